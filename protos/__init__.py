@@ -1,1 +1,1 @@
-"""The wire in one place: `control.proto`, `data.proto` and the stubs made from them by `generate.py`."""
+"""The wire format: `control.proto`, `data.proto` and the stubs that `generate.py` makes from them."""

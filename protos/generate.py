@@ -1,6 +1,6 @@
-"""Makes the stubs beside this file from its `.proto` files: `python -m hubring.protos.generate [--check]`.
+"""Generates the stubs from the `.proto` files: `python -m hubring.protos.generate [--check]`.
 
-With `--check` it writes nothing, and fails if the stubs that are checked in differ.
+`--check` writes nothing and fails if the stubs on disk differ.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PROTOS = ("control.proto", "data.proto")
 
 
 def generate(out: Path) -> None:
-    """Writes every stub and its `.pyi` under `out/hubring/protos/`."""
+    """Writes every stub and its `.pyi` to `out/hubring/protos/`."""
     from grpc_tools import protoc
 
-    scripts = Path(sysconfig.get_path("scripts"))  # of this interpreter, whatever PATH says
+    scripts = Path(sysconfig.get_path("scripts"))  # this interpreter's, not the ones on PATH
     arguments = [
         "protoc",
         f"-I{HERE.parents[1]}",
@@ -32,16 +32,16 @@ def generate(out: Path) -> None:
         *(f"hubring/protos/{name}" for name in PROTOS),
     ]
     if protoc.main(arguments) != 0:
-        raise SystemExit("protoc failed; its words are above")
+        raise SystemExit("protoc failed; see its output above")
 
 
 def stubs(folder: Path) -> dict[str, str]:
-    """File name to text, for every stub in `folder`."""
+    """Returns the text of every stub in `folder`, by file name."""
     return {path.name: path.read_text() for path in sorted(folder.glob("*_pb2*.py*"))}
 
 
 def main(arguments: list[str]) -> None:
-    """Regenerates in place, or compares."""
+    """Generates the stubs, or compares them with the ones on disk."""
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         fresh = stubs(Path(scratch) / "hubring" / "protos")

@@ -1,1 +1,1 @@
-"""Messages in shared memory, between processes of one host."""
+"""The shared memory transport, for processes on the same host."""

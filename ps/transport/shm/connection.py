@@ -1,4 +1,4 @@
-"""A worker's end of the shared memory wire: sends requests, and finds each reply where it landed."""
+"""A worker's end of the shared memory transport: sends requests and finds replies where they landed."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from hubring.ps.transport.shm.segment import Arena, Region, attach, sealed_size
 from hubring.ps.transport.shm.window import Windows
 
 SCHEME = "shm://"
-"""What the address of a shard's listener begins with."""
+"""Prefix of a shard listener's address."""
 
 _NOWHERE = Region()
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A request under way: keeps its memory alive until the reply is there."""
+    """A pending request. Keeps its memory alive until the reply arrives."""
 
     payload: memoryview | None
     into: memoryview | None
     landing: Region = _NOWHERE
-    """Where `into` lies."""
+    """The region of `into`."""
     bounce: memoryview | None = None
 
 
 class _File(NamedTuple):
-    """A segment of the shard's, open."""
+    """An open segment of the shard's."""
 
     descriptor: int
     nbytes: int
 
 
 class ShmConnection:
-    """A worker's end."""
+    """A worker's end of a connection."""
 
     def __init__(self, arena: Arena, windows: Windows, address: str, timeout: float) -> None:
         self._arena = arena
@@ -54,12 +54,12 @@ class ShmConnection:
         self._tags = itertools.count()
         self._pending: dict[int, _Pending] = {}
         self._files: dict[int, _File] = {}
-        """The shard's segments by their numbers."""
+        """The shard's segments by number."""
         self._bounces: defaultdict[int, list[memoryview]] = defaultdict(list)
-        line = _connect(address, timeout)
+        connection = _connect(address, timeout)
         self._epoll = select.epoll()
         self._waitable = self._epoll.fileno()
-        self._doorbell = Doorbell(line, self._epoll)
+        self._doorbell = Doorbell(connection, self._epoll)
         self._introductions = Introductions(arena, self._doorbell)
 
     @property
@@ -68,7 +68,9 @@ class ShmConnection:
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         if len(message.header) > MAX_HEADER:
-            raise UsageError(f"a header of {len(message.header)} bytes; at most {MAX_HEADER} can be sent")
+            raise UsageError(
+                f"a header of {len(message.header)} bytes is too large; the maximum is {MAX_HEADER}"
+            )
         tag = next(self._tags)
         pending = self._pending[tag] = _Pending(message.payload, into)
         payload = self._payload_region(pending)
@@ -77,19 +79,22 @@ class ShmConnection:
         self._doorbell.send(Packet(Descriptor(kind, tag, payload, pending.landing).pack(message.header)))
 
     def _payload_region(self, pending: _Pending) -> Region:
-        """Where the shard finds the payload; one from elsewhere, or shown to us, is copied there first."""
+        """Returns the region from which the shard reads the payload.
+
+        Copies a payload that is outside the arena or in a mapped window.
+        """
         payload = pending.payload
         if payload is None or not payload.nbytes:
             return Region()
         region = self._introductions.region(payload)
         if not region.length or self._windows.overlap(region):
-            pending.bounce = self._borrow(payload.nbytes)
+            pending.bounce = self._bounce_buffer(payload.nbytes)
             copy(payload, pending.bounce)
             region = self._introductions.region(pending.bounce[: payload.nbytes])
         return region
 
-    def _borrow(self, nbytes: int) -> memoryview:
-        """Memory of ours that no request uses; powers of two, so that it is soon of use again."""
+    def _bounce_buffer(self, nbytes: int) -> memoryview:
+        """Returns free memory for a copy. Sizes are powers of two, so that it can be reused."""
         room = 1 << (nbytes - 1).bit_length()
         free = self._bounces[room]
         return free.pop() if free else self._arena.allocate(room)
@@ -103,17 +108,17 @@ class ShmConnection:
     def receive(self) -> list[Message]:
         messages: list[Message] = []
         try:
-            for packet in self._doorbell.receive():  # one train; where there are more, we are called again
+            for packet in self._doorbell.receive():  # one train; the poller reports further ones
                 messages.extend(self._take(packet))
             self._doorbell.on_room()
         except (EOFError, OSError, ValueError) as error:
-            self._doorbell.hang_up()  # so that the next call finds the end too
+            self._doorbell.hang_up()  # so that the next call also raises
             if not messages:
                 raise self._loss(error) from error
         return messages
 
     def _take(self, packet: Packet) -> list[Message]:
-        with _closed_on_error(packet.descriptor):
+        with _closing_on_error(packet.descriptor):
             descriptor, header = unpack(packet.data)
             if descriptor.kind == Kind.SEGMENT and packet.descriptor is not None:
                 file = _File(packet.descriptor, sealed_size(packet.descriptor))
@@ -126,7 +131,7 @@ class ShmConnection:
             return []
         pending = self._pending.pop(descriptor.tag, None)
         if pending is None:
-            raise ValueError(f"a reply to request {descriptor.tag}, which was never sent")
+            raise ValueError(f"a reply to request {descriptor.tag}, which is not pending")
         if pending.bounce is not None:
             self._bounces[pending.bounce.nbytes].append(pending.bounce)
         if descriptor.kind == Kind.ENCLOSED:
@@ -139,23 +144,23 @@ class ShmConnection:
             os.close(file.descriptor)
 
     def _landed(self, header: bytes, descriptor: Descriptor, pending: _Pending) -> Message:
-        """A reply whose payload is where it was wanted, or is shown there."""
+        """Returns a reply whose payload landed, or is mapped, where the request wanted it."""
         region = descriptor.payload
         if not region.length:
             return Message(header)
         if pending.into is None or region.length > pending.into.nbytes:
-            raise ValueError(f"a reply of {region.length} bytes landed where there was no room for it")
+            raise ValueError(f"a reply of {region.length} bytes does not fit the requester's memory")
         if descriptor.kind == Kind.SHOWN:
             file = self._files.get(region.segment)
             if file is None or region.offset + region.length > file.nbytes:
-                raise ValueError(f"{region} lies in no segment that was passed on")
+                raise ValueError(f"{region} is not in a received segment")
             self._windows.show(pending.landing, self, file.descriptor, region)
         else:
             self._windows.own(pending.landing)
         return Message(header, pending.into[: region.length], landed=True)
 
     def _loss(self, cause: Exception) -> ConnectionLost:
-        return ConnectionLost(f"{self._address} is gone ({cause}); dial again")
+        return ConnectionLost(f"{self._address}: connection lost ({cause})")
 
     def close(self) -> None:
         if not self._epoll.closed:
@@ -167,7 +172,7 @@ class ShmConnection:
 
 
 @contextlib.contextmanager
-def _closed_on_error(descriptor: int | None) -> Iterator[None]:
+def _closing_on_error(descriptor: int | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -177,13 +182,13 @@ def _closed_on_error(descriptor: int | None) -> Iterator[None]:
 
 
 def _connect(address: str, timeout: float) -> socket.socket:
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        line.settimeout(timeout)
-        line.connect("\0" + address.removeprefix(SCHEME))
-        if peer_user(line) != os.getuid():
-            raise PermissionError(f"user {peer_user(line)} listens there, not {os.getuid()}")
+        connection.settimeout(timeout)
+        connection.connect("\0" + address.removeprefix(SCHEME))
+        if peer_user(connection) != os.getuid():
+            raise PermissionError(f"the listener's user is {peer_user(connection)}, expected {os.getuid()}")
     except OSError as error:
-        line.close()
-        raise ServerUnreachable(f"nothing on this host listens at {address} ({error})") from error
-    return line
+        connection.close()
+        raise ServerUnreachable(f"no process on this host listens at {address} ({error})") from error
+    return connection

@@ -1,6 +1,7 @@
-"""Which pages of a private mapping are copies, because this process has written to them.
+"""Finds the pages of a private mapping that are copies because this process has written to them.
 
-Python's mmap cannot tell a file's page from the copy that a write made; the kernel can, in three ways.
+Python's mmap cannot distinguish a file's page from the copy that a write makes. The kernel can, in three
+ways.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Copies(Protocol):
-    """Finds the copies in private mappings of files; for one thread of the process that made it."""
+    """Finds copied pages in private mappings of files. For one thread of the process that creates it."""
 
     def watch(self, start: int, end: int) -> None:
-        """Takes note of a mapping that was made just now."""
+        """Registers a new mapping."""
 
     def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """First and last address of each run of pages that are no longer the file's.
+        """Yields first and last address of each run of copied pages.
 
-        For those who `forget` each of them: what was found once may not be found again.
+        The caller must `forget` each run: it may not be found again.
         """
 
 
 class WatchedCopies:
-    """Has the kernel note which pages are written (userfaultfd), as Linux can since 6.7.
+    """Makes the kernel record which pages are written, with userfaultfd. Needs Linux 6.7.
 
-    They are write-protected. A write lifts that from its page without anybody being told, and finding what
-    was written protects it again. To find nothing takes 0.01 ms for 25 MiB. The price: of such a mapping each
-    page is read in by itself, so the first look at 100 MiB takes 30 ms rather than 10, once.
+    The pages are write-protected. A write removes the protection of its page without a notification, and
+    `find` protects the written pages again. To find nothing takes 0.01 ms for 25 MiB. The cost: each page of
+    such a mapping is read in separately, so the first read of 100 MiB takes 30 ms instead of 10, once.
     """
 
     def __init__(self) -> None:
@@ -65,16 +66,16 @@ class WatchedCopies:
 
     def watch(self, start: int, end: int) -> None:
         fcntl.ioctl(self._watcher, _REGISTER, struct.pack("<4Q", start, end - start, _WRITE_PROTECT, 0))
-        list(self.find(start, end))  # all of them; to be found is to be protected
+        list(self.find(start, end))  # finding the pages protects them
 
     def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         return self._scan.find(start, end, _PROTECT_FOUND | _ONLY_WATCHED, (0, _WRITTEN, 0, _WRITTEN))
 
 
 class ScannedCopies:
-    """Asks whose each page is, as Linux can since 6.7: measured 0.23 ms for 25 MiB.
+    """Asks the kernel for the owner of each page. Needs Linux 6.7. Takes 0.23 ms for 25 MiB.
 
-    For containers, whose engines refuse userfaultfd to most.
+    For containers, whose engines usually forbid userfaultfd.
     """
 
     def __init__(self) -> None:
@@ -82,10 +83,10 @@ class ScannedCopies:
         _probe(self)
 
     def watch(self, start: int, end: int) -> None:
-        """Every page tells by itself."""
+        """Does nothing: pages need no registration."""
 
     def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        # Not the file's, and there.
+        # Present or swapped pages that are not the file's.
         return self._scan.find(start, end, 0, (_FILE, _FILE, _PRESENT | _SWAPPED, _PRESENT))
 
 
@@ -99,7 +100,7 @@ class _Scan:
     def find(
         self, start: int, end: int, flags: int, masks: tuple[int, int, int, int]
     ) -> Iterator[tuple[int, int]]:
-        """Runs of pages of some categories; `masks`: inverted, all of, any of, told of."""
+        """Yields runs of pages in some categories. `masks`: inverted, all of, any of, returned."""
         while start < end:
             argument = bytearray(
                 _ARGUMENT.pack(
@@ -115,13 +116,13 @@ class _Scan:
 
 
 class ReadCopies:
-    """Reads /proc/self/pagemap, on any kernel: measured 0.12 ms for 4 MiB."""
+    """Reads /proc/self/pagemap, on any kernel. Takes 0.12 ms for 4 MiB."""
 
     def __init__(self) -> None:
         self._pagemap = _open_pagemap(self)
 
     def watch(self, start: int, end: int) -> None:
-        """Every page tells by itself."""
+        """Does nothing: pages need no registration."""
 
     def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         entries = np.frombuffer(
@@ -133,17 +134,17 @@ class ReadCopies:
 
 
 def _open_pagemap(owner: Copies) -> int:
-    """A descriptor that is closed when its owner goes."""
+    """Opens a descriptor that is closed when its owner is garbage-collected."""
     descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     weakref.finalize(owner, os.close, descriptor)
     return descriptor
 
 
 def _open_watcher(owner: Copies) -> int:
-    """A userfaultfd that is closed when its owner goes."""
+    """Opens a userfaultfd that is closed when its owner is garbage-collected."""
     number = _USERFAULTFD.get(platform.machine())
     if number is None:
-        raise OSError("the number of the system call is not known here")
+        raise OSError(f"unknown number of the userfaultfd system call on {platform.machine()}")
     descriptor = int(_libc.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY))
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), "userfaultfd failed")
@@ -152,8 +153,8 @@ def _open_watcher(owner: Copies) -> int:
     return descriptor
 
 
-def _probe(way: Copies) -> None:
-    """Raises OSError where the kernel cannot do it, or finds something else than what is so."""
+def _probe(copies: Copies) -> None:
+    """Raises OSError if the kernel lacks the feature or reports wrong pages."""
     memory = mmap.mmap(-1, PAGE)
     start = address(memoryview(memory))
     descriptor = os.memfd_create("hubring", os.MFD_CLOEXEC)
@@ -162,15 +163,15 @@ def _probe(way: Copies) -> None:
         show(start, PAGE, descriptor, 0, private=True)
     finally:
         os.close(descriptor)
-    way.watch(start, start + PAGE)
-    before = memory[0], list(way.find(start, start + PAGE))
+    copies.watch(start, start + PAGE)
+    before = memory[0], list(copies.find(start, start + PAGE))
     memory[0] = 1
-    if (before, list(way.find(start, start + PAGE))) != ((0, []), [(start, start + PAGE)]):
-        raise OSError("the kernel finds other pages than the one that was written")
+    if (before, list(copies.find(start, start + PAGE))) != ((0, []), [(start, start + PAGE)]):
+        raise OSError("the kernel reports other pages than the written one")
 
 
 def own_copies() -> Copies | None:
-    """The fastest way to find copies that this machine has; None where it has none."""
+    """Returns the fastest implementation that this kernel supports, or None."""
     for kind in (WatchedCopies, ScannedCopies, ReadCopies):
         with suppress(OSError):
             return kind()

@@ -1,8 +1,8 @@
-"""Small packets between two processes of one host, and open files with them.
+"""Small packets, and open files with them, between two processes of one host.
 
-A Unix socket, which never blocks: what the kernel has no room for waits here, in
-order, until the poller says that there is room. Packets go in trains, as many as
-fit into one datagram, because what costs is to wake the other process.
+A Unix socket that never blocks: packets wait here in order until the poller reports space in the
+kernel's buffer. Packets are sent in trains, as many as fit into one datagram, because waking the
+other process is the main cost.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Packet(NamedTuple):
-    """One packet, and the descriptor that came with it, which its receiver closes."""
+    """One packet, and the descriptor sent with it, which the receiver closes."""
 
     data: bytes
     descriptor: int | None = None
 
 
 class Doorbell:
-    """One end of a line; `epoll` tells when it should `receive`, and `on_room`."""
+    """One end of a connection. `epoll` reports when to call `receive` and `on_room`."""
 
-    def __init__(self, line: socket.socket, epoll: select.epoll) -> None:
-        line.setblocking(False)
-        self._line = line
+    def __init__(self, connection: socket.socket, epoll: select.epoll) -> None:
+        connection.setblocking(False)
+        self._socket = connection
         self._epoll = epoll
         self._waiting: deque[Packet] = deque()
         self._full = False
-        self.number = line.fileno()
+        self.number = connection.fileno()
         epoll.register(self.number, select.EPOLLIN)
 
     def send(self, packet: Packet) -> None:
-        """Takes a packet that goes out with the next `flush`, which closes its descriptor."""
+        """Queues a packet. The next `flush` sends it and closes its descriptor."""
         self._waiting.append(packet)
 
     def flush(self) -> None:
-        """Sends what waits now or, if the line is full, later.
+        """Sends the waiting packets, or leaves them to `on_room` if the socket is full.
 
         Raises:
             OSError: The other end is gone.
@@ -58,13 +58,13 @@ class Doorbell:
                 self._epoll.modify(self.number, select.EPOLLIN | select.EPOLLOUT)
 
     def _send_trains(self) -> bool:
-        """Sends as far as there is room; whether that was all."""
+        """Sends as many packets as the socket accepts. Returns whether it sent all."""
         while self._waiting:
             train = self._next_train()
             descriptors = [] if train[0].descriptor is None else [train[0].descriptor]
             data = [part for packet in train for part in (_LENGTH.pack(len(packet.data)), packet.data)]
             try:
-                socket.send_fds(self._line, data, descriptors)
+                socket.send_fds(self._socket, data, descriptors)
             except BlockingIOError:
                 return False
             for _ in train:
@@ -74,7 +74,7 @@ class Doorbell:
         return True
 
     def _next_train(self) -> list[Packet]:
-        """The first packets that wait, as many as fit; a descriptor travels at their head."""
+        """Returns the first waiting packets that fit. Only the first packet can have a descriptor."""
         room = _MAX_TRAIN
         train: list[Packet] = []
         for packet in self._waiting:
@@ -85,20 +85,22 @@ class Doorbell:
         return train
 
     def on_room(self) -> None:
-        """Sends what waits, and asks the poller for no more once all is out."""
+        """Sends waiting packets after the socket was full."""
         if self._full and self._send_trains():
             self._full = False
             self._epoll.modify(self.number, select.EPOLLIN)
 
     def receive(self) -> list[Packet]:
-        """The packets of the next train; none if there is none yet.
+        """Returns the packets of the next train, or an empty list.
 
         Raises:
-            EOFError: The other end has closed, or is gone.
-            ValueError: They are larger than any of ours, or bring more than one descriptor.
+            EOFError: The other end has closed the connection, or is gone.
+            ValueError: The train is too large, or has more than one descriptor.
         """
         try:
-            data, descriptors, flags, _ = socket.recv_fds(self._line, _MAX_TRAIN, 1, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, flags, _ = socket.recv_fds(
+                self._socket, _MAX_TRAIN, 1, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return []
         except OSError as error:
@@ -106,29 +108,29 @@ class Doorbell:
         if len(descriptors) > 1 or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise ValueError("a packet beyond all bounds")
+            raise ValueError(f"a train of more than {_MAX_TRAIN} bytes or more than one descriptor")
         if not data:
-            raise EOFError("it closed the line")
-        return _uncoupled(data, descriptors[0] if descriptors else None)
+            raise EOFError("the peer closed the connection")
+        return _split(data, descriptors[0] if descriptors else None)
 
     def hang_up(self) -> None:
-        """Ends the talk but keeps the line: from now on it is readable, and `receive` finds the end."""
-        with contextlib.suppress(OSError):  # the other end has hung up already
-            self._line.shutdown(socket.SHUT_RDWR)
+        """Shuts the socket down but keeps it open. It becomes readable, and `receive` raises EOFError."""
+        with contextlib.suppress(OSError):  # the other end has closed it already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the line; what still waits is lost."""
-        if self._line.fileno() >= 0:
+        """Closes the connection. Waiting packets are lost."""
+        if self._socket.fileno() >= 0:
             self._epoll.unregister(self.number)
-            self._line.close()
+            self._socket.close()
         while self._waiting:
             descriptor = self._waiting.popleft().descriptor
             if descriptor is not None:
                 os.close(descriptor)
 
 
-def _uncoupled(data: bytes, descriptor: int | None) -> list[Packet]:
-    """The packets of one train; the descriptor belongs to the first."""
+def _split(data: bytes, descriptor: int | None) -> list[Packet]:
+    """Splits a train into packets. The descriptor belongs to the first."""
     packets: list[Packet] = []
     while data:
         (length,) = _LENGTH.unpack_from(data) if len(data) >= _LENGTH.size else (len(data),)
@@ -136,14 +138,14 @@ def _uncoupled(data: bytes, descriptor: int | None) -> list[Packet]:
         if len(data) < end:
             if descriptor is not None:
                 os.close(descriptor)
-            raise ValueError(f"a packet of {length} bytes in {len(data)}")
+            raise ValueError(f"a packet of {length} bytes in a train of {len(data)} bytes")
         packets.append(Packet(data[_LENGTH.size : end], None if packets else descriptor))
         data = data[end:]
     return packets
 
 
-def peer_user(line: socket.socket) -> int:
-    """The user id of the process at the other end, as the kernel vouches for it."""
-    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+def peer_user(connection: socket.socket) -> int:
+    """Returns the user id of the process at the other end, from the kernel."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     return int(user)

@@ -1,4 +1,4 @@
-"""A shard's end of the shared memory wire: takes requests of all workers on its host, and replies."""
+"""A shard's end of the shared memory transport: receives requests from workers on its host, and replies."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from hubring.ps.transport.shm.segment import Arena, Region, attach, enclose
 log = logging.getLogger(__name__)
 
 MAX_SEGMENTS = 4096
-"""Segments that one peer may have mapped at a time."""
+"""Maximum number of segments that one peer may have mapped."""
 
 _BACKLOG = 1024
 
 
 @dataclass(slots=True)
 class _Peer:
-    """A worker as the listener knows it."""
+    """A connected worker."""
 
     doorbell: Doorbell
     introductions: Introductions
     segments: dict[int, memoryview] = field(default_factory=dict)
 
     def memory(self, region: Region) -> memoryview | None:
-        """The worker's bytes at `region`.
+        """Returns the worker's bytes at `region`.
 
         Raises:
-            ValueError: There are none.
+            ValueError: The region is not in a segment of the worker's.
         """
         number, offset, length = region
         if not length:
             return None
         segment = self.segments.get(number)
         if segment is None or offset + length > segment.nbytes:
-            raise ValueError(f"{region} lies in no segment that was passed on")
+            raise ValueError(f"{region} is not in a received segment")
         return segment[offset : offset + length]
 
 
@@ -57,22 +57,22 @@ class _ReturnPath(NamedTuple):
 
 
 class ShmListener:
-    """A shard's end; one epoll watches for newcomers and all peers."""
+    """A shard's end. One epoll watches for new connections and for all peers."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         name = f"hubring-{secrets.token_hex(16)}"
         self._address = SCHEME + name
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._door.bind("\0" + name)
-        self._door.listen(_BACKLOG)
-        self._door.setblocking(False)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind("\0" + name)
+        self._socket.listen(_BACKLOG)
+        self._socket.setblocking(False)
         self._epoll = select.epoll()
         self._waitable = self._epoll.fileno()
-        self._epoll.register(self._door, select.EPOLLIN)
+        self._epoll.register(self._socket, select.EPOLLIN)
         self._peers: dict[int, _Peer] = {}
         self._answered: dict[int, _Peer] = {}
-        """Those with replies that wait for `flush`."""
+        """Peers with replies that wait for `flush`."""
 
     @property
     def address(self) -> str:
@@ -85,7 +85,7 @@ class ShmListener:
     def receive(self) -> list[Envelope]:
         envelopes: list[Envelope] = []
         for number, _ in self._epoll.poll(0):
-            if number == self._door.fileno():
+            if number == self._socket.fileno():
                 self._accept()
             elif (peer := self._peers.get(number)) is not None:
                 self._serve(peer, envelopes)
@@ -93,31 +93,33 @@ class ShmListener:
 
     def _accept(self) -> None:
         try:
-            line, _ = self._door.accept()
+            connection, _ = self._socket.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # too many open files, or it was gone before we came
-            log.warning("let nobody in: %s", error)
+        except OSError as error:  # too many open files, or the peer has gone already
+            log.warning("cannot accept a connection: %s", error)
             return
-        user = peer_user(line)
+        user = peer_user(connection)
         if user != os.getuid():
-            log.warning("turned away user %d: shared memory is for user %d alone", user, os.getuid())
-            line.close()
+            log.warning(
+                "refused a connection of user %d; only user %d can use shared memory", user, os.getuid()
+            )
+            connection.close()
             return
-        doorbell = Doorbell(line, self._epoll)
+        doorbell = Doorbell(connection, self._epoll)
         peer = _Peer(doorbell, Introductions(self._arena, doorbell))
         self._peers[peer.doorbell.number] = peer
 
     def _serve(self, peer: _Peer, envelopes: list[Envelope]) -> None:
-        """Takes in what one peer says next; one that breaks the rules, or is gone, is dropped."""
+        """Receives a peer's next train. Drops a peer that violates the protocol or is gone."""
         try:
             peer.doorbell.on_room()
-            for packet in peer.doorbell.receive():  # one train, so that all peers get their turn
+            for packet in peer.doorbell.receive():  # one train, so that no peer starves the others
                 envelopes.extend(self._take(peer, packet))
         except EOFError:
             self._drop(peer)
         except (OSError, ValueError) as error:
-            log.warning("dropped a peer on this host: %s", error)
+            log.warning("closed the connection of a worker on this host: %s", error)
             self._drop(peer)
 
     def _take(self, peer: _Peer, packet: Packet) -> list[Envelope]:
@@ -125,14 +127,14 @@ class ShmListener:
         (kind, tag, payload, into), header = unpack(packet.data)
         if kind in (Kind.REQUEST, Kind.WINDOWED):
             message = Message(header, peer.memory(payload))
-            way = _ReturnPath(peer, tag, peer.memory(into), kind == Kind.WINDOWED)
-            return [Envelope(message, way)]
+            path = _ReturnPath(peer, tag, peer.memory(into), kind == Kind.WINDOWED)
+            return [Envelope(message, path)]
         if kind == Kind.SEGMENT and enclosed is not None and len(peer.segments) < MAX_SEGMENTS:
             peer.segments[tag] = enclosed
         elif kind == Kind.FORGET:
             peer.segments.pop(tag, None)
         else:
-            raise ValueError(f"a packet of kind {kind} that makes no sense, or one segment too many")
+            raise ValueError(f"unexpected packet of kind {kind}, or more than {MAX_SEGMENTS} segments")
         return []
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
@@ -147,7 +149,7 @@ class ShmListener:
         for peer in answered.values():
             try:
                 peer.doorbell.flush()
-            except OSError:  # it is gone, which the membership will hear of elsewhere
+            except OSError:  # the peer is gone; its lease expires
                 self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
@@ -158,20 +160,20 @@ class ShmListener:
     def close(self) -> None:
         for peer in list(self._peers.values()):
             self._drop(peer)
-        self._door.close()
+        self._socket.close()
         self._epoll.close()
 
 
-def _reply_packet(way: _ReturnPath, message: Message, stable: bool) -> Packet:
+def _reply_packet(path: _ReturnPath, message: Message, stable: bool) -> Packet:
     payload = message.payload
     if payload is None or not payload.nbytes:
-        return Packet(Descriptor(Kind.LANDED, way.tag).pack(message.header))
-    if stable and way.windowed and way.into is not None and payload.nbytes == way.into.nbytes:
-        region = way.peer.introductions.region(payload)
+        return Packet(Descriptor(Kind.LANDED, path.tag).pack(message.header))
+    if stable and path.windowed and path.into is not None and payload.nbytes == path.into.nbytes:
+        region = path.peer.introductions.region(payload)
         if region.length and region.offset % PAGE == 0:
-            return Packet(Descriptor(Kind.SHOWN, way.tag, region).pack(message.header))
-    landed = land(payload, way.into)
+            return Packet(Descriptor(Kind.SHOWN, path.tag, region).pack(message.header))
+    landed = land(payload, path.into)
     if landed is not None:
         region = Region(length=landed.nbytes)
-        return Packet(Descriptor(Kind.LANDED, way.tag, region).pack(message.header))
-    return Packet(Descriptor(Kind.ENCLOSED, way.tag).pack(message.header), enclose(payload))
+        return Packet(Descriptor(Kind.LANDED, path.tag, region).pack(message.header))
+    return Packet(Descriptor(Kind.ENCLOSED, path.tag).pack(message.header), enclose(payload))

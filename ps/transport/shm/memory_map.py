@@ -1,7 +1,6 @@
-"""Pages of this process's memory, and the files that are shown in them.
+"""Maps files into this process's memory at given addresses.
 
-Plain system calls, which Python's mmap does not offer: it maps only where the
-kernel likes.
+It uses system calls directly, because Python's mmap maps only where the kernel chooses.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def rounded(nbytes: int) -> int:
-    """Bytes of the pages that `nbytes` need."""
+    """Returns `nbytes` rounded up to whole pages."""
     return -(-nbytes // PAGE) * PAGE
 
 
 def memory(start: int, nbytes: int) -> memoryview:
-    """This process's memory at `start`, as bytes; nobody but the caller keeps it alive."""
+    """Returns this process's memory at `start` as bytes. The caller must keep it alive."""
     return memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")
 
 
 def write(descriptor: int, source: memoryview, offset: int) -> None:
-    """Writes all of `source` into a file; the kernel takes at most 2 GiB at a time."""
+    """Writes all of `source` to a file. The kernel takes at most 2 GiB at a time."""
     while source.nbytes:
         written = os.pwrite(descriptor, source, offset)
         source, offset = source[written:], offset + written
@@ -45,20 +44,20 @@ def read(descriptor: int, target: memoryview, offset: int) -> None:
 
 
 def show(start: int, nbytes: int, descriptor: int, offset: int, *, private: bool) -> None:
-    """Lets this process's memory at `start` be that of an open file from `offset` on; whole pages.
+    """Maps an open file, from `offset` on, into this process's memory at `start`. Whole pages only.
 
     Raises:
         OSError: The kernel refuses.
     """
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    # Hardly any page of a private mapping is ever written to, so no memory is set aside for all of them.
+    # Few pages of a private mapping are ever written, so no memory is reserved for all of them.
     flags = _MAP_FIXED | (mmap.MAP_PRIVATE | _MAP_NORESERVE if private else mmap.MAP_SHARED)
     if _libc.mmap(start, nbytes, protection, flags, descriptor, offset) != start:
         raise OSError(ctypes.get_errno(), "mmap failed")
 
 
 def forget(start: int, end: int) -> None:
-    """Drops what this process has copied there: the file's pages are seen again.
+    """Drops this process's copies of the pages, so that the file's pages are visible again.
 
     Raises:
         OSError: The kernel refuses.

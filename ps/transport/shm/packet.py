@@ -1,7 +1,7 @@
-"""What processes of one host tell each other about memory: packets of fixed form, and open files.
+"""The packets between processes of one host: fixed-size descriptors, and open files.
 
-A payload never goes through the line. A packet says in which segment it lies,
-and the segment itself was passed on once, as an open file.
+A payload never passes through the socket. A packet names the payload's segment, which
+was sent once before, as an open file.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _LAYOUT = struct.Struct("<BB6xQQQQQQQ")
 
 
 class Kind(enum.IntEnum):
-    """What a packet is about."""
+    """The kind of a packet."""
 
-    SEGMENT = 1  # the descriptor enclosed is segment number `tag` of the sender
-    FORGET = 2  # segment number `tag` is used no more
+    SEGMENT = 1  # the enclosed descriptor is segment number `tag` of the sender
+    FORGET = 2  # segment number `tag` is no longer used
     REQUEST = 3
-    WINDOWED = 4  # a request whose reply may be shown in the place that it names
-    LANDED = 5  # a reply; the payload, if any, was written to the place that the request named
-    ENCLOSED = 6  # a reply whose payload is the segment enclosed
-    SHOWN = 7  # a reply whose payload lies in a segment of the sender, and may be read there
+    WINDOWED = 4  # a request whose reply may be mapped at the region that it names
+    LANDED = 5  # a reply; its payload, if any, was written to the region that the request named
+    ENCLOSED = 6  # a reply whose payload is the enclosed segment
+    SHOWN = 7  # a reply whose payload is in a segment of the sender, which the requester maps
 
 
 class Descriptor(NamedTuple):
-    """What every packet begins with; the rest is a header."""
+    """The start of every packet. A header follows."""
 
     kind: int
     tag: int
@@ -40,50 +40,50 @@ class Descriptor(NamedTuple):
     into: Region = Region()
 
     def pack(self, header: bytes = b"") -> bytes:
-        """The packet's bytes."""
+        """Returns the packet's bytes."""
         return _LAYOUT.pack(VERSION, self.kind, self.tag, *self.payload, *self.into) + header
 
 
 def unpack(data: bytes) -> tuple[Descriptor, bytes]:
-    """A packet's descriptor and header.
+    """Returns a packet's descriptor and header.
 
     Raises:
-        ValueError: No peer of this version sends this.
+        ValueError: No peer of this version sends such a packet.
     """
     if len(data) < _LAYOUT.size:
-        raise ValueError(f"a packet of {len(data)} bytes, shorter than a descriptor")
-    version, kind, tag, *places = _LAYOUT.unpack_from(data)
+        raise ValueError(f"a packet of {len(data)} bytes is shorter than a descriptor")
+    version, kind, tag, *fields = _LAYOUT.unpack_from(data)
     if version != VERSION:
-        raise ValueError(f"descriptors of version {version}; this end speaks {VERSION}")
-    return Descriptor(kind, tag, Region(*places[:3]), Region(*places[3:])), data[_LAYOUT.size :]
+        raise ValueError(f"a packet of version {version}; expected {VERSION}")
+    return Descriptor(kind, tag, Region(*fields[:3]), Region(*fields[3:])), data[_LAYOUT.size :]
 
 
 class Introductions:
-    """Passes an arena's segments on to one peer, each when it is first spoken of."""
+    """Sends an arena's segments to one peer, each when it is first used."""
 
     def __init__(self, arena: Arena, doorbell: Doorbell) -> None:
         self._arena = arena
         self._doorbell = doorbell
-        self._made: set[int] = set()
+        self._sent: set[int] = set()
 
     def region(self, memory: memoryview | None) -> Region:
-        """Where the peer finds `memory` from now on; no place if it is not the arena's."""
+        """Returns the region by which the peer finds `memory`; an empty region if it is not the arena's."""
         region = self._arena.find(memory) if memory is not None and memory.nbytes else None
         if region is None:
             return Region()
-        if region.segment not in self._made:
-            self._forget_dead()
-            self._introduce(region.segment)
+        if region.segment not in self._sent:
+            self._forget_released()
+            self._send_segment(region.segment)
         return region
 
-    def _introduce(self, number: int) -> None:
+    def _send_segment(self, number: int) -> None:
         segment = self._arena.segment(number)
         assert segment is not None, "a segment lives as long as a view of it"
-        self._made.add(number)
+        self._sent.add(number)
         self._doorbell.send(Packet(Descriptor(Kind.SEGMENT, number).pack(), os.dup(segment.descriptor)))
 
-    def _forget_dead(self) -> None:
-        """A new segment is the moment to let the peer drop those that are gone."""
-        for number in [number for number in self._made if self._arena.segment(number) is None]:
-            self._made.discard(number)
+    def _forget_released(self) -> None:
+        """Tells the peer to drop segments that are gone. Called before each new segment."""
+        for number in [number for number in self._sent if self._arena.segment(number) is None]:
+            self._sent.discard(number)
             self._doorbell.send(Packet(Descriptor(Kind.FORGET, number).pack()))

@@ -1,8 +1,8 @@
 """Memory that two processes share: memfds, which have no name and leave nothing behind.
 
-A segment's size is sealed, so no process can pull it from under another. It
-lives as long as somebody maps it or holds it open: its maker as long as a view of
-it is left, its reader until it hears that it may forget it, or the line ends.
+A segment's size is sealed, so no process can shrink it under another. It lives as long as a process
+maps it or holds it open. Its owner holds it while a view of it exists. A reader holds it until the owner
+says that it may forget it, or the connection ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hubring.ps.transport.memory import address
 from hubring.ps.transport.shm.memory_map import rounded, show, write
 
 SEGMENT_BYTES = 256 << 20
-"""Address space of one segment; its pages come into being when they are first touched."""
+"""Address space of one segment. Pages are allocated when they are first used."""
 
 _SEAL_FUTURE_WRITE = 0x10
-"""Of Linux 5.1: mappings that exist stay writable, new ones are not."""
+"""Linux 5.1: existing mappings stay writable, new ones are not."""
 
 
 class Region(NamedTuple):
-    """A run of bytes in a segment of the sender's; length 0 is no place at all."""
+    """A range of bytes in one of the sender's segments. Length 0 means no memory."""
 
     segment: int = 0
     offset: int = 0
@@ -34,10 +34,10 @@ class Region(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A segment of this process's own, ready to be passed on.
+    """One of this process's segments, ready to be sent.
 
     Attributes:
-        windows: Where its windows end, if replies may be shown in them; None in any other segment.
+        windows: The ends of its windows, if replies may be mapped in it; None otherwise.
     """
 
     number: int
@@ -48,13 +48,13 @@ class Segment(NamedTuple):
 
 
 class Arena:
-    """Hands out memory from segments, and knows which memory lies in which. Safe from any thread.
+    """Allocates memory from segments, and finds the segment of given memory. Safe from any thread.
 
-    All of it begins at a page, since only whole pages can be shown to others.
+    All allocations start at a page, since only whole pages can be mapped elsewhere.
 
     Args:
-        guarded: Processes to which a segment is passed on may read it, but not write to it; and each
-            allocation has a segment of its own, so that its memory is free as soon as it goes.
+        guarded: Whether other processes may only read the segments. Each allocation then has a segment of
+            its own, so that its memory is released with it.
     """
 
     def __init__(self, *, guarded: bool = False) -> None:
@@ -64,10 +64,10 @@ class Arena:
         self._numbers = itertools.count(1)
         self._segments: dict[int, Segment] = {}
         self._rest = {False: memoryview(b""), True: memoryview(b"")}
-        """What is left of the newest segment, and of the newest one of windows."""
+        """The unused part of the newest segment, and of the newest segment for windows."""
 
     def allocate(self, nbytes: int, *, window: bool = False) -> memoryview:
-        """Zeroed memory; its segment goes with the last view of it."""
+        """Returns zeroed memory. Its segment is released with the last view of it."""
         with self._lock:
             memory = self._take(rounded(max(nbytes, 1)), window)[:nbytes]
         region = self.find(memory)
@@ -89,7 +89,7 @@ class Arena:
         return rest[:room]
 
     def find(self, memory: memoryview) -> Region | None:
-        """Where `memory` lies, if it is ours."""
+        """Returns the region of `memory`, or None if it is not in a segment."""
         start = address(memory)
         for segment in list(self._segments.values()):
             offset = start - segment.start
@@ -98,7 +98,7 @@ class Arena:
         return None
 
     def segment(self, number: int) -> Segment | None:
-        """The segment of this number, if it is still alive."""
+        """Returns the segment with this number, or None if it has been released."""
         return self._segments.get(number)
 
     def _new_segment(self, nbytes: int, window: bool) -> memoryview:
@@ -110,7 +110,7 @@ class Arena:
         self._segments[number] = Segment(
             number, descriptor, address(memory), nbytes, set() if window else None
         )
-        # Not a method: it would keep the arena, and by `_rest` the mapping, from ever dying.
+        # Not a method: a method would keep the arena alive, and through `_rest` the mapping.
         weakref.finalize(memory.obj, _drop, self._segments, number).atexit = False
         return memory
 
@@ -120,7 +120,7 @@ def _drop(segments: dict[int, Segment], number: int) -> None:
 
 
 def enclose(payload: memoryview) -> int:
-    """A descriptor of a new sealed segment that holds a copy of `payload`; the caller closes it."""
+    """Returns a descriptor of a new sealed segment with a copy of `payload`. The caller closes it."""
     descriptor = os.memfd_create("hubring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         write(descriptor, payload, 0)
@@ -132,15 +132,15 @@ def enclose(payload: memoryview) -> int:
 
 
 def seal(descriptor: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW) -> None:
-    """Fixes a segment's size, or what else `seals` say, for good."""
+    """Seals a segment's size, or what `seals` give. Seals cannot be removed."""
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
 
 
 def attach(descriptor: int) -> memoryview:
-    """Maps a segment that another process passed on, and closes the descriptor, which it needs no more.
+    """Maps a received segment and closes its descriptor.
 
     Raises:
-        ValueError: It could shrink under our feet, or is no segment at all.
+        ValueError: The segment could shrink, or the descriptor is not a segment.
     """
     try:
         return _map(descriptor, sealed_size(descriptor))
@@ -149,23 +149,23 @@ def attach(descriptor: int) -> memoryview:
 
 
 def _map(descriptor: int, nbytes: int) -> memoryview:
-    """A file's memory, where its huge pages are mapped as such; it lives as long as a view of it does."""
+    """Maps a file so that it can use huge pages. The memory lives as long as a view of it."""
     memory = huge_pages.room(nbytes)
     show(address(memory), rounded(nbytes), descriptor, 0, private=False)
     return memory
 
 
 def sealed_size(descriptor: int) -> int:
-    """Bytes of a segment that another process passed on, which can never become fewer.
+    """Returns the bytes of a received segment, which cannot shrink.
 
     Raises:
-        ValueError: They could, or it is no segment at all.
+        ValueError: The segment could shrink, or the descriptor is not a segment.
     """
     nbytes = os.fstat(descriptor).st_size
     try:
         sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
     except OSError as error:
-        raise ValueError(f"a descriptor that is no memfd: {error}") from error
+        raise ValueError(f"the descriptor is not a memfd: {error}") from error
     if not sealed or nbytes == 0:
-        raise ValueError(f"a segment of {nbytes} bytes whose size is not sealed")
+        raise ValueError(f"the size of a segment of {nbytes} bytes is not sealed")
     return nbytes

@@ -1,13 +1,10 @@
-"""Shared memory: the wire between processes of one user on one Linux host.
+"""Shared memory: the transport between processes of one user on one Linux host.
 
-A Unix socket carries descriptors of fixed form and the header behind them; a
-payload never goes through it. A worker's payload lies in a segment of its own,
-which the shard maps once and reads in place. A reply that is `stable` and lies in
-the shard's own segment is shown in the worker's window: its pages are mapped there
-the first time, and nothing at all is moved from then on. Any other is written
-straight into the worker's memory where `into` lies in a segment, and otherwise
-comes in a segment of its own. The socket's name is in the abstract namespace, so
-neither it nor the segments leave anything on the host.
+A Unix socket carries fixed-size descriptors and headers. A payload never passes through it. A worker's
+payload is in a segment of the worker's, which the shard maps once and reads in place. A reply that is
+`stable` and in a segment of the shard's is mapped in the worker's window the first time; later replies move
+no data. Any other reply is written directly to `into` if that is in a segment, and otherwise gets a segment
+of its own. The socket's name is in the abstract namespace, so socket and segments leave nothing on the host.
 """
 
 from __future__ import annotations
@@ -22,11 +19,10 @@ from hubring.ps.transport.shm.window import Windows
 
 
 class ShmTransport:
-    """The segments of one process, and the lines on which it passes them on.
+    """The segments of one process, and the connections that use them.
 
     Args:
-        guarded: Peers may read this process's segments but not write to them: a shard's, where
-            replies never land.
+        guarded: Whether peers may only read this process's segments. True for a shard, where no replies land.
     """
 
     name = "shm"
@@ -44,7 +40,7 @@ class ShmTransport:
 
     def allocate(self, nbytes: int) -> memoryview:
         memory = self._arena.allocate(nbytes)
-        if self._serves:  # a shard has others to answer meanwhile, and they may write there already
+        if self._serves:  # a shard must answer workers meanwhile; the memory can be used at once
             threading.Thread(
                 target=huge_pages.populate, args=(memory,), name="huge pages", daemon=True
             ).start()

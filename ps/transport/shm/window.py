@@ -1,10 +1,9 @@
-"""Windows: memory of this process in which another process's is shown.
+"""Windows: memory of this process where another process's memory is mapped.
 
-The kernel maps the other's pages over ours, privately: reading reads them,
-and writing gives this process copies of the pages written, which nobody else
-sees. So parameters come back without a copy, and a script that writes to its
-parameters spoils nobody's. What it wrote lasts until the next reply lands: then
-the copied pages are found and dropped.
+The kernel maps the other process's pages privately. A read returns those pages. A write gives
+this process a private copy of the page. So parameters arrive without a copy, and a script that
+changes its parameters changes no other process's. The changes last until the next reply lands:
+then the copied pages are found and dropped.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ log = logging.getLogger(__name__)
 
 
 class Windows:
-    """What is shown where in an arena. For one thread.
+    """The mapped windows of an arena. For one thread.
 
     Args:
-        arena: Whose memory the windows lie in; they are named by their places there.
+        arena: The arena of the windows. Windows are identified by their regions in it.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._refused = False
         self._shown: dict[Region, tuple[object, Region]] = {}
-        """By window: whose memory is there, and where in it."""
+        """By window: the owner and region of the mapped memory."""
 
     @cached_property
     def _copies(self) -> Copies | None:
         return own_copies()
 
     def overlap(self, region: Region) -> bool:
-        """Whether somebody else's memory is shown in any part of this region."""
+        """Whether another process's memory is mapped in any part of this region."""
         segment = self._arena.segment(region.segment)
         return (segment is not None and segment.windows is not None) and any(
             window.segment == region.segment
@@ -47,7 +46,7 @@ class Windows:
         )
 
     def fit(self, region: Region) -> bool:
-        """Whether somebody's memory could be shown at this region, in whole pages and nowhere else."""
+        """Whether memory can be mapped at this region, in whole pages that hold nothing else."""
         segment = self._arena.segment(region.segment)
         if self._refused or self._copies is None or segment is None or segment.windows is None:
             return False
@@ -57,16 +56,16 @@ class Windows:
         return end % memory_map.PAGE == 0 or end in segment.windows
 
     def show(self, window: Region, owner: object, descriptor: int, region: Region) -> None:
-        """Shows what lies at `region` of `owner`'s open file; what this process wrote there is lost.
+        """Maps `region` of `owner`'s open file in a window. This process's changes to the window are lost.
 
-        Where the kernel will not have that, it is copied, and no place fits from then on.
+        If the kernel refuses, copies the bytes, and no region fits from then on.
 
         Raises:
-            ValueError: Nothing can be shown there.
+            ValueError: The window cannot map memory.
         """
         segment = self._arena.segment(window.segment)
         if self._copies is None or segment is None:
-            raise ValueError(f"{window} is no window of ours")
+            raise ValueError(f"{window} is not a window of this process")
         start, nbytes = segment.start + window.offset, memory_map.rounded(region.length)
         try:
             if self._shown.get(window) == (owner, region):
@@ -77,12 +76,12 @@ class Windows:
                 self._shown[window] = owner, region
                 self._copies.watch(start, start + nbytes)
         except OSError as error:
-            log.warning("parameters are copied from now on: the kernel refused to show them here (%s)", error)
+            log.warning("the kernel refused to map parameters (%s); copying them from now on", error)
             self._refused = True
             memory_map.read(descriptor, memory_map.memory(start, region.length), region.offset)
 
     def own(self, window: Region) -> None:
-        """Makes a window show this process's own memory, which others may write into."""
+        """Makes a window this process's own memory again, which others may write to."""
         shown = self._shown.pop(window, None)
         segment = self._arena.segment(window.segment)
         if shown is not None and segment is not None:
@@ -92,9 +91,9 @@ class Windows:
             )
 
     def keep(self, owner: object) -> None:
-        """Copies what `owner` shows into this process's own memory, where it changes no more.
+        """Copies `owner`'s mapped memory to this process's own memory, so that it no longer changes.
 
-        Whoever reads meanwhile sees the same bytes all along.
+        Concurrent readers see the same bytes throughout.
         """
         for window, (whose, region) in list(self._shown.items()):
             segment = self._arena.segment(window.segment)
