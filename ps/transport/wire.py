@@ -136,7 +136,7 @@ def decode_request(message: Message) -> tuple[int, Request]:
         return header.request, Pull(sender, header.pull.key)
     if body == "init":
         return header.request, Init(sender, header.init.key, _flat(header, tensor))
-    raise MalformedMessage(f"a request cannot have {body or 'no'} body", header.request)
+    raise MalformedMessage(f"unexpected body of a request: {body or 'none'}", header.request)
 
 
 def decode_reply(message: Message) -> tuple[int, Reply]:
@@ -158,7 +158,7 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
         )
     if body == "refusal":
         return header.request, Refusal(_enum(header, Code, header.refusal.code), header.refusal.text)
-    raise MalformedMessage(f"a reply cannot have {body or 'no'} body", header.request)
+    raise MalformedMessage(f"unexpected body of a reply: {body or 'none'}", header.request)
 
 
 def _hyper(push: pb.Push) -> Hyper:

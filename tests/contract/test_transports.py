@@ -67,6 +67,6 @@ def test_a_connection_is_lost_to_the_last_call() -> None:
     transport = InprocTransport()
     with Serving(transport) as server:
         line = transport.dial(server.address, PATIENCE)
-    with pytest.raises(ConnectionLost, match="dial again"):
+    with pytest.raises(ConnectionLost, match="connection lost"):
         line.send(Message(b"header"))
     line.close()

@@ -99,4 +99,4 @@ def test_nobody_at_the_address_is_told_as_such(cluster: Cluster) -> None:
     server, address = cluster.server()
     server.process.send_signal(signal.SIGTERM)
     server.done(75)
-    assert f"nobody answers at {address}" in probed(cluster, address).done(69)["error"]
+    assert f"no server answers at {address}" in probed(cluster, address).done(69)["error"]

@@ -43,8 +43,8 @@ def test_the_page_lists_these_mishaps_and_no_others() -> None:
 
 
 def test_a_sentence_that_lacks_the_mend_does_not_count() -> None:
-    said = "no server answers at 127.0.0.1:1 for 10 s: nobody listens on that port"
-    mend = "; check the address, or start one there: ps-server start --port 1"
+    said = "no server answers at 127.0.0.1:1 after 10 s: no process listens on that port"
+    mend = ". Check the address, or start a server there: ps-server start --port 1"
     assert [MISHAPS[0].sentence(line) for line in (said, said + mend)] == ["", said + mend]
 
 

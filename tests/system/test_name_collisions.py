@@ -110,6 +110,6 @@ def test_plain_python_trains_a_script_beside_folders_of_our_names(folder: Path) 
 def test_a_file_that_hides_a_package_from_us_gets_one_clear_error(folder: Path, command: list[str]) -> None:
     (folder / "safetensors.py").write_text(TRAP)
     ended = run(folder, [*command, "train.py"])
-    said = f"{folder / 'safetensors.py'} hides the package safetensors, which Hubring needs: rename it"
+    said = f"{folder / 'safetensors.py'} hides the package safetensors, which Hubring needs; rename the file"
     assert ended.returncode != 0
     assert ended.stderr.count(said) == 1, ended.stderr

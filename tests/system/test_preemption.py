@@ -78,7 +78,7 @@ def test_a_job_that_was_stopped_ends_in_the_same_bytes(
         program.until_said("SIG")
     if (kind, whom) == ("ring", "server"):
         for worker in pair:
-            worker.until_said("all workers are asked to stop")  # by the next heartbeat
+            worker.until_said("the server asked all workers to stop")  # by the next heartbeat
     go.touch()
     steps = {worker.done(75)["steps"] for worker in pair}
     assert len(steps) == 1, "the workers left after different steps"

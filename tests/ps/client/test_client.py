@@ -134,7 +134,7 @@ def test_a_refused_worker_learns_why(hubs: list[Hub]) -> None:
 
 def test_a_push_before_any_pull_is_a_clear_error(hubs: list[Hub]) -> None:
     client = start(hubs, BSP(), 1).client(0)
-    with pytest.raises(HubringError, match="pulled"):
+    with pytest.raises(HubringError, match="before the first pull"):
         push(client, torch.zeros(NUMEL), torch.zeros(NUMEL))
     client.close()
 

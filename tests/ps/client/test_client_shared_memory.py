@@ -174,7 +174,7 @@ def test_where_the_kernel_refuses_to_show_parameters_they_are_copied(
             assert worker.sees(-step)
             worker.push(1.0).wait(PATIENCE)
         assert len(worker.lines) == 1
-    refusals = [record for record in caplog.records if "refused to show" in record.message]
+    refusals = [record for record in caplog.records if "refused to map" in record.message]
     assert len(refusals) == 1
 
 

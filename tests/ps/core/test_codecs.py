@@ -29,7 +29,7 @@ def test_a_name_says_kind_and_argument(text: str, spec: CodecSpec) -> None:
 )
 def test_an_unknown_name_is_refused_with_what_there_is(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"no such codec; use one of bf16, .*topk:0\.01.*powersgd:4"
+        ConfigError, match=r"unknown codec; use one of bf16, .*topk:0\.01.*powersgd:4"
     ) as caught:
         parse(text)
     assert repr(text) in str(caught.value)

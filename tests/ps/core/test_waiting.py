@@ -6,7 +6,7 @@ import torch
 
 from hubring.ps.core.messages import Call
 from hubring.ps.core.types import Hyper
-from hubring.ps.core.waiting import Waiting, sentence
+from hubring.ps.core.waiting import Waiting, wait_message
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.collectives import barrier
@@ -47,11 +47,11 @@ def test_the_next_wait_is_told_anew() -> None:
 
 
 def test_the_sentence_names_who_is_waited_for() -> None:
-    told = sentence(10.2, 120, "rank 2 (node7 pid 41) at step 119")
+    told = wait_message(10.2, 120, "rank 2 (node7 pid 41) at step 119")
     assert told.startswith(
-        "waiting for 10 s at step 120: the slowest is rank 2 (node7 pid 41) at step 119, which computes"
+        "waiting for 10 s at step 120: the slowest is rank 2 (node7 pid 41) at step 119. It computes"
     )
-    assert "nobody else is behind: do all ranks call for the same" in sentence(10.0, 120, "")
+    assert "no other worker is behind. Check that all ranks call the same" in wait_message(10.0, 120, "")
 
 
 W = TypeVar("W", bound="Slow")

@@ -70,7 +70,7 @@ CASES = [
         "lo 127.0.0.1, for workers on this machine only; other machines use eth0 10.0.0.7",
     ),
     Case(
-        network.judge_no_route("hub1", "no address of this machine leads to 'hub1'"),
+        network.judge_no_route("hub1", "no route from this machine to 'hub1'"),
         "failure",
         "hub1",
         "ip route get",

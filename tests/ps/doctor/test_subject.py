@@ -26,5 +26,5 @@ def test_the_ring_of_a_server_here_meets_here() -> None:
     here = HERE_ALONE
     assert here.ring_address == "127.0.0.1"
     assert here._replace(server="localhost:5555").ring_address == "localhost"
-    with pytest.raises(ConfigError, match="no address of this machine leads to"):
+    with pytest.raises(ConfigError, match="no route from this machine to"):
         _ = here._replace(server="255.255.255.255:5555").ring_address

@@ -182,7 +182,7 @@ def test_a_probe_where_nobody_listens_says_so() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ServerUnreachable, match=rf"nobody answers at {address} .* ps-server start"):
+        with pytest.raises(ServerUnreachable, match=rf"no server answers at {address} .* ps-server start"):
             probe(address, PROCESS, SOON)
 
 
@@ -192,7 +192,7 @@ def test_a_probe_of_another_server_points_at_the_port() -> None:
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
-            with pytest.raises(ServerUnreachable, match=f"what answers at {address} is neither a hub nor a"):
+            with pytest.raises(ServerUnreachable, match=f"the server at {address} is neither a hub nor a"):
                 await asyncio.to_thread(probe, address, PROCESS, SOON)
         finally:
             await server.stop(None)

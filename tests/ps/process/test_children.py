@@ -100,7 +100,7 @@ def test_a_child_that_will_not_stop_is_killed_with_all_that_it_started(
     child.stop(0.0)
     assert child.code == -signal.SIGKILL
     assert ends_by(started, time.monotonic() + GRACE)
-    assert caplog.messages == [f"deaf (pid {child.pid}) did not stop: killed"]
+    assert caplog.messages == [f"deaf (pid {child.pid}) did not stop in time; killing it"]
 
 
 def fail_among(children: Children[Child]) -> None:

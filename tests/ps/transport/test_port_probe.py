@@ -55,10 +55,10 @@ def hang_up(line: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (speak_tls, "speaks TLS, and our programs speak plain gRPC"),
-        (speak_http, "speaks HTTP, as the status page does"),
-        (mutter, "is no ps-server"),
-        (hang_up, "is no ps-server"),
+        (speak_tls, "uses TLS; ps-server uses gRPC without TLS"),
+        (speak_http, "a web server listens on that port"),
+        (mutter, "is not ps-server"),
+        (hang_up, "is not ps-server"),
     ],
 )
 def test_what_listens_there_is_named(answer: Answer, words: str) -> None:
@@ -69,7 +69,7 @@ def test_what_listens_there_is_named(answer: Answer, words: str) -> None:
 def test_a_port_without_anybody_is_told() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        assert probe(f"127.0.0.1:{free.getsockname()[1]}") == "nobody listens on that port"
+        assert probe(f"127.0.0.1:{free.getsockname()[1]}") == "no process listens on that port"
 
 
 def test_who_says_nothing_is_told_from_who_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_who_says_nothing_is_told_from_who_is_not_there(monkeypatch: pytest.Monk
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
-        assert "says nothing: it was stopped" in probe(f"127.0.0.1:{mute.getsockname()[1]}")
+        assert "does not answer; it is stopped" in probe(f"127.0.0.1:{mute.getsockname()[1]}")
 
 
 def test_a_name_of_no_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,4 +85,4 @@ def test_a_name_of_no_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert probe("nowhere:5555") == "no host is called 'nowhere' (Name or service not known)"
+    assert probe("nowhere:5555") == "cannot resolve the host name 'nowhere' (Name or service not known)"

@@ -224,22 +224,22 @@ HUGE = pb.Layout(dtype=pb.FLOAT32, shape=[2**62, 2**62, 0])
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({}, "without a body"),
-        ({"values": pb.Values()}, "cannot be values"),
-        ({**PUSH}, "flat tensor"),
-        ({**PUSH, **FLOATS, "shape": [1, 2]}, "flat tensor"),
-        ({**PUSH, **FLOATS, "shape": [3]}, "do not fill"),
+        ({}, "body of a request: none"),
+        ({"values": pb.Values()}, "body of a request: values"),
+        ({**PUSH}, "expected a flat tensor"),
+        ({**PUSH, **FLOATS, "shape": [1, 2]}, "expected a flat tensor"),
+        ({**PUSH, **FLOATS, "shape": [3]}, "do not match"),
         ({**PUSH, **FLOATS, "shape": [-1, -2]}, "shape"),
         ({**PUSH, **FLOATS, "shape": [2**62, 2**62, 0]}, "shape"),
         ({**PUSH, **FLOATS, "shape": [1] * 33}, "shape"),
         ({**PUSH, **FLOATS, "shape": [2], "dtype": 99}, "dtype 99"),
         ({**PUSH, **FLOATS, "shape": [2], "dtype": 0}, "dtype 0"),
-        ({**PUSH, **FLOATS, "shape": [2], "payload_bytes": 2**60}, "8 bytes came"),
-        ({"contribute": pb.Contribute(collective=99, op=pb.SUM)}, "99 is no Collective"),  # type: ignore[arg-type]
-        ({"contribute": pb.Contribute(collective=pb.ALLREDUCE, op=99)}, "99 is no ReduceOp"),  # type: ignore[arg-type]
-        ({"contribute": PART, "payload_bytes": 8}, r"8 bytes do not fill torch\.float32 of shape \(3,\)"),
-        ({"contribute": PART}, r"0 bytes do not fill torch\.float32 of shape \(3,\)"),
-        ({"contribute": PART, **FLOATS}, "names a dtype beside its layouts'"),
+        ({**PUSH, **FLOATS, "shape": [2], "payload_bytes": 2**60}, "payload of 8 bytes"),
+        ({"contribute": pb.Contribute(collective=99, op=pb.SUM)}, "99 is not a valid Collective"),  # type: ignore[arg-type]
+        ({"contribute": pb.Contribute(collective=pb.ALLREDUCE, op=99)}, "99 is not a valid ReduceOp"),  # type: ignore[arg-type]
+        ({"contribute": PART, "payload_bytes": 8}, r"8 bytes do not match torch\.float32 of shape \(3,\)"),
+        ({"contribute": PART}, r"0 bytes do not match torch\.float32 of shape \(3,\)"),
+        ({"contribute": PART, **FLOATS}, "has a dtype outside its layouts"),
         ({"contribute": allreduce(pb.Layout(shape=[3]))}, "dtype 0"),
         ({"contribute": allreduce(HUGE)}, "shape"),
     ],
@@ -260,19 +260,19 @@ CODED = {"dtype": pb.FLOAT32, "codec": "int8", "shape": [4]}
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({**PUSH, **CODED, "shape": [5]}, "payload of 8 bytes, where int8 makes 9"),
-        ({**PUSH, **CODED, "shape": [2**31]}, "payload of 8 bytes, where int8 makes"),
-        ({**PUSH, **CODED, "shape": [2, 2]}, "codes flat floating tensors"),
-        ({**PUSH, **CODED, "shape": []}, "codes flat floating tensors"),
+        ({**PUSH, **CODED, "shape": [5]}, "payload has 8 bytes; int8 needs 9"),
+        ({**PUSH, **CODED, "shape": [2**31]}, "payload has 8 bytes; int8 needs"),
+        ({**PUSH, **CODED, "shape": [2, 2]}, "encodes flat floating tensors"),
+        ({**PUSH, **CODED, "shape": []}, "encodes flat floating tensors"),
         ({**PUSH, **CODED, "shape": [-4]}, "shape"),
-        ({**PUSH, **CODED, "dtype": pb.INT32}, "codes flat floating tensors, not torch.int32"),
+        ({**PUSH, **CODED, "dtype": pb.INT32}, "encodes flat floating tensors, not torch.int32"),
         ({**PUSH, **CODED, "dtype": 0}, "dtype 0"),
         ({**PUSH, **CODED, "codec": "zip"}, "compression 'zip'"),
         ({**PUSH, **CODED, "codec": "powersgd:4"}, "takes matrices"),
-        ({**PUSH, **CODED, "codec": "topk:0.25"}, "for place 16909060, where there are 4"),
+        ({**PUSH, **CODED, "codec": "topk:0.25"}, "has index 16909060, but the key has 4"),
         ({**PUSH, "codec": "int8", "payload_bytes": 0}, "dtype 0"),
-        ({"init": pb.Init(key=1), **CODED}, "init came in int8"),
-        ({"contribute": allreduce(), **CODED}, "contribute came in int8"),
+        ({"init": pb.Init(key=1), **CODED}, "init has codec int8"),
+        ({"contribute": allreduce(), **CODED}, "contribute has codec int8"),
     ],
 )
 def test_a_code_that_does_not_add_up_is_malformed(fields: dict[str, Any], says: str) -> None:
@@ -296,7 +296,7 @@ def test_a_code_that_lies_askew_is_moved_into_line() -> None:
 
 def test_a_refusal_for_no_reason_is_malformed() -> None:
     header = pb.Header(request=5, refusal=pb.Refusal(text="because"))
-    with pytest.raises(MalformedMessage, match="0 is no Code"):
+    with pytest.raises(MalformedMessage, match="0 is not a valid Code"):
         decode_reply(Message(header.SerializeToString()))
 
 

@@ -51,7 +51,7 @@ class InprocConnection:
         return messages
 
     def _loss(self) -> ConnectionLost:
-        return ConnectionLost(f"{self._listener.address} is closed; dial again")
+        return ConnectionLost(f"{self._listener.address}: connection lost (closed)")
 
     def put(self, message: Message) -> None:
         """Called by the listener with a reply."""

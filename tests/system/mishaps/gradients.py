@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
-MEND = "Lower the learning rate, clip gradients, .*take a torch.amp.GradScaler"
+MEND = "Lower the learning rate, clip gradients, .*use a torch.amp.GradScaler"
 
 
 def a_spoilt_gradient(stage: Stage, factor: str, *flags: str, mode: str = "bsp") -> Program:
