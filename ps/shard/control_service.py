@@ -160,7 +160,7 @@ class ShardControl(ShardControlServicer):
         for key, state in snapshot.items():
             if not all_finite(state.values):
                 name = partial(_name_unsound, key=key, values=state.values)
-                raise NonFinite(f"{self._in_loop(name)} after step {state.version}; {NonFinite.mend}")
+                raise NonFinite(f"{self._in_loop(name)} after step {state.version}; {NonFinite.fix}")
 
     def _catch(self, context: grpc.ServicerContext) -> Snapshot | None:
         """Waits for the snapshot that `capture_at` began; returns None if the caller cancels.

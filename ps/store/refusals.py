@@ -99,7 +99,7 @@ def not_finite(entry: Entry, scratch: Tensor) -> Refusal:
     text = _first_not_finite(entry, scratch)
     if entry.codec is not None and entry.codec.name == "fp16":
         text += " (--compress fp16 has values up to 65504; --compress bf16 has the range of float32)"
-    return Refusal(Code.NOT_FINITE, f"{text}; {NonFinite.mend}")
+    return Refusal(Code.NOT_FINITE, f"{text}; {NonFinite.fix}")
 
 
 def unsound(entry: Entry, values: Tensor) -> str:

@@ -33,5 +33,5 @@ def check(parameters: Iterable[Mapping[str, Tensor]], rank: int, step: int) -> N
                 worst = values[~values.isfinite()][0].item()
                 raise NonFinite(
                     f"rank {rank}'s parameter {name} {list(parameter.shape)} holds {worst} after step {step};"
-                    f" {NonFinite.mend}"
+                    f" {NonFinite.fix}"
                 )

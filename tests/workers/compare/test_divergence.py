@@ -21,7 +21,7 @@ from hubring.workers.compare.run.runner import Runner
 from hubring.workers.compare.run.site import ThisMachine
 from tests.support.compare.replayed import Replayed, carried_out, experiment, record, row
 
-ERROR = f"rank 1's gradient holds nan; {NonFinite.mend} (train.py line 9)"
+ERROR = f"rank 1's gradient holds nan; {NonFinite.fix} (train.py line 9)"
 LAST = {"steps": 41, "exit_code": 1, "error": ERROR}
 SAID = "diverged after 41 steps; worker 1 reported: rank 1's gradient holds nan"
 

@@ -109,7 +109,7 @@ def divergence(results: Sequence[Mapping[str, Any] | None], server: Mapping[str,
     """
     for name, line in [*((f"worker {rank}", each) for rank, each in enumerate(results)), ("server", server)]:
         report = line or {}
-        cause, fix, _ = str(report.get("error", "")).partition(f"; {NonFinite.mend}")
+        cause, fix, _ = str(report.get("error", "")).partition(f"; {NonFinite.fix}")
         if fix:  # no other error contains it
             return f"diverged after {report.get('steps', 0)} steps; {name} reported: {cause}"
     return None
