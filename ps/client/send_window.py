@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 BYTES = 2 << 20
-"""With four workers on a server link of 1 Gbit/s, the others send as much in 50 ms."""
+"""With four workers on a server link of 1 Gbit/s, these bytes from each of the other three take 50 ms."""
 SLICES = 3
 """One being summed, one arriving, one leaving."""
 PATIENCE_SECONDS = 0.1

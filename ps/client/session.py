@@ -103,7 +103,7 @@ class Session:
         self.stopping = False
         """This worker was asked to stop, and all workers stop with it.
 
-        `communicator.draining` says after which step.
+        `communicator.draining` turns true in the step after which they stop.
         """
         self.draining = False
         """The server asks a ring to stop."""

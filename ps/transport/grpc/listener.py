@@ -69,7 +69,7 @@ class GrpcListener:
         except RuntimeError as error:
             self.close()
             raise ConfigError(
-                f"cannot listen on {host} with gRPC ({error}); check that it is this host's"
+                f"cannot listen on {host} with gRPC ({error}); use an address of this host"
             ) from error
         self._server.start()
         self._address = f"{bracketed(reachable(here))}:{port}"

@@ -27,8 +27,8 @@ from hubring.ps.transport.outbox import Outbox
 LANES = 2 if len(os.sched_getaffinity(0)) > 2 else 1
 """Streams of one connection, each on its own TCP connection.
 
-On 2 cores, one of them busy, 100 MB there and back took 114 to 122 ms with one lane, 115 to 119 with two and
-121 to 135 with four. With more cores one lane is limited by its own threads, or by the bandwidth that a
+One lane keeps 2 cores busy. There 100 MB there and back took 114 to 122 ms with one lane, 115 to 119 with two
+and 121 to 135 with four. With more cores one lane is limited by its own threads, or by the bandwidth that a
 network grants one TCP connection.
 """
 

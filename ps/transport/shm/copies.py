@@ -45,7 +45,7 @@ class Copies(Protocol):
         """Registers a new mapping."""
 
     def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yields first and last address of each run of copied pages.
+        """Yields start and end address of each run of copied pages.
 
         The caller must `forget` each run: it may not be found again.
         """

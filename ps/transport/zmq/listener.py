@@ -56,7 +56,7 @@ class ZmqListener:
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(
-                f"cannot listen on {host} with ZeroMQ ({error}); check that it is this host's"
+                f"cannot listen on {host} with ZeroMQ ({error}); use an address of this host"
             ) from error
         port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         self._address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
