@@ -115,7 +115,7 @@ class Connections:
         self._spin_wait = SpinWait(self._poller.poll)
         self._reconnect_bell = Bell()
         self._background_poller = poller(self._reconnect_bell.waitable, self._poller.fileno())
-        """Polls for the background thread: the reconnect bell, and `_poller` unless a waiting thread reads it."""
+        """Polls for the background thread: `_reconnect_bell`, and `_poller` unless a waiting thread reads."""
         self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
         self._thread.start()
 

@@ -12,7 +12,7 @@ import mmap
 import weakref
 
 HUGE_BYTES = 2 << 20
-"""Size of a huge page where small pages have 4 KiB. Elsewhere the kernel refuses, and small pages are used."""
+"""Size of a huge page where small pages have 4 KiB. Elsewhere the kernel refuses; small pages remain."""
 
 ROOM_BYTES = 32 << 20
 """Address space of a mapping that several small requests share. One mapping each would exceed the

@@ -96,7 +96,7 @@ class Child:
         if self._process.stdin is None:
             self.signal(signal.SIGTERM)
         elif not self.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):  # it has ended already
+            with contextlib.suppress(BrokenPipeError):  # the child has ended already
                 # Closing the pipe is not enough: another child of ours may hold a copy.
                 self.stdin.write(b"\n")
                 self.stdin.close()

@@ -17,7 +17,7 @@ ALIGNMENT = 8
 """Bytes. The widest dtype needs it, as do the scales and indices of an encoded payload."""
 
 _CASTABLE = {torch.float32, torch.float64}
-"""Dtypes that numpy and memoryview.cast can read. They are common, and this path takes a quarter of the time."""
+"""Dtypes that numpy and memoryview.cast can read. These common dtypes take a quarter of the time."""
 
 with catch_warnings():
     # torch has no read-only tensors and warns once. No code writes to the payload of a request or reply.

@@ -31,7 +31,7 @@ def probe(address: str) -> str:
 def _speaks_tls(place: tuple[str, int]) -> bool:
     """Whether the server takes part in a TLS handshake, even if it refuses with an alert."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing will be sent
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # no data is sent
     with socket.create_connection(place, SECONDS) as connection:
         try:
             context.wrap_socket(connection).close()
