@@ -90,16 +90,16 @@ class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request, context):
-        """A worker asks for its place. Answers within a few seconds: READY, or WAITING
-        with a sentence that says who is missing; ask again with the same token. A hub
-        that starts no shards of its own answers BRING_SHARD first.
+        """A worker asks to join. The coordinator answers within a few seconds: READY, or WAITING
+        and who is missing. After WAITING the worker asks again with the same token. A hub
+        that starts no shards answers BRING_SHARD first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Renews a worker's lease and brings it the news.
+        """Renews a worker's lease and returns news.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,21 +112,21 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Plan(self, request, context):
-        """A worker hands in its buckets and learns which shard holds which slice.
+        """A worker sends its buckets. The reply lists the shard of each slice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rendezvous(self, request, context):
-        """A key-value board where the ring's members find each other.
+        """A key-value store in which the members of a ring find each other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Clock(self, request, context):
-        """What time it is here: a process that writes a trace compares its clock.
+        """Returns the coordinator's time. A process that writes a trace measures its clock's offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,7 +145,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterShard(self, request, context):
-        """A shard offers itself, then renews its own lease.
+        """A shard registers, then renews its lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -542,8 +542,8 @@ class ShardControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def SetView(self, request, context):
-        """Answered once the shard acts on it: a worker that has its place can be sure
-        that every shard knows it.
+        """Answered once the shard uses the view, so every shard knows a worker before
+        Join answers READY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -568,7 +568,7 @@ class ShardControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reset(self, request, context):
-        """The job is over: forget its parameters and await the next.
+        """The job is over. The shard drops its parameters and waits for the next job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ class DataServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Exchange(self, request_iterator, context):
-        """One stream per worker and shard; both directions stay open for the whole job.
+        """A worker opens one or more streams per shard, for the whole job. A reply uses its request's stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
