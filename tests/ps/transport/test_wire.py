@@ -199,9 +199,9 @@ def test_a_payload_that_lies_askew_is_read_right() -> None:
 
 
 def test_what_is_too_large_to_travel_is_the_callers_mistake() -> None:
-    with pytest.raises(UsageError, match="shorten"):
+    with pytest.raises(UsageError, match="Use shorter names"):
         encode_request(Contribute(SENDER, 1, Call(Collective.BARRIER, "n" * MAX_HEADER)), 1)
-    with pytest.raises(UsageError, match="split"):
+    with pytest.raises(UsageError, match="split it into parts"):
         encode_reply(Result((torch.empty(MAX_PAYLOAD + 1, dtype=torch.uint8),)), 1)
 
 
