@@ -53,7 +53,7 @@ def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
         monkeypatch.setattr(f"hubring.ps.transport.zmq.{end}.LINGER_MS", int(1000 * PATIENCE))
     count, payload, answered, heard_of_it = 4, noise(4 << 20), threading.Event(), threading.Event()
     asked: list[Envelope] = []
-    hear = ZmqListener._answer_apart
+    hear = ZmqListener._add_reply_route
 
     def hear_or_not(listener: ZmqListener, line: bytes) -> None:
         if heard:
@@ -66,7 +66,7 @@ def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
             listener.send(one.reply_to, request(number_of(one.message), payload), stable=True)
             answered.set()
 
-    monkeypatch.setattr(ZmqListener, "_answer_apart", hear_or_not)
+    monkeypatch.setattr(ZmqListener, "_add_reply_route", hear_or_not)
     with (
         Serving(ZmqTransport(), answer_all_at_once) as server,
         contextlib.closing(ZmqTransport(apart=apart).dial(server.address, PATIENCE)) as line,
