@@ -74,8 +74,8 @@ class Admission:
                 self._bring_shard(reply)
                 request.brings_shard = True
             else:
-                fix = "start the missing processes, or restart the server with a smaller --workers"
-                log.info("%s; waited %.0f s. To go on, %s", reply.text, waited, fix)
+                fix = "Start the missing processes, or restart the server with a smaller --workers"
+                log.info("%s; waited %.0f s. %s", reply.text, waited, fix)
             self._check_start(reply, waited, start_timeout)
             reply = self._ask(request, again=True)
         if reply.state == pb.JoinReply.REFUSED:

@@ -161,7 +161,7 @@ PLACES = [
         who=r"waiting for 1 of 3 workers \(rank 2",
         since=r"waited \d+ s",
         why="not started yet",
-        mend="start the missing processes",
+        mend="Start the missing processes",
         code=1,
         provoke=too_few,
     ),
