@@ -208,7 +208,7 @@ class Session:
                     self._fail(
                         ServerUnreachable(
                             f"the server at {self.address} has not answered for {silent:.1f} s"
-                            f" ({describe(error)}): the server stopped or the network is down."
+                            f" ({describe(error)}). The server stopped or the network is down."
                             " Restart the server with the same --checkpoint-dir, then restart the workers"
                         )
                     )
