@@ -74,7 +74,7 @@ class Admission:
                 self._bring_shard(reply)
                 request.brings_shard = True
             else:
-                fix = "Start the missing processes, or restart the server with a smaller --workers"
+                fix = "Start them, or restart the server with a smaller --workers or --await-shards"
                 log.info("%s; waited %.0f s. %s", reply.text, waited, fix)
             self._check_start(reply, waited, start_timeout)
             reply = self._ask(request, again=True)

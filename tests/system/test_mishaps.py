@@ -1,4 +1,4 @@
-"""Mistakes are answered within 15 seconds, by a sentence that names the cause and the mend."""
+"""Mistakes are answered within 15 seconds, by a message that names the cause and the fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAITED_FOR = {"no server at the address", "a worker is killed", "a member of the
 
 def case(mishap: Mishap) -> ParameterSet:
     marks = pytest.mark.full if "for " in mishap.since and mishap.name not in WAITED_FOR else ()
-    return pytest.param(mishap, id=f"{mishap.name}, told to {mishap.told}", marks=marks)
+    return pytest.param(mishap, id=f"{mishap.name}, printed by {mishap.program}", marks=marks)
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_who_waits_is_told_who_since_when_why_and_what_to_do(
     cluster: Cluster, tmp_path: Path, mishap: Mishap
 ) -> None:
     said = row(mishap, blanked(Stage(cluster).play(mishap), tmp_path))
-    assert said == rows_of(PAGE.read_text()).get((mishap.name, mishap.told)), (
+    assert said == rows_of(PAGE.read_text()).get((mishap.name, mishap.program)), (
         f"{PAGE} says something else: python -m tests.system.mishaps.table makes it anew"
     )
 
@@ -42,10 +42,10 @@ def test_the_page_lists_these_mishaps_and_no_others() -> None:
     assert text == page(rows_of(text))
 
 
-def test_a_sentence_that_lacks_the_mend_does_not_count() -> None:
+def test_a_message_without_the_fix_does_not_count() -> None:
     said = "no server answers at 127.0.0.1:1 after 10 s: no process listens on that port"
-    mend = ". Check the address, or start a server there: ps-server start --port 1"
-    assert [MISHAPS[0].sentence(line) for line in (said, said + mend)] == ["", said + mend]
+    fix = ". Check the address, or start a server there: ps-server start --port 1"
+    assert [MISHAPS[0].message(line) for line in (said, said + fix)] == ["", said + fix]
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_workers_whose_models_differ_are_told_the_first_difference(
 
 
 @pytest.mark.slow
-def test_of_a_taken_port_grpc_says_nothing_of_its_own(cluster: Cluster) -> None:
+def test_grpc_prints_nothing_of_its_own_about_a_taken_port(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = cluster.run("taken", "hubring.ps.cli", "start", "--port", str(taken.getsockname()[1]))
         server.done(78)

@@ -25,11 +25,11 @@ def a_loader_without_room(stage: Stage) -> Program:
 
 MACHINE = [
     Mishap(
-        "a small /dev/shm, for a DataLoader with processes",
+        "a small /dev/shm, for a DataLoader with workers",
         "the worker",
         who="/dev/shm has 262144 bytes",
         why="shared memory",
-        mend="start the container with more shared memory, for example --shm-size=1g, or set num_workers=0",
+        fix="start the container with more shared memory, for example --shm-size=1g, or set num_workers=0",
         code=1,
         provoke=a_loader_without_room,
     ),

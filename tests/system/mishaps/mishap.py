@@ -1,4 +1,4 @@
-"""One mishap: what goes wrong, who must be told, in which words, and with which code the told one ends."""
+"""One mishap: what goes wrong, which program prints what, and its exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.processes.stopwatch import Stopwatch
 
 LOOK_SECONDS = 0.1
 SOON = 15.0
-"""Seconds, by a stopwatch, from the mishap to the sentence."""
+"""Seconds, by a stopwatch, from the mishap to the message."""
 
 HOLD = 20
 """The step at which workers hold until the mischief is done; they take three times as many."""
@@ -22,31 +22,31 @@ HOLD = 20
 
 @dataclass(frozen=True)
 class Mishap:
-    """What goes wrong, and what must be said of it, as patterns that one line matches.
+    """What goes wrong, and patterns that one line of the program's log must match.
 
     Attributes:
         name: What goes wrong.
-        told: Which program must tell it.
+        program: The program that must print the message.
         who: Who or what is at fault.
-        since: Since when; empty where it is told at once, and nobody has waited.
+        since: Since when; empty if the message is immediate.
         why: The cause.
-        mend: What to do.
-        code: With which the told program ends; 0 where it goes on and is done.
-        provoke: Makes it happen, and returns the program that tells.
+        fix: What to do.
+        code: The program's exit code; 0 if it continues and finishes.
+        provoke: Makes it happen, and returns the program.
     """
 
     name: str
-    told: str
+    program: str
     who: str
     why: str
-    mend: str
+    fix: str
     code: int
     provoke: Callable[[Stage], Program]
     since: str = ""
 
-    def sentence(self, said: str) -> str:
+    def message(self, said: str) -> str:
         """The first line that says it all; empty if none does."""
-        words = [self.who, self.since, self.why, self.mend]
+        words = [self.who, self.since, self.why, self.fix]
         return next((line for line in said.splitlines() if all(re.search(one, line) for one in words)), "")
 
 
@@ -69,7 +69,7 @@ class Stage:
         self._watch = Stopwatch()
 
     def play(self, mishap: Mishap) -> str:
-        """Provokes it, waits for the sentence and for the end; returns the sentence.
+        """Provokes it, waits for the message and the end, and returns the message.
 
         Raises:
             AssertionError: It was not told, too late, or the program ended with another code.
@@ -78,7 +78,7 @@ class Stage:
             program = mishap.provoke(self)
             assert self._watch is not None, f"{mishap.name}: nothing happened"
             ended = False
-            while not mishap.sentence(program.said()):
+            while not mishap.message(program.said()):
                 assert not ended, f"{program.name} ended, and told nothing like {mishap}:\n{program.said()}"
                 ended = program.process.poll() is not None
                 # Looked at often: it knows of a thread that waited for a core only from the first look on.
@@ -87,7 +87,7 @@ class Stage:
                 time.sleep(LOOK_SECONDS)
             self.afterwards()
             program.done(mishap.code)
-            return mishap.sentence(program.said())
+            return mishap.message(program.said())
 
     def worker(self, *words: str) -> Program:
         """A worker that goes wrong from the start: the seconds count at once."""

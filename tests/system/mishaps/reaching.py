@@ -20,7 +20,7 @@ ANY = r"127\.0\.0\.1:\d+"
 CHECK = "Check the address, or start a server there: ps-server start"
 
 
-def nobody_listens(stage: Stage) -> Program:
+def no_listener(stage: Stage) -> Program:
     free = stage.kept.enter_context(socket.socket())
     free.bind(("127.0.0.1", 0))
     return look_for(stage, free)
@@ -79,14 +79,14 @@ def a_url(stage: Stage) -> Program:
     return stage.worker("--server", "https://127.0.0.1:5555", SMALL, "5")
 
 
-def status_of_nobody(stage: Stage) -> Program:
+def status_without_server(stage: Stage) -> Program:
     free = stage.kept.enter_context(socket.socket())
     free.bind(("127.0.0.1", 0))
     stage.happens()
     return stage.cluster.run("status", "hubring.ps.cli", "status", f"127.0.0.1:{free.getsockname()[1]}")
 
 
-def join_of_nobody(stage: Stage) -> Program:
+def join_without_server(stage: Stage) -> Program:
     free = stage.kept.enter_context(socket.socket())
     free.bind(("127.0.0.1", 0))
     joining = stage.cluster.run(
@@ -108,17 +108,17 @@ REACHING = [
         who=f"no server answers at {ANY}",
         since="after 10 s",
         why="no process listens on that port",
-        mend=CHECK,
+        fix=CHECK,
         code=69,
-        provoke=nobody_listens,
+        provoke=no_listener,
     ),
     Mishap(
-        "the server was stopped (SIGSTOP) before",
+        "the server is stopped (SIGSTOP)",
         "the worker",
         who=f"no server answers at {ANY}",
         since="after 10 s",
         why="does not answer; it is stopped",
-        mend=CHECK,
+        fix=CHECK,
         code=69,
         provoke=a_stopped_server,
     ),
@@ -128,7 +128,7 @@ REACHING = [
         who=f"no server answers at {ANY}",
         since="after 10 s",
         why="a web server listens on that port",
-        mend=CHECK,
+        fix=CHECK,
         code=69,
         provoke=a_web_server,
     ),
@@ -138,7 +138,7 @@ REACHING = [
         who=f"no server answers at {ANY}",
         since="after 10 s",
         why="uses TLS; ps-server uses gRPC without TLS",
-        mend=CHECK,
+        fix=CHECK,
         code=69,
         provoke=a_tls_server,
     ),
@@ -147,17 +147,17 @@ REACHING = [
         "the worker",
         who=f"the gRPC service at {ANY}",
         why="is not ps-server",
-        mend="use the port that the server's banner shows",
+        fix="use the port that the server's banner shows",
         code=69,
         provoke=another_grpc_service,
     ),
     Mishap(
-        "the name of no host",
+        "an unknown host name",
         "the worker",
         who="no server answers at no-such-host",
         since="after 10 s",
         why="cannot resolve the host name 'no-such-host.invalid'",
-        mend=CHECK,
+        fix=CHECK,
         code=69,
         provoke=an_unknown_host,
     ),
@@ -166,7 +166,7 @@ REACHING = [
         "the worker",
         who="address 'localhost'",
         why="expected HOST:PORT",
-        mend=r"as in 127\.0\.0\.1:5555",
+        fix=r"as in 127\.0\.0\.1:5555",
         code=78,
         provoke=no_port,
     ),
@@ -175,27 +175,27 @@ REACHING = [
         "the worker",
         who=r"address 'https://127\.0\.0\.1:5555'",
         why="expected HOST:PORT",
-        mend=r"as in 127\.0\.0\.1:5555",
+        fix=r"as in 127\.0\.0\.1:5555",
         code=78,
         provoke=a_url,
     ),
     Mishap(
-        "`ps-server status` of no server",
+        "`ps-server status` without a server",
         "`ps-server status`",
         who=f"no server answers at {ANY}",
         why="no process listens on that port",
-        mend="check the address, or start one: ps-server start",
+        fix="check the address, or start one: ps-server start",
         code=69,
-        provoke=status_of_nobody,
+        provoke=status_without_server,
     ),
     Mishap(
-        "`ps-server start --join` of no server",
+        "`ps-server start --join` without a server",
         "the joining host",
         who=f"no server answers at {ANY}",
         since="for 10 s",
         why="no process listens on that port",
-        mend="check the address, or start the server first",
+        fix="check the address, or start the server first",
         code=69,
-        provoke=join_of_nobody,
+        provoke=join_without_server,
     ),
 ]

@@ -1,8 +1,8 @@
-"""All mishaps, and `deploy/MISHAPS.md`: what was really said of each.
+"""All mishaps, and `deploy/MISHAPS.md`, which shows the message of each.
 
     python -m tests.system.mishaps.table
 
-provokes every one of them, some minutes long, and writes the page anew.
+provokes all of them, which takes some minutes, and writes the page.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ from tests.system.mishaps.settings import SETTINGS
 PAGE = Path(__file__).parents[3] / "deploy" / "MISHAPS.md"
 
 SECTIONS: Mapping[str, list[Mishap]] = {
-    "Nobody there": REACHING,
-    "No place in the job": PLACES,
+    "Reaching the server": REACHING,
+    "Joining the job": PLACES,
     "Settings": SETTINGS,
-    "Losses": LOSSES,
+    "Lost processes": LOSSES,
     "Checkpoints": CHECKPOINTS,
     "Gradients": GRADIENTS,
-    "The machine": MACHINE,
+    "Machine": MACHINE,
 }
 MISHAPS = [mishap for section in SECTIONS.values() for mishap in section]
 
-HEAD = """# What is told when something goes wrong
+HEAD = """# Error messages by mistake and mishap
 
-Nobody waits without a sentence. Of each of these mistakes and mishaps the one who waits is told within 15
-seconds who is at fault, since when, why, and what to do; at once, where nothing has to be waited for. The
-last column is the exit code of the program that tells it; with 0 it goes on, and came to its end later.
+What Hubring prints when something goes wrong. A waiting program reports the cause within 15 seconds: who is
+at fault, since when, why, and how to fix it. The last column is the exit code of the program that prints the
+message; 0 means that the program continued and finished. [TROUBLESHOOTING.md](TROUBLESHOOTING.md) is sorted
+by symptom.
 
-This page is made by the tests: each row is what a real program said when the mishap was provoked, with host
-names, folders, addresses, numbers of processes, seconds and the like made `HOST`, `DIR` or `N`.
-`python -m tests.system.mishaps.table` makes it anew, and tests/system/test_mishaps.py fails where a program
-says something else.
+This page is made from real programs: each row was provoked. Host names, folders, addresses, process ids and
+times are replaced by `HOST`, `DIR` or `N`. `python -m tests.system.mishaps.table` makes the page, and
+tests/system/test_mishaps.py fails if a program prints something else.
 """
-COLUMNS = "| what goes wrong | who is told | what it says | code |\n| --- | --- | --- | ---: |\n"
+COLUMNS = "| what goes wrong | who prints it | message | exit code |\n| --- | --- | --- | ---: |\n"
 
 
-def row(mishap: Mishap, sentence: str) -> str:
-    """The line of the table that this sentence, blanked, makes."""
-    cells = [mishap.name, mishap.told, sentence.replace("|", "\\|"), str(mishap.code)]
+def row(mishap: Mishap, message: str) -> str:
+    """Returns the row of the table for a message."""
+    cells = [mishap.name, mishap.program, message.replace("|", "\\|"), str(mishap.code)]
     return f"| {' | '.join(cells)} |"
 
 
-def blanked(sentence: str, folder: Path) -> str:
-    """A sentence without what differs from run to run and from machine to machine."""
-    sentence = sentence.rpartition(" | ")[2].removeprefix("WARNING: ").removeprefix("ERROR: ")
-    sentence = re.sub(r"^ps-(worker|server): (shard \d+ refused: )?", "", sentence)
-    sentence = sentence.replace(str(folder), "DIR").replace(socket.gethostname(), "HOST")
+def blanked(message: str, folder: Path) -> str:
+    """Returns a message without what differs between runs and machines."""
+    message = message.rpartition(" | ")[2].removeprefix("WARNING: ").removeprefix("ERROR: ")
+    message = re.sub(r"^ps-(worker|server): (shard \d+ refused: )?", "", message)
+    message = message.replace(str(folder), "DIR").replace(socket.gethostname(), "HOST")
     for pattern, blank in BLANKS:
-        sentence = re.sub(pattern, blank, sentence)
-    return sentence
+        message = re.sub(pattern, blank, message)
+    return message
 
 
 BLANKS = [
@@ -84,30 +84,30 @@ BLANKS = [
     (r"-inf in", "inf in"),
     (r"[\w./-]*/?DIR", "DIR"),
 ]
-"""Patterns, in order, and what takes their place."""
+"""Patterns, in order, and their replacements."""
 
 
 def page(rows: Mapping[tuple[str, str], str]) -> str:
-    """The whole page; `rows` are by name and by who is told."""
+    """Returns the page; `rows` are by name and program."""
     parts = [HEAD]
     for title, mishaps in SECTIONS.items():
-        lines = "\n".join(rows[mishap.name, mishap.told] for mishap in mishaps)
+        lines = "\n".join(rows[mishap.name, mishap.program] for mishap in mishaps)
         parts.append(f"## {title}\n\n{COLUMNS}{lines}\n")
     return "\n".join(parts)
 
 
 def rows_of(text: str) -> dict[tuple[str, str], str]:
-    """The rows of a page, by name and by who is told."""
+    """Returns the rows of a page, by name and program."""
     rows = [line for line in text.splitlines() if line.startswith("| ") and line not in COLUMNS]
     cells = [line.removeprefix("| ").split(" | ") for line in rows]
-    return {(name, told): line for line, (name, told, *_) in zip(rows, cells, strict=True)}
+    return {(name, program): line for line, (name, program, *_) in zip(rows, cells, strict=True)}
 
 
 def play(mishap: Mishap, folder: Path) -> str:
-    """Provokes one mishap in a folder; returns the row that it makes.
+    """Provokes one mishap in a folder and returns its row.
 
     Raises:
-        AssertionError: It was not told, too late, or with another exit code.
+        AssertionError: The message is missing or late, or the exit code differs.
     """
     cluster = Cluster(folder)
     try:
@@ -121,8 +121,8 @@ def main() -> None:
     rows = {}
     for mishap in MISHAPS:
         with tempfile.TemporaryDirectory() as folder:
-            rows[mishap.name, mishap.told] = play(mishap, Path(folder))
-        print(rows[mishap.name, mishap.told], file=sys.stderr, flush=True)
+            rows[mishap.name, mishap.program] = play(mishap, Path(folder))
+        print(rows[mishap.name, mishap.program], file=sys.stderr, flush=True)
     PAGE.write_text(page(rows))
 
 
