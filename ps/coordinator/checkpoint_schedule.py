@@ -109,5 +109,6 @@ class CheckpointSchedule:
         try:
             await self.save()
         except HubringError as error:
-            log.error("checkpoint failed: %s; the newest checkpoint is %s", error, self.last or "none")
+            newest = f"the newest checkpoint is {self.last}" if self.last else "there is no checkpoint yet"
+            log.error("checkpoint failed: %s; %s", error, newest)
             self._tried_at = self._clock.now()

@@ -37,7 +37,7 @@ def alone(config: WorkerConfig, placement: Placement) -> Communicator:
     """
     if placement.size is not None and placement.size > 1:
         raise ConfigError(
-            f"{placement.launcher} started {placement.size} workers, but no server is set:"
+            f"the job has {placement.size} workers (launcher: {placement.launcher}), but no server is set:"
             " pass --server HOST:PORT or set PS_SERVER; ps-server start prints the address"
         )
     log.info("no server set: training in this process alone")

@@ -154,7 +154,7 @@ CHECKPOINTS = [
         "the disk is full",
         "the server, which continues",
         who=r"checkpoint failed: .*cannot write .*shard-0\.safetensors",
-        since="the newest checkpoint is none",
+        since="there is no checkpoint yet",
         why="No space left on device",
         fix=r"needs \d+ bytes, but only \d+ bytes are free\. Free some space, or use another disk",
         code=0,

@@ -165,7 +165,7 @@ SETTINGS = [
     Mishap(
         "a launcher starts several workers, and no server is named",
         "the worker",
-        who="started 2 workers",
+        who="the job has 2 workers",
         why="no server is set",
         fix="pass --server HOST:PORT or set PS_SERVER",
         code=78,
