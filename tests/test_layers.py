@@ -61,7 +61,7 @@ workers/compare: ps/client ps/config ps/core ps/observe ps/page ps/process ps/sh
     workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
     workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown
 hubring: ps/config ps/core workers/api.py workers/collectives workers/horovod
-workers/examples: hubring ps/process
+workers/examples: hubring ps/core ps/process
 workers/bench: hubring ps/compression ps/config ps/core ps/job ps/optim ps/process workers/communicators
     workers/compare workers/examples workers/peers
 workers/programs: ps/config ps/core ps/observe ps/process workers/bench workers/horovod workers/launchers

@@ -11,6 +11,8 @@ import logging
 import mmap
 from functools import cache
 
+from hubring.ps.core.extras import how_to_install
+
 log = logging.getLogger(__name__)
 
 LANES = 16
@@ -23,10 +25,7 @@ def work() -> bool:
     try:
         import llvmlite.binding  # noqa: F401
     except ImportError:
-        log.info(
-            "llvmlite is not installed; optimizers use torch's slower kernels"
-            " (for faster steps: pip install 'hubring[fast]')"
-        )
+        log.info("optimizers use torch's slower kernels: %s", how_to_install("llvmlite"))
         return False
     if not _may_run():
         log.warning("this process cannot run generated code; optimizers use torch's slower kernels")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hubring.ps.core.errors import UsageError
+from hubring.ps.core import extras
+from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.workers.programs import on_ray
 from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster
 
@@ -19,8 +20,8 @@ PATIENT = 300.0
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'hubring\[ray\]'"):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"on_ray\.train: ray is not installed; .* pip install '\.\[ray\]'"):
         on_ray.train([], workers=2)
 
 
@@ -38,7 +39,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_cluster_that_has_no_room_for_all_workers_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], sentence: str
 ) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", lambda name: True)
+    monkeypatch.setattr(extras, "find_spec", lambda name: True)
     ray = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 4.0})
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(UsageError, match=sentence):
@@ -47,7 +48,7 @@ def test_a_cluster_that_has_no_room_for_all_workers_is_refused_before_anything_s
 
 @pytest.mark.slow
 @pytest.mark.packages
-@pytest.mark.skipif(find_spec("ray") is None, reason="no ray here: pip install 'hubring[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="no ray here: pip install ray")
 def test_ray_starts_hub_and_workers_and_tells_how_they_ended(cluster: Cluster) -> None:
     program = cluster.start("driver", [sys.executable, DRIVER, SMALL, "10"])
     results = program.done(timeout=PATIENT)

@@ -107,12 +107,13 @@ def test_a_peer_that_is_not_installed_ends_with_what_to_install(cluster: Cluster
         [
             sys.executable,
             "-c",
-            "from hubring.workers.compare.peers import run\nfrom hubring.workers.peers import rows\n"
-            "rows.find_spec = lambda name: None\n"
+            "from hubring.workers.compare.peers import run\nfrom hubring.ps.core import extras\n"
+            "from hubring.workers.peers import rows\n"
+            "extras.find_spec = lambda name: None\n"
             "rows.which = lambda name: name\n"
             "run.main()",
             *("--peer", "ray", "--rank", "0", "--world-size", "1", "--meet", "/nowhere", SMALL, "1"),
         ],
     )
     result = program.done(code=2)
-    assert "pip install 'hubring[peers-ray]'" in result["error"]
+    assert "row ray: ray is not installed; install it with: pip install ray" in result["error"]

@@ -158,12 +158,13 @@ def _commit() -> str:
 
 
 def cases_of(text: str | None) -> list[Case]:
-    """Parses `--cases`.
+    """Parses `--cases`; the standard set leaves out the cases whose packages are not installed.
 
     Raises:
-        UsageError: A case is malformed, or a shape is unknown.
+        UsageError: A case is malformed, a shape is unknown, or a required package is missing.
     """
     from hubring.ps.core.errors import UsageError
+    from hubring.ps.core.extras import missing
     from hubring.workers.bench import shapes
     from hubring.workers.bench.case import Case
 
@@ -171,8 +172,14 @@ def cases_of(text: str | None) -> list[Case]:
     for word in (text or STANDARD).replace(",", " ").split():
         match word.split(":"):
             case [n, shape, ("sgd" | "adam") as optimizer] if n.isdecimal() and int(n) > 0:
-                shapes.find(shape)
-                cases.append(Case(int(n), shape, optimizer))
+                needs = shapes.find(shape).needs
+                lack = "" if needs is None else missing(needs)
+                if lack and text:
+                    raise UsageError(f"--cases {word}: {lack}")
+                if lack:
+                    print(f"skipping {word}: {lack}", file=sys.stderr)
+                else:
+                    cases.append(Case(int(n), shape, optimizer))
             case _:
                 raise UsageError(
                     f"--cases: {word!r}: expected RANKS:SHAPE:OPTIMIZER, for example 2:resnet50:adam"

@@ -22,6 +22,7 @@ class Shape(NamedTuple):
         tensors: Returns every parameter's dimensions, given the size of `flat` in MiB.
         steps: Steps per turn, chosen so that turns of all shapes take about the same time.
         trained: Whether whole training steps are timed, not only the exchange.
+        needs: The optional module that loads its data, a key of `extras.EXTRAS`; None: none.
         coded: Whether the wires with compressed rows are compared with and without compression.
     """
 
@@ -29,6 +30,7 @@ class Shape(NamedTuple):
     tensors: Callable[[int], list[Dims]]
     steps: int = 3
     trained: bool = False
+    needs: str | None = None
     coded: bool = False
 
 
@@ -77,7 +79,9 @@ SHAPES = {
     "thousand": Shape("1,000 tensors of 25,000 elements", lambda _: [(25_000,)] * 1000),
     "thousand-flat": Shape("one tensor of as many bytes", lambda _: [(25_000_000,)]),
     "lone": Shape("one tensor of 4 KB: latency", lambda _: [(1024,)], steps=200),
-    "digits": Shape("end to end: the built-in job", lambda _: digits(), steps=30, trained=True),
+    "digits": Shape(
+        "end to end: the built-in job", lambda _: digits(), steps=30, trained=True, needs="sklearn"
+    ),
     "mlp": Shape("end to end: a perceptron of 25 million parameters", lambda _: mlp(), trained=True),
 }
 

@@ -10,7 +10,6 @@ import argparse
 import sys
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,6 +56,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def split(seed: int) -> tuple[TensorDataset, TensorDataset]:
     """Returns 1437 training and 360 test images: float32 [n, 1, 8, 8], normalized; labels int64 [n]."""
+    from sklearn.datasets import load_digits  # late: an extra
+
     digits = load_digits()
     images = (torch.from_numpy(digits.images).float().unsqueeze(1) - 5) / 6  # from 0..16
     labels = torch.from_numpy(digits.target)

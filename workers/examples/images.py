@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from hubring.ps.core.extras import require
+
 IDX_OF_BYTES = 0x08
 """The element type in the idx header of MNIST's files."""
 
@@ -24,6 +26,7 @@ def images(folder: Path | None) -> tuple[TensorDataset, TensorDataset]:
     Raises:
         FileNotFoundError: A file is missing.
         ValueError: A file is malformed.
+        ConfigError: `folder` is None, and scikit-learn is not installed.
     """
     if folder is None:
         return _from_sklearn()
@@ -59,6 +62,7 @@ def read_idx(folder: Path, name: str, dimensions: int) -> Tensor:
 
 
 def _from_sklearn() -> tuple[TensorDataset, TensorDataset]:
+    require("sklearn", "the built-in digits")
     from sklearn.datasets import load_digits
 
     digits = load_digits()

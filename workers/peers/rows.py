@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
+from hubring.ps.core import extras
 from hubring.ps.core.errors import UsageError
 
 
@@ -21,7 +21,7 @@ class PeerRow:
         served: Whether the peer has server processes, which run `hubring.workers.peers.serve`.
         leads: Whether the peer has a single server, and workers start after it wrote the rendezvous file.
         launched: Whether `mpirun` starts all workers.
-        needs: The required library, and the extra that installs it; None: only torch.
+        needs: The required optional module, a key of `extras.EXTRAS`; None: only torch.
         linked: Whether the peer can run on hosts with an emulated link.
     """
 
@@ -30,16 +30,14 @@ class PeerRow:
     served: bool = False
     leads: bool = False
     launched: bool = False
-    needs: tuple[str, str] | None = None
+    needs: str | None = None
     linked: bool = True
 
     def missing(self) -> str:
         """Returns what this machine lacks for the row, and how to install it; empty if nothing is missing."""
         if self.launched and which("mpirun") is None:
             return "mpirun is not installed (apt install openmpi-bin)"
-        if self.needs is not None and find_spec(self.needs[0]) is None:
-            return f"{self.needs[0]} is not installed (pip install 'hubring[{self.needs[1]}]')"
-        return ""
+        return "" if self.needs is None else extras.missing(self.needs)
 
     def check(self) -> None:
         """Checks that the row can run on this machine.
@@ -71,7 +69,7 @@ PEERS = {
             "mpi",
             "Open MPI's allreduce after backward, every worker steps",
             launched=True,
-            needs=("mpi4py", "peers-mpi"),
+            needs="mpi4py",
         ),
         PeerRow("rpc", "a parameter server on torch's RPC waits for all, averages, and steps", served=True),
         PeerRow(
@@ -79,7 +77,7 @@ PEERS = {
             "a parameter server in a Ray actor waits for all, averages, and steps",
             served=True,
             leads=True,
-            needs=("ray", "peers-ray"),
+            needs="ray",
             linked=False,
         ),
     )

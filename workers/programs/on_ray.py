@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
+from hubring.ps.core.extras import require
 from hubring.ps.process.children import Children
 from hubring.ps.process.command import module_command
 from hubring.workers.localrun.server import Server
@@ -47,10 +47,10 @@ def train(
         `exit_code` of 1. With a hub the other workers continue.
 
     Raises:
-        UsageError: Ray is not installed, or the cluster cannot run all workers at the same time.
+        ConfigError: Ray is not installed.
+        UsageError: The cluster cannot run all workers at the same time.
     """
-    if find_spec("ray") is None:
-        raise UsageError("ray is not installed; install it: pip install 'hubring[ray]'")
+    require("ray", "on_ray.train")
     import ray
 
     if not ray.is_initialized():

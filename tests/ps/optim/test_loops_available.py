@@ -33,6 +33,6 @@ def test_without_llvmlite_one_line_says_that_torchs_kernels_serve_and_what_to_in
     (record,) = caplog.records
     assert (record.levelname, record.message) == (
         "INFO",
-        "llvmlite is not installed; optimizers use torch's slower kernels"
-        " (for faster steps: pip install 'hubring[fast]')",
+        "optimizers use torch's slower kernels: llvmlite is not installed; install it with: pip install"
+        " llvmlite, or in a clone of Hubring: pip install '.[fast]'",
     )

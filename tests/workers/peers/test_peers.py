@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from hubring.ps.core import extras
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.types import Hyper
 from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.peers import interface, ray, rows, rpc
 from hubring.workers.peers.ray import Array
-from hubring.workers.peers.rows import PEERS, find
+from hubring.workers.peers.rows import find
 from hubring.workers.peers.seat import Seat
 from hubring.workers.peers.server import Gathering, Round
 
@@ -31,13 +31,13 @@ def test_a_peer_that_does_not_exist_is_named_with_those_that_do() -> None:
         find("nccl")
 
 
-@pytest.mark.parametrize(("name", "extra"), [("mpi", "peers-mpi"), ("ray", "peers-ray")])
+@pytest.mark.parametrize(("name", "extra"), [("mpi", "peers-mpi"), ("ray", "ray")])
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     name: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "which", lambda _: "/usr/bin/mpirun")
-    monkeypatch.setattr(rows, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=rf"row {name}: .* \(pip install 'hubring\[{extra}\]'"):
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=rf"row {name}: .* is not installed; .* pip install '\.\[{extra}\]'"):
         find(name).check()
 
 
@@ -45,13 +45,6 @@ def test_without_mpirun_the_message_says_how_to_get_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(rows, "which", lambda _: None)
     with pytest.raises(UsageError, match="apt install openmpi-bin"):
         find("mpi").check()
-
-
-@pytest.mark.parametrize("name", PEERS)
-def test_extras_that_messages_name_exist(name: str) -> None:
-    needs = PEERS[name].needs
-    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    assert needs is None or f"{needs[1]} = [" in project
 
 
 def test_a_seat_outside_the_team_is_refused() -> None:

@@ -112,11 +112,13 @@ def _place(alone: bool) -> Task | None:
 def _compare(
     source: str | None, flags: dict[str, Any], out: Path | None, folder: Path, alone: bool
 ) -> dict[str, Any]:
+    from hubring.ps.core.extras import require_for_job
     from hubring.workers.compare.cluster import task
     from hubring.workers.compare.experiment.experiment_file import load
 
     chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
     experiment = load(source or chosen, flags)  # before the slow import of torch, to fail fast
+    require_for_job(experiment.job)  # before processes start: each worker would fail on its own
     place = _place(alone)
     if place is None:
         found = _here(experiment, folder)

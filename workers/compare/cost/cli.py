@@ -109,10 +109,14 @@ def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict
     from msgspec import to_builtins
     from msgspec.structs import replace
 
+    from hubring.ps.core.extras import require_for_job
     from hubring.workers.compare.cost import screen
     from hubring.workers.compare.cost.calibrate.calibration import calibrate as measure
     from hubring.workers.compare.cost.calibrate.own_step import own_step
+    from hubring.workers.compare.experiment.job import find
 
+    if job is not None:  # before ten seconds of measurements
+        require_for_job(find(job).name)
     constants = measure(turns, _log, peer)
     if job is not None:
         _log(f"the step of {job}")

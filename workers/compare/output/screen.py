@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hubring.workers.compare.output import scalars
 from hubring.workers.compare.output.exchange_table import HEADS, SENTENCES, exchanges
 from hubring.workers.compare.output.table import columns, lines, notes
 from hubring.workers.compare.result.findings import Findings
@@ -102,6 +103,8 @@ def show(findings: Findings, report: Path) -> None:
     console.print()
     for sentence in findings.verdict:
         console.print(f"* {sentence}", markup=False)
+    if lack := scalars.lack():
+        console.print(lack, style="dim", markup=False, soft_wrap=True)
     console.print(f"\nReport, to open in a browser: {report}", markup=False, soft_wrap=True)
 
 
