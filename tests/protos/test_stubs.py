@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from hubring.protos import generate
 from hubring.ps.core.types import PROTOCOL
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_stubs_are_those_of_the_protos() -> None:
@@ -34,6 +39,17 @@ def test_whoever_changes_the_protos_decides_whether_older_programs_could_misunde
     bare = [re.sub(r"//.*", "", (generate.HERE / name).read_text()) for name in generate.PROTOS]
     words = " ".join(word for text in bare for word in text.split())
     assert {PROTOCOL: hashlib.sha256(words.encode()).hexdigest()[:16]} == SPOKEN
+
+
+def test_pyproject_requires_the_versions_that_the_stubs_accept() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {each.name: each.specifier for each in map(Requirement, project["dependencies"])}
+    stub = (generate.HERE / "control_pb2.py").read_text()
+    service = (generate.HERE / "control_pb2_grpc.py").read_text()
+    (protobuf,) = re.findall(r"# Protobuf Python Version: (\S+)", stub)
+    (grpc,) = re.findall(r"GRPC_GENERATED_VERSION = '(\S+)'", service)
+    assert needed["protobuf"] == SpecifierSet(f">={protobuf},<{int(protobuf.partition('.')[0]) + 1}")
+    assert needed["grpcio"] == SpecifierSet(f">={grpc}")
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
