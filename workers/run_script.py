@@ -21,6 +21,7 @@ from hubring.ps.config import terminal
 from hubring.ps.config.environment import environment
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
+from hubring.ps.core.extras import EXTRAS, how_to_install, require_for_job
 from hubring.ps.core.shadowed_packages import hidden_by
 from hubring.ps.job.job import Reason
 from hubring.ps.observe.logs import LogOrigin
@@ -42,8 +43,15 @@ class Outcome:
     result: dict[str, Any]
     error: str = ""
     traceback: str = ""
+    hint: str = ""
+    """The end of `error` that the traceback does not contain."""
     stuck: bool = False
     """A broken ring left threads that end only with the process."""
+
+    def text(self, program: str) -> str:
+        """Returns the lines for standard error. A traceback already contains the error message."""
+        line = self.hint if self.traceback else self.error
+        return self.traceback + (f"{program}: {line}\n" if line else "")
 
 
 def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words: list[str]) -> Outcome:
@@ -59,6 +67,7 @@ def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words:
 
     Raises:
         UsageError: The script does not exist, or a file beside it hides a package that Hubring needs.
+        ConfigError: The built-in job needs a package that is not installed.
     """
     if words and not words[0].startswith("-"):
         script = Path(words[0])
@@ -71,6 +80,7 @@ def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words:
             alias.install()
             alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
         return _warn_unused_server(_run(lambda: _run_script(script, words[1:])), config)
+    require_for_job(job)
     # All ranks must pass the same arguments to a built-in job, so they are part of the job's name.
     context.prepare(config, origin, " ".join([job, *words]))
     return _run(lambda: importlib.import_module(module).main(words))
@@ -94,7 +104,7 @@ def _run_script(script: Path, arguments: list[str]) -> None:
 def _run(action: Callable[[], object]) -> Outcome:
     """Runs the script. In every case the worker leaves the job and sends the reason."""
     _handle_signals()
-    outcome, reason = Outcome(0, {}), Reason.FINISHED
+    outcome, reason, line = Outcome(0, {}), Reason.FINISHED, ""
     try:
         _call(action)
         terminal.ignore_stop_signals()
@@ -110,11 +120,14 @@ def _run(action: Callable[[], object]) -> Outcome:
         outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
     except HubringError as error:
         cause = _server_cause(error)
-        outcome = Outcome(cause.exit_code, {}, error=f"{cause}{_script_line(error)}")
-        reason = context.reason_of(cause)
+        outcome = Outcome(cause.exit_code, {}, error=str(cause))
+        reason, line = context.reason_of(cause), _script_line(error)
     except BaseException as error:
         outcome, reason = _failed(error)
-    return _leave(outcome, reason)
+    _leave(outcome, reason)
+    # Added last: the other workers receive the message without it, and each adds its own line.
+    outcome.error += line
+    return outcome
 
 
 def _script_line(error: BaseException) -> str:
@@ -132,14 +145,22 @@ def _failed(error: BaseException) -> tuple[Outcome, Reason]:
         return Outcome(
             worker.stop_code, {}, error=f"stopped on request, before the step finished: {last}"
         ), Reason.PREEMPTED
-    hint = _horovod_hint(error) or _shared_memory_hint(error)
-    return Outcome(1, {}, error=f"{last}{hint}", traceback=_traceback(error)), Reason.FAILED
+    hint = _horovod_hint(error) or _missing_package_hint(error) or _shared_memory_hint(error)
+    text = f"{last}: {hint}" if hint else last
+    return Outcome(1, {}, error=text, traceback=_traceback(error), hint=hint), Reason.FAILED
 
 
 def _horovod_hint(error: BaseException) -> str:
     """Returns a hint for a script that imports Horovod where Horovod is not installed."""
     wanted = isinstance(error, ModuleNotFoundError) and error.name == "horovod"
-    return ": to run the script unchanged, use ps-worker --as-horovod SCRIPT" if wanted else ""
+    return "to run the script unchanged, use ps-worker --as-horovod SCRIPT" if wanted else ""
+
+
+def _missing_package_hint(error: BaseException) -> str:
+    """Returns how to install an optional package that the script imports."""
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return how_to_install(error.name)
+    return ""
 
 
 def _shared_memory_hint(error: BaseException) -> str:
@@ -148,8 +169,8 @@ def _shared_memory_hint(error: BaseException) -> str:
         return ""
     room = shutil.disk_usage("/dev/shm")  # noqa: S108 - where torch puts batches
     return (
-        f" (/dev/shm has {room.total} bytes, {room.free} bytes are free: start the container with more"
-        " shared memory, for example --shm-size=1g, or set num_workers=0 in the DataLoader)"
+        f"shared memory is too small: /dev/shm has {room.total} bytes, {room.free} bytes are free; start the"
+        " container with more, for example --shm-size=1g, or set num_workers=0 in the DataLoader"
     )
 
 
@@ -173,13 +194,12 @@ def _server_cause(error: HubringError) -> HubringError:
     return error
 
 
-def _leave(outcome: Outcome, reason: Reason) -> Outcome:
+def _leave(outcome: Outcome, reason: Reason) -> None:
     # A second signal quits at once, even while other workers still need this worker's shard.
     with contextlib.suppress(KeyboardInterrupt, Preempted):
         context.shutdown(reason, outcome.error)
     outcome.result = context.result()
     outcome.stuck = outcome.code != 0 and outcome.result.get("topology") == "ring"
-    return outcome
 
 
 def _warn_unused_server(outcome: Outcome, config: WorkerConfig) -> Outcome:

@@ -79,12 +79,19 @@ def test_a_lack_of_shared_memory_is_told_with_its_size(run: Callable[..., Outcom
 def test_a_script_written_for_horovod_is_told_how_it_runs(run: Callable[..., Outcome]) -> None:
     outcome = run("import horovod.torch as hvd")
     assert outcome.code == 1
-    assert outcome.error.endswith(
-        "No module named 'horovod': to run the script unchanged, use ps-worker --as-horovod SCRIPT"
-    )
+    hint = "to run the script unchanged, use ps-worker --as-horovod SCRIPT"
+    assert outcome.error.endswith(f"No module named 'horovod': {hint}")
+    assert outcome.text("ps-worker") == f"{outcome.traceback}ps-worker: {hint}\n"
     assert "--as-horovod" not in run("import nosuch").error
     submodule = "raise ModuleNotFoundError('there is no horovod.keras', name='horovod.keras')"
     assert "--as-horovod" not in run(submodule).error
+
+
+def test_an_error_message_is_printed_once(run: Callable[..., Outcome]) -> None:
+    failed, refused = run("1 / 0"), run("import hubring\nhubring.rank()")
+    assert failed.text("ps-worker") == failed.traceback
+    assert failed.traceback.count(failed.error) == 1
+    assert refused.text("ps-worker") == f"ps-worker: {refused.error}\n"
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "hubring.shutdown()"])

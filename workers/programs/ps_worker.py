@@ -73,7 +73,7 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
         if node_launcher.wanted(config):  # the launcher does not train, and does not import torch
             return node_launcher.run(config, flags, config_file, words)
     except HubringError as error:
-        return _end(error.exit_code, {}, str(error))
+        return _end(error.exit_code, {}, str(error), f"ps-worker: {error}\n")
     node_launcher.follow_launcher()
     return _train(config, origin, words)
 
@@ -86,7 +86,7 @@ def _train(config: WorkerConfig, origin: LogOrigin, words: list[str]) -> int:
         outcome = train(config, origin, JOBS[config.job], config.job, words)
     except HubringError as error:
         outcome = Outcome(error.exit_code, {}, error=str(error))
-    code = _end(outcome.code, outcome.result, outcome.error, outcome.traceback)
+    code = _end(outcome.code, outcome.result, outcome.error, outcome.text("ps-worker"))
     if outcome.stuck:
         # A broken ring leaves threads blocked inside torch. No call can end them.
         sys.stderr.flush()
@@ -94,12 +94,9 @@ def _train(config: WorkerConfig, origin: LogOrigin, words: list[str]) -> int:
     return code
 
 
-def _end(code: int, result: dict[str, Any], error: str, traceback: str = "") -> int:
-    """Prints the error and the result line, and returns the exit code."""
-    if error:
-        print(f"ps-worker: {error}", file=sys.stderr)
-    if traceback:
-        print(traceback, file=sys.stderr, end="")
+def _end(code: int, result: dict[str, Any], error: str, text: str) -> int:
+    """Prints the text of the error and the result line, and returns the exit code."""
+    print(text, file=sys.stderr, end="", flush=True)
     terminal.last_line({**result, "exit_code": code, **({"error": error} if error else {})})
     return code
 

@@ -176,8 +176,8 @@ LOSSES = [
     Mishap(
         "a training script fails",
         "that worker",
-        who="ps-worker: ",
-        why="ZeroDivisionError: division by zero",
+        who="ZeroDivisionError",
+        why="division by zero",
         fix="",
         code=1,
         provoke=lambda stage: a_failing_script(stage, own=True),

@@ -87,7 +87,9 @@ class Stage:
                 time.sleep(LOOK_SECONDS)
             self.afterwards()
             program.done(mishap.code)
-            return mishap.message(program.said())
+            message = mishap.message(program.said())
+            assert repeated(message, program.said()) == "", program.said()
+            return message
 
     def worker(self, *words: str) -> Program:
         """A worker that goes wrong from the start: the seconds count at once."""
@@ -134,6 +136,15 @@ class Stage:
         server, address = self.cluster.server("--once", *flags, name=name)
         self.cluster.worker(address, SMALL, str(steps), name=f"{name}-worker").done()
         server.done()
+
+
+def repeated(message: str, said: str) -> str:
+    """Returns what standard error shows twice: the message, or the script's line in it; else an empty string."""
+    text = re.sub(r"^(ps-\w+: |.* \| (WARNING: |ERROR: )?)", "", message)
+    places = re.findall(r"\(\w+\.py line \d+\)", text)
+    twice = [place for place in places if places.count(place) > 1]
+    bare = re.sub(r" \(\w+\.py line \d+\)$", "", text)
+    return next(iter(twice), bare if said.count(bare) > 1 else "")
 
 
 def mounted(what: str) -> list[str]:

@@ -85,9 +85,7 @@ def _train(given: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[s
         outcome = train(config, place, module, config.job, given.get("command", []))
     except HubringError as error:
         outcome = Outcome(error.exit_code, {}, error=str(error))
-    if outcome.error:
-        print(f"{PROGRAM}: {outcome.error}", file=sys.stderr)
-    print(outcome.traceback, file=sys.stderr, end="")
+    print(outcome.text(PROGRAM), file=sys.stderr, end="")
     result = outcome.result if stand_in is None else stand_in.honest(outcome.result)
     failed = {"error": outcome.error} if outcome.error else {}
     return outcome.code, {**result, "exit_code": outcome.code, **failed}
