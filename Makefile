@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # One test process per core. More than eight would wait for the disk.
 PARALLEL := --numprocesses auto --maxprocesses 8
 
-.PHONY: demo test test-full test-all gpu lint bench clean
+.PHONY: demo test test-full test-all gpu lint bench docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -38,6 +38,11 @@ lint: $(VENV)/test.stamp
 bench: $(VENV)/bench.stamp
 	@$(BIN)/ps-worker bench
 
+# The documentation site, into build/site. A warning, such as a broken link, is an error.
+docs: $(VENV)/docs.stamp
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -61,4 +66,8 @@ $(VENV)/bench.stamp: $(VENV)/demo.stamp
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	@$(INSTALL) -e '.[demo,fast,test]' >&2
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/demo.stamp
+	@$(INSTALL) -e '.[demo,fast,docs]' >&2
 	@touch $@
