@@ -87,7 +87,7 @@ def test_a_comparison_of_a_script_needs_no_extra(
 
 
 @pytest.mark.slow
-def test_a_script_that_imports_an_extra_is_told_how_to_install_it(
+def test_the_error_of_a_script_that_imports_an_extra_has_the_command(
     cluster: Cluster, bare: dict[str, str]
 ) -> None:
     result = cluster.run("worker", WORKER, TRAIN, variables=bare).done(1)

@@ -91,7 +91,7 @@ def script(command: list[str]) -> list[str]:
         left = left[1:] if left[:1] == ["-u"] else left
     if not left or left[0].startswith("-"):
         found = f"{left[0]!r} is not a script" if left else "the command line names none"
-        raise UsageError(f"ps-run needs a script, but {found}; for example: ps-run -np 2 train.py [ARGS]...")
+        raise UsageError(f"a script is missing: {found}; for example: ps-run -np 2 train.py [ARGS]...")
     if not Path(left[0]).is_file():  # checked here so that the error appears once, not once per worker
         raise UsageError(f"script {left[0]} does not exist; for example: ps-run -np 2 train.py [ARGS]...")
     return left

@@ -137,7 +137,7 @@ def test_ps_run_too_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("words", [[], ["python"], ["python", "-m", "train"]])
 def test_a_command_without_a_script_is_refused(words: list[str]) -> None:
-    with pytest.raises(UsageError, match="ps-run needs a script"):
+    with pytest.raises(UsageError, match="a script is missing"):
         script(words)
 
 
