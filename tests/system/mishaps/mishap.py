@@ -139,7 +139,7 @@ class Stage:
 
 
 def repeated(message: str, said: str) -> str:
-    """Returns what standard error shows twice: the message, or the script's line in it; else an empty string."""
+    """Returns what standard error shows twice: the message or the script's line in it; empty if nothing."""
     text = re.sub(r"^(ps-\w+: |.* \| (WARNING: |ERROR: )?)", "", message)
     places = re.findall(r"\(\w+\.py line \d+\)", text)
     twice = [place for place in places if places.count(place) > 1]
