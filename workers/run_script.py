@@ -169,8 +169,8 @@ def _shared_memory_hint(error: BaseException) -> str:
         return ""
     room = shutil.disk_usage("/dev/shm")  # noqa: S108 - where torch puts batches
     return (
-        f"shared memory is too small: /dev/shm has {room.total} bytes, {room.free} bytes are free; start the"
-        " container with more, for example --shm-size=1g, or set num_workers=0 in the DataLoader"
+        f"no room: /dev/shm has {room.total} bytes, {room.free} bytes are free: start the container with more"
+        " shared memory, for example --shm-size=1g, or set num_workers=0 in the DataLoader"
     )
 
 
