@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("deploy", "docs", "ps", "tests", "workers")
+FOLDERS = ("deploy", "ps", "tests", "workers")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for each in FOLDERS for page in (ROOT / each).rglob("*.md"))])
 
 _FENCED = re.compile(r"(?ms)^ *```(\w*)[^\n]*\n(.*?)^ *```$")

@@ -10,7 +10,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parent.parent
+SITE = Path(__file__).parent
+ROOT = SITE.parent.parent
 FOLDERS = ("deploy", "ps", "workers")
 
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
@@ -22,7 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     found = [*ROOT.glob("*.md")]
     for folder in FOLDERS:
         found += [*(ROOT / folder).rglob("*.md"), *(ROOT / folder).glob("images/*")]
-    for path in sorted(found):
+    for path in sorted(path for path in found if SITE not in path.parents):
         name = path.relative_to(ROOT).as_posix()
         files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
     return files

@@ -72,7 +72,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path, monkeypatch: pytest.
 def test_the_site_has_every_page() -> None:
     named = re.findall(r"(?m)^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text())
     assert len(named) == len(set(named))
-    shown = {page.relative_to(ROOT).as_posix().removeprefix("docs/") for page in PAGES}
+    shown = {page.relative_to(ROOT).as_posix().removeprefix("deploy/site/") for page in PAGES}
     assert {page for page in shown if not page.startswith("tests/")} <= set(named)
 
 
@@ -80,8 +80,8 @@ def test_the_reference_has_every_public_name() -> None:
     parts = [
         each.__name__ for each in vars(collectives).values() if ismodule(each) and hasattr(each, "__all__")
     ]
-    assert set(parts) <= set((ROOT / "docs/reference/hubring.md").read_text().split())
-    listed = re.findall(r"\w+", (ROOT / "docs/reference/horovod.md").read_text())
+    assert set(parts) <= set((ROOT / "deploy/site/reference/hubring.md").read_text().split())
+    listed = re.findall(r"\w+", (ROOT / "deploy/site/reference/horovod.md").read_text())
     names = {
         name for name, value in vars(horovod).items() if not name.startswith("_") and not ismodule(value)
     }
