@@ -74,10 +74,8 @@ def _to_target(scope: Scope) -> list[str]:
 
 def _alike(near: Mapping[str, Ratio | None], span: str) -> str:
     """Describes how close the first rows are, none of which is clearly later."""
-    apart = [f"{name} takes {ratio}" for name, ratio in near.items() if ratio and not ratio.even]
-    if not apart:
-        return f"equally fast, {span}"
-    return f"with no clear difference, {span}: {listed(apart)} times as long"
+    even = all(ratio is None or ratio.even for ratio in near.values())
+    return f"{'equally fast' if even else 'with no clear difference'}, {span}"
 
 
 def _missing(scope: Scope) -> dict[str, list[str]]:

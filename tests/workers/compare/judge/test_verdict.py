@@ -33,8 +33,7 @@ def test_rows_that_may_differ_by_half_are_not_told_apart_rather_than_even(tmp_pa
     said = verdict(tmp_path, paced({}, noisy), rows=("ring", "hub-bsp", "hub-asp"))
     speeds = "9,600 images/s against 6,464, a factor of 1.50 (0.93 to 1.58) when paired by seed."
     assert f"No clear difference between the hub (hub-bsp) and the ring: {speeds}" in said
-    assert "are hub-bsp, hub-asp and ring, with no clear difference, in 0.66 to 0.98 s:" in said
-    assert "ring takes 1.50 (0.93 to 1.58) times as long" in said
+    assert "are hub-bsp, hub-asp and ring, with no clear difference, in 0.66 to 0.98 s." in said
     assert "as fast as the ring" not in said
 
 
