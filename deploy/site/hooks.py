@@ -15,7 +15,7 @@ ROOT = SITE.parent.parent
 FOLDERS = ("deploy", "ps", "workers")
 
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
-FENCED = re.compile(r"(?ms)(^ *```.*?^ *```$)")
+CODE = re.compile(r"(?ms)(^ *```.*?^ *```$|`[^`\n]+`)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Removes links to files that the site has not, such as sources, and keeps their text."""
-    parts = FENCED.split(markdown)
+    parts = CODE.split(markdown)
     parts[::2] = [LINK.sub(lambda link: _resolved(link, page, files), part) for part in parts[::2]]
     return "".join(parts)
 

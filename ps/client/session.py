@@ -147,7 +147,7 @@ class Session:
     # The lease.
 
     def on_failure(self, callback: Callable[[HubringError], None]) -> None:
-        """Calls `callback(error)` when this worker cannot go on.
+        """Calls `callback(error)` when this worker cannot continue.
 
         The heartbeat thread calls it. If this worker has failed already, this method calls it.
         """
@@ -173,7 +173,7 @@ class Session:
         `after` must be a step that no member can have completed.
 
         Raises:
-            HubringError: This worker cannot go on.
+            HubringError: This worker cannot continue.
         """
         self.stop_after = self.stop_after or after
         self._await(self._stop_agreed)
@@ -182,7 +182,7 @@ class Session:
         """Makes all workers of a hub stop after a common step: the next one if all wait for this worker.
 
         Raises:
-            HubringError: This worker cannot go on.
+            HubringError: This worker cannot continue.
         """
         self.stopping = True
         self._await(self._stop_heard)
@@ -241,7 +241,7 @@ class Session:
             log.warning("%s", wait_message(seconds, self.step, slowest))
 
     def _handle(self, reply: pb.HeartbeatReply) -> bool:
-        """Handles a heartbeat's reply. Returns False if this worker cannot go on."""
+        """Handles a heartbeat's reply. Returns False if this worker cannot continue."""
         for line in reply.news:
             log.warning("%s", line)
         if reply.draining and not self.draining:
@@ -378,7 +378,7 @@ class Session:
 
         Raises:
             Fenced: This worker lost its place.
-            HubringError: This worker cannot go on, or the server is gone (ServerUnreachable).
+            HubringError: This worker cannot continue, or the server is gone (ServerUnreachable).
         """
         try:
             return call()

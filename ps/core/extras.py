@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 from hubring.ps.core.errors import ConfigError
@@ -21,7 +22,7 @@ JOBS = {"digits": "sklearn"}
 
 def missing(module: str) -> str:
     """Returns which package to install for a module of `EXTRAS`; empty if the module is installed."""
-    return "" if find_spec(module) is not None else how_to_install(module)
+    return "" if module in sys.modules or find_spec(module) is not None else how_to_install(module)
 
 
 def how_to_install(module: str) -> str:
@@ -54,4 +55,4 @@ def require_for_job(job: str | None) -> None:
         ConfigError: A package is not installed.
     """
     if job in JOBS and (text := missing(JOBS[job])):
-        raise ConfigError(f"--job {job}: {text}; or use --job char-lm, which needs no extra package")
+        raise ConfigError(f"job {job}: {text}; or use --job char-lm, which needs no extra package")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hubring.ps.core.timing import SystemTime, TimeSource
 
-TOLD_EVERY = 10.0
+LOG_EVERY = 10.0
 """Seconds between log lines about a long wait."""
 
 
@@ -29,13 +29,13 @@ class Waiting:
         return 0.0 if since is None else self._clock.now() - since
 
     def due(self) -> float | None:
-        """Returns the seconds waited, once every TOLD_EVERY seconds, and None in between."""
+        """Returns the seconds waited, once every LOG_EVERY seconds, and None in between."""
         since = self._since
         if since is None:
             return None
         seconds = self._clock.now() - since
-        wait = (since, int(seconds / TOLD_EVERY))
-        if seconds < TOLD_EVERY or wait == self._logged:
+        wait = (since, int(seconds / LOG_EVERY))
+        if seconds < LOG_EVERY or wait == self._logged:
             return None
         self._logged = wait
         return seconds

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from hubring.ps.config.address import is_loopback
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.waiting import TOLD_EVERY
+from hubring.ps.core.waiting import LOG_EVERY
 from hubring.ps.process.child import Child
 from hubring.ps.transport.host import towards
 
@@ -30,7 +30,7 @@ def outlast(shard: Child, needs: Callable[[], str]) -> None:
     """
     logged = -math.inf
     while (workers := needs()) and not shard.ended:
-        if time.monotonic() - logged > TOLD_EVERY:
+        if time.monotonic() - logged > LOG_EVERY:
             log.info("training has finished; %s still serves %s", shard, workers)
             logged = time.monotonic()
 

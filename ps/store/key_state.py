@@ -152,7 +152,7 @@ class Entry:
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
         gradients = self._plain([contribution.gradient for contribution in contributions], scratch)
-        # Ranks should agree on the hyperparameters. If they do not, the lowest rank's make reruns equal.
+        # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
         self.optimizer.step(gradients, contributions[0].push.hyper, scratch)
         if self.coded is not None:
             self.coded.encode(self.values)

@@ -62,6 +62,7 @@ def commands(block: Block) -> Iterator[list[str]]:
     lines = code.splitlines()
     if block.language == "console":
         lines = [line.strip().removeprefix("$ ") for line in lines if line.strip().startswith("$ ")]
+        assert lines, f"a console block without a prompt: {block}"
     unfinished = ""
     for line in lines:
         lexer = shlex.shlex(unfinished + line, posix=True, punctuation_chars="();<>|&")
@@ -74,8 +75,9 @@ def commands(block: Block) -> Iterator[list[str]]:
         unfinished = ""
         words: list[str] = []
         for word in [*found, ";"]:
-            if set(word) <= set("();<>|&"):
+            if word and set(word) <= set("();|&"):
                 yield words
                 words = []
             else:
                 words.append(word)
+    assert not unfinished, f"an unclosed quotation: {block}"

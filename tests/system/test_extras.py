@@ -16,7 +16,7 @@ LACK = (
     "scikit-learn is not installed; install it with: pip install scikit-learn,"
     " or in a clone of Hubring: pip install '.[demo]'"
 )
-JOB_LACK = f"--job digits: {LACK}; or use --job char-lm, which needs no extra package"
+JOB_LACK = f"job digits: {LACK}; or use --job char-lm, which needs no extra package"
 
 HIDING = f"""
 import sys
@@ -97,5 +97,5 @@ def test_the_error_of_a_script_that_imports_an_extra_has_the_command(
 @pytest.mark.slow
 def test_the_bench_runs_the_cases_that_it_can(cluster: Cluster, bare: dict[str, str]) -> None:
     bench = cluster.run("bench", WORKER, "bench", "--cases", "2:digits:sgd", variables=bare)
-    assert bench.done(2)["error"] == f"--cases 2:digits:sgd: {LACK}"
-    assert json.loads(bench.out.read_text())["exit_code"] == 2
+    assert bench.done(78)["error"] == f"--cases 2:digits:sgd: {LACK}"
+    assert json.loads(bench.out.read_text())["exit_code"] == 78

@@ -23,7 +23,7 @@ def case(mishap: Mishap) -> ParameterSet:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mishap", [case(mishap) for mishap in MISHAPS])
-def test_who_waits_is_told_who_since_when_why_and_what_to_do(
+def test_the_message_names_who_since_when_why_and_the_fix(
     cluster: Cluster, tmp_path: Path, mishap: Mishap
 ) -> None:
     said = row(mishap, blanked(Stage(cluster).play(mishap), tmp_path))

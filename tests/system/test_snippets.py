@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.markdown import ROOT, Block, blocks
 
-PAGES = [page for page in (ROOT / "README.md", ROOT / "workers/examples/README.md") if page.is_file()]
+PAGES = [ROOT / "README.md", ROOT / "workers/examples/README.md"]
 SKIPPED = ("make ", "docker ", ". ", "pip ")
 """What begins a line that installs something, or needs a Docker engine."""
 LEFT_OUT = ("[.]*", "build", "dist", "results", "wheels", "__pycache__")
@@ -34,6 +34,11 @@ RUNNABLE = [
     for block in blocks(page)
     if block.language == "sh" and (code := runnable(block))
 ]
+
+
+def test_each_page_has_a_block_that_runs() -> None:
+    for page in PAGES:
+        assert any(runnable(block) for block in blocks(page) if block.language == "sh"), page
 
 
 @pytest.fixture

@@ -125,15 +125,16 @@ def rows_of(names: str | None) -> list[Row]:
     """Returns the named rows, or all that this machine supports; prints the rows that it leaves out.
 
     Raises:
-        UsageError: A named row does not exist, or this machine does not support it.
+        UsageError: A named row does not exist.
+        ConfigError: This machine does not support a named row.
     """
-    from hubring.ps.core.errors import UsageError
+    from hubring.ps.core.errors import ConfigError
     from hubring.workers.bench.rows.row import select
 
     chosen = select(name.strip() for name in names.split(",")) if names else list(ROWS.values())
     lacks = {row.name: lack for row in chosen if (lack := row.missing())}
     if names and lacks:
-        raise UsageError("; ".join(f"--rows {name}: {lack}" for name, lack in lacks.items()))
+        raise ConfigError("; ".join(f"--rows {name}: {lack}" for name, lack in lacks.items()))
     for name, lack in lacks.items():
         print(f"skipping {name}: {lack}", file=sys.stderr)
     return [row for row in chosen if row.name not in lacks]
@@ -161,9 +162,10 @@ def cases_of(text: str | None) -> list[Case]:
     """Parses `--cases`; the standard set leaves out the cases whose packages are not installed.
 
     Raises:
-        UsageError: A case is malformed, a shape is unknown, or a required package is missing.
+        UsageError: A case is malformed, or a shape is unknown.
+        ConfigError: A package that a named case needs is not installed.
     """
-    from hubring.ps.core.errors import UsageError
+    from hubring.ps.core.errors import ConfigError, UsageError
     from hubring.ps.core.extras import missing
     from hubring.workers.bench import shapes
     from hubring.workers.bench.case import Case
@@ -175,7 +177,7 @@ def cases_of(text: str | None) -> list[Case]:
                 needs = shapes.find(shape).needs
                 lack = "" if needs is None else missing(needs)
                 if lack and text:
-                    raise UsageError(f"--cases {word}: {lack}")
+                    raise ConfigError(f"--cases {word}: {lack}")
                 if lack:
                     print(f"skipping {word}: {lack}", file=sys.stderr)
                 else:

@@ -139,4 +139,4 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return number, at + index + 1
-    raise MalformedFrame("a length of more than 10 bytes")
+    raise MalformedFrame("a length that does not end within 10 bytes or within the frame")

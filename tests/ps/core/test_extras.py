@@ -47,7 +47,7 @@ def test_an_installed_package_is_not_missing(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("nothing_installed")
 def test_a_job_without_its_package_is_refused_with_a_job_that_needs_none() -> None:
     assert "char-lm" not in JOBS
-    with pytest.raises(ConfigError, match=r"--job digits: scikit-learn .*; or use --job char-lm, which"):
+    with pytest.raises(ConfigError, match=r"job digits: scikit-learn .*; or use --job char-lm, which"):
         require_for_job("digits")
     for harmless in ("char-lm", None):
         require_for_job(harmless)

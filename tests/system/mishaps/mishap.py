@@ -59,7 +59,7 @@ class Stage:
         self.go = self.folder / "go"
         """Workers that hold go on once it is there."""
         self.afterwards: Callable[[], object] = _nothing
-        """What lets the told program come to its end, once it has told."""
+        """Lets the program finish after it printed the message."""
         self.kept = ExitStack()
         """What must stay open until then."""
         self._watch: Stopwatch | None = None
@@ -79,7 +79,7 @@ class Stage:
             assert self._watch is not None, f"{mishap.name}: nothing happened"
             ended = False
             while not mishap.message(program.said()):
-                assert not ended, f"{program.name} ended, and told nothing like {mishap}:\n{program.said()}"
+                assert not ended, f"{program.name} ended without a message like {mishap}:\n{program.said()}"
                 ended = program.process.poll() is not None
                 # Looked at often: it knows of a thread that waited for a core only from the first look on.
                 seconds = self._watch.seconds
@@ -148,7 +148,7 @@ def repeated(message: str, said: str) -> str:
 
 
 def mounted(what: str) -> list[str]:
-    """What runs a command that sees other mounts than everybody else; `what` is a shell command."""
+    """What runs a command that sees other mounts than other processes; `what` is a shell command."""
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
     return ["unshare", *as_root, "--mount", "sh", "-c", f'{what} && exec "$@"', "sh"]
 

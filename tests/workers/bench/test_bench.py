@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hubring
-from hubring.ps.core.errors import UsageError
+from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.workers.bench import cli, shapes
 from hubring.workers.bench.case import TURN_SECONDS, Case, fitting, takes_part
 from hubring.workers.bench.job import Job
@@ -108,7 +108,7 @@ def test_rows_are_chosen_by_name_once() -> None:
 
 def test_a_row_asked_for_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match="--rows mpi: mpirun is not installed"):
+    with pytest.raises(ConfigError, match="--rows mpi: mpirun is not installed"):
         cli.rows_of("gloo+sgd,mpi")
     assert "mpi" not in [row.name for row in cli.rows_of(None)]
 

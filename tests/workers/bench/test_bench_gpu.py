@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import hubring
-from hubring.ps.core.errors import UsageError
+from hubring.ps.core.errors import ConfigError
 from hubring.workers.bench import cli, gpus, shapes
 from hubring.workers.bench.case import takes_part
 from hubring.workers.bench.job import Job
@@ -36,7 +36,7 @@ def test_rows_on_a_gpu_are_left_out_where_there_is_none(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not set(ON_GPU) & {row.name for row in cli.rows_of(None)}
     assert f"skipping {name}: torch finds no CUDA device on this host\n" in capsys.readouterr().err
-    with pytest.raises(UsageError, match=f"--rows {name}: torch finds no CUDA device on this host"):
+    with pytest.raises(ConfigError, match=f"--rows {name}: torch finds no CUDA device on this host"):
         cli.rows_of(name)
 
 

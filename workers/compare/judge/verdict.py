@@ -118,16 +118,16 @@ def _crossover(findings: Findings) -> list[str]:
     texts = []
     for each in findings.crossover:
         tried = ", ".join(map(str, each.tried))
-        predicted = f"predicted: {_from_on(each.predicted)}" if each.calibrated else "no prediction"
+        predicted = f"predicted: {_with_at_least(each.predicted)}" if each.calibrated else "no prediction"
         texts.append(
             f"{each.setting}, {tried} servers tried: the hub steps faster than the ring"
-            f" {_from_on(each.measured)}; {predicted}; by bytes alone ({each.formula}):"
-            f" {_from_on(each.by_bytes)}."
+            f" {_with_at_least(each.measured)}; {predicted}; by bytes alone ({each.formula}):"
+            f" {_with_at_least(each.by_bytes)}."
         )
     return texts
 
 
-def _from_on(servers: float | None) -> str:
+def _with_at_least(servers: float | None) -> str:
     if servers is None:
         return "with no number of servers"
     return f"with {servers:g} or more servers"
