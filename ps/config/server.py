@@ -42,7 +42,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = 0
     colocate: Annotated[bool, cluster("start no shards; each worker starts one on its own host")] = False
     workers: Annotated[
-        Whole, cluster("workers the job needs, spares included", "from the workers' launcher, or 1")
+        Whole, cluster("number of workers, including those of --backup", "from the workers' launcher, or 1")
     ] = 0
     mode: Annotated[
         Literal["bsp", "asp", "ssp", "backup"],

@@ -29,8 +29,9 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
         hints = [f"see {name} --help"]
         if elsewhere and type(error).__name__ == "NoSuchOption":  # typer exports no such class
             hints.append(elsewhere)
-        print("; ".join([f"{name}: {error.format_message()}", *hints]), file=sys.stderr)
-        last_line({"error": error.format_message(), "exit_code": 2})
+        text = error.format_message().rstrip(".")
+        print("; ".join([f"{name}: {text}", *hints]), file=sys.stderr)
+        last_line({"error": text, "exit_code": 2})
         code = 2
     finally:
         if argv is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 
 from hubring.ps.core.errors import ConfigError
@@ -22,7 +21,7 @@ JOBS = {"digits": "sklearn"}
 
 def missing(module: str) -> str:
     """Returns which package to install for a module of `EXTRAS`; empty if the module is installed."""
-    return "" if module in sys.modules or find_spec(module) is not None else how_to_install(module)
+    return "" if find_spec(module) is not None else how_to_install(module)
 
 
 def how_to_install(module: str) -> str:

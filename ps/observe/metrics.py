@@ -193,7 +193,7 @@ METRICS = (
     # Workers.
     Metric("ps_worker_steps_total", "counter", ("rank",), "steps", _worker_steps,
            "Steps that the worker has completed, counted like `ps_steps_total`."),
-    Metric("ps_worker_steps_per_second", "gauge", ("rank",), "steps a second", _workers("steps_per_second"),
+    Metric("ps_worker_steps_per_second", "gauge", ("rank",), "steps per second", _workers("steps_per_second"),
            "The worker's speed over the last few seconds."),
     Metric("ps_worker_loss", "gauge", ("rank",), "", _workers("loss"),
            "The loss that the script reported last. Omitted if there is none or it is not finite."),
@@ -201,7 +201,7 @@ METRICS = (
            "Time that the worker has been waiting for others. 0 while it computes."),
     Metric("ps_worker_heartbeat_age_seconds", "gauge", ("rank",), "seconds",
            _workers("seconds_since_heartbeat"),
-           "Time since the worker's last heartbeat. Workers send one a second, or more with a short lease."),
+           "Time since the worker's last heartbeat. Workers send one per second; more with a short lease."),
     # Shards.
     Metric("ps_shards", "gauge", (), "shards", _count("shards"),
            "Registered shards."),

@@ -69,7 +69,7 @@ def test_allreduce_of_booleans_is_or_and_and(ranks: Ranks) -> None:
 
 def test_an_average_of_integers_is_refused(ranks: Ranks) -> None:
     def action(communicator: Communicator) -> None:
-        with pytest.raises(ConfigError, match=r"no average of torch\.int64"):
+        with pytest.raises(ConfigError, match=r"average does not support torch\.int64"):
             allreduce(torch.tensor([1]), communicator=communicator)
 
     ranks.run(action)

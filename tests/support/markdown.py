@@ -58,13 +58,15 @@ def anchors(page: Path) -> set[str]:
 
 def commands(block: Block) -> Iterator[list[str]]:
     """The words of each command of a shell block; of a console block only lines with a prompt count."""
-    code = block.code.replace("\\\n", " ")
-    lines = code.splitlines()
-    if block.language == "console":
-        lines = [line.strip().removeprefix("$ ") for line in lines if line.strip().startswith("$ ")]
-        assert lines, f"a console block without a prompt: {block}"
+    lines = block.code.replace("\\\n", " ").splitlines()
+    prompts = block.language == "console"
+    assert not prompts or any(line.startswith("$ ") for line in lines), f"no prompt: {block}"
     unfinished = ""
     for line in lines:
+        if prompts and not unfinished:
+            if not line.startswith("$ "):
+                continue
+            line = line.removeprefix("$ ")
         lexer = shlex.shlex(unfinished + line, posix=True, punctuation_chars="();<>|&")
         lexer.whitespace_split = True
         try:

@@ -207,7 +207,7 @@ class AllreduceCommunicator(Communicator):
         plain = 2 * (self.size - 1) * sum(bucket.gradients.nbytes for bucket in buckets) // self.size
         if self._compress and self.rank == 0 and self.size > 1 and travels >= plain:
             log.warning(
-                "--compress %s saves nothing on a ring of %d: every rank sends %d bytes a step, and %d"
+                "--compress %s saves nothing on a ring of %d: every rank sends %d bytes per step, and %d"
                 " without compression; use --compress bf16, or a hub with --aggregate",
                 self._compress,
                 self.size,

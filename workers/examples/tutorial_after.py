@@ -31,18 +31,20 @@ model = nn.Sequential(
     nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
     nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 16, 10),
 )  # fmt: skip
+saved = torch.load(options.checkpoint) if options.checkpoint.exists() else {}
+if saved:
+    model.load_state_dict(saved["model"])
+
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
 optimizer = hubring.DistributedOptimizer(optimizer, model)  # 3
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(loader))
 
-parts, first = {"model": model, "optimizer": optimizer, "schedule": schedule}, 0
-if options.checkpoint.exists():
-    saved = torch.load(options.checkpoint)
-    first = saved["epoch"]
-    for name, part in parts.items():
-        part.load_state_dict(saved[name])
+if saved:
+    optimizer.load_state_dict(saved["optimizer"])
+    schedule.load_state_dict(saved["schedule"])
 
-for epoch in range(first, options.epochs):
+parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+for epoch in range(saved.get("epoch", 0), options.epochs):
     sampler.set_epoch(epoch)  # 4
     model.train()
     for inputs, targets in loader:

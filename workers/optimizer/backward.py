@@ -104,7 +104,8 @@ class BackwardPasses:
     def _check_count(self) -> None:
         if self.count == self._passes_per_step:
             raise ConfigError(
-                f"backward ran more than {self._passes_per_step} time(s) before optimizer.step(): to"
+                f"backward ran more often than backward_passes_per_step={self._passes_per_step} before"
+                " optimizer.step(): to"
                 " accumulate gradients, pass backward_passes_per_step=... to DistributedOptimizer; to drop"
                 " them, call optimizer.zero_grad(); with activation checkpointing, use"
                 " checkpoint(..., use_reentrant=False)"

@@ -40,7 +40,7 @@ from hubring.workers.optimizer.forward import ForwardGuard
 from hubring.workers.optimizer.gradient_changes import ChangeWatch
 from hubring.workers.optimizer.model_tensors import ModelTensors, check_model
 from hubring.workers.optimizer.overlap import Overlap
-from hubring.workers.optimizer.setup import Setup, bytes_of_bucket, ignore
+from hubring.workers.optimizer.setup import Setup, bytes_of_bucket, check_options, ignore
 from hubring.workers.optimizer.tuning import Tuner
 from hubring.workers.optimizer.uneven import UnevenInputs
 from hubring.workers.optimizer.wrapping import OptimizerWrapper, asks_for_loss
@@ -124,17 +124,8 @@ class DistributedOptimizer(OptimizerWrapper):
         self._communicator = communicator = setup.communicator
         self._after_step = setup.after_step
         self._steps_on_server = communicator.steps_on == "server"
-        if cross_barrier and model is None:
-            raise ConfigError(
-                "cross_barrier=True needs the model, because its modules' forwards wait for parameters:"
-                " call DistributedOptimizer(optimizer, model, cross_barrier=True)"
-            )
         self._asks = asks_for_loss(optimizer)
-        if uneven and (cross_barrier or self._asks or not communicator.lockstep):
-            raise ConfigError(
-                "uneven=True needs ranks in lockstep and one exchange per step that step() waits for: remove"
-                " uneven=True, cross_barrier=True or LBFGS; an asynchronous hub does not need uneven=True"
-            )
+        check_options(model, communicator, cross_barrier=cross_barrier, uneven=uneven, asks=self._asks)
         self._uneven_inputs = UnevenInputs(communicator, optimizer) if uneven else None
         self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
         named = named_parameters if model is None else model.named_parameters()

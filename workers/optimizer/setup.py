@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.checkpoints import Checkpoints
 from hubring.workers.runtime import context
@@ -93,3 +94,28 @@ def _checkpoints(here: Worker) -> Checkpoints | None:
 
 def ignore(_: object) -> None:
     """Does nothing: the default for a callback."""
+
+
+def check_options(
+    model: torch.nn.Module | None,
+    communicator: Communicator,
+    *,
+    cross_barrier: bool,
+    uneven: bool,
+    asks: bool,
+) -> None:
+    """Checks that the options fit together; `asks`: the optimizer evaluates a closure several times per step.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if cross_barrier and model is None:
+        raise ConfigError(
+            "cross_barrier=True needs the model, because its modules' forwards wait for parameters:"
+            " call DistributedOptimizer(optimizer, model, cross_barrier=True)"
+        )
+    if uneven and (cross_barrier or asks or not communicator.lockstep):
+        raise ConfigError(
+            "uneven=True needs ranks in lockstep and one exchange per step that step() waits for: remove"
+            " uneven=True, cross_barrier=True or LBFGS; an asynchronous hub does not need uneven=True"
+        )

@@ -58,7 +58,7 @@ def connect(config: WorkerConfig, session: Session, device: torch.device) -> Com
 def _share_cores(workers: int) -> None:
     """Limits torch to this worker's share of the host's cores. Workers that each use all cores slow down."""
     # A shard on the same host gets no share: shard and worker mostly take turns. Measured with one of each
-    # on 2 cores and an MLP of 25 M parameters: 128 ms a step with two cores for the worker, 152 with one.
+    # on 2 cores and an MLP of 25 M parameters: 128 ms per step with two cores for the worker, 152 with one.
     if "OMP_NUM_THREADS" not in environment():
         share = max(1, len(os.sched_getaffinity(0)) // workers)
         torch.set_num_threads(min(share, torch.get_num_threads()))  # a script may already have set fewer

@@ -103,7 +103,7 @@ class Worker:
             self._save_early(step)
         if self.communicator.draining:
             self._stop(
-                "the hub was asked to stop: all workers stop after this step; restart the hub and the"
+                "the server was asked to stop: all workers stop after this step; restart the server and the"
                 " workers to continue from the last checkpoint"
             )
         if self.communicator.topology == "ring":

@@ -50,7 +50,7 @@ def test_a_host_that_joins_says_where_its_own_shards_step() -> None:
 
 
 def test_colocated_shards_have_no_device_of_the_servers() -> None:
-    with pytest.raises(ConfigError, match="--device cuda is for the shards of this host"):
+    with pytest.raises(ConfigError, match="--device cuda applies to shards on this host"):
         ServerConfig(colocate=True, device="cuda")
 
 

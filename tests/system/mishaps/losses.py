@@ -294,7 +294,7 @@ LOSSES = [
     Mishap(
         "the server is asked to stop (SIGTERM)",
         "the workers",
-        who="the hub was asked to stop",
+        who="the server was asked to stop",
         since="after this step",
         why="all workers stop after this step",
         fix="restart the hub and the workers to continue from the last checkpoint",

@@ -69,7 +69,7 @@ def blanked(message: str, folder: Path) -> str:
 
 BLANKS = [
     (r"\b(127\.0\.0\.1|localhost):\d{4,5}\b", "HOST:PORT"),
-    (r"--port \d+", "--port PORT"),
+    (r"--port [1-9]\d*", "--port PORT"),
     (r"pid \d+", "pid N"),
     (r"\.writing-\d+", ".writing-N"),
     (r"\d+(\.\d+)? s\b", "N s"),

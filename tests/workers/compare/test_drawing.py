@@ -181,7 +181,7 @@ def test_a_setting_is_told_in_words() -> None:
     )
     assert words(setting, "key") == (
         "4 workers, 1 server, links of 200 Mbit/s with 5 ms latency ± 1 ms, stragglers: one slow host, 20 ms"
-        " a step, ranks 2, 3, worker 1 killed before step 50, 50 ms of emulated compute a step"
+        " per step, ranks 2, 3, worker 1 killed before step 50, 50 ms of emulated compute per step"
     )
 
 
@@ -190,9 +190,9 @@ def test_a_setting_is_told_in_words() -> None:
 )
 def test_milliseconds_are_told_as_they_are(seconds: float, told: str) -> None:
     slow = Setting(workers=2, straggler=Straggler(kind="constant", seconds=seconds))
-    assert words(slow, "").endswith(f"stragglers: constant {told} a step, all ranks")
+    assert words(slow, "").endswith(f"stragglers: constant {told} per step, all ranks")
     alone = Setting(workers=2, straggler=Straggler(kind="constant", seconds=seconds, ranks=(1,)))
-    assert words(alone, "").endswith(f"{told} a step, rank 1")
+    assert words(alone, "").endswith(f"{told} per step, rank 1")
 
 
 def test_a_hub_overtakes_from_the_size_on_from_which_it_stays_ahead() -> None:

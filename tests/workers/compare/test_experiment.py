@@ -165,7 +165,7 @@ def test_experiments_that_ship_can_be_read_and_are_the_same_after_json(name: str
         ("[link]\nraet = 1", r"raet = 1 in \[link\], .*did you mean rate"),
         ("workers = 0", "workers = 0 in .*expected a whole number, at least 1; or a list"),
         ('workers = ["two"]', "expected a whole number, at least 1"),
-        ('[link]\nrate = "1gb"', r"'1gb': expected a rate in bits a second, such as 200mbit"),
+        ('[link]\nrate = "1gb"', r"'1gb': expected a rate in bits per second, such as 200mbit"),
         ("link = 3", r"link = 3 in .*: expected a table \[link\]"),
         ("[straggler]\nranks = 1", r"\[straggler\] has no seconds; add it"),
         ('[straggler]\nkind = "slow"\nseconds = 1', "expected one of constant, pareto, host"),

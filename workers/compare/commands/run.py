@@ -42,7 +42,7 @@ def run(
     servers: Annotated[str | None, typer.Option(help="numbers of hub shards, comma-separated [1]")] = None,
     transport: Annotated[str | None, typer.Option(help="of the hub: auto, shm, zmq or grpc [auto]")] = None,
     backend: Annotated[str | None, typer.Option(help="of the ring: gloo or nccl [gloo]")] = None,
-    batch: Annotated[int | None, typer.Option(help="samples a step over all workers [the job's]")] = None,
+    batch: Annotated[int | None, typer.Option(help="samples per step over all workers [the job's]")] = None,
     lr: Annotated[
         str | None,
         typer.Option(help="scaling of the learning rate: same, linear or per-worker [same]"),

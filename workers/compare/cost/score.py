@@ -62,7 +62,7 @@ class Score:
         return Accuracy(fmean(errors), len(errors)) if errors else None
 
     def scaling(self) -> list[Scaling]:
-        """Returns samples a second by workers, otherwise in each row's first setting."""
+        """Returns samples per second by workers, otherwise in each row's first setting."""
         return [self._scaling(first) for first in self._calibrating]
 
     def predict(self, reading: Reading, setting: Setting) -> Forecast:

@@ -47,7 +47,7 @@ def _figures(constants: Constants) -> dict[str, float]:
 
 def _unit(name: str) -> tuple[float, str]:
     if name == "compute":
-        return 1e3, "ms a step"
+        return 1e3, "ms per step"
     if name == "link.rate":
         return 1e-9, "Gbit/s"
     if name.endswith(("alpha", "latency")) or name == "serve":

@@ -12,12 +12,12 @@ _TIMES = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def rate(value: object) -> float:
-    """Returns bits a second from a number, or from text in the spelling of tc, such as `200mbit`.
+    """Returns bits per second from a number, or from text in the spelling of tc, such as `200mbit`.
 
     Raises:
         UsageError: The value is neither.
     """
-    return _read(value, _RATES, "a rate in bits a second, such as 200mbit, 1gbit or 1000000000")
+    return _read(value, _RATES, "a rate in bits per second, such as 200mbit, 1gbit or 1000000000")
 
 
 def seconds(value: object) -> float:

@@ -15,7 +15,7 @@ BEYOND = 1.25
 
 
 def contest(first: str, second: str, scope: Scope, rows: tuple[str, str]) -> str:
-    """Returns a sentence on which of two rows processes more samples a second.
+    """Returns a sentence on which of two rows processes more samples per second.
 
     Args:
         first: The first row in words.
@@ -180,9 +180,9 @@ def _gain(scope: Scope, name: str, base: str) -> str:
     elif pace.decided:
         step = f"{name} processes samples more slowly than {base}, at {pace} of its speed"
     elif pace.even:
-        step = f"{name} is as fast as {base} in samples a second"
+        step = f"{name} is as fast as {base} in samples per second"
     else:
-        step = f"{name} shows no clear difference from {base} in samples a second, {pace} times as many"
+        step = f"{name} and {base} show no clear difference in samples per second (a ratio of {pace})"
     good, outcome = _outcome(scope, name, base)
     if not outcome:
         return ""

@@ -1,4 +1,4 @@
-"""Speed by workers and servers: the crossover of hub and ring, and samples a second by workers."""
+"""Speed by workers and servers: the crossover of hub and ring, and samples per second by workers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _from_on(wins: Mapping[int, bool]) -> int | None:
 
 
 def scaling(settings: Sequence[Setting], rows: Sequence[Entry]) -> list[Scaling]:
-    """Returns samples a second by workers, from the first settings that differ only in workers."""
+    """Returns samples per second by workers, from the first settings that differ only in workers."""
     group = next((group for group in _groups(settings, "workers") if len(group) > 1), [])
     if not group:
         return []

@@ -105,7 +105,7 @@ def _against_one_process(scope: Scope) -> list[str]:
     contest = hub_vs_ring.contest(name, alone, scope, (name, "local"))
     ahead = [other for other, ratio in ratios.items() if ratio.more]
     if ahead and name not in ahead:
-        return [scope.say(f"{contest[:-1]}; faster than that process: {listed(ahead)}.")]
+        return [scope.say(f"{contest[:-1]}; faster than the single process: {listed(ahead)}.")]
     if not all(ratio.decided and ratio.value < 1 for ratio in ratios.values()):
         return [scope.say(contest)]
     machines = "these machines have" if hub_vs_ring.on_a_cluster(scope.findings) else "this machine has"

@@ -18,7 +18,7 @@ def columns(findings: Findings) -> list[str]:
         "s to target" if job.target is None else f"s to {job.target:g}",
         "final loss",
         job.title,
-        "bytes a step",
+        "bytes per step",
         "exposed ms",
         "stale mean/max",
     ]

@@ -15,7 +15,7 @@ COLUMNS = (
 
 
 def algbw(nbytes: float, seconds: float) -> float:
-    """Returns the bytes of an operation divided by its time, in 1e9 bytes a second."""
+    """Returns the bytes of an operation divided by its time, in 1e9 bytes per second."""
     return nbytes / seconds / 1e9
 
 

@@ -30,7 +30,7 @@ def words(setting: Setting, key: str, servers: bool = True) -> str:
     parts += [] if setting.link is None else [_link(setting.link)]
     parts += [] if setting.straggler is None else [_straggler(setting.straggler)]
     parts += [] if setting.fault is None else [_fault(setting.fault)]
-    parts += [] if setting.compute is None else [f"{_ms(setting.compute)} of emulated compute a step"]
+    parts += [] if setting.compute is None else [f"{_ms(setting.compute)} of emulated compute per step"]
     return ", ".join(parts)
 
 
@@ -71,7 +71,7 @@ def _straggler(slow: Straggler) -> str:
     kind = {"pareto": "heavy-tailed", "host": "one slow host,", "constant": "constant"}[slow.kind]
     ranks = ", ".join(map(str, slow.ranks))
     who = f"rank{'' if len(slow.ranks) == 1 else 's'} {ranks}" if ranks else "all ranks"
-    return f"stragglers: {kind} {_ms(slow.seconds)} a step, {who}"
+    return f"stragglers: {kind} {_ms(slow.seconds)} per step, {who}"
 
 
 def _fault(fault: Fault) -> str:
@@ -165,4 +165,4 @@ def straggler(slow: Straggler) -> str:
     """Returns a straggler in words."""
     where = f"rank {', '.join(map(str, slow.ranks))}" if slow.ranks else "every rank"
     kind = {"constant": "a", "pareto": "a heavy-tailed mean", "host": "a slow host's mean"}
-    return f"{kind[slow.kind]} delay of {_ms(slow.seconds)} a step on {where}"
+    return f"{kind[slow.kind]} delay of {_ms(slow.seconds)} per step on {where}"

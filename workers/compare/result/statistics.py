@@ -47,7 +47,10 @@ def by_chance(seeds: int) -> str:
         return "Everything ran with one seed, so any difference can be chance."
     if seeds < 6:
         odds = f"{2 * 0.5**seeds:.0%}"
-        return f"With {seeds} seeds, two equal rows have the same order with every seed in {odds} of cases."
+        return (
+            f"With {seeds} seeds, chance alone makes one of two equal rows faster with every seed in {odds}"
+            " of cases."
+        )
     return ""
 
 

@@ -31,7 +31,7 @@ def test_it_says_whom_a_straggler_slowed(tmp_path: Path) -> None:
     trainer = Replayed(records=by_straggler(slow))
     said = verdict(tmp_path, trainer, rows=tuple(slow), straggler=table)
     assert (
-        "A delay of 20 ms a step on rank 1 makes steps of ring 3.00 and hub-bsp"
+        "A delay of 20 ms per step on rank 1 makes steps of ring 3.00 and hub-bsp"
         " 2.00 times as long, but not of hub-asp."
     ) in said
     assert "times are those of an emulated machine" in said
@@ -45,9 +45,9 @@ def test_a_straggler_whose_effect_varies_is_not_said_to_have_none(tmp_path: Path
     table = StragglerTable(seconds=(0.02,), ranks=(1,), baseline=True)
     trainer = Replayed(records=records)
     said = verdict(tmp_path, trainer, rows=("ring", "hub-bsp"), straggler=table)
-    assert "A delay of 20 ms a step on rank 1 does not slow hub-bsp." in said
+    assert "A delay of 20 ms per step on rank 1 does not slow hub-bsp." in said
     assert (
-        "With and without a delay of 20 ms a step on rank 1, steps show no clear difference:"
+        "With and without a delay of 20 ms per step on rank 1, steps show no clear difference:"
         " ring 1.50 (0.90 to 1.60) times as long."
     ) in said
 

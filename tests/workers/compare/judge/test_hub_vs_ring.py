@@ -26,7 +26,7 @@ def test_a_pace_that_is_not_told_apart_is_not_called_even(tmp_path: Path) -> Non
 
     said = verdict(tmp_path, Replayed(records=records))
     assert (
-        "hub-asp shows no clear difference from hub-bsp in samples a second, 1.43 (0.91 to 1.67) times"
+        "hub-asp and hub-bsp show no clear difference in samples per second (a ratio of 1.43 (0.91 to 1.67))"
         in said
     )
 

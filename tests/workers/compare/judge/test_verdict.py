@@ -67,7 +67,7 @@ def test_one_process_alone_that_is_faster_is_named(tmp_path: Path) -> None:
 def test_the_row_held_against_one_process_is_not_picked_by_its_speed(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"local": 0.004, "ring": 0.005}))
     assert "hub-bsp loses to a single process" in said
-    assert "a factor of 1.25 when paired by seed; faster than that process: ring." in said
+    assert "a factor of 1.25 when paired by seed; faster than the single process: ring." in said
     assert "too small" not in said
 
 

@@ -91,7 +91,7 @@ class Way(Struct, frozen=True, kw_only=True):
 
 
 def goodput(link: Link | None) -> float:
-    """Returns TCP payload bytes a second over a link, each way; infinite without a link."""
+    """Returns TCP payload bytes per second over a link, each way; infinite without a link."""
     rate = None if link is None else link.rate
     return inf if rate is None else rate / 8 * PAYLOAD_BYTES / LINE_BYTES
 

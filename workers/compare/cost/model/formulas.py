@@ -1,6 +1,6 @@
 """Formulas of a step's exchange; exact if all workers are alike and begin together.
 
-M: bytes of the model, B: bytes a second of a host's link each way, n: workers, k: servers.
+M: bytes of the model, B: bytes per second of a host's link each way, n: workers, k: servers.
 
 | topology | bytes at line rate | why |
 | --- | --- | --- |

@@ -73,7 +73,7 @@ def _step(material: Material, entry: Entry) -> Step:
     if not _known(entry):
         return Step(mark, label, "withheld" if entry.withheld else "not measured", [], [])
     step = entry.median("step_ms")
-    value = NOTHING if step is None else f"{digits(step)} ms a step"
+    value = NOTHING if step is None else f"{digits(step)} ms per step"
     return Step(mark, label, value, _pieces(entry), _beside(entry))
 
 

@@ -72,7 +72,7 @@ def _of(material: Material, row: str, keys: Sequence[str]) -> dict[int, tuple[fl
 def _figure(material: Material, index: int, key: str) -> Figure:
     name, found = f"scaling-servers-{index}", _times(material, key)
     x = Axis(Log.of(n for each in found for n in each.by), "servers, log scale")
-    y = Axis(Linear.around((value for each in found for value in each.known), zero=True), "ms a step")
+    y = Axis(Linear.around((value for each in found for value in each.known), zero=True), "ms per step")
     keys = [each for each in material.findings.setting_keys if without_servers(each) == key]
     title = f"Step time by servers: {words(material.findings.setting(keys[0]), key, servers=False)}"
     crossing = next((each for each in material.findings.crossover if each.setting == key), None)
