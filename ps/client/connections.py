@@ -376,7 +376,7 @@ class Connections:
             except ServerUnreachable as error:
                 if time.monotonic() > deadline:
                     raise ServerUnreachable(
-                        f"{error}; gave up after {REDIAL_SECONDS:g} s of retries."
+                        f"shard {shard} is lost: {error}; gave up after {REDIAL_SECONDS:g} s of retries."
                         " Restart the server with the same --checkpoint-dir, then restart the workers"
                     ) from lost
                 time.sleep(_REDIAL_PAUSE)

@@ -297,7 +297,7 @@ LOSSES = [
         who="the server was asked to stop",
         since="after this step",
         why="all workers stop after this step",
-        fix="restart the hub and the workers to continue from the last checkpoint",
+        fix="restart the server and the workers to continue from the last checkpoint",
         code=75,
         provoke=a_server_that_is_asked_to_stop,
     ),
