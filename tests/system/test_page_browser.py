@@ -200,7 +200,7 @@ def test_buttons_work_with_the_token_and_not_without(
     assert "a user ended the job on the status page" in worker.done(69)["error"]
     expect(page.locator("h1")).to_contain_text("No job yet")
     page.get_by_role("button", name="End the job").click()
-    expect(page.locator("#answer")).to_contain_text("Failed: no job is running")
+    expect(page.locator("#answer")).to_contain_text("Failed: cannot end the job: no job is running")
 
     second = cluster.worker(address, SMALL, "100000")
     expect(page.locator("h1")).to_contain_text("1 worker trains")
