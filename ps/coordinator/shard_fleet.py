@@ -28,8 +28,18 @@ LOOK_SECONDS = 1.0
 """How long a page or a scrape waits for a shard. A longer wait would make the other shards' numbers old."""
 SAVE_SECONDS = 600.0
 """How long a shard may take to reach the step to save, and to write or read its file."""
-RESTART = "; restart the job from its checkpoint"
-"""The fix in the error of a shard that does not answer."""
+
+
+class ShardSilent(JobFailed):
+    """A shard does not answer a call.
+
+    Attributes:
+        cause: The message without its fix, for a caller that knows a better one.
+    """
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"{cause}; restart the job from its checkpoint")
+        self.cause = cause
 
 
 @dataclass(slots=True)
@@ -190,6 +200,4 @@ class Fleet:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise ConfigError(f"{shard}: {error.details()}") from error
-            raise JobFailed(
-                f"{shard} does not answer ({error.code().name}: {error.details()}){RESTART}"
-            ) from error
+            raise ShardSilent(f"{shard} does not answer ({error.code().name}: {error.details()})") from error

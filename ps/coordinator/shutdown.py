@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from hubring.ps.coordinator import status
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
-from hubring.ps.coordinator.shard_fleet import RESTART, Fleet
+from hubring.ps.coordinator.shard_fleet import Fleet, ShardSilent
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.job.job import Job
 
@@ -50,8 +50,8 @@ class Shutdown:
             return  # the answer to a heartbeat tells its members, which agree on a step
         try:
             await self._fleet.drain()
-        except JobFailed as error:
-            self.lose_shard(str(error))
+        except ShardSilent as error:
+            self.lose_shard(error.cause)
 
     def lose_shard(self, what: str) -> None:
         """Fails the job, whose parameters are lost; also fails the server if the shard was its own.
@@ -63,8 +63,7 @@ class Shutdown:
         if not self._colocate:
             fix = "Restart the server with the same --checkpoint-dir, then restart the workers"
         error = JobFailed(
-            f"{what.removesuffix(RESTART)}, at about step {self._job.step};"
-            f" its part of the parameters is lost. {fix}"
+            f"{what}, at about step {self._job.step}; its part of the parameters is lost. {fix}"
         )
         if not self._colocate and self.failure is None:
             self.failure = error
@@ -88,9 +87,9 @@ class Shutdown:
             await self._unless_lost(self._checkpoints.save_last())
         try:
             return await self._unless_lost(status.shards(self._fleet)) or []
-        except JobFailed as error:
+        except ShardSilent as error:
             if not self._colocate:
-                self.lose_shard(str(error))
+                self.lose_shard(error.cause)
             return [{"error": str(error)}]
 
     async def _unless_lost(self, work: Coroutine[Any, Any, _T]) -> _T | None:

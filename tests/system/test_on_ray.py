@@ -12,9 +12,11 @@ import pytest
 from hubring.ps.core import extras
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.workers.programs import on_ray
+from tests.support.needs import needs
 from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster
 
 DRIVER = str(SCRIPTS / "on_ray_driver.py")
+PACKAGES, RAY = needs(find_spec("ray"), "ray", "pip install ray")
 PATIENT = 300.0
 """Seconds: Ray's own processes take their time to start, on a busy machine a minute."""
 
@@ -47,8 +49,8 @@ def test_a_cluster_that_has_no_room_for_all_workers_is_refused_before_anything_s
 
 
 @pytest.mark.slow
-@pytest.mark.packages
-@pytest.mark.skipif(find_spec("ray") is None, reason="no ray here: pip install ray")
+@PACKAGES
+@RAY
 def test_ray_starts_hub_and_workers_and_tells_how_they_ended(cluster: Cluster) -> None:
     program = cluster.start("driver", [sys.executable, DRIVER, SMALL, "10"])
     results = program.done(timeout=PATIENT)

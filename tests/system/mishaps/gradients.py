@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
-MEND = "Lower the learning rate, clip gradients, .*use a torch.amp.GradScaler"
+FIX = "Lower the learning rate, clip gradients, .*use a torch.amp.GradScaler"
 
 
 def a_spoilt_gradient(stage: Stage, factor: str, *flags: str, mode: str = "bsp") -> Program:
@@ -28,7 +28,7 @@ GRADIENTS = [
         who="the gradient of rank 1",
         since=f"in step {HOLD + 1}",
         why=r"is not finite.* nan in \d\.\w+ \[",
-        fix=MEND,
+        fix=FIX,
         code=1,
         provoke=lambda stage: a_spoilt_gradient(stage, "nan"),
     ),
@@ -38,7 +38,7 @@ GRADIENTS = [
         who="the gradient of rank 1",
         since=f"in step {HOLD + 1}",
         why=r"is not finite.* nan in \d\.\w+ \[",
-        fix=MEND,
+        fix=FIX,
         code=1,
         provoke=lambda stage: a_spoilt_gradient(stage, "nan", mode="asp"),
     ),
@@ -48,7 +48,7 @@ GRADIENTS = [
         who="rank 1's parameter",
         since=f"after step {HOLD + 1}",
         why=r"\d\.\w+ \[.*\] holds nan",
-        fix=MEND,
+        fix=FIX,
         code=1,
         provoke=lambda stage: a_spoilt_gradient(stage, "nan", "--topology", "ring"),
     ),
@@ -58,7 +58,7 @@ GRADIENTS = [
         who="rank 1's parameter",
         since=f"after step {HOLD + 1}",
         why=r"\d\.\w+ \[.*\] holds nan",
-        fix=MEND,
+        fix=FIX,
         code=1,
         provoke=lambda stage: a_spoilt_gradient(stage, "nan", "--aggregate"),
     ),

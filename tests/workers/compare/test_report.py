@@ -164,7 +164,7 @@ def test_the_list_names_rows_jobs_experiments_and_results(tmp_path: Path) -> Non
 
 
 class Heard(Lifeline):
-    """Notes what it is told."""
+    """Notes its calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""A team sees each end at once, whoever still holds the outputs."""
+"""A team sees each end at once, whichever process still holds the outputs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from hubring.workers.compare.judge import hub_vs_ring
 from hubring.workers.compare.judge.hardships import hardships
 from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.ratio import Ratio
-from hubring.workers.compare.result.setting_text import Scope, listed, scopes
+from hubring.workers.compare.result.setting_text import Scope, listed, scopes, with_servers
 from hubring.workers.compare.result.statistics import by_chance
 
 
@@ -118,19 +118,13 @@ def _crossover(findings: Findings) -> list[str]:
     texts = []
     for each in findings.crossover:
         tried = ", ".join(map(str, each.tried))
-        predicted = f"predicted: {_with_at_least(each.predicted)}" if each.calibrated else "no prediction"
+        predicted = f"predicted: {with_servers(each.predicted)}" if each.calibrated else "no prediction"
         texts.append(
             f"{each.setting}, {tried} servers tried: the hub steps faster than the ring"
-            f" {_with_at_least(each.measured)}; {predicted}; by bytes alone ({each.formula}):"
-            f" {_with_at_least(each.by_bytes)}."
+            f" {with_servers(each.measured)}; {predicted}; by bytes alone ({each.formula}):"
+            f" {with_servers(each.by_bytes)}."
         )
     return texts
-
-
-def _with_at_least(servers: float | None) -> str:
-    if servers is None:
-        return "with no number of servers"
-    return f"with {servers:g} or more servers"
 
 
 def _caveats(findings: Findings) -> list[str]:

@@ -17,6 +17,11 @@ def without_servers(setting: str) -> str:
     return re.sub(r"(^| )k\d+(?= |$)", "", setting).strip()
 
 
+def with_servers(least: float | None) -> str:
+    """Returns from how many servers on something holds, in words; None: for no number."""
+    return "with no number of servers" if least is None else f"with {least:g} or more servers"
+
+
 def words(setting: Setting, key: str, servers: bool = True) -> str:
     """Returns a setting as a heading.
 

@@ -13,7 +13,7 @@ from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Rule, measured_and_predicted
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.result.findings import Crossover
-from hubring.workers.compare.result.setting_text import without_servers, words
+from hubring.workers.compare.result.setting_text import with_servers, without_servers, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ def _rules(crossing: Crossover | None, x: Axis) -> list[Rule]:
 def _caption(crossing: Crossover | None) -> str:
     if crossing is None:
         return "The crossover was not determined."
-    texts = [f"{_from_on(at)} ({word})" for word, at in _known(crossing).items()]
-    texts.append(f"{_from_on(crossing.by_bytes)} (by bytes alone, {crossing.formula})")
+    texts = [f"{with_servers(at)} ({word})" for word, at in _known(crossing).items()]
+    texts.append(f"{with_servers(crossing.by_bytes)} (by bytes alone, {crossing.formula})")
     return f"The hub is faster than the ring {', '.join(texts)}."
 
 
@@ -119,9 +119,3 @@ def _known(crossing: Crossover | None) -> dict[str, float | None]:
         return {}
     known = {"measured": crossing.measured}
     return known | ({"predicted": crossing.predicted} if crossing.calibrated else {})
-
-
-def _from_on(servers: float | None) -> str:
-    if servers is None:
-        return "with no number of servers"
-    return f"with {servers:g} or more servers"
