@@ -85,9 +85,8 @@ def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster
     assert results(out)["gate"]["passed"]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_comparison_that_is_stopped_ends_its_children_and_says_how_to_go_on(
     cluster: Cluster, tmp_path: Path, number: int, code: int
 ) -> None:

@@ -133,6 +133,7 @@ def test_who_listens_there_instead_is_told_from_a_server(cluster: Cluster) -> No
     assert "speaks gRPC, but is not a ps-server" in reports[2]["server"]["found"]
 
 
+@pytest.mark.full
 def test_a_listener_that_says_nothing_is_told_as_such(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
@@ -297,6 +298,7 @@ def test_a_machine_whose_name_is_anothers_address_is_a_failure(cluster: Cluster,
 
 
 @needs_root
+@pytest.mark.full
 def test_a_machine_whose_name_is_loopback_is_a_warning(cluster: Cluster, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node7\n")
@@ -330,6 +332,7 @@ def test_a_server_in_a_network_that_nothing_leads_to_ends_with_69(cluster: Clust
 
 
 @needs_root
+@pytest.mark.full
 def test_a_resolver_that_hangs_holds_up_nobody_else(cluster: Cluster, tmp_path: Path) -> None:
     """A name server takes questions and never answers."""
     for name, text in {

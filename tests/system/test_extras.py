@@ -56,6 +56,7 @@ def test_the_job_that_needs_an_extra_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_job_that_needs_no_extra_trains(cluster: Cluster, bare: dict[str, str]) -> None:
     flags = ["--job", "char-lm", "--", "--epochs", "1", "--batch-size", "512"]
     result = cluster.run("worker", WORKER, *flags, variables=bare).done()

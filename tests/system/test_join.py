@@ -42,6 +42,7 @@ def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
     host.done()
 
 
+@pytest.mark.full
 def test_shards_without_a_server_end_with_a_sentence(cluster: Cluster) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

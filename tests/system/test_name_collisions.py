@@ -80,6 +80,7 @@ def test_ps_run_trains_a_script_beside_files_of_our_names(trapped: Path, topolog
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_ps_server_and_ps_worker_train_it_too(trapped: Path) -> None:
     started: list[str | Path] = [PROGRAMS / "ps-server", "start", "--port", "0", "--once", "--workers", "1"]
     with subprocess.Popen(started, cwd=trapped, env=outside(), stderr=subprocess.PIPE, text=True) as server:
@@ -93,6 +94,7 @@ def test_ps_server_and_ps_worker_train_it_too(trapped: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_several_workers_of_one_ps_worker_train_it_too(trapped: Path) -> None:
     ended = run(trapped, [PROGRAMS / "ps-worker", "--gpus", "1", "train.py"])
     assert ended.returncode == 0, ended.stderr
@@ -100,6 +102,7 @@ def test_several_workers_of_one_ps_worker_train_it_too(trapped: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_plain_python_trains_a_script_beside_folders_of_our_names(folder: Path) -> None:
     ended = run(folder, [sys.executable, "train.py"])
     assert (ended.returncode, ended.stdout) == (0, "trained by local 1\n"), ended.stderr

@@ -101,7 +101,9 @@ def test_tensors_are_where_the_job_wants_them(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "gpu"), [("ddp-gloo", "ddp-nccl"), ("hub-shm", "hub-cuda")])
+@pytest.mark.parametrize(
+    ("row", "gpu"), [("ddp-gloo", "ddp-nccl"), pytest.param("hub-shm", "hub-cuda", marks=pytest.mark.full)]
+)
 def test_ranks_of_a_row_on_a_gpu_are_fresh_processes_that_know_theirs(
     row: str, gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def test_workers_of_ps_run_know_who_started_them(cluster: Cluster, tmp_path: Pat
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Path) -> None:
     mark = tmp_path / "killed"
     script = tmp_path / "elastic.py"
