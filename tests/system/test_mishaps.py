@@ -20,6 +20,7 @@ FIRST = {
     "a worker is killed",
     "a checkpoint of another model",
     "a gradient is NaN",
+    "a small /dev/shm, for a DataLoader with workers",
 }
 """What `make test` plays, at least one of each section; `make test-full` plays the others."""
 
