@@ -1,24 +1,28 @@
 """Flat buckets of parameters and gradients, in the order in which backward finishes.
 
-A bucket's parameters are views of one flat tensor, and their gradients are views of
-another, so an exchange copies nothing together or apart. Invariant: when a bucket is
-sent, every `parameter.grad` is its view of `bucket.gradients`.
+A bucket's gradients are exchanged in one flat tensor. Backward makes each gradient in memory of its own, as in
+torch; `collect` moves it into the flat tensor and makes `parameter.grad` a view of it. Where the hub steps, the
+parameters are views of another flat tensor too, into which its answers are written; where workers step, they
+stay where the script put them.
+
+Invariant: when a bucket is sent, every `parameter.grad` is its view of `bucket.gradients` (or a tensor that the
+view cannot replace, and of which it is a copy), or None if the parameter is in `bucket.absent`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
-from operator import is_
 
 import torch
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec
-from hubring.workers.buckets.layout import Kind, Layout, NamedParameters, kind_of, lay_out
+from hubring.workers.buckets.gradient_memory import GradientMemory
+from hubring.workers.buckets.layout import Kind, NamedParameters, Parts, kind_of, lay_out
 from hubring.workers.buckets.pinning import Allocate
 from hubring.workers.buckets.staging import Staging
 
@@ -29,9 +33,13 @@ class Bucket:
     Attributes:
         spec: Names, shapes and dtype, which all ranks and the hub agree on.
         parameters: The parameters, in the order of `spec.tensors`.
-        gradients: Flat, on the parameters' device; every `parameter.grad` is a view of its memory.
-        values: Flat, on the parameters' device; every `parameter.data` is a view of it.
-        gradient_views: The view for each `parameter.grad`, in the order of `parameters`.
+        gradients: Flat, on the parameters' device.
+        values: Flat, on the parameters' device. Where the hub steps, every `parameter.data` is a view of it.
+            Where workers step, it exists only until `hand_out`.
+        absent: Positions of the parameters without a gradient: on this rank when the bucket is sent, on every
+            rank once the answer has arrived. Their part of `gradients` is zeros.
+        presence: Where all ranks' gradients are summed in place, one number per parameter behind the
+            gradients: the share of ranks that have a gradient.
         stage: Moves the bucket between the parameters' device and host memory.
     """
 
@@ -39,30 +47,79 @@ class Bucket:
         self,
         spec: BucketSpec,
         parameters: Sequence[torch.nn.Parameter],
-        gradients: torch.Tensor,
+        memory: torch.Tensor,
         values: torch.Tensor,
         staging: Staging,
     ) -> None:
-        """Makes a bucket over flat tensors of `spec.numel` elements each."""
+        """Makes a bucket.
+
+        Args:
+            spec: See `spec`.
+            parameters: See `parameters`.
+            memory: Flat: `spec.numel` elements of gradients, and behind them `presence`, or nothing.
+            values: Flat, with `spec.numel` elements, or none.
+            staging: Makes the stage.
+        """
         self.spec = spec
         self.parameters = tuple(parameters)
-        self.gradients = gradients
         self.values = values
+        self.absent: frozenset[int] = frozenset()
         self.staging = staging
-        self.stage = staging.stage(gradients, values)
-        # The same memory with a separate version counter: exchanges write to `gradients`, from any
-        # thread, and `changes` must only count backward and the script.
-        self._counted = gradients.data
-        self.gradient_views = _views(self._counted, self.parameters)
-        self._value_views = _views(self.values, self.parameters)
+        self._value_views = _views(values, self.parameters) if values.numel() else []
         self._addresses = [view.data_ptr() for view in self._value_views]
+        self._set(memory)
+
+    def use(self, memory: torch.Tensor) -> None:
+        """Exchanges gradients in this memory from now on; see `__init__`. Current gradients move there."""
+        earlier = self._shown
+        self._set(memory)
+        self._shown.replace(earlier)
+
+    def _set(self, memory: torch.Tensor) -> None:
+        numel = self.spec.numel
+        self.memory = memory
+        self.gradients = memory[:numel]
+        self.presence = memory[numel:] if memory.numel() > numel else None
+        self._shown = GradientMemory(self.gradients, self.parameters)
+        self.stage = self.staging.stage(self.gradients, self.values)
+
+    # Values.
 
     def move_in(self) -> None:
-        """Moves the parameters and their gradients into the flat tensors."""
+        """Moves the parameters into `values`."""
+        self.copy_in()
+        for parameter, view in zip(self.parameters, self._value_views, strict=True):
+            parameter.data = view
+
+    def copy_in(self) -> None:
+        """Copies the parameters to `values`."""
         for parameter, view in zip(self.parameters, self._value_views, strict=True):
             view.copy_(parameter.data)
-            parameter.data = view
-        self.collect()
+
+    def hand_out(self) -> None:
+        """Copies `values` to the parameters, and gives up `values`."""
+        for parameter, view in zip(self.parameters, self._value_views, strict=True):
+            parameter.data.copy_(view)
+        self.values = self.values.new_empty(0)
+        self._value_views, self._addresses = [], []
+        self.stage.give_up_values()
+
+    def check_values(self) -> None:
+        """Checks that every parameter is still a view of `values`.
+
+        Raises:
+            ConfigError: The model was moved or converted, so it would not get updates.
+        """
+        if not self._addresses or [one.data_ptr() for one in self.parameters] == self._addresses:
+            return
+        for tensor, parameter, address in zip(
+            self.spec.tensors, self.parameters, self._addresses, strict=True
+        ):
+            if parameter.data_ptr() != address:
+                raise ConfigError(
+                    f"parameter {tensor.name} was moved to other memory after DistributedOptimizer was made:"
+                    " call model.to(...), .half() and similar methods before you make DistributedOptimizer"
+                )
 
     @property
     def host_gradients(self) -> torch.Tensor:
@@ -74,62 +131,75 @@ class Bucket:
         """The values in host memory: `values` itself on the CPU."""
         return self.stage.values
 
+    # Gradients.
+
+    @property
+    def gradient_views(self) -> Sequence[torch.Tensor]:
+        """The view for each `parameter.grad`, in the order of `parameters`."""
+        return self._shown.views
+
     @property
     def changes(self) -> int:
         """Number of in-place changes of gradients by backward or the script; exchanges do not count."""
-        return self._counted._version
+        return self._shown.changes
+
+    def free(self) -> bool:
+        """Makes sure that no tensor which the script kept from an earlier step is overwritten by the next one.
+
+        Returns:
+            False if the script holds a view of this bucket's memory: the bucket must `use` other memory.
+        """
+        return self._shown.free()
+
+    def take(self, position: int) -> None:
+        """Moves one parameter's gradient into the bucket, if it has one."""
+        self._shown.take(position)
 
     def collect(self) -> None:
-        """Copies gradients that are elsewhere into the flat tensor. A missing gradient counts as zeros."""
-        if self.holds_gradients():
-            return
-        for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
-            gradient = parameter.grad
-            if gradient is None:
-                view.zero_()
-            elif gradient is not view:
-                view.copy_(gradient.detach())
-            parameter.grad = view
+        """Moves all gradients into the bucket."""
+        self._shown.collect()
 
-    def zero_gradients(self) -> None:
-        """Zeroes the gradients and drops tensors that replaced a view."""
-        self._counted.zero_()
-        if not self.holds_gradients():
-            for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
-                parameter.grad = view
+    def seal(self) -> None:
+        """Prepares the bucket to be sent: collects all gradients and notes which are absent."""
+        self.collect()
+        missing = self.missing()
+        for position in missing:
+            self._shown.clear(position)
+        self.absent = frozenset(missing)
+        if self.presence is not None:
+            self.presence.fill_(1)
+            for position in missing:
+                self.presence[position] = 0
+
+    def learn_absent(self) -> None:
+        """Makes `absent` the parameters without a gradient on every rank, once the mean has arrived."""
+        if self.absent and self.presence is not None:
+            shares = self.presence.tolist()
+            self.absent = frozenset(position for position, share in enumerate(shares) if not share)
+
+    def show_means(self) -> None:
+        """Makes every `parameter.grad` the mean that has arrived; None if no rank had one."""
+        self._shown.show(self.absent)
+
+    def missing(self) -> tuple[int, ...]:
+        """Returns the positions of the parameters without a gradient now."""
+        return tuple(position for position, one in enumerate(self.parameters) if one.grad is None)
 
     def holds_gradients(self) -> bool:
-        """Whether every `parameter.grad` is its view."""
-        return all(map(is_, [parameter.grad for parameter in self.parameters], self.gradient_views))
+        """Whether every gradient is still the one that `collect` or `seal` saw."""
+        return self._shown.is_current()
 
     @contextmanager
     def lent_gradients(self) -> Iterator[None]:
-        """Sets every `parameter.grad` to its view inside the block, even if the script dropped it."""
+        """Sets every `parameter.grad` to the mean inside the block, even if the script dropped it."""
         previous = [parameter.grad for parameter in self.parameters]
-        for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
-            parameter.grad = view
+        for position, (parameter, view) in enumerate(zip(self.parameters, self.gradient_views, strict=True)):
+            parameter.grad = None if position in self.absent else view
         try:
             yield
         finally:
             for parameter, gradient in zip(self.parameters, previous, strict=True):
                 parameter.grad = gradient
-
-    def check_values(self) -> None:
-        """Checks that every parameter is still a view of `values`.
-
-        Raises:
-            ConfigError: The model was moved or converted, so it would not get updates.
-        """
-        if [parameter.data_ptr() for parameter in self.parameters] == self._addresses:
-            return
-        for tensor, parameter, address in zip(
-            self.spec.tensors, self.parameters, self._addresses, strict=True
-        ):
-            if parameter.data_ptr() != address:
-                raise ConfigError(
-                    f"parameter {tensor.name} was moved to other memory after DistributedOptimizer was made:"
-                    " call model.to(...), .half() and similar methods before you make DistributedOptimizer"
-                )
 
 
 def make_buckets(
@@ -141,8 +211,13 @@ def make_buckets(
     allocate_values: Allocate | None = None,
     *,
     adjacent: bool = False,
+    presence: bool = False,
+    known: Collection[torch.nn.Parameter] = (),
 ) -> list[Bucket]:
-    """Puts the optimizer's trainable parameters into buckets and makes them views.
+    """Puts the optimizer's trainable parameters into buckets.
+
+    Where the hub steps, the parameters become views of `Bucket.values`. Where workers step, `values` has a copy
+    of them, until `Bucket.hand_out`.
 
     Args:
         optimizer: A bucket has parameters of one of its groups.
@@ -153,54 +228,69 @@ def make_buckets(
         optimizer_name: The optimizer that the hub runs; empty where workers step.
         allocate_values: As `allocate`, for the values of parameters on the CPU. None uses `allocate`.
         adjacent: Put buckets of one group, dtype and device into one tensor without gaps, for `join`.
+        presence: Make room for `Bucket.presence`.
+        known: Parameters to leave out, because other buckets have them.
 
     Raises:
         ConfigError: `bucket_bytes` is not positive; a parameter is not in the model, has no unique
-            name, is uninitialised or has an unsupported dtype; or no parameter is trainable.
+            name, is uninitialised or has an unsupported dtype; no parameter is trainable; or the hub steps and
+            two parameters share memory.
     """
-    layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name)
-    flat = _in_one_tensor if adjacent else _one_by_one
-    gradients = flat(layouts, allocate)
-    values = flat(layouts, allocate_values or allocate)
-    places = zip(layouts, gradients, values, strict=True)
+    layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name, known)
+    memories = _flat(layouts, allocate, adjacent=adjacent, presence=presence)
+    values = _flat(layouts, allocate_values or allocate) if optimizer_name else _flat(layouts, _plain)
     staging = Staging(allocate)
-    buckets = [Bucket(*layout, own, theirs, staging) for layout, own, theirs in places]
+    places = zip(layouts, memories, values, strict=True)
+    buckets = [Bucket(*layout, memory, theirs, staging) for layout, memory, theirs in places]
     with torch.no_grad():
         for bucket in buckets:
-            bucket.move_in()
+            if optimizer_name:
+                bucket.move_in()
+            else:
+                bucket.copy_in()
     return buckets
+
+
+def move_gradients(buckets: Sequence[Bucket], allocate: Allocate, *, adjacent: bool) -> None:
+    """Gives buckets new memory for gradients, since the script holds views of the memory that they have."""
+    presence = buckets[0].presence is not None
+    memories = _flat(buckets, allocate, adjacent=adjacent, presence=presence)
+    for bucket, memory in zip(buckets, memories, strict=True):
+        bucket.use(memory)
 
 
 def join(buckets: Sequence[Bucket]) -> Bucket:
     """Returns one bucket over the memory of adjacent buckets, for a single exchange.
 
-    It has the first bucket's index. `parameter.grad` and `parameter.data` stay views of `buckets`.
+    It has the first bucket's index. Only its `spec` and `memory` have a use: the parameters and their gradients
+    belong to `buckets`.
     """
     first = buckets[0]
     tensors = tuple(tensor for bucket in buckets for tensor in bucket.spec.tensors)
-    spec = replace(first.spec, tensors=tensors)
-    parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
-    gradients, values = (flat.as_strided((spec.numel,), (1,)) for flat in (first.gradients, first.values))
-    return Bucket(spec, parameters, gradients, values, first.staging)
+    numel = sum(bucket.memory.numel() for bucket in buckets)
+    memory = first.memory.as_strided((numel,), (1,))
+    return Bucket(replace(first.spec, tensors=tensors), (), memory, first.values[:0], first.staging)
 
 
-def _one_by_one(layouts: list[Layout], allocate: Allocate) -> list[torch.Tensor]:
-    """Makes a flat tensor for every bucket."""
-    return [_flat_like(layout.parameters[0], layout.spec.numel, allocate) for layout in layouts]
-
-
-def _in_one_tensor(layouts: list[Layout], allocate: Allocate) -> list[torch.Tensor]:
-    """Makes a flat tensor for every bucket as parts of one tensor per kind."""
-    sizes: Counter[Kind] = Counter()
-    for layout in layouts:
-        sizes[kind_of(layout)] += layout.spec.numel
+def _flat(
+    parts: Sequence[Parts], allocate: Allocate, *, adjacent: bool = False, presence: bool = False
+) -> list[torch.Tensor]:
+    """Makes a flat tensor for every bucket; `adjacent`: as parts of one tensor per kind."""
+    sizes = [part.spec.numel + len(part.parameters) * presence for part in parts]
+    if not adjacent:
+        return [
+            _flat_like(part.parameters[0], size, allocate) for part, size in zip(parts, sizes, strict=True)
+        ]
+    whole: Counter[Kind] = Counter()
+    for part, size in zip(parts, sizes, strict=True):
+        whole[kind_of(part)] += size
     rest: dict[Kind, torch.Tensor] = {}
     flats = []
-    for layout in layouts:
-        kind = kind_of(layout)
+    for part, size in zip(parts, sizes, strict=True):
+        kind = kind_of(part)
         if kind not in rest:
-            rest[kind] = _flat_like(layout.parameters[0], sizes[kind], allocate)
-        flat, rest[kind] = rest[kind].tensor_split([layout.spec.numel])
+            rest[kind] = _flat_like(part.parameters[0], whole[kind], allocate)
+        flat, rest[kind] = rest[kind].tensor_split([size])
         flats.append(flat)
     return flats
 
@@ -209,6 +299,10 @@ def _flat_like(parameter: torch.nn.Parameter, numel: int, allocate: Allocate) ->
     if parameter.device.type == "cpu":
         return allocate(numel, parameter.dtype)
     return torch.zeros(numel, dtype=parameter.dtype, device=parameter.device)
+
+
+def _plain(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(numel, dtype=dtype)
 
 
 def _views(flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -68,6 +69,7 @@ def lay_out(
     named_parameters: NamedParameters | None,
     bucket_bytes: int,
     optimizer_name: str,
+    known: Collection[torch.nn.Parameter] = (),
 ) -> list[Layout]:
     """Assigns the optimizer's trainable parameters to buckets. See `make_buckets` for arguments and errors.
 
@@ -77,12 +79,14 @@ def lay_out(
     """
     if bucket_bytes <= 0:
         raise ConfigError(f"bucket_bytes is {bucket_bytes}; it must be at least 1")
-    trainables = _trainables(optimizer, named_parameters)
+    trainables = [one for one in _trainables(optimizer, named_parameters) if one.parameter not in known]
     if not trainables:
         raise ConfigError(
             "the optimizer has no trainable parameter: pass it at least one parameter with requires_grad=True"
         )
-    _warn_of_strides(trainables)
+    if optimizer_name:
+        _check_apart(trainables)
+        _warn_of_strides(trainables)
     return [
         Layout(_spec(index, run, optimizer_name), [one.parameter for one in run])
         for index, run in enumerate(_runs(trainables, bucket_bytes))
@@ -177,6 +181,21 @@ def _spec(index: int, run: list[_Trainable], optimizer_name: str) -> BucketSpec:
 
 def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _check_apart(trainables: list[_Trainable]) -> None:
+    """Raises ConfigError if two parameters share memory: the hub steps each one in memory of its own."""
+    ends: list[tuple[int, int, str]] = []
+    for one in trainables:
+        start = one.parameter.data_ptr()
+        ends.append((start, start + one.nbytes, one.name))
+    ends.sort()
+    for (_, end, name), (start, _, other) in pairwise(ends):
+        if start < end:
+            raise ConfigError(
+                f"the parameters {name} and {other} share memory, but the hub steps each one separately: tie them"
+                f" as one parameter (decoder.weight = encoder.weight), or start the workers with --aggregate"
+            )
 
 
 def _warn_of_strides(trainables: list[_Trainable]) -> None:

@@ -62,6 +62,9 @@ class Stage(Protocol):
     def arrive(self) -> None:
         """Makes work queued from now on wait for the last answer. Call it once the work is done."""
 
+    def give_up_values(self) -> None:
+        """Releases the values, which are not exchanged from now on."""
+
 
 class OnHost:
     """The stage of a bucket on the CPU, which is exchanged in place."""
@@ -78,6 +81,9 @@ class OnHost:
 
     def arrive(self) -> None:
         """Does nothing: the answer is in place."""
+
+    def give_up_values(self) -> None:
+        self.values = self.values.new_empty(0)
 
 
 class ThroughHost:
@@ -130,6 +136,10 @@ class ThroughHost:
         if self._landed is not None:
             self.device.follow(self._landed)
 
+    def give_up_values(self) -> None:
+        self._there["values"] = self._there["values"].new_empty(0)
+        self.__dict__.pop("values", None)  # the mirror, if it was made
+
     def _exchange(self, what: str, ready: Mark, start: Start, copy_in: Callable[[], None]) -> Work:
         whole = Work(what)
 
@@ -168,7 +178,7 @@ class Staging:
         Raises:
             ConfigError: The bucket is on an unsupported device.
         """
-        device = values.device
+        device = gradients.device
         if device.type == "cpu":
             return OnHost(gradients, values)
         if device.type != "cuda":

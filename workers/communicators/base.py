@@ -55,6 +55,8 @@ class Communicator(ABC):
     """Whether the number of bytes sent together affects the speed."""
     joins: bool = False
     """Whether adjacent buckets are faster as one exchange. Ranks must then join the same buckets."""
+    sums_presence: ClassVar[bool] = False
+    """Whether `Bucket.presence` travels with the gradients. Otherwise the communicator sets `Bucket.absent`."""
     drains: ClassVar[bool] = False
     """Whether `draining` can become True: at the latest with the answer to the first bucket of a step."""
     lockstep: bool = True
@@ -81,10 +83,16 @@ class Communicator(ABC):
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         """Sends the bucket's gradients: those of the mean loss over this rank's own batch.
 
+        Parameters in `bucket.absent` have no gradient on this rank. Where workers step, `absent` or `presence`
+        then tells which have none on any rank. Where the hub steps, it does not step those.
+
         `bucket.gradients` belongs to the communicator until the work is done. On a GPU the answer
         may still be in flight then: call `bucket.stage.arrive()` before you use it. On a ring all
         ranks must send their buckets in the same order; on a hub the order may differ.
         """
+
+    def gradients_moved(self, buckets: Sequence[Bucket]) -> None:  # noqa: B027 - most hold no tensor of a bucket
+        """Learns that attached buckets have other memory for gradients. Nothing is in flight."""
 
     def together(self) -> AbstractContextManager[None]:
         """Returns a context that batches sends. Inside it no bucket may be waited for."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -146,6 +146,15 @@ class PSCommunicator(Communicator):
         """Starts the mean of all ranks' gradients as a collective."""
         call = Call(Collective.ALLREDUCE, name, ReduceOp.AVERAGE)
         return self.collective(call, gradients, then=lambda came: gradients.copy_(came[0]))
+
+    def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
+        if self._low_rank:
+            self._specs(list(buckets))  # makes new factors
+        elif self._coders:
+            for bucket in buckets:
+                self._make_coders(bucket)
+        if self._placed:
+            self._place(list(buckets))
 
     def together(self) -> AbstractContextManager[None]:
         # On a network the first buckets travel while later ones are sent or encoded.

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hubring.ps.compression.compressor import codec_for
+from hubring.ps.compression.quantization import Half
 from hubring.ps.core.codecs import parse
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
@@ -58,6 +60,7 @@ class AllreduceCommunicator(Communicator):
 
     topology = "ring"
     steps_on = "worker"
+    sums_presence = True
 
     def __init__(
         self,
@@ -80,9 +83,7 @@ class AllreduceCommunicator(Communicator):
         self._compress = compress
         # Weak keys: joined buckets only live for a tuning trial. The values reference a bucket's tensors,
         # not the bucket.
-        self._means: WeakKeyDictionary[Bucket, list[RingMean]] = WeakKeyDictionary()
-        """One mean per bucket, or two with PowerSGD, one for each phase."""
-        self._low_rank: WeakKeyDictionary[Bucket, LowRankMean] = WeakKeyDictionary()
+        self._means: WeakKeyDictionary[Bucket, _Means] = WeakKeyDictionary()
         self._open = partial(Ring, rank, size, backend=backend, device=torch.device(device), timeout=timeout)
         self._store, self._host = store, host
         self.ring = self._open(store=store, host=host)
@@ -116,13 +117,20 @@ class AllreduceCommunicator(Communicator):
         index = bucket.spec.index
         if bucket not in self._means:  # a joined bucket
             self._prepare(bucket)
-        means, low_rank = self._means[bucket], self._low_rank.get(bucket)
-        travels = sum(mean.travels for mean in means)
-        self.traffic.bytes_sent += travels
-        self.traffic.bytes_received += travels
-        if low_rank is None:
-            return means[0].start(f"the exchange of bucket {index}")
-        return low_rank.exchange(lambda phase: means[phase].start(f"the factors of bucket {index}"))
+        means = self._means[bucket]
+        self.traffic.bytes_sent += means.travels
+        self.traffic.bytes_received += means.travels
+        if means.presence is not None:  # operations end in order, so this one ends before the bucket's work
+            means.presence.start(f"who has gradients of bucket {index}")
+        if means.low_rank is None:
+            return means.phases[0].start(f"the exchange of bucket {index}")
+        return means.low_rank.exchange(
+            lambda phase: means.phases[phase].start(f"the factors of bucket {index}")
+        )
+
+    def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            self._prepare(bucket)
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         if call.collective is Collective.TRANSFER:
@@ -192,18 +200,23 @@ class AllreduceCommunicator(Communicator):
     def _prepare(self, bucket: Bucket) -> None:
         """Chooses how the bucket is averaged."""
         gradients = bucket.gradients
+        presence = None if bucket.presence is None else ring_mean(self.ring, bucket.presence, None)
         if self._compress.startswith("powersgd:"):
             rank = int(parse(self._compress).argument)
-            low_rank = self._low_rank[bucket] = LowRankMean(bucket.spec, gradients, rank, self.allocate)
+            low_rank = LowRankMean(bucket.spec, gradients, rank, self.allocate)
             pairs = zip(self._rings, low_rank.phases, strict=True)
-            self._means[bucket] = [ring_mean(ring, phase, None) for ring, phase in pairs]
+            phases = [ring_mean(ring, phase, None) for ring, phase in pairs]
+            self._means[bucket] = _Means(phases, presence, low_rank)
             return
         codec = codec_for(self._compress, gradients.numel(), gradients.dtype)
-        self._means[bucket] = [ring_mean(self.ring, gradients, codec)]
+        if codec is None or isinstance(codec, Half):  # the presence behind the gradients is summed with them
+            self._means[bucket] = _Means([ring_mean(self.ring, bucket.memory, codec)])
+        else:
+            self._means[bucket] = _Means([ring_mean(self.ring, gradients, codec)], presence)
 
     def _warn_of_waste(self, buckets: list[Bucket]) -> None:
         """Warns if compression does not reduce traffic: gathered payloads can be more than summed tensors."""
-        travels = sum(mean.travels for bucket in buckets for mean in self._means[bucket])
+        travels = sum(self._means[bucket].travels for bucket in buckets)
         plain = 2 * (self.size - 1) * sum(bucket.gradients.nbytes for bucket in buckets) // self.size
         if self._compress and self.rank == 0 and self.size > 1 and travels >= plain:
             log.warning(
@@ -228,6 +241,25 @@ class AllreduceCommunicator(Communicator):
                         f"rank {rank} and rank 0 train different models: rank {rank} has {there}, rank 0 has"
                         f" {here}; start all ranks with the same script and arguments"
                     )
+
+
+class _Means(NamedTuple):
+    """How one bucket is averaged.
+
+    Attributes:
+        phases: The means of its exchange: one, or with PowerSGD two, one after the other.
+        presence: The sum of its presence, if that does not travel with the gradients.
+        low_rank: PowerSGD's factors.
+    """
+
+    phases: list[RingMean]
+    presence: RingMean | None = None
+    low_rank: LowRankMean | None = None
+
+    @property
+    def travels(self) -> int:
+        """Bytes that each rank sends and receives."""
+        return sum(mean.travels for mean in self.phases)
 
 
 def _lines(spec: BucketSpec) -> list[str]:

@@ -1,9 +1,8 @@
 """Follows backward passes through hooks on the parameters.
 
-The first gradient of a pass starts the pass. In the last pass of a step,
-`on_ready(bucket)` is called when a bucket has all its gradients, and `on_end()` is
-called before `loss.backward()` returns. Gradients that the pass did not produce
-count as zeros.
+The first gradient of a pass starts the pass. From the step's last pass on, the overlap learns when
+a bucket has all its gradients, and, before `loss.backward()` returns, that the pass has ended. A pass
+need not produce all gradients.
 """
 
 from __future__ import annotations
@@ -19,13 +18,26 @@ from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.optimizer.exchange import Exchange
 from hubring.workers.optimizer.gradient_changes import ChangeWatch
+from hubring.workers.optimizer.overlap import Overlap
+
+LARGE_BYTES = 64 << 10
+"""A larger gradient moves into its bucket at once, while the cache has it, and its own memory is free again.
+Small ones move together: a call costs more than the bytes."""
 
 
 class BackwardPasses:
     """Follows the backward passes of one step.
 
+    Args:
+        buckets: All buckets.
+        passes_per_step: Passes after which a step's gradients are complete.
+        watch: Notes the gradients of each pass.
+        exchange: Sends the buckets.
+        overlap: Decides when.
+
     Attributes:
         count: Passes since the step began, including the current one.
+        on_begin: Called at the first gradient of a pass.
     """
 
     def __init__(
@@ -34,28 +46,44 @@ class BackwardPasses:
         passes_per_step: int,
         watch: ChangeWatch,
         exchange: Exchange,
-        on_ready: Callable[[Bucket], None],
-        on_end: Callable[[], None],
+        overlap: Overlap,
     ) -> None:
-        if passes_per_step < 1:
-            raise ConfigError(f"backward_passes_per_step is {passes_per_step}; it must be at least 1")
         self.count = 0
+        self.on_begin: Callable[[], None] = _nothing
         self._buckets = buckets
-        self._passes_per_step = passes_per_step
         self._watch = watch
         self._exchange = exchange
-        self._on_ready = on_ready
-        self._on_end = on_end
+        self._overlap = overlap
         self._graph_task = -1
         self._missing: list[set[int]] = [set() for _ in buckets]
         self._all = [frozenset(range(len(bucket.parameters))) for bucket in buckets]
         self._left: list[Bucket] = []
         # Backward runs one thread per device. A model can span several devices; a bucket cannot.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self.set_per_step(passes_per_step)
         for bucket in buckets:
             for position, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, position)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def set_per_step(self, passes: int) -> None:
+        """Sets the number of passes after which a step's gradients are complete.
+
+        Raises:
+            ConfigError: It is less than 1.
+        """
+        if passes < 1:
+            raise ConfigError(f"backward_passes_per_step is {passes}; it must be at least 1")
+        self._per_step = passes
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether this step has had more passes than it needs."""
+        return self.count > self._per_step
+
+    def enter(self) -> None:
+        """Counts the pass that runs now, of which gradients may have come before the hooks were there."""
+        self._enter_pass()
 
     def reset(self) -> None:
         """Prepares for the next step."""
@@ -71,6 +99,7 @@ class BackwardPasses:
         missing = self._missing[index := bucket.spec.index]
         current = torch._C._current_graph_task_id
         alive = weakref.ref(self)
+        large = bucket.parameters[position].nbytes >= LARGE_BYTES
 
         def accumulated(_: torch.Tensor) -> None:
             passes = alive()
@@ -79,6 +108,8 @@ class BackwardPasses:
             if current() != passes._graph_task:
                 passes._enter_pass()
             missing.discard(position)
+            if large:
+                passes._take(passes._buckets[index], position)
             if not missing:
                 passes._filled(passes._buckets[index])
 
@@ -90,34 +121,45 @@ class BackwardPasses:
             graph_task = torch._C._current_graph_task_id()
             if graph_task == self._graph_task:  # another device's thread was here first
                 return
-            self._check_count()
+            self._begin_exchange(self.count >= self._per_step)
             self.count += 1
             self._watch.begin_pass()
             self._left = [bucket for bucket in self._buckets if self._exchange.has_left(bucket)]
             for bucket in self._buckets:
                 self._missing[bucket.spec.index].update(self._all[bucket.spec.index])
-                if not self._exchange.has_left(bucket):
-                    bucket.collect()
             Variable._execution_engine.queue_callback(self._pass_ended)
             self._graph_task = graph_task
+        self.on_begin()
 
-    def _check_count(self) -> None:
-        if self.count == self._passes_per_step:
-            raise ConfigError(
-                f"backward ran more often than backward_passes_per_step={self._passes_per_step} before"
-                " optimizer.step(): to"
-                " accumulate gradients, pass backward_passes_per_step=... to DistributedOptimizer; to drop"
-                " them, call optimizer.zero_grad(); with activation checkpointing, use"
-                " checkpoint(..., use_reentrant=False)"
-            )
+    def _begin_exchange(self, again: bool) -> None:
+        """Prepares the exchange for more gradients; `again`: the step has had all the passes that it needs.
+
+        Where workers step, the gradients are means by now. A further pass adds to them, and the mean of the
+        sums is the sum of the means, so they are exchanged again, as in DDP.
+        """
+        if again and self._exchange.begun:
+            if self._overlap.sent:
+                raise ConfigError(
+                    "backward ran again after the gradients of this step were sent: to accumulate gradients, pass"
+                    " backward_passes_per_step=... to DistributedOptimizer; to drop them, call"
+                    f" optimizer.zero_grad(); otherwise, as for checkpoint(..., use_reentrant=True), pass {self._overlap.fix}"
+                )
+            self._exchange.reset()
+        if not self._exchange.begun:
+            self._exchange.free_memory()
+
+    def _take(self, bucket: Bucket, position: int) -> None:
+        with self._lock:
+            self._check_settled(bucket)
+            bucket.take(position)
 
     def _filled(self, bucket: Bucket) -> None:
         with self._lock:
             self._check_settled(bucket)
             bucket.collect()
             self._watch.note_gradients(bucket)
-            if self.count == self._passes_per_step:
-                self._on_ready(bucket)
+            if self.count >= self._per_step:
+                self._overlap.bucket_ready(bucket)
 
     def _pass_ended(self) -> None:
         for bucket in self._left:
@@ -127,8 +169,8 @@ class BackwardPasses:
             if self._missing[bucket.spec.index]:
                 bucket.collect()
         self._watch.note_end()
-        if self.count == self._passes_per_step:
-            self._on_end()
+        if self.count >= self._per_step:
+            self._overlap.backward_ended()
 
     def _check_settled(self, bucket: Bucket) -> None:
         """Raises ConfigError if the bucket got a gradient while its parameters are still in flight."""
@@ -141,3 +183,7 @@ class BackwardPasses:
             " module did not run its forward, so nothing waited for it; call optimizer.synchronize() before"
             " the forward, or remove cross_barrier=True"
         )
+
+
+def _nothing() -> None:
+    """Does nothing."""

@@ -52,9 +52,11 @@ class Stepper:
         groups = [{name: _copied(value) for name, value in group.items()} for group in wrapped.param_groups]
 
         def step(bucket: Bucket) -> None:
-            part = self._part({**groups[bucket.spec.group], "params": list(bucket.parameters)})
             with bucket.lent_gradients():
-                type(wrapped).step(part)
+                for group in groups:
+                    own = [one for one in bucket.parameters if any(one is each for each in group["params"])]
+                    if own:
+                        type(wrapped).step(self._part({**group, "params": own}))
 
         return step
 

@@ -29,19 +29,18 @@ from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.buckets.layout import NamedParameters
 from hubring.workers.collectives import allreduce
-from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.collectives.named_tensors import share_from_rank_0
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer import scaling
-from hubring.workers.optimizer.backward import BackwardPasses
 from hubring.workers.optimizer.bucket_steps import Stepper
 from hubring.workers.optimizer.checkpoints import Checkpoints
 from hubring.workers.optimizer.exchange import Exchange
 from hubring.workers.optimizer.forward import ForwardGuard
-from hubring.workers.optimizer.gradient_changes import ChangeWatch
-from hubring.workers.optimizer.model_tensors import ModelTensors, check_model
-from hubring.workers.optimizer.overlap import Overlap
+from hubring.workers.optimizer.groups import Groups
+from hubring.workers.optimizer.hub_step import HubStep
+from hubring.workers.optimizer.model_tensors import ModelTensors, check_batch_norm, check_model
+from hubring.workers.optimizer.reducer import Reducer, Wishes, reducers_of
 from hubring.workers.optimizer.setup import Setup, bytes_of_bucket, check_options, ignore
-from hubring.workers.optimizer.tuning import Tuner
 from hubring.workers.optimizer.uneven import UnevenInputs
 from hubring.workers.optimizer.wrapping import OptimizerWrapper, asks_for_loss
 
@@ -52,11 +51,10 @@ class DistributedOptimizer(OptimizerWrapper):
     """Exchanges gradients between all ranks, then steps on the worker or on the hub.
 
     Schedulers, hooks, `GradScaler`, closures and `state_dict` work as on any optimizer.
-    `param_groups`, `state` and `defaults` are those of the wrapped optimizer. If the hub steps,
-    it holds the state, and `state_dict` has only the groups. A parameter without a gradient
-    counts as one with a gradient of zeros. With a `GradScaler`, all ranks skip a step that one
-    rank must skip; on an asynchronous hub each rank skips on its own. On a hub each rank has its
-    own loss scale.
+    `param_groups`, `state` and `defaults` are those of the wrapped optimizer. A parameter that no rank has
+    a gradient of is not stepped. One that some ranks have used gets the mean, with zeros from the other
+    ranks, as in DDP. With a `GradScaler`, all ranks skip a step that one rank must skip; on an asynchronous
+    hub each rank skips on its own. On a hub each rank has its own loss scale.
 
     All ranks have the same weight. If batch sizes differ, multiply each rank's mean loss by
     `its samples * size / all samples`. Buffers are copied from rank 0 once, in the constructor.
@@ -82,10 +80,10 @@ class DistributedOptimizer(OptimizerWrapper):
         uneven: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Moves parameters and gradients into flat buckets and copies rank 0's values to all ranks.
+        """Copies rank 0's values to all ranks and prepares the exchange of gradients.
 
-        Before this call, load the model and move it to its device and dtype. Afterwards every
-        `parameter.data` and `.grad` is a view of a bucket.
+        Before this call, load the model and move it to its device and dtype. A gradient becomes a view of a
+        bucket once backward has made it. Where the hub steps, every `parameter.data` is a view of a bucket too.
 
         Args:
             optimizer: The optimizer of the parameters to train.
@@ -115,8 +113,8 @@ class DistributedOptimizer(OptimizerWrapper):
         Raises:
             ConfigError: `model` is not a module or does not match the optimizer; the ranks' models differ
                 (the error names the first difference); `cross_barrier` is set without a model or with an
-                optimizer that cannot step bucket by bucket; or `uneven` is set with an option that
-                excludes it.
+                optimizer that cannot step bucket by bucket; `uneven` is set with an option that
+                excludes it; or the model has torch's SyncBatchNorm, which would not synchronize.
         """
         check_model(model)
         setup = Setup.of(communicator, bucket_bytes, after_step)
@@ -125,35 +123,34 @@ class DistributedOptimizer(OptimizerWrapper):
         self._after_step = setup.after_step
         self._steps_on_server = communicator.steps_on == "server"
         self._asks = asks_for_loss(optimizer)
+        check_batch_norm(model, communicator)
         check_options(model, communicator, cross_barrier=cross_barrier, uneven=uneven, asks=self._asks)
         self._uneven_inputs = UnevenInputs(communicator, optimizer) if uneven else None
         self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
-        named = named_parameters if model is None else model.named_parameters()
-        held = [parameter for group in self.param_groups for parameter in group["params"]]
-        at_once = self._steps_on_server and not overlap and not cross_barrier
-        self._buckets = self._lay_out(named, setup.bucket_bytes or bytes_of_bucket(held, at_once=at_once))
-        self._tensors = ModelTensors(model, self._buckets, held)
+        self._hub_step = HubStep(optimizer)
+        self._groups = Groups(optimizer)
+        self._model = model
+        self._named = None if named_parameters is None else list(named_parameters)
         self._timeout = communicator.timeout if timeout is None else timeout
         self.ahead = int(cross_barrier)
-        self._steps = self._start_from_rank_0(setup.checkpoints)
-        self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout, setup.recorder)
-        self._watch = ChangeWatch(self._buckets, self._hyper)
-        # Before BackwardPasses: hooks run in the order in which they were registered.
-        self._begin_slow = setup.watch(self._tensors.exchanged)
-        guard = self._watch_forward(model) if cross_barrier and model is not None else None
-        self._overlap = Overlap(communicator, self._exchange, self._watch, guard, wanted=overlap)
-        self._passes = BackwardPasses(
-            self._buckets,
-            backward_passes_per_step,
-            self._watch,
-            self._exchange,
-            self._overlap.bucket_ready,
-            self._overlap.backward_ended,
+        self._wishes = Wishes(
+            passes_per_step=backward_passes_per_step,
+            overlap=overlap,
+            timeout=self._timeout,
+            bucket_bytes=setup.bucket_bytes,
+            recorder=setup.recorder,
         )
-        self._tuner = None if setup.bucket_bytes else Tuner(communicator, self._exchange, self._timeout)
+        self._reducers = self._inherited()
+        buckets = self._lay_out()
+        self._tensors = ModelTensors(model, [*self._buckets, *buckets])
+        self._steps = self._start_from_rank_0(buckets, setup.checkpoints)
+        # Before the reducer's hooks: hooks run in the order in which they were registered.
+        self._begin_slow = setup.watch(self._tensors.exchanged)
+        if buckets:
+            self._reduce(buckets)
         setup.adopt(self)
         self._begin_slow(self._steps)
-        self._asked = not self._steps
+        self._asked = not self._steps or len(self._reducers) > bool(buckets)
 
     @property
     def completed_steps(self) -> int:
@@ -174,7 +171,7 @@ class DistributedOptimizer(OptimizerWrapper):
     @property
     def exchange_seconds(self) -> float:
         """Seconds that training spent sending buckets and waiting for exchanges."""
-        return self._exchange.seconds
+        return sum(reducer.exchange.seconds for reducer in self._reducers)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes one step on all ranks. When it returns, the parameters are updated.
@@ -183,9 +180,10 @@ class DistributedOptimizer(OptimizerWrapper):
         `synchronize()` reads the parameters.
 
         Args:
-            closure: Recomputes the loss and the gradients. It is called once, before the exchange. An
-                optimizer that requires a closure (LBFGS) may call it several times, each time with an
-                exchange; then all ranks must pass a closure and call it equally often.
+            closure: Recomputes the loss and the gradients. On a hub that steps, and with `cross_barrier` or
+                `uneven`, it is called once, before the exchange. Otherwise the wrapped optimizer calls it,
+                maybe several times (LBFGS, SAM), each time with an exchange; then all ranks must pass a closure
+                and call it equally often.
 
         Returns:
             The closure's result. With LBFGS, the mean of the ranks' losses.
@@ -197,21 +195,23 @@ class DistributedOptimizer(OptimizerWrapper):
             Preempted: The job stops at this step.
         """
         loss = None
-        if closure is not None and self._asks:
+        if closure is not None and self._lets_optimizer_evaluate:
             loss = self.wrapped.step(lambda: self._evaluate(closure))
             self._end_step()
             return loss
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._tensors.check_frozen()
-        self._overlap.settle(self._passes.count, scales=hasattr(self, "found_inf"))
+        self._extend()
+        for reducer in self._reducers:
+            reducer.overlap.settle(reducer.passes.count, habit=self._habit(reducer))
         if self._uneven_inputs is not None:
             self._any_trains(self._uneven_inputs, trains=True)
         if self._must_skip():
             self._begin_step()
-            if self._tuner is not None:
-                self._tuner.note_skip()
+            for reducer in self._reducers:
+                if reducer.tuner is not None:
+                    reducer.tuner.note_skip()
         else:
             self._take_step()
             self._end_step()
@@ -220,7 +220,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def join(self) -> None:
         """Takes part in the other ranks' steps, without a batch, until no rank has a batch left.
 
-        In these steps this rank's gradient is zeros and counts in the mean. It copies float
+        In these steps this rank has no gradient, which counts as zeros in the mean. It copies float
         hyperparameters, such as the learning rate, from the ranks that train. So all ranks finish with
         the same parameters and `completed_steps`.
 
@@ -241,34 +241,64 @@ class DistributedOptimizer(OptimizerWrapper):
             self._end_step()
 
     def synchronize(self) -> None:
-        """Waits until all parameters are updated. Without `cross_barrier` it returns at once.
+        """Completes what is under way, so that the script may read or change it.
+
+        Where workers step, it exchanges the gradients of an accumulation that ended before
+        `backward_passes_per_step`. With `cross_barrier` it waits until all parameters are updated. Otherwise it
+        returns at once.
 
         Raises:
             DeadlineExceeded: The exchange took longer than the timeout.
             HubringError: The exchange failed.
         """
-        self._exchange.settle_all()
+        self.settle()
+        for reducer in self._reducers:
+            if not self._steps_on_server and reducer.passes.count and not reducer.exchange.begun:
+                reducer.exchange.finish()
+
+    def settle(self) -> None:
+        """Waits until all parameters are updated. Raises as `synchronize`."""
+        for reducer in self._reducers:
+            reducer.exchange.settle_all()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zeroes all gradients in place. `set_to_none` has no effect: gradients are views of buckets.
+        """Drops all gradients, or zeroes them in place, as in torch.
 
         Raises:
             ConfigError: The gradients were already sent; a push cannot be undone.
         """
-        if self._overlap.sent:
-            raise ConfigError(
-                "zero_grad() was called after the gradients were pushed during backward: call step() first;"
-                f" if the script skips steps, pass {self._overlap.fix} to DistributedOptimizer"
-            )
-        if self._passes.count:
-            self._watch.note_dropped()
+        for reducer in self._reducers:
+            if reducer.overlap.sent:
+                raise ConfigError(
+                    "zero_grad() was called after the gradients were pushed during backward: call step() first;"
+                    f" if the script skips steps, pass {reducer.overlap.fix} to DistributedOptimizer"
+                )
+            if reducer.passes.count:
+                reducer.watch.note_dropped()
         self._begin_step()
-        for bucket in self._buckets:
-            self._exchange.zero_gradients(bucket)
+        if not set_to_none:
+            self.settle()  # the gradients in flight must not change
+            for bucket in self._buckets:
+                bucket.collect()
+        self.wrapped.zero_grad(set_to_none)
 
     def refresh(self) -> None:
         """Pulls the newest parameters from an asynchronous hub. Elsewhere the parameters do not change."""
-        self._exchange.refresh()
+        for reducer in self._reducers:
+            reducer.exchange.refresh()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the wrapped optimizer. All ranks must do so between the same two steps.
+
+        Raises:
+            ConfigError: A hub steps: it has agreed with the workers on the parameters.
+        """
+        self.wrapped.add_param_group(param_group)
+        try:
+            self._extend()
+        except ConfigError:
+            self.wrapped.param_groups.pop()
+            raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads into the wrapped optimizer. If the hub steps, only the groups have an effect."""
@@ -276,18 +306,81 @@ class DistributedOptimizer(OptimizerWrapper):
             log.warning("load_state_dict() loaded only the parameter groups: the hub holds the state")
         super().load_state_dict(state_dict)
 
-    def _lay_out(self, named_parameters: NamedParameters | None, bucket_bytes: int) -> list[Bucket]:
-        name = self._name_on_server() if self._steps_on_server else ""
-        here = self._communicator
+    # The exchange.
+
+    @property
+    def _buckets(self) -> list[Bucket]:
+        return [bucket for reducer in self._reducers for bucket in reducer.buckets]
+
+    @property
+    def _held(self) -> list[torch.nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _inherited(self) -> list[Reducer]:
+        """Returns the reducers that exchange some of the parameters for an earlier optimizer."""
+        if self._steps_on_server:
+            return []
+        reducers = reducers_of(self._communicator, self._held)
+        for reducer in reducers:
+            reducer.passes.set_per_step(self._wishes.passes_per_step)
+        return reducers
+
+    def _lay_out(self) -> list[Bucket]:
+        """Makes buckets of the trainable parameters that no reducer has."""
+        known = {parameter for reducer in self._reducers for parameter in reducer.parameters}
+        self._groups.look()
+        if known and not self._groups.unknown(known):
+            return []
+        here, wishes = self._communicator, self._wishes
+        at_once = self._steps_on_server and not wishes.overlap and not self.ahead
         return make_buckets(
             self.wrapped,
-            named_parameters,
+            self._named if self._model is None else self._model.named_parameters(),
             here.allocate,
-            bucket_bytes,
-            name,
+            wishes.bucket_bytes or bytes_of_bucket(self._held, at_once=at_once),
+            self._name_on_server() if self._steps_on_server else "",
             here.allocate_values,
             adjacent=here.joins,
+            presence=here.sums_presence,
+            known=known,
         )
+
+    def _reduce(self, buckets: list[Bucket]) -> Reducer:
+        """Exchanges the gradients of attached buckets from now on."""
+        reducer = Reducer(self._communicator, buckets, self._wishes, self._hyper, self._watch_forward)
+        reducer.passes.on_begin = self._extend_in_pass
+        self._reducers.append(reducer)
+        return reducer
+
+    def _extend(self) -> Reducer | None:
+        """Takes in parameters that the script has thawed or added. All ranks do so in the same step."""
+        if not self._groups.look() and not self._groups.thaws:
+            return None
+        if not self._groups.unknown(self._tensors.exchanged):
+            return None
+        self._refuse_on_server()
+        buckets = self._lay_out()
+        self._communicator.attach(buckets)
+        for bucket in buckets:
+            bucket.hand_out()
+        reducer = self._reduce(buckets)
+        self._tensors = ModelTensors(self._model, self._buckets)
+        return reducer
+
+    def _extend_in_pass(self) -> None:
+        """Extends during backward, so that the new gradients are means when it returns."""
+        reducer = self._extend()
+        if reducer is not None:
+            reducer.passes.enter()
+
+    def _refuse_on_server(self) -> None:
+        if self._steps_on_server:
+            raise ConfigError(
+                "the optimizer has parameters to train that were frozen, or were not in its groups, when"
+                " DistributedOptimizer was made, and the hub agreed on the parameters then: make it while all of them"
+                " are trainable and freeze those that wait with requires_grad_(False) afterwards (a parameter without"
+                " a gradient is not stepped), or start the workers with --aggregate"
+            )
 
     def _name_on_server(self) -> str:
         """Returns the name of the hub's optimizer; raises ConfigError if the hub cannot run it."""
@@ -303,26 +396,51 @@ class DistributedOptimizer(OptimizerWrapper):
             )
         return name
 
-    def _start_from_rank_0(self, checkpoints: Checkpoints | None) -> int:
+    def _start_from_rank_0(self, buckets: list[Bucket], checkpoints: Checkpoints | None) -> int:
         """Gives all ranks the same model and state; returns the completed steps to continue from."""
         if checkpoints is not None:
             checkpoints.adopt(self)
-        with self._communicator.waiting:
-            start = self._communicator.attach(self._buckets)
+        step = max((reducer.steps for reducer in self._reducers), default=0)
+        if buckets:
+            with self._communicator.waiting:
+                step = max(step, self._communicator.attach(buckets).step)
+            if not self._steps_on_server:
+                with torch.no_grad():
+                    for bucket in buckets:
+                        bucket.hand_out()
         if not self._communicator.late:
-            rest = [tensor.data for _, tensor in self._tensors.rest()]
-            broadcast_into(rest, self._communicator, "model.rest", self._timeout)
-        return start.step if checkpoints is None else checkpoints.share(self)
+            share_from_rank_0(self._tensors.rest(), self._communicator, "model.rest", self._timeout)
+        return step if checkpoints is None else max(step, checkpoints.share(self))
 
     def _hyper(self, bucket: Bucket) -> Hyper:
         if not self._steps_on_server:
             return {}
-        return hyper_of(self.param_groups[bucket.spec.group], bucket.spec.optimizer)
+        group = self._groups.of(bucket)
+        return hyper_of(self.wrapped.defaults if group is None else group, bucket.spec.optimizer)
 
-    def _watch_forward(self, model: torch.nn.Module) -> ForwardGuard:
-        self.wrapped.register_state_dict_pre_hook(lambda _: self.synchronize())
-        self.wrapped.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
-        return ForwardGuard(model, self._buckets, self._exchange)
+    def _watch_forward(self, exchange: Exchange, buckets: list[Bucket]) -> ForwardGuard | None:
+        if not self.ahead or self._model is None:
+            return None
+        self.wrapped.register_state_dict_pre_hook(lambda _: self.settle())
+        self.wrapped.register_load_state_dict_pre_hook(lambda *_: self.settle())
+        return ForwardGuard(self._model, buckets, exchange)
+
+    # The step.
+
+    @property
+    def _lets_optimizer_evaluate(self) -> bool:
+        """Whether the wrapped optimizer calls a closure, as often as it wants."""
+        return self._asks or not (self._steps_on_server or self.ahead or self._uneven_inputs)
+
+    def _habit(self, reducer: Reducer) -> str:
+        """Returns why gradients must wait for `step()`, apart from changes to them; empty if they need not."""
+        if hasattr(self, "found_inf"):
+            return "uses a GradScaler"
+        if reducer.overlap.backward is None and self._hub_step.runs_before:
+            return "runs code of its own before the wrapped optimizer's step()"
+        if reducer.overlap.backward is None and reducer.passes.exceeded:
+            return "runs backward more often than backward_passes_per_step"
+        return ""
 
     def _any_trains(self, inputs: UnevenInputs, *, trains: bool) -> bool:
         """Whether some rank has a batch: before the hub steps, or after the mean where workers step."""
@@ -332,53 +450,68 @@ class DistributedOptimizer(OptimizerWrapper):
                 " remove uneven=True or the GradScaler"
             )
         if not self._steps_on_server:
-            self._exchange.finish()
+            self._finish()
         return inputs.any_trains(trains=trains)
 
     def _must_skip(self) -> bool:
         """Returns True if some rank's scaled gradients overflowed; otherwise unscales them."""
         if not hasattr(self, "found_inf"):
             return False
-        if not self._steps_on_server and not self._exchange.complete:
-            raise ConfigError(
-                f"step() was called after {self._passes.count} backward pass(es), fewer than"
-                " backward_passes_per_step: with a GradScaler, run all passes before every step()"
-            )
+        for reducer in self._reducers:
+            if not self._steps_on_server and not reducer.exchange.complete:
+                raise ConfigError(
+                    f"step() was called after {reducer.passes.count} backward pass(es), fewer than"
+                    " backward_passes_per_step: with a GradScaler, run all passes before every step(), or call"
+                    " optimizer.synchronize() before scaler.step(optimizer)"
+                )
         if scaling.overflowed(self.found_inf, self._communicator, self._timeout):
             return True
         scaling.unscale(self._buckets, getattr(self, "grad_scale", None))
         return False
 
     def _take_step(self) -> None:
-        if self._overlap.crossing:
-            self._exchange.leave(self._stepper.prepare() if self._stepper else ignore)
+        if all(reducer.overlap.crossing for reducer in self._reducers):
+            for reducer in self._reducers:
+                reducer.exchange.leave(self._stepper.prepare() if self._stepper else ignore)
             if self._communicator.drains:
                 # The answer to the first bucket has the stop request, which all ranks need now.
-                self._exchange.settle(self._buckets[0])
+                self._reducers[0].exchange.settle(self._reducers[0].buckets[0])
+        elif self._steps_on_server:
+            self._hub_step.run(self._finish)
         else:
-            self._exchange.finish()
-            if not self._steps_on_server:
-                self.wrapped.step()
+            self._finish()
+            self.wrapped.step()
         # A scheduler of the wrapped optimizer warns if no step was taken before it.
         self.wrapped._opt_called = True  # type: ignore[attr-defined]
-        self._overlap.step_taken(self._passes.count)
+        for reducer in self._reducers:
+            reducer.overlap.step_taken(reducer.passes.count)
+
+    def _finish(self) -> None:
+        """Sends what is left to send, and waits for everything."""
+        for reducer in self._reducers:
+            reducer.overlap.check()
+            reducer.exchange.finish()
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Computes the mean gradient and returns the mean loss, for an optimizer with a closure (LBFGS)."""
+        """Computes the mean gradient and the loss for an optimizer that calls the closure itself."""
         self._begin_step()
         with torch.enable_grad():
             loss = closure()
-        self._tensors.check_frozen()
-        self._exchange.finish()
+        self._extend()
+        self._finish()
+        if not self._asks:
+            return loss
         mean = allreduce(torch.as_tensor(loss), name="closure.loss", communicator=self._communicator)
         return mean if isinstance(loss, torch.Tensor) else mean.item()
 
     def _end_step(self) -> None:
         self._begin_step()
-        # If step() sends everything at once, the group size makes no difference.
-        if self._tuner is not None and self._overlap.backward:
-            self._tuner.note_step()
         self._steps += 1
+        for reducer in self._reducers:
+            reducer.steps = max(reducer.steps, self._steps)
+            # If step() sends everything at once, the group size makes no difference.
+            if reducer.tuner is not None and reducer.overlap.backward:
+                reducer.tuner.note_step()
         if not self._asked:
             self._asked = True
             log.warning(
@@ -389,11 +522,10 @@ class DistributedOptimizer(OptimizerWrapper):
         try:
             self._after_step(self._steps)
         except BaseException:
-            self.synchronize()  # a worker that stops here must complete the step first
+            self.settle()  # a worker that stops here must complete the step first
             raise
         self._begin_slow(self._steps)
 
     def _begin_step(self) -> None:
-        self._exchange.reset()
-        self._passes.reset()
-        self._watch.reset()
+        for reducer in self._reducers:
+            reducer.begin_step()

@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucketing import Bucket, move_gradients
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.bucket_group import BucketGroup, bucket_groups
 from hubring.workers.runtime.in_flight import FlightRecorder
@@ -61,7 +61,6 @@ class Exchange:
         self._sent = 0
         self._under_way: list[InFlight] = []
         self._left: dict[int, InFlight] = {}
-        self._zero_later: set[int] = set()
         self._then: Callable[[Bucket], None] = _nothing
         self.group(0)
 
@@ -93,7 +92,12 @@ class Exchange:
     def group(self, nbytes: int) -> None:
         """Sends groups of up to `nbytes` from the next step on. Ranks of a ring must use the same size."""
         assert not self.begun, "groups change between steps"
-        self._groups = bucket_groups(self._buckets, nbytes, joined=self._communicator.joins)
+        self._group_bytes = nbytes
+        self._regroup()
+
+    def _regroup(self) -> None:
+        joined = self._communicator.joins
+        self._groups = bucket_groups(self._buckets, self._group_bytes, joined=joined)
 
     def ready(self, bucket: Bucket) -> None:
         """Marks a bucket as complete and sends the groups that are next in order."""
@@ -132,6 +136,18 @@ class Exchange:
         under_way, self._under_way = self._under_way, []
         self._begin_waiting()
         self._wait(under_way)
+        if self._communicator.steps_on == "worker":
+            for bucket, *_ in under_way:
+                bucket.show_means()
+
+    def free_memory(self) -> None:
+        """Makes sure that the next gradients overwrite nothing that the script kept from an earlier step."""
+        free = [bucket.free() for bucket in self._buckets if not self.has_left(bucket)]
+        if not all(free):
+            self.settle_all()
+            move_gradients(self._buckets, self._communicator.allocate, adjacent=self._communicator.joins)
+            self._communicator.gradients_moved(self._buckets)
+            self._regroup()
 
     def leave(self, then: Callable[[Bucket], None]) -> None:
         """Sends the remaining buckets and waits for none. `then(bucket)` runs when a bucket is settled."""
@@ -159,21 +175,11 @@ class Exchange:
         _check_untouched(sent)
         del self._left[bucket.spec.index]
         self._then(bucket)
-        if bucket.spec.index in self._zero_later:
-            self._zero_later.discard(bucket.spec.index)
-            bucket.zero_gradients()
 
     def settle_all(self) -> None:
         """Waits for all buckets that an earlier step left, front layers first. Raises as `settle`."""
         for bucket in reversed(self._buckets if self._left else ()):
             self.settle(bucket)
-
-    def zero_gradients(self, bucket: Bucket) -> None:
-        """Zeroes a bucket's gradients, now or when an earlier step's exchange of them is settled."""
-        if self.has_left(bucket):
-            self._zero_later.add(bucket.spec.index)
-        else:
-            bucket.zero_gradients()
 
     def refresh(self) -> None:
         """Pulls the newest parameters without a push. Raises as `finish`."""
@@ -191,7 +197,7 @@ class Exchange:
         began = time.monotonic_ns()
         for bucket in group.buckets:
             bucket.check_values()
-            bucket.collect()
+            bucket.seal()
         self._sent += 1
         works = [self._communicator.push_pull(load, self._hyper(load)) for load in group.loads]
         if self._recorder is not None:
@@ -220,6 +226,8 @@ class Exchange:
                 if self._communicator.steps_on == "server":
                     # A local step does the same: autograd then refuses values that it saved before the step.
                     increment_version(bucket.parameters)
+                else:
+                    bucket.learn_absent()
         ended = time.monotonic_ns()
         self.seconds += (ended - began) / 1e9
         if self._recorder is not None:

@@ -3,12 +3,16 @@
 A hub steps as soon as it has the gradients. A change after they are sent would be lost:
 clipping, unscaling, a learning rate set just before `step()`. PyTorch counts in-place
 changes in a tensor's version, which views share, so one number per bucket detects them.
-A change through `.grad.data` is not counted, as in autograd itself.
+A change through `.grad.data` is not counted. In the first step, which decides when gradients
+are sent, their bytes are compared instead, so that it is found too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
 
 from hubring.ps.core.types import Hyper
 from hubring.workers.buckets.bucketing import Bucket
@@ -16,28 +20,43 @@ from hubring.workers.buckets.bucketing import Bucket
 CHANGED = "changes gradients between backward and step, as clipping does"
 
 
-class ChangeWatch:
-    """Records gradients and hyperparameters at the end of backward and detects later changes."""
+class Noted(NamedTuple):
+    """A bucket's gradients at the end of a backward pass."""
 
-    def __init__(self, buckets: list[Bucket], hyper: Callable[[Bucket], Hyper]) -> None:
+    changes: int
+    missing: tuple[int, ...]
+    copy: torch.Tensor | None
+
+
+class ChangeWatch:
+    """Records gradients and hyperparameters at the end of backward and detects later changes.
+
+    Attributes:
+        exact: Whether to compare bytes.
+    """
+
+    def __init__(self, buckets: list[Bucket], hyper: Callable[[Bucket], Hyper], *, exact: bool) -> None:
+        self.exact = exact
         self._buckets = buckets
         self._hyper = hyper
-        self._counts: dict[int, int] = {}
+        self._noted: dict[int, Noted] = {}
         self._hypers: list[Hyper] = []
         self._dropped = False
 
     def begin_pass(self) -> None:
         """Starts a backward pass. Changes before it are allowed: the pass adds to the changed gradients."""
-        self._counts = {}
+        self._noted = {}
 
     def note_gradients(self, bucket: Bucket) -> None:
         """Records a bucket whose last gradient was just accumulated."""
-        self._counts[bucket.spec.index] = bucket.changes
+        copy = bucket.gradients.clone() if self.exact else None
+        self._noted[bucket.spec.index] = Noted(bucket.changes, bucket.missing(), copy)
 
     def note_end(self) -> None:
         """Records the end of a pass, including buckets that did not get all gradients."""
         for bucket in self._buckets:
-            self._counts.setdefault(bucket.spec.index, bucket.changes)
+            if bucket.spec.index not in self._noted:
+                self.note_gradients(bucket)
         self._hypers = [self._hyper(bucket) for bucket in self._buckets]
 
     def note_dropped(self) -> None:
@@ -46,19 +65,31 @@ class ChangeWatch:
 
     def changes(self) -> str:
         """Returns what the script changed since backward, as text; empty if nothing."""
-        if self._dropped:
-            return "discards gradients without a step"
         if any(self._is_changed(bucket) for bucket in self._buckets):
             return CHANGED
         if self._hypers and self._hypers != [self._hyper(bucket) for bucket in self._buckets]:
             return "changes hyperparameters between backward and step"
         return ""
 
+    def habits(self) -> str:
+        """Returns what the script did so far that a gradient must not be sent before, as text."""
+        return "discards gradients without a step" if self._dropped else self.changes()
+
     def reset(self) -> None:
         """Prepares for the next step. Discarded gradients stay on record."""
-        self._counts = {}
+        self._noted = {}
         self._hypers = []
 
     def _is_changed(self, bucket: Bucket) -> bool:
-        noted = self._counts.get(bucket.spec.index)
-        return noted is not None and (noted != bucket.changes or not bucket.holds_gradients())
+        noted = self._noted.get(bucket.spec.index)
+        if noted is None:
+            return False
+        if (noted.changes, noted.missing) != (bucket.changes, bucket.missing()):
+            return True
+        if not bucket.holds_gradients():
+            return True
+        return noted.copy is not None and not _same_bytes(noted.copy, bucket.gradients)
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))

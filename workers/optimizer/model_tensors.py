@@ -8,6 +8,7 @@ import torch
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Communicator
 
 
 class ModelTensors:
@@ -16,16 +17,12 @@ class ModelTensors:
     Args:
         model: The model. None if only parameters were named; then there are no buffers.
         buckets: Buckets of the exchanged parameters.
-        held: All parameters of the optimizer's groups.
     """
 
-    def __init__(
-        self, model: torch.nn.Module | None, buckets: Sequence[Bucket], held: Sequence[torch.nn.Parameter]
-    ) -> None:
+    def __init__(self, model: torch.nn.Module | None, buckets: Sequence[Bucket]) -> None:
         self._model = model
         self._buckets = buckets
         self.exchanged = {parameter for bucket in buckets for parameter in bucket.parameters}
-        self._frozen = [one for one in held if one not in self.exchanged and one.numel() > 0]
 
     def trained(self) -> dict[str, torch.Tensor]:
         """Returns all exchanged parameters by name."""
@@ -46,20 +43,6 @@ class ModelTensors:
         """Returns all tensors of the model by name, to read and to overwrite."""
         return {name: tensor.detach() for name, tensor in [*self.trained().items(), *self.rest()]}
 
-    def check_frozen(self) -> None:
-        """Checks that no parameter outside the buckets has a gradient.
-
-        Raises:
-            ConfigError: A parameter was frozen when the optimizer was made and has a gradient now.
-        """
-        thawed = [parameter for parameter in self._frozen if parameter.grad is not None]
-        if thawed:
-            raise ConfigError(
-                f"{len(thawed)} parameter(s), the first of shape {tuple(thawed[0].shape)}, were frozen when"
-                " DistributedOptimizer was made and have gradients now, which are not exchanged: make"
-                " DistributedOptimizer while the parameters are trainable, and freeze them afterwards"
-            )
-
 
 def check_model(model: object) -> None:
     """Checks that `model` is a module or None.
@@ -73,3 +56,22 @@ def check_model(model: object) -> None:
             " DistributedOptimizer(optimizer, model); for parameters of several models call"
             " DistributedOptimizer(optimizer, named_parameters=...)"
         )
+
+
+def check_batch_norm(model: torch.nn.Module | None, communicator: Communicator) -> None:
+    """Checks that no layer believes that it synchronizes over ranks and does not.
+
+    torch's SyncBatchNorm uses torch.distributed. Without a process group it is an ordinary BatchNorm, silently.
+
+    Raises:
+        ConfigError: The model has such a layer.
+    """
+    if model is None or communicator.size == 1 or torch.distributed.is_initialized():
+        return
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.SyncBatchNorm:
+            raise ConfigError(
+                f"{name or 'the model'} is a torch.nn.SyncBatchNorm, which would not synchronize: it needs"
+                " torch.distributed. Use hubring.horovod.SyncBatchNorm, which uses Hubring's collectives, or"
+                " torch.nn.BatchNorm"
+            )

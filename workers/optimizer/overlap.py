@@ -70,39 +70,56 @@ class Overlap:
         """Whether gradients of this step were sent and can no longer be changed."""
         return bool(self._on_server or self.crossing) and self._exchange.begun
 
-    def settle(self, passes: int, *, scales: bool) -> None:
+    def settle(self, passes: int, *, habit: str) -> None:
         """Decides once, at the first step. Later it checks that the script still fits the decision.
 
         Args:
             passes: Backward passes since the last step.
-            scales: Whether the script uses a `GradScaler`.
+            habit: What the script does that gradients must not be sent before, as text; empty for nothing.
 
         Raises:
-            ConfigError: The script changed gradients that were already sent.
+            ConfigError: The script changed gradients that were already sent, or before they were sent.
         """
         if not self._on_server and self.crossing is False:
-            return
-        changes = "uses a GradScaler" if scales else self._watch.changes()
-        if not self._on_server:
-            self._settle_crossing(passes, changes)
-        elif self.backward is None and passes:
-            self.backward = not changes
-            if changes:
-                log.info("gradients are exchanged in step(), not during backward: the script %s", changes)
-            if changes == CHANGED and self._communicator.size > 1:
-                log.warning(
-                    "each rank changes its own gradient before the hub averages; on a ring or in one process"
-                    " the script changes the mean instead: pass --aggregate to change the mean here too"
+            if passes and not self._exchange.begun and self._watch.changes() == CHANGED:
+                raise ConfigError(
+                    f"the script {CHANGED}, but only {passes} backward pass(es) ran, fewer than"
+                    " backward_passes_per_step, so the gradients are not means yet: call optimizer.synchronize()"
+                    " after the last backward, before you read or change gradients"
                 )
+            return
+        if not self._on_server:
+            self._settle_crossing(passes, habit)
+        elif self.backward is None and passes:
+            self._settle_backward(habit or self._watch.habits())
         elif self._exchange.begun:
-            self._refuse(changes)
+            self._refuse(habit or self._watch.changes())
 
-    def _settle_crossing(self, passes: int, changes: str) -> None:
+    def check(self) -> None:
+        """Checks that hooks on `step()` have changed no gradients that were sent. Raises as `settle`."""
+        if self.sent:
+            self._refuse(self._watch.changes())
+
+    def _settle_backward(self, changes: str) -> None:
+        self.backward = not changes
+        self._watch.exact = False
+        if changes:
+            log.info("gradients are exchanged in step(), not during backward: the script %s", changes)
+        if changes == CHANGED and self._communicator.size > 1:
+            log.warning(
+                "each rank changes its own gradient before the hub averages; on a ring or in one process"
+                " the script changes the mean instead: pass --aggregate to change the mean here too"
+            )
+
+    def _settle_crossing(self, passes: int, habit: str) -> None:
         """Decides and checks `crossing` where workers step."""
         if self.crossing:
-            self._refuse(changes)
-        elif changes and passes:
-            self.crossing = False
+            if self._exchange.begun:
+                self._refuse(habit or self._watch.changes())
+            return
+        changes = habit or self._watch.habits()
+        if changes and passes:
+            self.crossing = self._watch.exact = False
             assert self._guard is not None
             self._guard.remove_hooks()
             log.info("step() waits for the exchange despite cross_barrier=True: the script %s", changes)
@@ -120,3 +137,4 @@ class Overlap:
             assert self._guard is not None
             self._guard.begin()
             self.crossing = True
+            self._watch.exact = False

@@ -31,5 +31,6 @@ def unscale(buckets: list[Bucket], grad_scale: torch.Tensor | None) -> None:
         return
     inverse = grad_scale.double().reciprocal().float().item()
     for bucket in buckets:
-        bucket.collect()
-        bucket.gradients.mul_(inverse)
+        for parameter in bucket.parameters:
+            if parameter.grad is not None:
+                parameter.grad.detach().mul_(inverse)

@@ -25,7 +25,7 @@ class Trainer(Protocol):
     def named_parameters(self) -> dict[str, torch.Tensor]:
         """All trained parameters by name."""
 
-    def synchronize(self) -> None:
+    def settle(self) -> None:
         """Waits until the parameters are the last step's result."""
 
 

@@ -86,7 +86,7 @@ class Worker:
     def synchronize(self) -> None:
         """Waits for exchanges that the last steps left in flight; raises their errors."""
         for trainer in self.trainers:
-            trainer.synchronize()
+            trainer.settle()
 
     def step_completed(self, step: int) -> None:
         """Records a step and handles stop requests. The optimizer calls it after each step.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Done = Callable[[torch.Tensor], None]
 Part = tuple[torch.Tensor, Done]
 
-LIMIT = 20.0
+LIMIT = 5.0
 """Seconds after which a waiting rank is a bug."""
 
 
@@ -34,6 +34,8 @@ class FakeHub:
         self.lock = threading.Lock()
         self.values: dict[int, torch.Tensor] = {}
         self.parts: dict[object, dict[int, Part]] = {}
+        self.absent: dict[int, list[frozenset[int]]] = {}
+        """By bucket: what each rank had no gradient of, in the open round."""
 
     def meet(
         self, key: object, rank: int, tensor: torch.Tensor, done: Done
@@ -88,13 +90,21 @@ class FakeRank(Communicator):
         self.pushed.append(bucket.gradients.clone())
         work = Work(f"bucket {bucket.spec.index}")
 
+        lacking = self.hub.absent.setdefault(bucket.spec.index, [])
+        with self.hub.lock:
+            lacking.append(bucket.absent)
+
         def take(result: torch.Tensor) -> None:
             target = bucket.values if self.steps_on == "server" else bucket.gradients
             target.copy_(result)
+            bucket.absent = nowhere
             work.complete_part()
 
+        nowhere: frozenset[int] = frozenset()
         parts = self.hub.meet(("push", bucket.spec.index), self.rank, bucket.gradients, take)
         if parts:
+            nowhere = frozenset.intersection(*lacking)
+            lacking.clear()
             mean = sum((gradient for gradient, _ in parts), torch.zeros(())) / self.size
             if self.steps_on == "server":
                 mean = self.hub.values[bucket.spec.index].sub_(hyper["lr"] * mean)
@@ -104,6 +114,8 @@ class FakeRank(Communicator):
 
     def pull(self, bucket: Bucket) -> Work:
         self.log.append(f"pull {bucket.spec.index}")
+        if self.steps_on == "worker":
+            return super().pull(bucket)
         bucket.host_values.copy_(self.hub.values[bucket.spec.index])
         return Work("pull", 0)
 
@@ -118,8 +130,9 @@ class FakeRank(Communicator):
             if call.collective is Collective.BROADCAST:
                 result = tensors[call.root]
             else:
-                assert call.op is ReduceOp.MAX
-                result = torch.stack(tensors).amax(0)
+                stacked = torch.stack(tensors)
+                assert call.op in (ReduceOp.MIN, ReduceOp.MAX)
+                result = stacked.amax(0) if call.op is ReduceOp.MAX else stacked.amin(0)
             for _, done in parts:
                 done(result)
 

@@ -42,10 +42,12 @@ def test_parameters_lie_in_reverse_order_of_registration() -> None:
     assert (bucket.spec.index, bucket.spec.dtype, bucket.spec.optimizer) == (0, "float32", "SGD")
 
 
-def test_every_parameter_and_gradient_is_a_view_of_its_bucket() -> None:
+def test_every_parameter_and_collected_gradient_is_a_view_of_its_bucket() -> None:
     model = three_layers()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     (bucket,) = buckets_of(model)
+    model(torch.ones(5, 4)).sum().backward()
+    bucket.collect()
     offset = 0
     for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
         piece = slice(offset, offset + tensor.numel)
@@ -61,9 +63,10 @@ def test_every_parameter_and_gradient_is_a_view_of_its_bucket() -> None:
 def test_backward_accumulates_into_the_flat_gradients() -> None:
     model = three_layers()
     (bucket,) = buckets_of(model)
-    model(torch.ones(5, 4)).sum().backward()
-    assert bucket.gradients[0] == 5  # the last layer's bias
-    assert bucket.holds_gradients()
+    for expected in (5, 10):
+        model(torch.ones(5, 4)).sum().backward()
+        bucket.collect()
+        assert bucket.gradients[0] == expected  # the last layer's bias
 
 
 def test_a_parameter_above_the_limit_gets_a_bucket_of_its_own() -> None:
@@ -218,36 +221,33 @@ def test_scalars_and_empty_parameters_are_dealt_with() -> None:
     scalar, empty = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.zeros(0, 4))
     (bucket,) = make_buckets(torch.optim.SGD([scalar, empty], lr=0.1), None, allocate, 100, "")
     (scalar * 2).backward()
+    bucket.seal()
     assert bucket.gradients.tolist() == [2.0]
     assert bucket.spec.tensors[0].shape == ()
 
 
-def test_collect_brings_strayed_gradients_back_and_zeroes_missing_ones() -> None:
+def test_where_workers_step_parameters_stay_where_they_are() -> None:
     model = nn.Linear(2, 1)
-    (bucket,) = buckets_of(model)
-    bucket.gradients.fill_(7)
-    model.weight.grad = torch.tensor([[1.0, 2.0]])
-    model.bias.grad = None
-    assert not bucket.holds_gradients()
-    bucket.collect()
-    assert bucket.holds_gradients()
-    assert bucket.gradients.tolist() == [0, 1, 2]
+    before = [parameter.data_ptr() for parameter in model.parameters()]
+    (bucket,) = make_buckets(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), allocate, 100, ""
+    )
+    bucket.values.fill_(4.0)
+    with torch.no_grad():
+        bucket.hand_out()
+    assert [parameter.data_ptr() for parameter in model.parameters()] == before
+    assert model.weight.tolist() == [[4.0, 4.0]]
+    assert bucket.values.numel() == 0
 
 
-def test_zeroing_drops_a_strayed_gradient() -> None:
-    model = nn.Linear(2, 1)
-    (bucket,) = buckets_of(model)
-    model.weight.grad = torch.ones(1, 2)
-    bucket.zero_gradients()
-    bucket.collect()
-    assert bucket.gradients.tolist() == [0, 0, 0]
-
-
-def test_gradients_from_before_are_kept() -> None:
-    model = nn.Linear(2, 1)
-    model(torch.ones(1, 2)).sum().backward()
-    (bucket,) = buckets_of(model)
-    assert bucket.gradients.tolist() == [1, 1, 1]
+def test_parameters_that_share_memory_are_refused_where_the_hub_steps() -> None:
+    first = nn.Parameter(torch.zeros(4))
+    second = nn.Parameter(first.detach()[1:])
+    optimizer = torch.optim.SGD([first, second], lr=0.1)
+    named = [("first", first), ("second", second)]
+    with pytest.raises(ConfigError, match=r"first and second share memory.*as one parameter"):
+        make_buckets(optimizer, named, allocate, 100, "SGD")
+    make_buckets(optimizer, named, allocate, 100, "")
 
 
 def test_a_model_that_is_converted_afterwards_is_found_out() -> None:

@@ -73,7 +73,7 @@ def test_who_is_stopped_after_a_step_leaves_it_whole() -> None:
     rank.holding = True
     with pytest.raises(Preempted):
         plain_step(model, optimizer, batches()[1])
-    assert not any(optimizer._exchange.has_left(bucket) for bucket in optimizer._buckets)
+    assert not any(optimizer._reducers[0].exchange.has_left(bucket) for bucket in optimizer._buckets)
 
 
 def test_where_the_first_bucket_tells_of_the_end_a_step_waits_for_it() -> None:

@@ -58,8 +58,8 @@ def test_a_hub_without_overlap_gets_one_bucket_a_kind() -> None:
         (1, "float32", ["2.bias", "0.bias"]),
         (0, "float32", ["2.weight", "0.weight"]),
     ]
-    assert optimizer._tuner is not None
-    assert optimizer._tuner._tuning is None, "there is nothing to try"
+    assert optimizer._reducers[0].tuner is not None
+    assert optimizer._reducers[0].tuner._tuning is None, "there is nothing to try"
 
 
 @pytest.mark.usefixtures("small")
@@ -126,7 +126,7 @@ def test_a_scheduler_on_the_wrapped_optimizer_works_without_a_warning(communicat
 
 
 @pytest.mark.parametrize("zero", ["optimizer", "model"])
-def test_a_parameter_without_a_gradient_counts_as_zeros(zero: str) -> None:
+def test_a_parameter_without_a_gradient_is_told_to_the_hub(zero: str) -> None:
     class Sometimes(nn.Module):
         def __init__(self) -> None:
             super().__init__()

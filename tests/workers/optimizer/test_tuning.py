@@ -154,11 +154,11 @@ def test_time_is_taken_when_the_devices_are_done(monkeypatch: pytest.MonkeyPatch
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     optimizer = wrap(build(), FakeRank(FakeHub(1)), bucket_bytes=None)
-    tuner = optimizer._tuner
+    tuner = optimizer._reducers[0].tuner
     assert tuner is not None
     tuner.note_step()
     assert waited == []
     device = torch.device("cuda", 1)
-    monkeypatch.setattr(type(optimizer._exchange), "devices", {device})
+    monkeypatch.setattr(type(optimizer._reducers[0].exchange), "devices", {device})
     tuner.note_step()
     assert waited == [device]

@@ -87,7 +87,7 @@ class DdpOptimizer(OptimizerWrapper):
         self._begin_slow(self.completed_steps)
         return loss
 
-    def synchronize(self) -> None:
+    def settle(self) -> None:
         """Does nothing: a step leaves no exchange in progress."""
 
     def refresh(self) -> None:

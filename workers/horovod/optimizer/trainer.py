@@ -46,7 +46,7 @@ class Trainer:
     def exchange_seconds(self) -> float:
         return self.waited()
 
-    def synchronize(self) -> None:
+    def settle(self) -> None:
         """Does nothing, since no exchange is running after a step."""
 
     def step_completed(self) -> None:

@@ -1,0 +1,85 @@
+"""Named tensors that all ranks get from rank 0: a model's buffers and frozen parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import ReduceOp
+from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.collectives.gatherings import allgather
+from hubring.workers.collectives.reductions import allreduce
+from hubring.workers.communicators.base import Communicator
+
+Named = Sequence[tuple[str, Tensor]]
+
+
+def share_from_rank_0(named: Named, communicator: Communicator, name: str, timeout: float | None) -> None:
+    """Overwrites tensors with rank 0's, after all ranks have compared names, shapes and dtypes.
+
+    Args:
+        named: Tensors of any dtype and layout, also expanded ones, by name. All ranks must call it, with or
+            without tensors.
+        communicator: Connects the ranks.
+        name: Name of the collectives.
+        timeout: Seconds that it may take; None: no limit.
+
+    Raises:
+        ConfigError: Two ranks differ. The error names both and the first difference.
+    """
+    if communicator.size == 1:
+        return
+    _compare(named, communicator, name)
+    whole = [_plain(tensor) for _, tensor in named]
+    broadcast_into(whole, communicator, name, timeout)
+    with torch.no_grad():
+        for (_, tensor), plain in zip(named, whole, strict=True):
+            _fill(tensor.detach(), plain)
+
+
+def _compare(named: Named, communicator: Communicator, name: str) -> None:
+    lines = [f"{what} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for what, one in named]
+    text = "\n".join(lines).encode()
+    digest = torch.tensor(list(sha256(text).digest()), dtype=torch.uint8)
+    pair = torch.stack([digest, 255 - digest])
+    least = allreduce(pair, ReduceOp.MIN, f"{name}.digest", communicator=communicator)
+    if bool((least.sum(0, dtype=torch.int64) == 255).all()):  # the least and the largest digest are the same
+        return
+    length = torch.tensor([len(text)])
+    lengths = allgather(length, f"{name}.length", communicator=communicator).tolist()
+    own = torch.tensor(list(text), dtype=torch.uint8)
+    whole = bytes(allgather(own, f"{name}.names", communicator=communicator).tolist())
+    texts = []
+    for count in lengths:
+        texts.append(whole[:count].decode().split("\n"))
+        whole = whole[count:]
+    for rank, other in enumerate(texts):
+        for here, there in zip_longest(texts[0], other, fillvalue="nothing more"):
+            if here != there:
+                raise ConfigError(
+                    f"rank 0 and rank {rank} have models with different buffers or frozen parameters: rank 0 has"
+                    f" {here or 'none'}, rank {rank} has {there or 'none'}; make the same model on all ranks"
+                )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Returns a copy as an ordinary tensor: dense, contiguous, without lazy conjugation or expansion."""
+    tensor = tensor.detach()
+    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    return dense.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _fill(tensor: Tensor, plain: Tensor) -> None:
+    """Overwrites a tensor of any layout in place."""
+    if tensor.layout is not torch.strided:
+        tensor.copy_(plain.to_sparse(layout=tensor.layout))
+        return
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:  # expanded: all entries are the same memory
+            tensor, plain = tensor.narrow(dimension, 0, 1), plain.narrow(dimension, 0, 1)
+    tensor.copy_(plain)

@@ -1,0 +1,87 @@
+"""The parameter group of each bucket, as the script has them now.
+
+A script may reorder, replace, empty, delete or add groups, and `load_state_dict` replaces all of them. So a
+bucket's group is found by its parameters, never by the place of the group in the list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.buckets.bucketing import Bucket
+
+Group = dict[str, Any]
+
+
+class Groups:
+    """Finds the groups of buckets' parameters.
+
+    Args:
+        optimizer: The optimizer whose groups count.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._seen: list[tuple[int, ...]] = []
+        self._group_of: dict[torch.nn.Parameter, Group] = {}
+        self._frozen: list[torch.nn.Parameter] = []
+
+    def look(self) -> bool:
+        """Reads the optimizer's groups again; returns whether other parameters are in them."""
+        groups = self._optimizer.param_groups
+        seen = [(id(group), *map(id, group["params"])) for group in groups]
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        self._group_of = {one: group for group in groups for one in group["params"]}
+        self._frozen = [one for one in self._group_of if not one.requires_grad]
+        return True
+
+    @property
+    def thaws(self) -> bool:
+        """Whether a parameter that was frozen at the last change of groups needs a gradient now."""
+        return any(one.requires_grad for one in self._frozen)
+
+    def of(self, bucket: Bucket) -> Group | None:
+        """Returns the group of a bucket's parameters; None if none of them is in a group any more.
+
+        Raises:
+            ConfigError: They are in several groups with different options.
+        """
+        groups = [self._group_of[one] for one in bucket.parameters if one in self._group_of]
+        if not groups:
+            return None
+        first, options = groups[0], None
+        for group in groups:
+            if group is first:
+                continue
+            options = options or _options(first)
+            if _options(group) != options:
+                names = [tensor.name for tensor in bucket.spec.tensors]
+                raise ConfigError(
+                    f"the parameters {names[0]} to {names[-1]} were in one parameter group when"
+                    " DistributedOptimizer was made, and are in groups with different options now, but the hub steps"
+                    " them together: make the groups first, or make a new DistributedOptimizer; or start the workers"
+                    " with --aggregate"
+                )
+        return first
+
+    def without(self, bucket: Bucket) -> frozenset[int]:
+        """Returns the positions of a bucket's parameters that are in no group any more."""
+        if len(self._group_of) and all(one in self._group_of for one in bucket.parameters):
+            return frozenset()
+        return frozenset(
+            position for position, one in enumerate(bucket.parameters) if one not in self._group_of
+        )
+
+    def unknown(self, known: set[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        """Returns the parameters in the groups that need a gradient and are not `known`."""
+        return [one for one in self._group_of if one not in known and one.requires_grad and one.numel()]
+
+
+def _options(group: Group) -> Group:
+    return {name: value for name, value in group.items() if name != "params"}

@@ -1,0 +1,96 @@
+"""The exchange of one set of parameters' gradients, whichever optimizers step them.
+
+A parameter's gradient is exchanged by the reducer that got it first. A later `DistributedOptimizer` over the same
+parameters, made anew or beside the first, steps with what that reducer exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from weakref import WeakSet
+
+import torch
+
+from hubring.ps.core.types import Hyper
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer.backward import BackwardPasses
+from hubring.workers.optimizer.exchange import Exchange
+from hubring.workers.optimizer.forward import ForwardGuard
+from hubring.workers.optimizer.gradient_changes import ChangeWatch
+from hubring.workers.optimizer.overlap import Overlap
+from hubring.workers.optimizer.tuning import Tuner
+from hubring.workers.runtime.in_flight import FlightRecorder
+
+
+class Wishes(NamedTuple):
+    """How a `DistributedOptimizer` wants its gradients exchanged; see there.
+
+    Attributes:
+        bucket_bytes: None: the first steps measure how many bytes to send together.
+    """
+
+    passes_per_step: int
+    overlap: bool
+    timeout: float | None
+    bucket_bytes: int | None
+    recorder: FlightRecorder | None = None
+
+
+class Reducer:
+    """Exchanges the gradients of attached buckets.
+
+    Args:
+        communicator: Connects the ranks.
+        buckets: Attached buckets.
+        wishes: How to exchange.
+        hyper: See below.
+        guard: Makes what makes forwards wait, with `cross_barrier`.
+
+    Attributes:
+        hyper: Returns the hyperparameters with which the hub steps a bucket.
+        steps: Completed steps.
+        parameters: The parameters of all buckets.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        buckets: list[Bucket],
+        wishes: Wishes,
+        hyper: Callable[[Bucket], Hyper],
+        guard: Callable[[Exchange, list[Bucket]], ForwardGuard | None],
+    ) -> None:
+        self.communicator = communicator
+        self.buckets = buckets
+        self.parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
+        self.hyper = hyper
+        self.steps = 0
+        self.exchange = Exchange(
+            communicator, buckets, lambda bucket: self.hyper(bucket), wishes.timeout, wishes.recorder
+        )
+        made = guard(self.exchange, buckets)
+        # Where workers step, the mean replaces the gradients in place before step().
+        exact = wishes.overlap and communicator.steps_on == "server"
+        self.watch = ChangeWatch(buckets, lambda bucket: self.hyper(bucket), exact=exact)
+        self.overlap = Overlap(communicator, self.exchange, self.watch, made, wanted=wishes.overlap)
+        self.passes = BackwardPasses(buckets, wishes.passes_per_step, self.watch, self.exchange, self.overlap)
+        tuned = wishes.bucket_bytes is None
+        self.tuner = Tuner(communicator, self.exchange, wishes.timeout) if tuned else None
+        _living.add(self)
+
+    def begin_step(self) -> None:
+        """Prepares for the next step's gradients."""
+        self.exchange.reset()
+        self.passes.reset()
+        self.watch.reset()
+
+
+_living: WeakSet[Reducer] = WeakSet()
+
+
+def reducers_of(communicator: Communicator, parameters: Iterable[torch.Tensor]) -> list[Reducer]:
+    """Returns the reducers that exchange some of these parameters' gradients already."""
+    wanted = set(parameters)
+    return [one for one in _living if one.communicator is communicator and one.parameters & wanted]
