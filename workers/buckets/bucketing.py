@@ -33,6 +33,8 @@ class Bucket:
         values: Flat, on the parameters' device; every `parameter.data` is a view of it.
         gradient_views: The view for each `parameter.grad`, in the order of `parameters`.
         stage: Moves the bucket between the parameters' device and host memory.
+        absent: Positions of the parameters without a gradient in this step, whose gradients are zeros. A
+            communicator whose worker steps leaves only those that are absent on every rank.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Bucket:
         """Makes a bucket over flat tensors of `spec.numel` elements each."""
         self.spec = spec
         self.parameters = tuple(parameters)
+        self.absent: frozenset[int] = frozenset()
         self.gradients = gradients
         self.values = values
         self.staging = staging
