@@ -23,10 +23,13 @@ class OptimizerState:
         tensors: By torch's name. "step" has one float32 for each parameter with elements in the slice, in
             order. Every other tensor is flat, with the slice's length and dtype. Empty: all are fresh.
         fresh: The parameters without state, by their index in "step"; the tensors hold zeros for them.
+        separate: Whether a shard steps each parameter by itself, which can round differently. A checkpoint
+            keeps it, a message does not.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     fresh: tuple[int, ...] = ()
+    separate: bool = False
 
     def saved(self) -> dict[str, Tensor]:
         """Returns the state as tensors for a checkpoint: one "step" for all parameters if they agree."""
@@ -35,8 +38,8 @@ class OptimizerState:
         saved = dict(self.tensors)
         if STEP in saved and not self.fresh and bool((saved[STEP] == saved[STEP][0]).all()):
             saved[STEP] = saved[STEP][0].clone()
-        if self.fresh:
-            saved[_FRESH] = torch.tensor(self.fresh)
+        if self.separate:
+            saved[_FRESH] = torch.tensor(self.fresh, dtype=torch.int64)
         return saved
 
     @classmethod
@@ -46,4 +49,4 @@ class OptimizerState:
         fresh = tensors.pop(_FRESH, None)
         if STEP in tensors and not tensors[STEP].dim():
             tensors[STEP] = tensors[STEP].repeat(parameters)
-        return cls(tensors, tuple(fresh.tolist()) if fresh is not None else ())
+        return cls(tensors) if fresh is None else cls(tensors, tuple(fresh.tolist()), separate=True)

@@ -33,7 +33,7 @@ kernel launch costs more than memory there."""
 
 
 class _Block(NamedTuple):
-    """Elements of the slice that are stepped together. `parameter` counts once the blocks are split."""
+    """Elements of the slice that are stepped together. `parameter` counts once parameters are separate."""
 
     part: slice
     values: Tensor
@@ -62,7 +62,7 @@ class BlockSteps:
         self._values = values
         self._make = partial(optimizer_for, name, values.dtype, values.device, finite=finite)
         self._parameters = parameters or [slice(0, values.numel())]
-        self._split = len(self._parameters) == 1
+        self._separate = len(self._parameters) == 1
         self._blocks = list(self._cut(0, slice(0, max(values.numel(), 1))))
 
     def check(self, hyper: Hyper) -> None:
@@ -101,7 +101,8 @@ class BlockSteps:
             name: self._steps(states) if name == STEP else self._joined(name, states) for name in names
         }
         fresh = {block.parameter for block, state in zip(self._blocks, states, strict=True) if not state}
-        return OptimizerState(tensors, tuple(sorted(fresh)) if tensors else ())
+        separate = self._separate and len(self._parameters) > 1
+        return OptimizerState(tensors, tuple(sorted(fresh)) if tensors else (), separate)
 
     def misfit(self, state: OptimizerState) -> str:
         """Returns why the optimizer cannot continue from a state, as a clause; empty if it can."""
@@ -112,8 +113,8 @@ class BlockSteps:
     def load(self, state: OptimizerState) -> None:
         """Replaces the optimizer's state with a copy of one from `state()`; without tensors it is fresh."""
         steps = state.tensors.get(STEP)
-        if state.fresh or (steps is not None and bool((steps != steps[:1]).any())):
-            self._split_up()
+        if state.separate or state.fresh or (steps is not None and bool((steps != steps[:1]).any())):
+            self._separate_parameters()
         fresh = state.fresh if state.tensors else range(len(self._parameters))
         for part, values, optimizer, parameter in self._blocks:
             own = {} if parameter in fresh else state.tensors
@@ -125,15 +126,15 @@ class BlockSteps:
             )
 
     def _present(self, absent: Collection[int]) -> list[_Block]:
-        self._split_up()
+        self._separate_parameters()
         return [block for block in self._blocks if block.parameter not in absent]
 
-    def _split_up(self) -> None:
+    def _separate_parameters(self) -> None:
         """Gives each parameter blocks of its own."""
-        if self._split:
+        if self._separate:
             return
-        self._split = True
         state = self.state()
+        self._separate = True
         self._blocks = [
             block for index, part in enumerate(self._parameters) for block in self._cut(index, part)
         ]
@@ -151,7 +152,7 @@ class BlockSteps:
         steps = torch.zeros(len(self._parameters), dtype=torch.float32)
         for block, state in zip(self._blocks, states, strict=True):
             if STEP in state:
-                steps[block.parameter if self._split else slice(None)] = state[STEP].item()
+                steps[block.parameter if self._separate else slice(None)] = state[STEP].item()
         return steps
 
     def _joined(self, name: str, states: Sequence[dict[str, Tensor]]) -> Tensor:
