@@ -198,9 +198,13 @@ class Header(_message.Message):
     PUSH_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     CONTRIBUTE_FIELD_NUMBER: _builtins.int
+    WRITE_PARAMETERS_FIELD_NUMBER: _builtins.int
+    WRITE_STATE_FIELD_NUMBER: _builtins.int
+    READ_STATE_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """chosen by the client; the reply has the same number"""
     payload_bytes: _builtins.int
@@ -225,11 +229,19 @@ class Header(_message.Message):
     @_builtins.property
     def contribute(self) -> Global___Contribute: ...
     @_builtins.property
+    def write_parameters(self) -> Global___WriteParameters: ...
+    @_builtins.property
+    def write_state(self) -> Global___WriteState: ...
+    @_builtins.property
+    def read_state(self) -> Global___ReadState: ...
+    @_builtins.property
     def values(self) -> Global___Values: ...
     @_builtins.property
     def result(self) -> Global___Result: ...
     @_builtins.property
     def refusal(self) -> Global___Refusal: ...
+    @_builtins.property
+    def state(self) -> Global___State: ...
     def __init__(
         self,
         *,
@@ -244,19 +256,57 @@ class Header(_message.Message):
         push: Global___Push | None = ...,
         pull: Global___Pull | None = ...,
         contribute: Global___Contribute | None = ...,
+        write_parameters: Global___WriteParameters | None = ...,
+        write_state: Global___WriteState | None = ...,
+        read_state: Global___ReadState | None = ...,
         values: Global___Values | None = ...,
         result: Global___Result | None = ...,
         refusal: Global___Refusal | None = ...,
+        state: Global___State | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribute", b"contribute", "init", b"init", "pull", b"pull", "push", b"push", "refusal", b"refusal", "result", b"result", "values", b"values"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribute", b"contribute", "init", b"init", "pull", b"pull", "push", b"push", "read_state", b"read_state", "refusal", b"refusal", "result", b"result", "state", b"state", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "codec", b"codec", "contribute", b"contribute", "dtype", b"dtype", "incarnation", b"incarnation", "init", b"init", "payload_bytes", b"payload_bytes", "pull", b"pull", "push", b"push", "rank", b"rank", "refusal", b"refusal", "request", b"request", "result", b"result", "shape", b"shape", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "codec", b"codec", "contribute", b"contribute", "dtype", b"dtype", "incarnation", b"incarnation", "init", b"init", "payload_bytes", b"payload_bytes", "pull", b"pull", "push", b"push", "rank", b"rank", "read_state", b"read_state", "refusal", b"refusal", "request", b"request", "result", b"result", "shape", b"shape", "state", b"state", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["init", "push", "pull", "contribute", "values", "result", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["init", "push", "pull", "contribute", "write_parameters", "write_state", "read_state", "values", "result", "refusal", "state"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___Header: _TypeAlias = Header  # noqa: Y015
+
+@_typing.final
+class OptimizerState(_message.Message):
+    """An optimizer's tensors for one key. "step" has one float32 for each parameter with elements in the
+    key's slice. Every other tensor has the slice's length. The payload holds the tensors as in Contribute.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layout]: ...
+    @_builtins.property
+    def fresh(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the parameters without state, counted as in "step" """
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        layouts: _abc.Iterable[Global___Layout] | None = ...,
+        fresh: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh", b"fresh", "layouts", b"layouts", "names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OptimizerState: _TypeAlias = OptimizerState  # noqa: Y015
 
 @_typing.final
 class Init(_message.Message):
@@ -265,15 +315,27 @@ class Init(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     key: _builtins.int
+    @_builtins.property
+    def state(self) -> Global___OptimizerState:
+        """The optimizer's first state, if there is one. Then the payload holds the values, with the layout in
+        `values`, and the state's tensors.
+        """
+
+    @_builtins.property
+    def values(self) -> Global___Layout: ...
     def __init__(
         self,
         *,
         key: _builtins.int = ...,
+        state: Global___OptimizerState | None = ...,
+        values: Global___Layout | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "state", b"state", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -308,25 +370,113 @@ class Push(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     HYPER_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
     key: _builtins.int
     clock: _builtins.int
     """steps that this sender completed on this key"""
     @_builtins.property
     def hyper(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """positions in the bucket of the parameters without a gradient; they hold zeros"""
+
     def __init__(
         self,
         *,
         key: _builtins.int = ...,
         clock: _builtins.int = ...,
         hyper: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        absent: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "hyper", b"hyper", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clock", b"clock", "hyper", b"hyper", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Push: _TypeAlias = Push  # noqa: Y015
+
+@_typing.final
+class WriteParameters(_message.Message):
+    """The script changed parameters after the step that `clock` counts. Answered at once with an empty Result."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    clock: _builtins.int
+    sequence: _builtins.int
+    """increases with each of this sender's writes; an older write does not replace a newer one"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        clock: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "key", b"key", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteParameters: _TypeAlias = WriteParameters  # noqa: Y015
+
+@_typing.final
+class WriteState(_message.Message):
+    """The script replaced the optimizer's state. Answered as WriteParameters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    clock: _builtins.int
+    sequence: _builtins.int
+    @_builtins.property
+    def state(self) -> Global___OptimizerState:
+        """no tensors: a fresh optimizer"""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        clock: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        state: Global___OptimizerState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "key", b"key", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteState: _TypeAlias = WriteState  # noqa: Y015
+
+@_typing.final
+class ReadState(_message.Message):
+    """Answered at once with State."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadState: _TypeAlias = ReadState  # noqa: Y015
 
 @_typing.final
 class Pull(_message.Message):
@@ -444,6 +594,7 @@ class Values(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
     key: _builtins.int
     clock: _builtins.int
     """for the next push"""
@@ -453,6 +604,10 @@ class Values(_message.Message):
     """of the answered push: version at its update - version that the sender had read"""
     drain: _builtins.bool
     """finish this step, then leave"""
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the parameters without a gradient in any push of the answered push's round"""
+
     def __init__(
         self,
         *,
@@ -461,14 +616,43 @@ class Values(_message.Message):
         version: _builtins.int = ...,
         staleness: _builtins.int = ...,
         drain: _builtins.bool = ...,
+        absent: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "drain", b"drain", "key", b"key", "staleness", b"staleness", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clock", b"clock", "drain", b"drain", "key", b"key", "staleness", b"staleness", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Values: _TypeAlias = Values  # noqa: Y015
+
+@_typing.final
+class State(_message.Message):
+    """The optimizer's state of a key. No tensors: no step has been taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def state(self) -> Global___OptimizerState: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        version: _builtins.int = ...,
+        state: Global___OptimizerState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "state", b"state", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___State: _TypeAlias = State  # noqa: Y015
 
 @_typing.final
 class Result(_message.Message):

@@ -248,7 +248,7 @@ def test_rules_hold_no_socket_thread_sleep_or_clock() -> None:
 def test_only_wire_knows_what_messages_mean() -> None:
     messages = "hubring.ps.core.messages"
     knowing = {name for name in within("ps/transport") for found in imports(name) if found.target == messages}
-    assert knowing == {"hubring.ps.transport.wire"}
+    assert knowing == {"hubring.ps.transport.wire", "hubring.ps.transport.payload"}
 
 
 def test_one_package_is_installed_and_it_links_to_the_others() -> None:

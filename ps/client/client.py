@@ -21,11 +21,15 @@ from hubring.ps.core.messages import (
     Init,
     Pull,
     Push,
+    ReadState,
     Refusal,
     Reply,
     Request,
     Result,
+    State,
     Values,
+    WriteParameters,
+    WriteState,
 )
 from hubring.ps.core.work import Work
 from hubring.ps.transport import wire
@@ -33,6 +37,7 @@ from hubring.ps.transport import wire
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hubring.ps.core.optimizer_state import OptimizerState
     from hubring.ps.core.types import Hyper, Sender
     from hubring.ps.transport.registry import Dial
 
@@ -42,6 +47,9 @@ Decode = Callable[[Coded], None]
 Raises:
     HubringError: The codec is not the expected one.
 """
+
+OnAbsent = Callable[[tuple[int, ...]], None]
+"""Receives the positions of the parameters without a gradient on every contributor of a round."""
 
 _ERRORS: dict[Code, type[HubringError]] = {
     Code.FENCED: Fenced,
@@ -70,6 +78,7 @@ class KVClient:
         """
         self._clocks: dict[int, int] = {}
         self._numbers = itertools.count()
+        self._writes = itertools.count()
         self._connections = Connections(shards, dial, self.traffic, bounded=bounded)
 
     @property
@@ -88,9 +97,34 @@ class KVClient:
 
     # Requests. Tensors belong to the client until the work is done.
 
-    def init(self, shard: int, key: int, values: Tensor, work: Work) -> None:
-        """Sets a key's first values. The shard ignores them if the key has values."""
-        self._submit(shard, Init(self.sender, key, values), None, work)
+    def init(
+        self, shard: int, key: int, values: Tensor, work: Work, state: OptimizerState | None = None
+    ) -> None:
+        """Sets a key's first values and optimizer state. The shard ignores them if the key has values."""
+        self._submit(shard, Init(self.sender, key, values, state), None, work)
+
+    def write_parameters(self, shard: int, key: int, values: Tensor, work: Work) -> None:
+        """Replaces a key's parameters before the next step. Wait for `work` before the next push."""
+        clock = self._clock(key)
+        write = WriteParameters(self.sender, key, clock, next(self._writes), values)
+        self._submit(shard, write, None, work)
+
+    def write_state(self, shard: int, key: int, state: OptimizerState, work: Work) -> None:
+        """Replaces a key's optimizer state before the next step. Wait for `work` before the next push."""
+        clock = self._clock(key)
+        self._submit(shard, WriteState(self.sender, key, clock, next(self._writes), state), None, work)
+
+    def read_state(
+        self, shard: int, key: int, work: Work, on_state: Callable[[OptimizerState], None]
+    ) -> None:
+        """Reads a key's optimizer state. `on_state` must copy the tensors that it receives."""
+
+        def on_reply(reply: Reply) -> None:
+            if not isinstance(reply, State):
+                raise _unexpected(shard, reply, "a read of the optimizer's state", State)
+            on_state(reply.state)
+
+        self._submit(shard, ReadState(self.sender, key), None, work, on_reply)
 
     def push_pull(
         self,
@@ -101,19 +135,35 @@ class KVClient:
         hyper: Hyper,
         work: Work,
         decode: Decode | None = None,
+        absent: tuple[int, ...] = (),
+        on_absent: OnAbsent | None = None,
     ) -> None:
         """Pushes a gradient and reads the parameters into `into` (flat, same numel).
 
         With `decode` the reply is compressed. Its payload may land in `into` (flat uint8).
-        The thread that reads the reply calls `decode` before the work completes.
+        The thread that reads the reply calls `decode` and `on_absent` before the work completes.
+
+        Args:
+            shard: Holds the key.
+            key: The slice's key.
+            gradient: Flat, or encoded.
+            into: Receives the reply.
+            hyper: The step's hyperparameters.
+            work: Gets one part completed.
+            decode: Decodes the reply.
+            absent: Positions, in the bucket, of the parameters without a gradient, in ascending order.
+            on_absent: Receives the positions that no contributor of the round had a gradient for.
         """
-        clock = self._clocks.get(key)
-        if clock is None:
-            raise HubringError(
-                f"key {key}: push before the first pull, so its clock is unknown; pull the key first"
-            )
-        push = Push(self.sender, key, clock, gradient, hyper)
-        self._submit(shard, push, into, work, self._note_staleness, decode)
+        push = Push(self.sender, key, self._clock(key), gradient, hyper, absent)
+        on_reply = self._note_staleness
+        if on_absent is not None:
+
+            def on_reply(reply: Reply) -> None:
+                self._note_staleness(reply)
+                if isinstance(reply, Values):
+                    on_absent(reply.absent)
+
+        self._submit(shard, push, into, work, on_reply, decode)
 
     def pull(self, shard: int, key: int, into: Tensor, work: Work, decode: Decode | None = None) -> None:
         """Reads a key's parameters into `into` (flat) and updates its clock. See `push_pull` for `decode`."""
@@ -126,12 +176,18 @@ class KVClient:
 
         def on_reply(reply: Reply) -> None:
             if not isinstance(reply, Result):
-                raise HubringError(
-                    f"shard {shard} replied to a collective with {type(reply).__name__}; expected Result"
-                )
+                raise _unexpected(shard, reply, "a collective", Result)
             on_result(reply.tensors)
 
         self._submit(shard, request, None, work, on_reply)
+
+    def _clock(self, key: int) -> int:
+        clock = self._clocks.get(key)
+        if clock is None:
+            raise HubringError(
+                f"key {key}: push before the first pull, so its clock is unknown; pull the key first"
+            )
+        return clock
 
     def _note_staleness(self, reply: Reply) -> None:
         if isinstance(reply, Values):
@@ -183,6 +239,11 @@ class KVClient:
                 self.draining = True
             if into is not None:
                 _take(reply.values, into, decode)
+
+
+def _unexpected(shard: int, reply: Reply, what: str, expected: type[Reply]) -> HubringError:
+    came = type(reply).__name__
+    return HubringError(f"shard {shard} replied to {what} with {came}; expected {expected.__name__}")
 
 
 def _take(values: Tensor | Coded | None, into: Tensor, decode: Decode | None) -> None:

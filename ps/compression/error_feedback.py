@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import isfinite
 
 import torch
@@ -31,16 +32,25 @@ class ErrorFeedback:
         wide = torch.float32 if dtype.itemsize < 4 else dtype
         self.residual = torch.zeros(numel if codec.biased else 0, dtype=wide)
 
-    def encode(self, source: Tensor, payload: Tensor) -> None:
-        """Encodes source + residual into `payload` and updates the residual. `source` is not changed."""
+    def encode(self, source: Tensor, payload: Tensor, ignored: Iterable[slice] = ()) -> None:
+        """Encodes source + residual into `payload` and updates the residual. `source` is not changed.
+
+        Args:
+            source: The tensor.
+            payload: Receives the code.
+            ignored: Elements that no reader of this payload uses; their residual stays as it is.
+        """
         if not self._codec.biased:
             self._codec.encode(source, payload)
             return
+        kept = [(part, self.residual[part].clone()) for part in ignored]
         due = self.residual.add_(source.to(self.residual.dtype))
         self._codec.encode(due, payload)
         due.sub_(self._decoded(payload))
         if not isfinite(float(torch.dot(due, due))):
             due.zero_()
+        for part, residual in kept:
+            due[part] = residual
 
     def _decoded(self, payload: Tensor) -> Tensor:
         decoded = torch.empty_like(self.residual)

@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import Hyper, Layout, Sender
 
 if TYPE_CHECKING:
@@ -77,11 +78,12 @@ class Coded:
 
 @dataclass(slots=True)
 class Init:
-    """First values for a key, from rank 0. Ignored if the key has values."""
+    """First values for a key, and the optimizer's first state, from rank 0. Ignored if the key has values."""
 
     sender: Sender
     key: int
     values: Tensor
+    state: OptimizerState | None = None
 
 
 @dataclass(slots=True)
@@ -90,6 +92,9 @@ class Push:
 
     `clock` is the number of steps that the sender completed on this key, from the key's
     last `Values`. (sender, key, clock) identifies the push.
+
+    `absent` are the positions, in the bucket's `tensors`, of the parameters without a gradient on
+    this sender, in ascending order. The gradient holds zeros for them.
     """
 
     sender: Sender
@@ -97,11 +102,56 @@ class Push:
     clock: int
     gradient: Tensor | Coded
     hyper: Hyper = field(default_factory=dict)
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class Pull:
     """Reads a key's parameters. Waits only until the key has been initialised."""
+
+    sender: Sender
+    key: int
+
+
+@dataclass(slots=True)
+class WriteParameters:
+    """The script changed parameters of this key between two steps.
+
+    `clock` is that of the sender's next push. In lockstep modes that push's round applies the values
+    before its step, and all contributors must have the same values. In the other modes they are applied
+    at once, which is refused while other workers are live. The reply, a `Result`, comes at once; the
+    sender waits for it before it pushes.
+
+    `sequence` increases with each of the sender's writes, so a late retry does not replace a newer write.
+    """
+
+    sender: Sender
+    key: int
+    clock: int
+    sequence: int
+    values: Tensor
+
+
+@dataclass(slots=True)
+class WriteState:
+    """The script replaced the optimizer's state; a state without tensors makes the optimizer fresh.
+
+    As `WriteParameters`, except that the other modes apply a state at once, whoever is live.
+    """
+
+    sender: Sender
+    key: int
+    clock: int
+    sequence: int
+    state: OptimizerState
+
+
+@dataclass(slots=True)
+class ReadState:
+    """Reads the optimizer's state of a key, or the sender's own `WriteState` if its round is still open.
+
+    Answered at once.
+    """
 
     sender: Sender
     key: int
@@ -153,6 +203,9 @@ class Values:
     `stable` promises that the shard does not change these bytes until the reader has
     pushed again. A transport can then send them without a copy, or map them in place.
     This holds if every update needs a gradient of every live worker: only in bsp.
+
+    `absent` are the positions of the parameters without a gradient on every contributor of the answered
+    push's round. A hub that steps left their values and optimizer state unchanged.
     """
 
     key: int
@@ -162,11 +215,21 @@ class Values:
     staleness: int = 0
     drain: bool = False
     stable: bool = False
+    absent: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class State:
+    """The optimizer's state of a key; without tensors before the first step."""
+
+    key: int
+    version: int
+    state: OptimizerState
 
 
 @dataclass(slots=True)
 class Result:
-    """A collective's result for this rank. Empty for a barrier."""
+    """A collective's result for this rank. Empty for a barrier, and for the reply to `Init` and writes."""
 
     tensors: tuple[Tensor, ...] = ()
 
@@ -179,8 +242,9 @@ class Refusal:
     text: str
 
 
-Request = Init | Push | Pull | Contribute
-Reply = Values | Result | Refusal
+Write = WriteParameters | WriteState
+Request = Init | Push | Pull | Contribute | Write | ReadState
+Reply = Values | State | Result | Refusal
 
 
 class Delivery(NamedTuple):

@@ -27,6 +27,14 @@ the hub does by itself, or belong to the script (a scheduler's initial_lr).
 ALLOWED = tuple(_TRAVELS)
 """Names of the torch.optim classes that the hub supports."""
 
+STATE: Mapping[str, tuple[str, ...]] = {
+    "Adam": ("step", "exp_avg", "exp_avg_sq"),
+    "AdamW": ("step", "exp_avg", "exp_avg_sq"),
+    "Adagrad": ("step", "sum"),
+    "RMSprop": ("step", "square_avg"),
+}
+"""The tensors that the state of every stepped parameter has; SGD's has none without momentum."""
+
 _FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"})
 _SHARES = frozenset({"beta1", "beta2"})
 _REFUSED = ("differentiable", "capturable")

@@ -6,9 +6,8 @@ contribution's gradient is only read, and dropped when its round closes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
@@ -20,8 +19,13 @@ from hubring.ps.compression.compressor import Compressor, codec_for
 from hubring.ps.compression.error_feedback import ErrorFeedback
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 from hubring.ps.core.messages import Coded, Push, Ticket
+from hubring.ps.core.optimizer_state import STEP, OptimizerState
 from hubring.ps.core.types import BucketSpec, Sender, Slice, TensorSpec
+from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
 from hubring.ps.optim.blocks import BlockSteps
+from hubring.ps.store.gpu_tensor import is_placed
+from hubring.ps.store.parameter_memory import ParameterMemory
+from hubring.ps.store.pending_writes import PendingWrites
 from hubring.ps.store.snapshot import KeyState
 
 
@@ -38,7 +42,7 @@ class Contribution(NamedTuple):
 class Reader(NamedTuple):
     """A worker that waits for values.
 
-    `staleness` is the staleness of the push that the values answer. With `shown`, the worker sent its
+    `staleness` and `absent` are those of the push that the values answer. With `shown`, the worker sent its
     gradient as a location in GPU memory, and gets the location of the values.
     """
 
@@ -46,13 +50,23 @@ class Reader(NamedTuple):
     tickets: list[Ticket]
     staleness: int = 0
     shown: bool = False
+    absent: tuple[int, ...] = ()
+
+    @classmethod
+    def after(cls, push: Push, tickets: list[Ticket], settled: Settled) -> Reader:
+        """Returns the sender of a push that is over."""
+        return cls(push.sender, tickets, settled.staleness, is_placed(push.gradient), settled.absent)
 
 
 class Settled(NamedTuple):
-    """A rank's last push that was applied or dropped, for the reply to a retry."""
+    """A rank's last push that was applied or dropped, for the reply to a retry.
+
+    `absent` are the parameters without a gradient in any push of its round.
+    """
 
     clock: int
-    staleness: int
+    staleness: int = 0
+    absent: tuple[int, ...] = ()
 
 
 class CodedMean:
@@ -68,9 +82,9 @@ class CodedMean:
         self.latest = Coded(codec.name, payload, values.numel(), values.dtype)
         self._feedback = ErrorFeedback(codec, values.numel(), values.dtype)
 
-    def encode(self, values: Tensor) -> None:
-        """Encodes the mean for the readers."""
-        self._feedback.encode(values, self.latest.payload)
+    def encode(self, values: Tensor, absent: Iterable[slice]) -> None:
+        """Encodes the mean for the readers, who ignore the elements in `absent`."""
+        self._feedback.encode(values, self.latest.payload, absent)
 
 
 @dataclass(slots=True)
@@ -78,24 +92,26 @@ class Entry:
     """One key's state; ranks are those of live workers.
 
     Attributes:
-        piece: The key's part of its bucket.
-        tensors: The parameters of that bucket.
+        tensors: The parameters of the key's bucket.
+        parts: The parameters with elements in the key's slice.
         contributions: The open round, by rank.
         readers: Workers whose push is over, and which wait to read.
         pullers: Workers that wait for the initial values.
         read: The version in the last reply to each rank.
         settled: The last applied or dropped push of each rank.
+        writes: What scripts changed since the last step.
         drain_from: Replies with this version or a later one announce the end of the job.
         codec: The codec of the gradients; None if they are uncompressed.
         coded: The compressed values for readers; None if values are sent uncompressed.
         shown: Whether workers may exchange gradients and values as locations in GPU memory.
+        averages: Whether the values become the mean gradient, because the workers step.
     """
 
     key: int
     values: Tensor
     optimizer: BlockSteps
-    piece: Slice
     tensors: tuple[TensorSpec, ...]
+    parts: tuple[ParameterPart, ...]
     initialised: bool
     version: int = 0
     contributions: dict[int, Contribution] = field(default_factory=dict)
@@ -103,10 +119,12 @@ class Entry:
     pullers: dict[int, Reader] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
     settled: dict[int, Settled] = field(default_factory=dict)
+    writes: PendingWrites = field(default_factory=PendingWrites)
     drain_from: float = inf
     codec: Compressor | None = None
     coded: CodedMean | None = None
     shown: bool = False
+    averages: bool = False
 
     @classmethod
     def make(cls, piece: Slice, bucket: BucketSpec, memory: Tensor, *, finite: bool = True) -> Entry:
@@ -129,42 +147,73 @@ class Entry:
                 f" {memory.device}; leave out --compress, or restart the server with --device cpu"
             )
         values = memory[: piece.numel * dtype.itemsize].view(dtype)
-        steps = BlockSteps(bucket.optimizer, values, finite=finite)
-        entry = cls(piece.key, values, steps, piece, bucket.tensors, initialised=not bucket.optimizer)
+        parts = parameter_parts(piece, bucket.tensors)
+        ranges = [part.in_slice for part in parts]
+        steps = BlockSteps(bucket.optimizer, values, finite=finite, parameters=ranges)
+        entry = cls(piece.key, values, steps, bucket.tensors, parts, initialised=not bucket.optimizer)
+        entry.averages = not bucket.optimizer
         entry.codec = codec_for(bucket.codec, piece.numel, dtype)
         if entry.codec is not None and not bucket.optimizer:
             entry.coded = CodedMean(entry.codec, values)
         return entry
 
-    @property
-    def answer(self) -> Tensor | Coded:
-        """The values for readers: parameters are uncompressed, a mean has the codec of the gradients."""
-        return self.values if self.coded is None else self.coded.latest
+    def answer_for(self, reader: Reader, memory: ParameterMemory) -> Tensor | Coded:
+        """Returns the values for a reader: parameters are uncompressed, a mean has the gradients' codec."""
+        if reader.shown:
+            return memory.show(self.values)
+        return memory.send(self.values) if self.coded is None else self.coded.latest
 
-    def close(self, scratch: Tensor) -> list[Contribution]:
-        """Applies the mean of the open round; returns its contributions in rank order.
+    def close(self, scratch: Tensor) -> tuple[list[Contribution], tuple[int, ...]]:
+        """Applies the mean of the open round.
 
         Args:
             scratch: At least twice as long as the values, with the same dtype.
 
+        Returns:
+            The round's contributions in rank order, and the positions of the parameters without a gradient
+            in any of them.
+
         Raises:
             NonFinite: The sum has a NaN or an infinity. The values are invalid from then on.
+            Disagreement: The contributors' scripts changed parameters or state differently. Nothing changed.
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
+        if self.writes:
+            self.apply_writes(sorted(self.contributions))
+        absent = _absent([contribution.push for contribution in contributions])
         gradients = self._plain([contribution.gradient for contribution in contributions], scratch)
         # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
-        self.optimizer.step(gradients, contributions[0].push.hyper, scratch)
+        hyper, skipped = contributions[0].push.hyper, () if self.averages else self._indices(absent)
+        self.optimizer.step(gradients, hyper, scratch, skipped)
         if self.coded is not None:
-            self.coded.encode(self.values)
+            self.coded.encode(self.values, [self.parts[index].in_slice for index in self._indices(absent)])
         self.version += 1
         self.contributions.clear()
-        return contributions
+        return contributions, absent
+
+    def write(self, values: Tensor | None, state: OptimizerState | None) -> None:
+        """Replaces the values, the optimizer's state, or both."""
+        if values is not None:
+            self.values.copy_(values)
+        if state is not None:
+            self.optimizer.load(state)
+
+    def apply_writes(self, ranks: Sequence[int]) -> None:
+        """Applies what these ranks wrote since the last step, and drops what others wrote.
+
+        Raises:
+            Disagreement: They wrote different parameters or states. Nothing changed.
+        """
+        self.write(*self.writes.agreed(ranks, self.values))
+        self.writes.clear()
+
+    def _indices(self, absent: tuple[int, ...]) -> Collection[int]:
+        """Returns which of `parts` belong to these parameters."""
+        return [index for index, part in enumerate(self.parts) if part.position in absent] if absent else ()
 
     def parameter_at(self, index: int) -> TensorSpec:
         """Returns the parameter that contains one element of the values."""
-        ends = accumulate(tensor.numel for tensor in self.tensors)
-        place = self.piece.offset + index
-        return next(tensor for tensor, end in zip(self.tensors, ends, strict=True) if place < end)
+        return next(self.tensors[part.position] for part in self.parts if index < part.in_slice.stop)
 
     def _plain(self, gradients: list[Tensor | Coded], scratch: Tensor) -> list[Tensor]:
         """Returns uncompressed gradients unchanged, or the mean of compressed gradients."""
@@ -187,6 +236,7 @@ class Entry:
                     waiting.append(table.pop(rank))
             self.read.pop(rank, None)
             self.settled.pop(rank, None)
+            self.writes.forget(rank)
         return [ticket for waiter in waiting for ticket in waiter.tickets]
 
     def waiting(self) -> Collection[int]:
@@ -195,23 +245,42 @@ class Entry:
 
     def export(self) -> KeyState:
         """Returns a copy of the state for a checkpoint, without clocks."""
-        state = {name: tensor.cpu() for name, tensor in self.optimizer.state().items()}
+        state = {name: tensor.cpu() for name, tensor in self.optimizer.state().saved().items()}
         return KeyState(self.values.to("cpu", copy=True), state, self.version)
 
-    def restore(self, state: KeyState) -> None:
+    def restore(self, saved: KeyState) -> None:
         """Restores a state from `export`.
 
         Raises:
             CheckpointCorrupt: The state has another size or dtype.
         """
-        saved = state.values
-        tensors = [saved, *(tensor for tensor in state.optimizer.values() if tensor.dim())]
-        if any((one.shape, one.dtype) != (self.values.shape, self.values.dtype) for one in tensors):
+        state = OptimizerState.from_saved(saved.optimizer, len(self.parts))
+        if (saved.values.shape, saved.values.dtype) != (self.values.shape, self.values.dtype) or self.misfit(
+            state
+        ):
             raise CheckpointCorrupt(
-                f"the checkpoint holds {saved.dtype}{list(saved.shape)} for key {self.key}, expected"
-                f" {self.values.dtype}{list(self.values.shape)}; another job wrote this checkpoint"
+                f"the checkpoint holds {saved.values.dtype}{list(saved.values.shape)} for key {self.key},"
+                f" expected {self.values.dtype}{list(self.values.shape)}; another job wrote this checkpoint"
             )
-        self.values.copy_(state.values)
-        self.optimizer.load(state.optimizer)
-        self.version = state.version
+        self.write(saved.values, state)
+        self.version = saved.version
         self.initialised = True
+
+    def misfit(self, state: OptimizerState) -> str:
+        """Returns why an optimizer's state does not fit this slice, as a clause; empty if it does."""
+        for name, tensor in state.tensors.items():
+            expected = [len(self.parts)] if name == STEP else list(self.values.shape)
+            if list(tensor.shape) != expected:
+                return f"{name} has shape {list(tensor.shape)}, expected {expected}"
+            if name != STEP and tensor.dtype != self.values.dtype:
+                return f"{name} has {tensor.dtype}, expected {self.values.dtype}"
+        if state.tensors and not set(state.fresh) <= set(range(len(self.parts))):
+            return f"the parameters {list(state.fresh)} are fresh, but the slice has {len(self.parts)}"
+        return self.optimizer.misfit(state)
+
+
+def _absent(pushes: list[Push]) -> tuple[int, ...]:
+    """Returns the parameters without a gradient in any of the pushes, in ascending order."""
+    if not all(push.absent for push in pushes):
+        return ()
+    return tuple(sorted(set(pushes[0].absent).intersection(*(push.absent for push in pushes[1:]))))

@@ -9,10 +9,13 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from hubring.ps.core.errors import CheckpointCorrupt
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Slice
 from hubring.ps.job.sharding import PAGE_BYTES
 from hubring.ps.store.key_state import Entry
 from hubring.ps.store.parameter_memory import ParameterMemory
+from hubring.ps.store.push_ledger import Ledger
+from hubring.ps.store.snapshot import Snapshot
 
 
 class KeyTable(dict[int, Entry]):
@@ -66,3 +69,15 @@ class KeyTable(dict[int, Entry]):
             for dtype, numel in longest.items()
         }
         return table
+
+    def restore(self, snapshot: Snapshot, ledger: Ledger) -> None:
+        """Restores every key, and its clocks, from a checkpoint.
+
+        Raises:
+            CheckpointCorrupt: A key is missing, or has another size.
+        """
+        for key, entry in self.items():
+            if key not in snapshot:
+                raise CheckpointCorrupt(f"the checkpoint has no key {key}; another job wrote this checkpoint")
+            entry.restore(snapshot[key])
+            ledger.restore(key, snapshot[key].clocks)

@@ -6,10 +6,23 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from hubring.ps.core.errors import ConfigError, NonFinite
-from hubring.ps.core.messages import Code, Coded, Init, Pull, Push, Refusal
-from hubring.ps.core.types import Sender
+from hubring.ps.core.messages import (
+    Code,
+    Coded,
+    Init,
+    Pull,
+    Push,
+    ReadState,
+    Refusal,
+    Write,
+    WriteParameters,
+    WriteState,
+)
+from hubring.ps.core.optimizer_state import STEP, OptimizerState
+from hubring.ps.core.types import Sender, TensorSpec
 from hubring.ps.store.gpu_tensor import is_placed
 from hubring.ps.store.key_state import Contribution, Entry
+from hubring.ps.store.pending_writes import Disagreement
 
 if TYPE_CHECKING:
     import torch
@@ -32,20 +45,83 @@ def unknown_key(key: int, held: Collection[int]) -> Refusal:
     return Refusal(Code.UNKNOWN_KEY, text)
 
 
-def unfit(entries: Mapping[int, Entry], request: Push | Pull | Init) -> Refusal | None:
+def unfit(entries: Mapping[int, Entry], request: Push | Pull | Init | Write | ReadState) -> Refusal | None:
     """Checks that this shard holds the key and that the tensor fits; returns None if so."""
     entry = entries.get(request.key)
     if entry is None:
         return unknown_key(request.key, entries)
     if isinstance(request, Push):
         return misfitting(entry, request.gradient) or unusable(entry, request)
-    return misfit(entry, request.values) if isinstance(request, Init) else None
+    if isinstance(request, Init) and entry.initialised:
+        return misfit(entry, request.values)
+    if isinstance(request, (WriteParameters, WriteState)) and (refusal := unwritable(entry, request)):
+        return refusal
+    if isinstance(request, (Init, WriteState)) and request.state is not None:
+        refusal = misfitting_state(entry, request.sender, request.state)
+        if refusal is not None:
+            return refusal
+    return misfit(entry, request.values) if isinstance(request, (Init, WriteParameters)) else None
 
 
-def out_of_order(push: Push, expected: int) -> Refusal:
-    """The push is not the sender's next one, or arrives before the reply to the previous push."""
+def unwritable(entry: Entry, write: Write) -> Refusal | None:
+    """The hub does not hold what the script changed."""
+    what = "parameters" if isinstance(write, WriteParameters) else "optimizer state"
+    if entry.averages:
+        text = (
+            f"rank {write.sender.rank} sent {what} for key {entry.key}, but with --aggregate the workers hold"
+        )
+        return Refusal(
+            Code.BAD_REQUEST, f"{text} them; run the same Hubring version on the server and all workers"
+        )
+    return None if entry.initialised else _no_values(entry)
+
+
+def misfitting_state(entry: Entry, sender: Sender, state: OptimizerState) -> Refusal | None:
+    """The optimizer's state does not fit the key; None if it fits."""
+    text = entry.misfit(state)
+    if not text:
+        return None
+    name = entry.parameter_at(0).name
+    return Refusal(
+        Code.BAD_REQUEST,
+        f"rank {sender.rank} loaded an optimizer state that does not fit {name}: {text}."
+        " Load a state of the same optimizer and model",
+    )
+
+
+def crowded(entry: Entry, sender: Sender, live: int) -> Refusal:
+    """A worker of an asynchronous hub wrote parameters while other workers are live."""
     text = (
-        f"rank {push.sender.rank} pushed key {push.key} at clock {push.clock}, expected clock {expected}"
+        f"rank {sender.rank} changed {_parameter(entry, 0)}, or a parameter beside it, between two steps."
+        f" Several workers of an asynchronous hub ({live} now) cannot change parameters between steps:"
+        " use --mode bsp or --aggregate, or change them on one rank before training"
+    )
+    return Refusal(Code.BAD_REQUEST, text)
+
+
+def disagreeing(entry: Entry, found: Disagreement) -> Refusal:
+    """Ranks changed parameters or state differently before one step."""
+    one, other = found.ranks
+    step = entry.version + 1
+    if found.index is None:
+        what, where = "optimizer state", _parameter(entry, 0)
+    elif found.tensor == STEP:
+        part = entry.parts[found.index]
+        what, where = "optimizer state (step)", _spelled(entry.tensors[part.position])
+    else:
+        what = f"optimizer state ({found.tensor})" if found.tensor else "parameters"
+        where = _parameter(entry, found.index)
+    text = (
+        f"ranks {one} and {other} have different {what} before step {step}: {where} differs."
+        " Make the same change on every rank between the same two steps"
+    )
+    return Refusal(Code.MISMATCH, text)
+
+
+def out_of_order(push: Push | Write, expected: int) -> Refusal:
+    """The push or write is not the sender's next one, or arrives before the reply to the previous push."""
+    text = (
+        f"rank {push.sender.rank} sent key {push.key} at clock {push.clock}, expected clock {expected}"
         " after the reply to the previous push; wait for each reply and use its clock"
     )
     return Refusal(Code.OUT_OF_ORDER, text)
@@ -80,8 +156,7 @@ def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
 def unusable(entry: Entry, push: Push) -> Refusal | None:
     """The key has no initial values yet, or the optimizer refuses the hyperparameters."""
     if not entry.initialised:
-        text = f"key {entry.key} has no values yet; rank 0 must send them, then other ranks must pull them"
-        return Refusal(Code.BAD_REQUEST, text)
+        return _no_values(entry)
     try:
         entry.optimizer.check(push.hyper)
     except ConfigError as error:
@@ -115,6 +190,11 @@ def orphaned(key: int) -> Refusal:
         " check the log of rank 0, then restart the job"
     )
     return Refusal(Code.JOB_FAILED, text)
+
+
+def _no_values(entry: Entry) -> Refusal:
+    text = f"key {entry.key} has no values yet; rank 0 must send them, then other ranks must pull them"
+    return Refusal(Code.BAD_REQUEST, text)
 
 
 def _wrong_size(entry: Entry, came: str) -> Refusal:
@@ -156,7 +236,10 @@ def _decoded(entry: Entry, contribution: Contribution, scratch: Tensor) -> Tenso
 
 
 def _parameter(entry: Entry, index: int) -> str:
-    tensor = entry.parameter_at(index)
+    return _spelled(entry.parameter_at(index))
+
+
+def _spelled(tensor: TensorSpec) -> str:
     return f"{tensor.name} {list(tensor.shape)}"
 
 

@@ -19,7 +19,7 @@ class KeyState:
 
     Attributes:
         values: Flat parameters.
-        optimizer: The optimizer's tensors by name; flat, or with one element.
+        optimizer: The optimizer's tensors by name, as `OptimizerState.saved` returns them.
         version: How many updates the values include.
         clocks: Completed steps by rank.
     """
@@ -41,6 +41,16 @@ class Capture:
         self.caught: Snapshot = {}
         self._version = version
         self._missing = set(keys)
+
+    @classmethod
+    def begin(cls, version: int | None, entries: Collection[Entry], ledger: Ledger) -> Capture | None:
+        """Begins a snapshot of these keys; returns None if some key has passed the version."""
+        if version is not None and any(entry.version > version for entry in entries):
+            return None
+        capture = cls(version, [entry.key for entry in entries])
+        for entry in entries:
+            capture.catch(entry, ledger)
+        return capture
 
     def catch(self, entry: Entry, ledger: Ledger) -> None:
         """Copies a key if it has values and has reached the version."""

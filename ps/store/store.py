@@ -20,23 +20,27 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from hubring.ps.core.counters import Stats
-from hubring.ps.core.errors import CheckpointCorrupt, NonFinite
+from hubring.ps.core.errors import NonFinite
 from hubring.ps.core.messages import (
     Code,
-    Coded,
     Contribute,
     Delivery,
     Init,
     Pull,
     Push,
+    ReadState,
     Refusal,
     Request,
     Result,
+    State,
     Ticket,
     Values,
+    Write,
+    WriteParameters,
+    WriteState,
 )
 from hubring.ps.core.types import BucketSpec, Sender, Slice, View
-from hubring.ps.store import refusals
+from hubring.ps.store import refusals, script_writes
 from hubring.ps.store.collective_rounds import RoundBook
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.gpu_tensor import is_placed
@@ -44,6 +48,7 @@ from hubring.ps.store.key_state import Contribution, Entry, Reader, Settled
 from hubring.ps.store.key_table import KeyTable
 from hubring.ps.store.live_workers import LiveWorkers
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
+from hubring.ps.store.pending_writes import Disagreement
 from hubring.ps.store.push_ledger import Ledger, Standing
 from hubring.ps.store.snapshot import Capture, Snapshot
 
@@ -105,11 +110,7 @@ class KVStore:
         Raises:
             CheckpointCorrupt: A key of this shard is missing, or has another size.
         """
-        for key, entry in self._entries.items():
-            if key not in snapshot:
-                raise CheckpointCorrupt(f"the checkpoint has no key {key}; another job wrote this checkpoint")
-            entry.restore(snapshot[key])
-            self._ledger.restore(key, snapshot[key].clocks)
+        self._entries.restore(snapshot, self._ledger)
         self._start_clocks(self._workers.senders())
 
     def on_view(self, view: View) -> list[Delivery]:
@@ -156,12 +157,9 @@ class KVStore:
         Returns:
             False, without a snapshot, if some key has passed that version.
         """
-        if version is not None and any(entry.version > version for entry in self._entries.values()):
-            return False
-        self._capture = Capture(version, self._entries.keys())
-        for entry in self._entries.values():
-            self._capture.catch(entry, self._ledger)
-        return True
+        capture = Capture.begin(version, self._entries.values(), self._ledger)
+        self._capture = capture or self._capture
+        return capture is not None
 
     def captured(self) -> Snapshot | None:
         """Returns the snapshot, once, when it contains every key."""
@@ -199,13 +197,17 @@ class KVStore:
                 return self._on_pull(self._entries[request.key], request, ticket)
             case Init():
                 return self._on_init(self._entries[request.key], request, ticket)
+            case WriteParameters() | WriteState():
+                return self._on_write(self._entries[request.key], request, ticket)
+            case ReadState():
+                return self._on_read_state(self._entries[request.key], request, ticket)
             case Contribute():
                 return self._rounds.contribute(request, ticket, self._workers.live)
 
     def _on_init(self, entry: Entry, init: Init, ticket: Ticket) -> list[Delivery]:
         deliveries = [Delivery(ticket, Result())]
         if not entry.initialised:
-            entry.values.copy_(init.values)
+            entry.write(init.values, init.state)
             entry.initialised = True
             if self._capture is not None:
                 self._capture.catch(entry, self._ledger)
@@ -213,6 +215,14 @@ class KVStore:
                 deliveries += self._reply(entry, puller)
             entry.pullers.clear()
         return deliveries
+
+    def _on_write(self, entry: Entry, write: Write, ticket: Ticket) -> list[Delivery]:
+        expected, live = self._ledger.expected(write.sender, entry.key), len(self._workers.live)
+        return [Delivery(ticket, script_writes.take(entry, write, expected, self._consistency, live))]
+
+    def _on_read_state(self, entry: Entry, read: ReadState, ticket: Ticket) -> list[Delivery]:
+        state = entry.writes.state_of(read.sender.rank) or entry.optimizer.state()
+        return [Delivery(ticket, State(entry.key, entry.version, state))]
 
     def _on_pull(self, entry: Entry, pull: Pull, ticket: Ticket) -> list[Delivery]:
         rank = pull.sender.rank
@@ -256,7 +266,7 @@ class KVStore:
         if self._consistency.lockstep and push.clock < entry.version:
             # The round closed without this gradient; its sender continues with the current round.
             self._stats.dropped += 1
-            self._settle(entry, push, [ticket], staleness=0)
+            self._settle(entry, push, [ticket], Settled(push.clock))
             return self._answer(entry)
         self._stats.pushes += 1
         contribution = self._contribution(push, [ticket])
@@ -277,7 +287,7 @@ class KVStore:
             return self._reply(entry, Reader(push.sender, [ticket], shown=is_placed(push.gradient)))
         reader = entry.readers.get(rank)
         tickets = [*reader.tickets, ticket] if reader else [ticket]
-        entry.readers[rank] = Reader(push.sender, tickets, settled.staleness, is_placed(push.gradient))
+        entry.readers[rank] = Reader.after(push, tickets, settled)
         return self._answer(entry)
 
     # The consistency rule.
@@ -290,16 +300,19 @@ class KVStore:
                 self._close(entry)
             except NonFinite:
                 return self._diverge(entry)
+            except Disagreement as found:
+                refusal = refusals.disagreeing(entry, found)
+                return self.fail(refusal.text, refusal.code)
         return self._answer(entry)
 
     def _close(self, entry: Entry) -> None:
         before = entry.version
-        contributions = entry.close(self._entries.scratch[entry.values.dtype])
+        contributions, absent = entry.close(self._entries.scratch[entry.values.dtype])
         for push, tickets, _ in contributions:
             staleness = before - entry.read[push.sender.rank]
             self._stats.staleness[staleness] += 1
             self._ledger.advance(push.sender, entry.key, push.clock + 1)
-            self._settle(entry, push, tickets, staleness)
+            self._settle(entry, push, tickets, Settled(push.clock, staleness, absent))
         if self._consistency.lockstep:
             ranks = tuple(push.sender.rank for push, *_ in contributions)
             if ranks != self._workers.founders:
@@ -313,10 +326,10 @@ class KVStore:
         self.unsound = f"its parameters are in the middle of a step: {refusal.text}"
         return self.fail(refusal.text, refusal.code)
 
-    def _settle(self, entry: Entry, push: Push, tickets: list[Ticket], staleness: int) -> None:
+    def _settle(self, entry: Entry, push: Push, tickets: list[Ticket], settled: Settled) -> None:
         """Records that a push is over and that its sender now waits to read."""
-        entry.settled[push.sender.rank] = Settled(push.clock, staleness)
-        entry.readers[push.sender.rank] = Reader(push.sender, tickets, staleness, is_placed(push.gradient))
+        entry.settled[push.sender.rank] = settled
+        entry.readers[push.sender.rank] = Reader.after(push, tickets, settled)
 
     def _answer(self, entry: Entry) -> list[Delivery]:
         """Answers all readers that the policy allows to read."""
@@ -336,7 +349,7 @@ class KVStore:
         entry.read[rank] = entry.version
         values = Values(
             key=entry.key,
-            values=self._answer_to(entry, reader),
+            values=entry.answer_for(reader, self._memory),
             clock=self._ledger.expected(reader.sender, entry.key),
             version=entry.version,
             staleness=reader.staleness,
@@ -346,14 +359,9 @@ class KVStore:
             # meanwhile may see later bytes, but it is fenced, so its results do not count. With
             # backup workers, or in asynchronous modes, other workers can update without it.
             stable=self._values_stable and not contributes,
+            absent=reader.absent,
         )
         return [Delivery(ticket, values) for ticket in reader.tickets]
-
-    def _answer_to(self, entry: Entry, reader: Reader) -> Tensor | Coded:
-        if reader.shown:
-            return self._memory.show(entry.values)
-        answer = entry.answer
-        return answer if isinstance(answer, Coded) else self._memory.send(answer)
 
     # Members.
 

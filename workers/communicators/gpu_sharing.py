@@ -31,6 +31,7 @@ from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.device_copies import Device
 from hubring.workers.buckets.pinning import Allocate
 from hubring.workers.buckets.staging import Lands, ThroughHost
+from hubring.workers.communicators.absence import Absence
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +91,11 @@ class PlacedBucket:
             own = _PlacedSlice(piece, gradient, target[part], landing, bucket.stage.device, reached)
             self._slices.append(own)
 
-    def push_pull(self, what: str, client: KVClient, hyper: Hyper) -> Work:
+    def push_pull(self, what: str, client: KVClient, hyper: Hyper, absent: Absence) -> Work:
         """Starts the exchange. When the work is done, call the stage's `arrive`."""
-        return self._stage.in_place(what, lambda: self._start(what, client, hyper))
+        return self._stage.in_place(what, lambda: self._start(what, client, hyper, absent))
 
-    def _start(self, what: str, client: KVClient, hyper: Hyper) -> Work:
+    def _start(self, what: str, client: KVClient, hyper: Hyper, absent: Absence) -> Work:
         work = Work(what, len(self._slices))
         with client.batched():
             for own in self._slices:
@@ -106,6 +107,8 @@ class PlacedBucket:
                     hyper,
                     work,
                     lambda answer, own=own: own.show(answer, self._memory),  # type: ignore[misc]
+                    absent.positions,
+                    absent.on_reply(),
                 )
         return work
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,24 +16,25 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from hubring.ps.client.client import Decode, KVClient
+from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Assignment, Session
-from hubring.ps.compression.compressor import codec_for
 from hubring.ps.core.codecs import CodecSpec, parse
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded
-from hubring.ps.core.messages import Call, Collective, Contribute, ReduceOp
-from hubring.ps.core.types import BucketSpec, Hyper, Slice, Slicing
+from hubring.ps.core.messages import Call, Collective, Contribute
+from hubring.ps.core.types import BucketSpec, Hyper, Slicing
 from hubring.ps.core.work import Work
 from hubring.ps.job.sharding import SLICE_BYTES
 from hubring.ps.store.gpu_tensor import Reached
 from hubring.ps.transport.base import Transport
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.staging import Lands
+from hubring.workers.communicators.absence import Absence, mean_with_absence
 from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
 from hubring.workers.communicators.call_ids import CallIds
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
+from hubring.workers.communicators.hub_state import HubState, ParameterState, state_of_slice
 from hubring.workers.communicators.powersgd import LowRankMean
-from hubring.workers.communicators.slice_coder import SliceCoder
+from hubring.workers.communicators.slice_exchange import SliceExchange, exchange_name
 from hubring.workers.communicators.slice_tuning import SliceTrial
 
 log = logging.getLogger(__name__)
@@ -77,11 +78,8 @@ class PSCommunicator(Communicator):
         self._client = client
         self._transport = transport
         self._wired = wired
-        self._slices: dict[int, list[Slice]] = {}
-        """Slices by the hub's bucket index."""
+        self._exchange = SliceExchange(client, means=aggregate)
         self._compress = compress
-        self._coders: dict[int, SliceCoder] = {}
-        """Coders of compressed slices, by key."""
         self._low_rank: dict[int, LowRankMean] = {}
         """By bucket index, with PowerSGD."""
         self._placed: dict[int, PlacedBucket] = {}
@@ -91,6 +89,7 @@ class PSCommunicator(Communicator):
         self._numbers = count(1)
         self._call_ids = [CallIds() for _ in session.shards]
         self._calling = threading.Lock()
+        self._state = HubState(client, self._exchange.slices, timeout)
         session.on_failure(client.fail)
 
     @property
@@ -103,18 +102,24 @@ class PSCommunicator(Communicator):
     def allocate_values(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return _tensor(self._transport.window, numel, dtype)
 
-    def attach(self, buckets: list[Bucket]) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
+        """As `Communicator.attach`.
+
+        Args:
+            buckets: The buckets.
+            state: Rank 0's optimizer state by parameter name, if a hub that steps has to start with it. A
+                running or restored job ignores it.
+        """
         self._check_attachable()
-        if self._slices:
+        if self._exchange.slices:
             return self._attach_rounds(buckets)
         specs = self._specs(buckets)
         assigned = self._agree(specs)
-        self._slices = {spec.index: assigned.plan.of_bucket(spec.index) for spec in specs}
+        self._exchange.slices.update((spec.index, assigned.plan.of_bucket(spec.index)) for spec in specs)
         if not self._low_rank:
-            for bucket in buckets:
-                self._make_coders(bucket)
+            self._exchange.compress(buckets, self._compress, self.allocate)
         if self.steps_on == "server":
-            self._bring_parameters(buckets, assigned)
+            self._bring_parameters(buckets, assigned, state or {})
         else:
             self._learn_clocks(buckets)
             self._broadcast_parameters(buckets)
@@ -123,36 +128,76 @@ class PSCommunicator(Communicator):
         return Start(max(assigned.step, self._client.completed) if self.late else assigned.step)
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        what = _exchange(bucket.spec.index)
+        """As `Communicator.push_pull`; `bucket.absent` are the parameters without a gradient on this rank.
+
+        A hub that steps leaves the parameters that are absent on every rank unchanged. Where the workers
+        step, `bucket.absent` has only these parameters once the work is done.
+        """
+        what = exchange_name(bucket.spec.index)
         name = self._rounds.get(bucket)
         if name is not None:
-            return bucket.stage.push_pull(what, lambda: self._mean(name, bucket.host_gradients), self._lands)
+            return bucket.stage.push_pull(what, lambda: mean_with_absence(self, name, bucket), self._lands)
+        absent = Absence(bucket, reports=self.steps_on == "worker")
         placed = self._placed.get(bucket.spec.index)
         if placed is not None:
-            return placed.push_pull(what, self._client, hyper)
-        return bucket.stage.push_pull(what, lambda: self._start(bucket, hyper), self._lands)
+            return placed.push_pull(what, self._client, hyper, absent)
+        return bucket.stage.push_pull(what, lambda: self._start(bucket, hyper, absent), self._lands)
 
-    def _start(self, bucket: Bucket, hyper: Hyper) -> Work:
+    def _start(self, bucket: Bucket, hyper: Hyper, absent: Absence) -> Work:
         """Starts the exchange of gradients in host memory."""
         index = bucket.spec.index
         low_rank = self._low_rank.get(index)
         if low_rank is not None:
             phases = low_rank.phases
-            return low_rank.exchange(lambda n: self._push_pull(2 * index + n, phases[n], phases[n], hyper))
+            return low_rank.exchange(
+                lambda n: self._exchange.push_pull(2 * index + n, phases[n], phases[n], hyper, absent),
+                lambda: bucket.absent,
+            )
         into = bucket.host_values if self.steps_on == "server" else bucket.host_gradients
-        return self._push_pull(index, bucket.host_gradients, into, hyper)
+        return self._exchange.push_pull(index, bucket.host_gradients, into, hyper, absent)
 
-    def _mean(self, name: str, gradients: torch.Tensor) -> Work:
-        """Starts the mean of all ranks' gradients as a collective."""
-        call = Call(Collective.ALLREDUCE, name, ReduceOp.AVERAGE)
-        return self.collective(call, gradients, then=lambda came: gradients.copy_(came[0]))
+    def write_parameters(self, bucket: Bucket, positions: Collection[int]) -> None:
+        """Makes parameters that the script changed after the last step the hub's, before the next step.
+
+        In lockstep modes every rank makes the same change. In the other modes no other worker may be live.
+
+        Args:
+            bucket: A bucket of a hub that steps. `bucket.values` holds the parameters.
+            positions: The changed parameters, by position in `bucket.parameters`.
+
+        Raises:
+            ConfigError: Other workers of an asynchronous hub are live.
+        """
+        self._state.write_parameters(bucket, positions)
+
+    def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, torch.Tensor]]:
+        """Returns the optimizer's state on a hub that steps; any rank may call it alone.
+
+        Returns:
+            torch's state by parameter name: CPU tensors in the parameter's shape, and "step", a float32
+            without dimensions. Parameters that have not been stepped yet are left out.
+        """
+        return self._state.read(buckets)
+
+    def write_state(self, buckets: Sequence[Bucket], states: Mapping[str, ParameterState]) -> None:
+        """Replaces the optimizer's state on a hub that steps, before the next step.
+
+        In lockstep modes every rank writes the same state.
+
+        Args:
+            buckets: All buckets of the optimizer.
+            states: torch's state by parameter name. The optimizer is fresh for parameters that are left out.
+
+        Raises:
+            ConfigError: A tensor does not fit its parameter, or is missing.
+        """
+        self._state.write(buckets, states)
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
         if self._low_rank:
             self._specs(list(buckets))  # makes new factors
-        elif self._coders:
-            for bucket in buckets:
-                self._make_coders(bucket)
+        elif self._compress:
+            self._exchange.compress(list(buckets), self._compress, self.allocate)
         if self._placed:
             self._place(list(buckets))
 
@@ -164,7 +209,9 @@ class PSCommunicator(Communicator):
         if self.steps_on == "worker":
             return super().pull(bucket)
         index = bucket.spec.index
-        return bucket.stage.pull(f"the pull of bucket {index}", lambda: self._pull(index, bucket.host_values))
+        return bucket.stage.pull(
+            f"the pull of bucket {index}", lambda: self._exchange.pull(index, bucket.host_values)
+        )
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         shards = self._shards_of(call)
@@ -201,36 +248,6 @@ class PSCommunicator(Communicator):
     def close(self, *, finished: bool) -> None:
         self._client.close()
 
-    def _push_pull(self, index: int, gradients: torch.Tensor, into: torch.Tensor, hyper: Hyper) -> Work:
-        slices = self._slices[index]
-        work = Work(_exchange(index), len(slices), self._client.attend)
-        # Compressed slices are not batched: each one travels while the next is encoded.
-        with nullcontext() if self._coders else self._client.batched():
-            # By priority, so that all ranks send in the same order.
-            for piece in reversed(slices):
-                part = slice(piece.offset, piece.offset + piece.numel)
-                coder = self._coders.get(piece.key)
-                gradient = gradients[part] if coder is None else coder.encode()
-                target, decode = self._target(piece, into[part])
-                self._client.push_pull(piece.shard, piece.key, gradient, target, hyper, work, decode)
-        return work
-
-    def _pull(self, index: int, into: torch.Tensor) -> Work:
-        slices = self._slices[index]
-        work = Work(f"the pull of bucket {index}", len(slices), self._client.attend)
-        with self._client.batched():
-            for piece in slices:
-                target, decode = self._target(piece, into[piece.offset : piece.offset + piece.numel])
-                self._client.pull(piece.shard, piece.key, target, work, decode)
-        return work
-
-    def _target(self, piece: Slice, into: torch.Tensor) -> tuple[torch.Tensor, Decode | None]:
-        """Returns the target of an answer. Parameters come uncompressed, means in the gradients' codec."""
-        coder = self._coders.get(piece.key)
-        if coder is None or self.steps_on == "server":
-            return into, None
-        return coder.payload, coder.decode
-
     def _agree(self, specs: list[BucketSpec]) -> Assignment:
         """Returns the job's plan for these buckets; measures the slice size if the server has not set one."""
         deadline = time.monotonic() + self.timeout
@@ -263,15 +280,6 @@ class PSCommunicator(Communicator):
             self._low_rank[bucket.spec.index] = low_rank
         return [spec for low_rank in self._low_rank.values() for spec in low_rank.specs]
 
-    def _make_coders(self, bucket: Bucket) -> None:
-        """Makes coders for the slices that compression makes shorter."""
-        for piece in self._slices[bucket.spec.index]:
-            part = bucket.host_gradients[piece.offset : piece.offset + piece.numel]
-            codec = codec_for(self._compress, piece.numel, part.dtype)
-            if codec is not None:
-                payload = self.allocate(codec.nbytes(piece.numel), torch.uint8)
-                self._coders[piece.key] = SliceCoder(codec, part, payload)
-
     def _place(self, buckets: list[Bucket]) -> None:
         """Exchanges by GPU address from now on if the hub's store is on the model's GPU."""
         memory = shared_memory(self._session.shards, buckets, self._session.mode)
@@ -281,7 +289,7 @@ class PSCommunicator(Communicator):
         for bucket in buckets:
             index = bucket.spec.index
             self._placed[index] = PlacedBucket(
-                bucket, self._slices[index], self._lands, memory, reached, self.allocate
+                bucket, self._exchange.slices[index], self._lands, memory, reached, self.allocate
             )
 
     @property
@@ -289,7 +297,7 @@ class PSCommunicator(Communicator):
         return "values" if self.steps_on == "server" else "gradients"
 
     def _check_attachable(self) -> None:
-        if self._slices and self.steps_on == "server":  # the hub's plan is for one optimizer
+        if self._exchange.slices and self.steps_on == "server":  # the hub's plan is for one optimizer
             raise ConfigError(
                 "this is the second DistributedOptimizer, and the hub can step only one: let the workers"
                 " step with hubring.init(aggregate=True) or --aggregate; or use one optimizer with all"
@@ -310,13 +318,16 @@ class PSCommunicator(Communicator):
         self._broadcast_parameters(buckets)
         return Start()
 
-    def _bring_parameters(self, buckets: list[Bucket], assigned: Assignment) -> None:
+    def _bring_parameters(
+        self, buckets: list[Bucket], assigned: Assignment, states: Mapping[str, ParameterState]
+    ) -> None:
         """Rank 0 initialises the shards; then all ranks pull the values."""
         if self.rank == 0 and not assigned.initialised:
             given = Work("sending the first parameters to the hub", len(assigned.plan.slices))
             for piece in assigned.plan.slices:
                 values = buckets[piece.bucket].host_values[piece.offset : piece.offset + piece.numel]
-                self._client.init(piece.shard, piece.key, values, given)
+                state = state_of_slice(states, piece, buckets[piece.bucket].spec) if states else None
+                self._client.init(piece.shard, piece.key, values, given, state)
             given.wait(self.timeout)
         for bucket, work in [(bucket, self.pull(bucket)) for bucket in buckets]:
             work.wait(self.timeout)
@@ -331,7 +342,7 @@ class PSCommunicator(Communicator):
                 for low_rank in self._low_rank.values()
                 for spec, phase in zip(low_rank.specs, low_rank.phases, strict=True)
             }
-        for work in [self._pull(index, home) for index, home in homes.items()]:
+        for work in [self._exchange.pull(index, home) for index, home in homes.items()]:
             work.wait(self.timeout)
         for bucket in buckets:
             bucket.host_gradients.zero_()
@@ -351,7 +362,3 @@ def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtyp
 
 def _keep(came: dict[int, list[torch.Tensor]], shard: int, results: tuple[torch.Tensor, ...]) -> None:
     came[shard] = [result.clone() for result in results]
-
-
-def _exchange(index: int) -> str:
-    return f"the exchange of bucket {index}"

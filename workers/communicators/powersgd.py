@@ -19,7 +19,7 @@ themselves are inputs of a mean, so each rank may compute them in the fastest wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import isfinite
 from typing import NamedTuple
 
@@ -35,8 +35,12 @@ _CACHED = 1 << 16
 
 
 class _Matrix(NamedTuple):
-    """One parameter's views: gradient plus residual (`due`), mean gradient, and factors."""
+    """One parameter's views: gradient plus residual (`due`), mean gradient, and factors.
 
+    `position` is the parameter's position in the bucket.
+    """
+
+    position: int
     due: Tensor
     gradient: Tensor
     p: Tensor
@@ -72,13 +76,17 @@ class LowRankMean:
         self._make_views(spec, rank)
         self._guess()
 
-    def exchange(self, mean: Callable[[int], Work]) -> Work:
+    def exchange(
+        self, mean: Callable[[int], Work], absent: Callable[[], Collection[int]] = frozenset
+    ) -> Work:
         """Replaces the gradients with their mean over all ranks.
 
         The second phase starts in the thread that ends the first.
 
         Args:
             mean: Starts the mean of `phases[i]`, in place.
+            absent: Returns, after the means, the positions of the parameters without a gradient on every
+                rank. They get no update, so their residual stays as it is.
         """
         whole = Work(self._what)
 
@@ -98,7 +106,7 @@ class LowRankMean:
             begin(1, rebuild)
 
         def rebuild() -> None:
-            self.rebuild()
+            self.rebuild(absent())
             whole.complete_part()
 
         self.project()
@@ -120,13 +128,14 @@ class LowRankMean:
             matrix.p.copy_(_basis(matrix.p))
             torch.mm(matrix.due.t(), matrix.p, out=matrix.q)
 
-    def rebuild(self) -> None:
-        """Computes the mean gradients from the mean of the Qs, and the residuals."""
+    def rebuild(self, absent: Collection[int] = ()) -> None:
+        """Computes the mean gradients from the mean of the Qs, and the residuals of all but the `absent`."""
         for _, result, travelled in self._rest:
             result.copy_(travelled)
         for matrix in self._matrices:
             _multiply(matrix.p, matrix.q, matrix.gradient)
-            matrix.due.sub_(matrix.gradient)
+            if matrix.position not in absent:
+                matrix.due.sub_(matrix.gradient)
         if self._result is not self._gradients:
             self._gradients.copy_(self._result)
         if not isfinite(float(self.phases[1].sum())):
@@ -137,7 +146,7 @@ class LowRankMean:
     def _make_views(self, spec: BucketSpec, rank: int) -> None:
         """Makes the views, in the order of the bucket's tensors."""
         offset = first = second = 0
-        for tensor in spec.tensors:
+        for position, tensor in enumerate(spec.tensors):
             whole = slice(offset, offset + tensor.numel)
             offset = whole.stop
             due, result = self._due[whole], self._result[whole]
@@ -148,7 +157,8 @@ class LowRankMean:
             rows, columns = _sides(tensor)
             p = self.phases[0][first : first + rows * rank].view(rows, rank)
             q = self.phases[1][second : second + columns * rank].view(columns, rank)
-            self._matrices.append(_Matrix(due.view(rows, columns), result.view(rows, columns), p, q))
+            views = due.view(rows, columns), result.view(rows, columns)
+            self._matrices.append(_Matrix(position, *views, p, q))
             first, second = first + rows * rank, second + columns * rank
 
     def _guess(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from hubring.ps.client.client import KVClient
 from hubring.ps.core.errors import ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
 from hubring.ps.core.messages import Call, Collective, Contribute, ReduceOp
+from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import BucketSpec, Layout, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.core.work import Work
 from hubring.ps.shard.loop import ShardLoop
@@ -263,3 +264,51 @@ def test_traffic_is_counted(hubs: list[Hub]) -> None:
     nbytes = NUMEL * 4
     assert (client.traffic.bytes_sent, client.traffic.bytes_received) == (2 * nbytes, 2 * nbytes)
     client.close()
+
+
+def test_writes_and_reads_of_state_go_before_the_next_push(hubs: list[Hub]) -> None:
+    hub = start(hubs, BSP(), 1)
+    client = hub.client(0)
+    values = begin(client)
+    for buffer in (5.0, 10.0):
+        state = OptimizerState({"momentum_buffer": torch.full((NUMEL,), buffer)})
+        done(client.write_state, 0, 0, state)
+    done(client.write_parameters, 0, 0, torch.full((NUMEL,), 7.0))
+    came: list[OptimizerState] = []
+    work = Work("a read")
+    client.read_state(0, 0, work, came.append)
+    work.wait(SOON)
+    assert came[0].tensors["momentum_buffer"].tolist() == [10.0] * NUMEL
+    pushed = Work("a push")
+    hyper = {**HYPER, "momentum": 0.5}
+    client.push_pull(0, 0, torch.ones(NUMEL), values, hyper, pushed)
+    pushed.wait(SOON)
+    assert values.tolist() == [13.0] * NUMEL  # 7 + (0.5 * 10 + 1)
+    client.close()
+
+
+def test_the_caller_gets_what_is_absent_everywhere_before_the_work_is_done(hubs: list[Hub]) -> None:
+    client = start(hubs, BSP(), 1).client(0)
+    values = begin(client)
+    came: list[tuple[int, ...]] = []
+    work = Work("a push")
+    client.push_pull(
+        0,
+        0,
+        torch.zeros(NUMEL),
+        values,
+        HYPER,
+        work,
+        absent=(0,),
+        on_absent=lambda absent: came.append(absent),
+    )
+    work.wait(SOON)
+    assert came == [(0,)]
+    assert values.tolist() == [0.0] * NUMEL
+    client.close()
+
+
+def done(call: Callable[..., None], *arguments: object) -> None:
+    work = Work("a request")
+    call(*arguments, work)
+    work.wait(SOON)

@@ -18,6 +18,7 @@ import torch
 
 from hubring.ps.core import huge_pages
 from hubring.ps.core.huge_pages import HUGE_BYTES, ROOM_BYTES
+from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
 from hubring.ps.optim.mean_and_step import FusedStep
 from hubring.ps.optim.zeros import zeros, zeros_like
@@ -131,8 +132,8 @@ def test_so_does_the_optimizers_state(name: str) -> None:
 @pytest.mark.skipif(not gives_private(), reason="this kernel gives no huge pages")
 def test_so_does_the_state_that_comes_from_a_checkpoint() -> None:
     steps = BlockSteps("SGD", torch.zeros(2 * BLOCK_BYTES // 4))
-    steps.load({"momentum_buffer": torch.ones(2 * BLOCK_BYTES // 4)})
-    states = [optimizer.state()["momentum_buffer"] for *_, optimizer in steps._parts]
+    steps.load(OptimizerState({"momentum_buffer": torch.ones(2 * BLOCK_BYTES // 4)}))
+    states = [block.optimizer.state()["momentum_buffer"] for block in steps._blocks]
     assert all(state.eq(1).all() and huge_at(state.data_ptr()) >= BLOCK_BYTES for state in states)
 
 

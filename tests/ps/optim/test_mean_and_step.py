@@ -11,24 +11,12 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.mean_and_step import Assign, optimizer_for
+from tests.support.optimizers import CASES
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
 STEPS = 20
 CUTS = (0, 1040, 2048, 3001)  # between vectors of 64 bytes, as hubring.ps.job.sharding cuts
-
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("SGD", {}),
-    ("SGD", {"momentum": 0.9, "weight_decay": 0.01, "dampening": 0.1}),
-    ("SGD", {"momentum": 0.9, "nesterov": True, "maximize": True}),
-    ("Adam", {"weight_decay": 0.1, "betas": (0.8, 0.99)}),
-    ("Adam", {"amsgrad": True}),
-    ("AdamW", {"weight_decay": 0.1}),
-    ("AdamW", {"amsgrad": True, "eps": 1e-6}),
-    ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.5}),
-    ("RMSprop", {"alpha": 0.9}),
-    ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.01}),
-]
 
 
 def gradients() -> list[Tensor]:

@@ -23,13 +23,18 @@ from hubring.ps.core.messages import (
     Init,
     Pull,
     Push,
+    ReadState,
     ReduceOp,
     Refusal,
     Reply,
     Request,
     Result,
+    State,
     Values,
+    WriteParameters,
+    WriteState,
 )
+from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import DTYPE_BYTES, Layout, Sender
 from hubring.ps.store.collective import layout_of
 from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
@@ -46,6 +51,9 @@ from hubring.ps.transport.wire import (
 
 SENDER = Sender(3, 2**40)
 FLAT = torch.arange(5.0)
+ADAM = OptimizerState(
+    {"step": torch.tensor([3.0, 0.0]), "exp_avg": FLAT.double(), "exp_avg_sq": FLAT}, (1, 70)
+)
 
 
 def coded(name: str = "int8", dtype: torch.dtype = torch.float32) -> Coded:
@@ -69,6 +77,8 @@ def same(one: Request | Reply, other: Request | Reply) -> bool:
     def plain(value: object) -> object:
         if isinstance(value, Coded):
             return value.codec, value.payload.tolist(), value.numel, value.dtype
+        if isinstance(value, OptimizerState):
+            return {name: plain(tensor) for name, tensor in value.tensors.items()}, value.fresh
         if isinstance(value, tuple):
             return [plain(each) for each in value]
         return (value.dtype, value.tolist()) if isinstance(value, Tensor) else value
@@ -98,7 +108,14 @@ def gradient(message: Message) -> Tensor | Coded:
     "request_",
     [
         Init(SENDER, 0, FLAT),
+        Init(SENDER, 0, FLAT.bfloat16(), ADAM),
+        Init(SENDER, 0, FLAT, OptimizerState()),
         Push(SENDER, 0, 0, FLAT),
+        Push(SENDER, 1, 2, FLAT, {"lr": 0.1}, absent=(0, 3, 2**31)),
+        WriteParameters(SENDER, 4, 2**40, 7, FLAT),
+        WriteState(SENDER, 4, 2**40, 7, ADAM),
+        WriteState(SENDER, 0, 0, 0, OptimizerState()),
+        ReadState(SENDER, 9),
         Push(SENDER, 2**31, 2**40, FLAT, {"lr": 0.1, "momentum": 0.9}),
         *(Push(SENDER, 1, 2, coded(name)) for name in ("bf16", "fp16", "int8", "sign", "topk:0.05")),
         Push(SENDER, 1, 2, coded("int8", torch.bfloat16), {"lr": 0.1}),
@@ -125,6 +142,9 @@ def test_requests_come_back_as_they_went(request_: Request) -> None:
         Values(0, FLAT, 0, 0),
         Values(9, FLAT, clock=4, version=17, staleness=3, drain=True),
         Values(9, coded("sign"), clock=4, version=17),
+        Values(9, FLAT, clock=4, version=17, absent=(1, 200)),
+        State(9, 17, ADAM),
+        State(0, 0, OptimizerState()),
         Result(),
         Result((torch.tensor([[True], [False]]),)),
         Result((torch.tensor([True]), torch.tensor(1.5), FLAT)),
@@ -152,6 +172,12 @@ def test_a_contiguous_tensor_is_never_copied() -> None:
     came = gradient(encode_request(Push(SENDER, 1, 1, tensor), 1))
     assert isinstance(came, Tensor)
     assert came.data_ptr() == tensor.data_ptr()
+
+
+def test_what_nothing_is_absent_from_takes_no_bytes() -> None:
+    push, other = (encode_request(Push(SENDER, 1, 1, FLAT, {}, absent), 1) for absent in ((), (2,)))
+    assert pb.Header.FromString(push.header).push.ByteSize() == 4  # key and clock
+    assert len(other.header) == len(push.header) + 3
 
 
 def test_a_strided_tensor_travels_as_its_values() -> None:
@@ -218,6 +244,7 @@ def allreduce(*layouts: pb.Layout) -> pb.Contribute:
 FLOATS = {"dtype": pb.FLOAT32, "payload_bytes": 8}
 PUSH = {"push": pb.Push(key=1)}
 PART = allreduce(pb.Layout(dtype=pb.FLOAT32, shape=[3]))
+PAIR = pb.Layout(dtype=pb.FLOAT32, shape=[1, 2])
 HUGE = pb.Layout(dtype=pb.FLOAT32, shape=[2**62, 2**62, 0])
 
 
@@ -242,6 +269,14 @@ HUGE = pb.Layout(dtype=pb.FLOAT32, shape=[2**62, 2**62, 0])
         ({"contribute": PART, **FLOATS}, "has a dtype outside its layouts"),
         ({"contribute": allreduce(pb.Layout(shape=[3]))}, "dtype 0"),
         ({"contribute": allreduce(HUGE)}, "shape"),
+        ({"write_parameters": pb.WriteParameters(key=1)}, "expected a flat tensor"),
+        ({"write_state": pb.WriteState(state=pb.OptimizerState(names=["step"]))}, "1 names for 0 tensors"),
+        ({"init": pb.Init(state=pb.OptimizerState())}, "dtype 0"),
+        ({"init": pb.Init(state=pb.OptimizerState(), values=HUGE)}, "shape"),
+        (
+            {"init": pb.Init(state=pb.OptimizerState(), values=PAIR), "payload_bytes": 8},
+            "flat tensor, received shape",
+        ),
     ],
 )
 def test_a_request_that_does_not_add_up_is_malformed_and_bears_its_number(

@@ -118,12 +118,14 @@ class HubRanks(Ranks):
     aggregate: ClassVar[bool] = False
     compress: ClassVar[str] = ""
     slice_bytes: ClassVar[int] = 16
+    place: ClassVar[str] = ""
+    """Where the shards listen."""
 
     def __init__(self) -> None:
         self.transport = self.wire()
         self.wired: Collection[int] = range(self.size)
         """Ranks that do not share memory with all shards."""
-        self.listeners = [self.transport.listen("") for _ in range(2)]
+        self.listeners = [self.transport.listen(self.place) for _ in range(2)]
         self.addresses: dict[str, str] = {}
         self.loops = [ShardLoop(BSP(), [listener], self.parameter_memory()) for listener in self.listeners]
         self.threads = [threading.Thread(target=loop.run) for loop in self.loops]

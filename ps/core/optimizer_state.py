@@ -1,0 +1,52 @@
+"""An optimizer's state for one slice, in torch's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEP = "step"
+"""The one tensor of torch's optimizers that counts a parameter's steps; the others have its shape."""
+
+_FRESH = "fresh"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """An optimizer's tensors for the parameters of one slice.
+
+    Attributes:
+        tensors: By torch's name. "step" has one float32 for each parameter with elements in the slice, in
+            order. Every other tensor is flat, with the slice's length and dtype. Empty: all are fresh.
+        fresh: The parameters without state, by their index in "step"; the tensors hold zeros for them.
+        separate: Whether a shard steps each parameter by itself, which can round differently. A checkpoint
+            keeps it, a message does not.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    fresh: tuple[int, ...] = ()
+    separate: bool = False
+
+    def saved(self) -> dict[str, Tensor]:
+        """Returns the state as tensors for a checkpoint: one "step" for all parameters if they agree."""
+        import torch
+
+        saved = dict(self.tensors)
+        if STEP in saved and not self.fresh and bool((saved[STEP] == saved[STEP][0]).all()):
+            saved[STEP] = saved[STEP][0].clone()
+        if self.separate:
+            saved[_FRESH] = torch.tensor(self.fresh, dtype=torch.int64)
+        return saved
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Tensor], parameters: int) -> OptimizerState:
+        """Returns the state from `saved()` of a slice with elements of this many parameters."""
+        tensors = dict(saved)
+        fresh = tensors.pop(_FRESH, None)
+        if STEP in tensors and not tensors[STEP].dim():
+            tensors[STEP] = tensors[STEP].repeat(parameters)
+        return cls(tensors) if fresh is None else cls(tensors, tuple(fresh.tolist()), separate=True)

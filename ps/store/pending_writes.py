@@ -1,0 +1,125 @@
+"""What scripts changed on one key since its last step, until the next step.
+
+Law: in lockstep modes the ranks of a round must agree, bit by bit, on the parameters and the optimizer's
+state before its step. A rank that wrote no parameters has the hub's. A rank's later write replaces its
+earlier one, also if a retry of the earlier one arrives last. What belongs to a closed round is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hubring.ps.core.messages import Write, WriteParameters
+from hubring.ps.core.optimizer_state import OptimizerState
+
+
+class Disagreement(Exception):
+    """Two ranks changed a key differently before one step.
+
+    Attributes:
+        ranks: The two ranks.
+        tensor: The state's tensor that differs; empty for parameters and if only one rank wrote a state.
+        index: The first element that differs; None if only one of the ranks wrote a state, or if the states
+            have different tensors.
+    """
+
+    def __init__(self, ranks: tuple[int, int], tensor: str = "", index: int | None = None) -> None:
+        super().__init__(ranks, tensor, index)
+        self.ranks = ranks
+        self.tensor = tensor
+        self.index = index
+
+
+class PendingWrites:
+    """The last parameters and the last state that each rank wrote."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Tensor] = {}
+        self._states: dict[int, OptimizerState] = {}
+        self._newest: dict[tuple[type[Write], int], tuple[int, int]] = {}
+        """Incarnation and sequence of each rank's newest write."""
+
+    def __bool__(self) -> bool:
+        """Whether a write waits for its round."""
+        return bool(self._values or self._states)
+
+    def is_newest(self, write: Write) -> bool:
+        """Records a write. Returns False if its sender has sent a newer one of this kind."""
+        place = type(write), write.sender.rank
+        number = write.sender.incarnation, write.sequence
+        self._newest[place] = max(number, self._newest.get(place, number))
+        return self._newest[place] == number
+
+    def put(self, write: Write) -> None:
+        """Keeps a copy of a write until its round closes."""
+        rank = write.sender.rank
+        if isinstance(write, WriteParameters):
+            self._values[rank] = write.values.clone()
+        else:
+            tensors = {name: tensor.clone() for name, tensor in write.state.tensors.items()}
+            self._states[rank] = OptimizerState(tensors, write.state.fresh)
+
+    def state_of(self, rank: int) -> OptimizerState | None:
+        """Returns the state that a rank wrote, if it waits for its round."""
+        return self._states.get(rank)
+
+    def agreed(self, ranks: Sequence[int], held: Tensor) -> tuple[Tensor | None, OptimizerState | None]:
+        """Returns the parameters and the state to apply before a step; None for what no rank wrote.
+
+        Args:
+            ranks: The contributors of the round, in ascending order.
+            held: The hub's parameters.
+
+        Raises:
+            Disagreement: The ranks wrote different parameters or states.
+        """
+        return self._agreed_values(ranks, held), self._agreed_state(ranks)
+
+    def _agreed_values(self, ranks: Sequence[int], held: Tensor) -> Tensor | None:
+        if not any(rank in self._values for rank in ranks):
+            return None
+        here = held.cpu()
+        first, *others = [self._values.get(rank, here) for rank in ranks]
+        for rank, values in zip(ranks[1:], others, strict=True):
+            if (index := _difference(first, values)) is not None:
+                raise Disagreement((ranks[0], rank), index=index)
+        return first
+
+    def _agreed_state(self, ranks: Sequence[int]) -> OptimizerState | None:
+        first = self._states.get(ranks[0])
+        for rank in ranks[1:]:
+            state = self._states.get(rank)
+            if state is None and first is None:
+                continue
+            if state is None or first is None or not _alike(first, state):
+                raise Disagreement((ranks[0], rank))
+            for name, tensor in state.tensors.items():
+                if (index := _difference(first.tensors[name], tensor)) is not None:
+                    raise Disagreement((ranks[0], rank), name, index)
+        return first
+
+    def forget(self, rank: int) -> None:
+        """Drops the writes of a rank that left."""
+        self._values.pop(rank, None)
+        self._states.pop(rank, None)
+
+    def clear(self) -> None:
+        """Drops all writes, because their round has closed."""
+        self._values.clear()
+        self._states.clear()
+
+
+def _alike(one: OptimizerState, other: OptimizerState) -> bool:
+    return one.tensors.keys() == other.tensors.keys() and one.fresh == other.fresh
+
+
+def _difference(one: Tensor, other: Tensor) -> int | None:
+    """Returns the first element whose bits differ, or None."""
+    size = one.element_size()
+    ours, theirs = (tensor.view(torch.uint8).view(-1, size) for tensor in (one, other))
+    if torch.equal(ours, theirs):
+        return None
+    return int((ours != theirs).any(dim=1).nonzero()[0])

@@ -1,0 +1,131 @@
+"""Reads and replaces what a hub that steps holds of a model: parameters, and the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hubring.ps.client.client import KVClient
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.optimizer_state import STEP, OptimizerState
+from hubring.ps.core.types import BucketSpec, Slice
+from hubring.ps.core.work import Work
+from hubring.ps.job.slice_parameters import parameter_parts
+from hubring.workers.buckets.bucketing import Bucket
+
+ParameterState = Mapping[str, Tensor]
+"""torch's state of one parameter: tensors in its shape, and "step", a float32 without dimensions."""
+
+
+class HubState:
+    """One worker's access to the hub's parameters and optimizer state.
+
+    Args:
+        client: Connections to the shards. It has pulled every key.
+        slices: The slices by bucket index.
+        timeout: Seconds that one call may take.
+    """
+
+    def __init__(self, client: KVClient, slices: Mapping[int, Sequence[Slice]], timeout: float) -> None:
+        self._client = client
+        self._slices = slices
+        self._timeout = timeout
+
+    def write_parameters(self, bucket: Bucket, positions: Collection[int]) -> None:
+        """Sends the slices that hold these parameters, as `bucket.values` has them."""
+        tensors = bucket.spec.tensors
+        pieces = [
+            piece
+            for piece in self._slices[bucket.spec.index]
+            if any(part.position in positions for part in parameter_parts(piece, tensors))
+        ]
+        work = self._work("sending changed parameters to the hub", len(pieces))
+        for piece in pieces:
+            values = bucket.values[piece.offset : piece.offset + piece.numel].to("cpu", copy=True)
+            self._client.write_parameters(piece.shard, piece.key, values, work)
+        work.wait(self._timeout)
+
+    def read(self, buckets: Iterable[Bucket]) -> dict[str, dict[str, Tensor]]:
+        """Returns the optimizer's state by parameter; parameters that never stepped are left out."""
+        wanted = [(bucket.spec, piece) for bucket in buckets for piece in self._slices[bucket.spec.index]]
+        work = self._work("reading the optimizer's state from the hub", len(wanted))
+        came: dict[int, OptimizerState] = {}
+        for _, piece in wanted:
+            self._client.read_state(piece.shard, piece.key, work, partial(_keep, came, piece.key))
+        work.wait(self._timeout)
+        states: dict[str, dict[str, Tensor]] = {}
+        for spec, piece in wanted:
+            _collect(states, came[piece.key], piece, spec)
+        return states
+
+    def write(self, buckets: Iterable[Bucket], states: Mapping[str, ParameterState]) -> None:
+        """Replaces the optimizer's state; parameters that `states` does not name become fresh.
+
+        Raises:
+            ConfigError: A tensor has another number of elements than its parameter, or the optimizer cannot
+                continue from it.
+        """
+        wanted = [(bucket.spec, piece) for bucket in buckets for piece in self._slices[bucket.spec.index]]
+        work = self._work("sending the optimizer's state to the hub", len(wanted))
+        for spec, piece in wanted:
+            self._client.write_state(piece.shard, piece.key, state_of_slice(states, piece, spec), work)
+        work.wait(self._timeout)
+
+    def _work(self, what: str, parts: int) -> Work:
+        return Work(what, parts, self._client.attend)
+
+
+def state_of_slice(states: Mapping[str, ParameterState], piece: Slice, spec: BucketSpec) -> OptimizerState:
+    """Returns one slice's part of the optimizer's state.
+
+    Raises:
+        ConfigError: A tensor has another number of elements than its parameter.
+    """
+    parts = parameter_parts(piece, spec.tensors)
+    own = [states.get(spec.tensors[part.position].name, {}) for part in parts]
+    names = {name: None for state in own for name in state}
+    dtype = getattr(torch, spec.dtype)
+    tensors = {
+        name: torch.zeros(len(parts)) if name == STEP else torch.zeros(piece.numel, dtype=dtype)
+        for name in names
+    }
+    for index, (part, state) in enumerate(zip(parts, own, strict=True)):
+        for name, tensor in state.items():
+            if name == STEP:
+                tensors[name][index] = float(tensor)
+                continue
+            parameter = spec.tensors[part.position]
+            if tensor.numel() != parameter.numel:
+                raise ConfigError(
+                    f"the optimizer state {name} of {parameter.name} has shape {list(tensor.shape)}, expected"
+                    f" {list(parameter.shape)}; load a state of the same model"
+                )
+            tensors[name][part.in_slice] = tensor.detach().reshape(-1)[part.in_parameter].to("cpu", dtype)
+    fresh = [index for index, state in enumerate(own) if not state] if names else []
+    return OptimizerState(tensors, tuple(fresh))
+
+
+def _collect(
+    states: dict[str, dict[str, Tensor]], state: OptimizerState, piece: Slice, spec: BucketSpec
+) -> None:
+    """Adds one slice's state to the states of its parameters."""
+    for index, part in enumerate(parameter_parts(piece, spec.tensors)):
+        if not state.tensors or index in state.fresh:
+            continue
+        parameter = spec.tensors[part.position]
+        own = states.setdefault(parameter.name, {})
+        for name, tensor in state.tensors.items():
+            if name == STEP:
+                own[name] = tensor[index].clone()
+                continue
+            if name not in own:
+                own[name] = torch.zeros(parameter.shape, dtype=tensor.dtype)
+            own[name].view(-1)[part.in_parameter] = tensor[part.in_slice]
+
+
+def _keep(came: dict[int, OptimizerState], key: int, state: OptimizerState) -> None:
+    tensors = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    came[key] = OptimizerState(tensors, state.fresh)

@@ -1,0 +1,150 @@
+"""Sends a bucket's slices to their shards, encoded where the job compresses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from hubring.ps.client.client import Decode, KVClient
+from hubring.ps.compression.compressor import Compressor, codec_for
+from hubring.ps.compression.error_feedback import ErrorFeedback
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import Coded
+from hubring.ps.core.types import Hyper, Slice
+from hubring.ps.core.work import Work
+from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.pinning import Allocate
+from hubring.workers.communicators.absence import Absence
+
+
+class SliceCoder:
+    """Encodes one slice's gradient, with error feedback, and decodes the mean from the hub.
+
+    Args:
+        codec: The job's codec.
+        gradient: The slice of the bucket's gradients. It is encoded, and overwritten with the mean.
+        payload: A buffer of `codec.nbytes` for the code. The answer may use the same buffer.
+        parts: The parameters with elements in the slice.
+    """
+
+    def __init__(
+        self, codec: Compressor, gradient: Tensor, payload: Tensor, parts: Sequence[ParameterPart] = ()
+    ) -> None:
+        self.payload = payload
+        self._codec = codec
+        self._gradient = gradient
+        self._feedback = ErrorFeedback(codec, gradient.numel(), gradient.dtype)
+        self._parts = parts
+        self._kept: list[tuple[ParameterPart, Tensor]] = []
+
+    def encode(self, absent: Collection[int] = ()) -> Coded:
+        """Encodes the gradient into `payload`. Call it once per step, because it updates the residual.
+
+        Args:
+            absent: Positions of the parameters without a gradient.
+        """
+        residual = self._feedback.residual
+        self._kept = [
+            (part, residual[part.in_slice].clone()) for part in self._parts if part.position in absent
+        ]
+        self._feedback.encode(self._gradient, self.payload)
+        return Coded(self._codec.name, self.payload, self._gradient.numel(), self._gradient.dtype)
+
+    def restore(self, absent: Collection[int]) -> None:
+        """Restores the residual of parameters without a gradient on any rank: the hub ignored their code."""
+        for part, residual in self._kept:
+            if part.position in absent:
+                self._feedback.residual[part.in_slice] = residual
+
+    def decode(self, mean: Coded) -> None:
+        """Decodes the mean into the gradient.
+
+        Raises:
+            ConfigError: The mean's codec or length differs from the push.
+        """
+        if (mean.codec, mean.numel) != (self._codec.name, self._gradient.numel()):
+            raise ConfigError(
+                f"the hub answered with {mean.numel} elements in {mean.codec}, expected"
+                f" {self._gradient.numel()} in {self._codec.name}: start the server and all workers with the"
+                " same version"
+            )
+        self._codec.decode(mean.payload, self._gradient)
+
+
+class SliceExchange:
+    """The slices of a model's buckets.
+
+    Args:
+        client: Connections to the shards.
+        means: Whether answers are means, in the codec of the gradients, and not parameters.
+
+    Attributes:
+        slices: By the hub's bucket index.
+    """
+
+    def __init__(self, client: KVClient, *, means: bool) -> None:
+        self.slices: dict[int, list[Slice]] = {}
+        self._client = client
+        self._means = means
+        self._coders: dict[int, SliceCoder] = {}
+        """Coders of compressed slices, by key."""
+
+    def compress(self, buckets: Iterable[Bucket], codec_name: str, allocate: Allocate) -> None:
+        """Makes coders for the slices that compression makes shorter."""
+        for bucket in buckets:
+            for piece in self.slices[bucket.spec.index]:
+                part = bucket.host_gradients[piece.offset : piece.offset + piece.numel]
+                codec = codec_for(codec_name, piece.numel, part.dtype)
+                if codec is not None:
+                    payload = allocate(codec.nbytes(piece.numel), torch.uint8)
+                    parts = parameter_parts(piece, bucket.spec.tensors)
+                    self._coders[piece.key] = SliceCoder(codec, part, payload, parts)
+
+    def push_pull(self, index: int, gradients: Tensor, into: Tensor, hyper: Hyper, absent: Absence) -> Work:
+        """Starts the exchange of one bucket's flat gradients; the answer lands in `into`."""
+        slices = self.slices[index]
+        work = Work(exchange_name(index), len(slices), self._client.attend)
+        # Compressed slices are not batched: each one travels while the next is encoded.
+        with nullcontext() if self._coders else self._client.batched():
+            # By priority, so that all ranks send in the same order.
+            for piece in reversed(slices):
+                part = slice(piece.offset, piece.offset + piece.numel)
+                coder = self._coders.get(piece.key)
+                gradient = gradients[part] if coder is None else coder.encode(absent.positions)
+                target, decode = self._target(piece, into[part])
+                self._client.push_pull(
+                    piece.shard,
+                    piece.key,
+                    gradient,
+                    target,
+                    hyper,
+                    work,
+                    decode,
+                    absent.positions,
+                    absent.on_reply(None if coder is None else coder.restore),
+                )
+        return work
+
+    def pull(self, index: int, into: Tensor) -> Work:
+        """Starts to read one bucket's parameters, or the last mean, into `into`."""
+        slices = self.slices[index]
+        work = Work(f"the pull of bucket {index}", len(slices), self._client.attend)
+        with self._client.batched():
+            for piece in slices:
+                target, decode = self._target(piece, into[piece.offset : piece.offset + piece.numel])
+                self._client.pull(piece.shard, piece.key, target, work, decode)
+        return work
+
+    def _target(self, piece: Slice, into: Tensor) -> tuple[Tensor, Decode | None]:
+        """Returns the target of an answer. Parameters come uncompressed, means in the gradients' codec."""
+        coder = self._coders.get(piece.key)
+        return (into, None) if coder is None or not self._means else (coder.payload, coder.decode)
+
+
+def exchange_name(index: int) -> str:
+    """Returns the name of a bucket's exchange in errors."""
+    return f"the exchange of bucket {index}"
