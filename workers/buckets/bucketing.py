@@ -21,6 +21,7 @@ from hubring.ps.core.types import BucketSpec
 from hubring.workers.buckets.layout import Kind, Layout, NamedParameters, kind_of, lay_out
 from hubring.workers.buckets.pinning import Allocate
 from hubring.workers.buckets.staging import Staging
+from hubring.workers.buckets.value_memory import AllocateValues, OwnValues, ValueMemory
 
 
 class Bucket:
@@ -31,6 +32,7 @@ class Bucket:
         parameters: The parameters, in the order of `spec.tensors`.
         gradients: Flat, on the parameters' device; every `parameter.grad` is a view of its memory.
         values: Flat, on the parameters' device; every `parameter.data` is a view of it.
+        landing: As `values`, but what the communicator writes to. Without the script's changes.
         gradient_views: The view for each `parameter.grad`, in the order of `parameters`.
         stage: Moves the bucket between the parameters' device and host memory.
     """
@@ -40,29 +42,50 @@ class Bucket:
         spec: BucketSpec,
         parameters: Sequence[torch.nn.Parameter],
         gradients: torch.Tensor,
-        values: torch.Tensor,
+        values: ValueMemory,
         staging: Staging,
     ) -> None:
-        """Makes a bucket over flat tensors of `spec.numel` elements each."""
+        """Makes a bucket over flat memory of `spec.numel` elements each."""
         self.spec = spec
         self.parameters = tuple(parameters)
         self.gradients = gradients
-        self.values = values
+        self.values = values.seen
+        self.landing = values.landing
         self.staging = staging
-        self.stage = staging.stage(gradients, values)
+        self.stage = staging.stage(gradients, values.landing, values.forget)
+        self._memory = values
         # The same memory with a separate version counter: exchanges write to `gradients`, from any
         # thread, and `changes` must only count backward and the script.
         self._counted = gradients.data
         self.gradient_views = _views(self._counted, self.parameters)
         self._value_views = _views(self.values, self.parameters)
         self._addresses = [view.data_ptr() for view in self._value_views]
+        self._ends = list(accumulate(view.nbytes for view in self._value_views))
 
     def move_in(self) -> None:
         """Moves the parameters and their gradients into the flat tensors."""
+        # To where answers land, since a copy into `values` would count as the script's.
+        for parameter, landing in zip(self.parameters, _views(self.landing, self.parameters), strict=True):
+            landing.copy_(parameter.data)
+        self._memory.forget()
         for parameter, view in zip(self.parameters, self._value_views, strict=True):
-            view.copy_(parameter.data)
             parameter.data = view
         self.collect()
+
+    def written(self) -> list[int]:
+        """Returns the positions in `parameters` of those that the script changed since the last answer.
+
+        Any write counts that changed a byte of `values`: through `.data`, NumPy, a kept view or native code.
+        Empty where workers step, because nothing overwrites changes there. Ask before the bucket is sent.
+        After its answer has landed, neighbors of a changed parameter count too; on a GPU, all parameters do.
+
+        It takes microseconds where nothing changed. On a GPU it waits for the device.
+        """
+        return self._memory.written(self._ends)
+
+    def forget_writes(self) -> None:
+        """Drops the script's changes: `values` is what landed last. `stage.arrive` does the same."""
+        self._memory.forget()
 
     @property
     def host_gradients(self) -> torch.Tensor:
@@ -71,7 +94,7 @@ class Bucket:
 
     @property
     def host_values(self) -> torch.Tensor:
-        """The values in host memory: `values` itself on the CPU."""
+        """The host memory in which new values land: `landing` itself on the CPU."""
         return self.stage.values
 
     @property
@@ -138,7 +161,7 @@ def make_buckets(
     allocate: Allocate,
     bucket_bytes: int,
     optimizer_name: str,
-    allocate_values: Allocate | None = None,
+    allocate_values: AllocateValues | None = None,
     *,
     adjacent: bool = False,
 ) -> list[Bucket]:
@@ -151,8 +174,9 @@ def make_buckets(
         allocate: Makes the flat tensors of parameters on the CPU, and host copies of other devices.
         bucket_bytes: Maximum size of a bucket. A larger parameter gets its own bucket.
         optimizer_name: The optimizer that the hub runs; empty where workers step.
-        allocate_values: As `allocate`, for the values of parameters on the CPU. None uses `allocate`.
-        adjacent: Put buckets of one group, dtype and device into one tensor without gaps, for `join`.
+        allocate_values: Makes the memory of the parameters. None uses `allocate` for those on the CPU.
+        adjacent: Put buckets of one group, dtype and device into one tensor without gaps, for `join`. The
+            values too, made by `allocate`.
 
     Raises:
         ConfigError: `bucket_bytes` is not positive; a parameter is not in the model, has no unique
@@ -161,7 +185,10 @@ def make_buckets(
     layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name)
     flat = _in_one_tensor if adjacent else _one_by_one
     gradients = flat(layouts, allocate)
-    values = flat(layouts, allocate_values or allocate)
+    if adjacent or allocate_values is None:
+        values: list[ValueMemory] = [OwnValues(own) for own in flat(layouts, allocate)]
+    else:
+        values = [_values_like(layout, allocate_values) for layout in layouts]
     places = zip(layouts, gradients, values, strict=True)
     staging = Staging(allocate)
     buckets = [Bucket(*layout, own, theirs, staging) for layout, own, theirs in places]
@@ -181,7 +208,7 @@ def join(buckets: Sequence[Bucket]) -> Bucket:
     spec = replace(first.spec, tensors=tensors)
     parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
     gradients, values = (flat.as_strided((spec.numel,), (1,)) for flat in (first.gradients, first.values))
-    return Bucket(spec, parameters, gradients, values, first.staging)
+    return Bucket(spec, parameters, gradients, OwnValues(values), first.staging)
 
 
 def _one_by_one(layouts: list[Layout], allocate: Allocate) -> list[torch.Tensor]:
@@ -203,6 +230,11 @@ def _in_one_tensor(layouts: list[Layout], allocate: Allocate) -> list[torch.Tens
         flat, rest[kind] = rest[kind].tensor_split([layout.spec.numel])
         flats.append(flat)
     return flats
+
+
+def _values_like(layout: Layout, allocate_values: AllocateValues) -> ValueMemory:
+    parameter = layout.parameters[0]
+    return allocate_values(layout.spec.numel, parameter.dtype, parameter.device)
 
 
 def _flat_like(parameter: torch.nn.Parameter, numel: int, allocate: Allocate) -> torch.Tensor:

@@ -193,12 +193,12 @@ class StagedRanks(HubRanks):
 
     def __init__(self) -> None:
         self.waiter = DeviceWaiter()
-        self.patch = patch.object(Staging, "stage", lambda _, *tensors: self.stage(*tensors))
+        self.patch = patch.object(Staging, "stage", lambda _, *given: self.stage(*given))
         self.patch.start()
         super().__init__()
 
-    def stage(self, gradients: torch.Tensor, values: torch.Tensor) -> Stage:
-        return ThroughHost(gradients, values, PromptDevice(), self.waiter, _zeros)
+    def stage(self, gradients: torch.Tensor, values: torch.Tensor, reveal: Callable[[], None]) -> Stage:
+        return ThroughHost(gradients, values, PromptDevice(), self.waiter, _zeros, reveal)
 
     def close(self) -> None:
         super().close()
