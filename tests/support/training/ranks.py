@@ -20,7 +20,7 @@ from hubring.ps.core.types import BucketSpec, Member, Sender, ShardPlan, Slicing
 from hubring.ps.job.sharding import plan
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store import gpu_tensor
-from hubring.ps.store.consistency import BSP
+from hubring.ps.store.consistency import BSP, Consistency
 from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import ShardAddress
@@ -123,9 +123,11 @@ class HubRanks(Ranks):
         self.transport = self.wire()
         self.wired: Collection[int] = range(self.size)
         """Ranks that do not share memory with all shards."""
-        self.listeners = [self.transport.listen("") for _ in range(2)]
+        self.listeners = [self.transport.listen("127.0.0.1") for _ in range(2)]
         self.addresses: dict[str, str] = {}
-        self.loops = [ShardLoop(BSP(), [listener], self.parameter_memory()) for listener in self.listeners]
+        self.loops = [
+            ShardLoop(self.consistency(), [listener], self.parameter_memory()) for listener in self.listeners
+        ]
         self.threads = [threading.Thread(target=loop.run) for loop in self.loops]
         self.lock = threading.Lock()
         self.shared: ShardPlan | None = None
@@ -142,6 +144,9 @@ class HubRanks(Ranks):
 
     def wire(self) -> Transport:
         return InprocTransport()
+
+    def consistency(self) -> Consistency:
+        return BSP()
 
     def parameter_memory(self) -> ParameterMemory:
         return HostMemory()
