@@ -72,7 +72,7 @@ class GrpcTransport:
         return plain_memory(nbytes)
 
     def window(self, nbytes: int) -> Window:
-        return self._windows.allocate(nbytes)
+        return self._windows.allocate(nbytes, populate=True)
 
 
 class GrpcConnection:

@@ -49,4 +49,4 @@ class ShmTransport:
         return memory
 
     def window(self, nbytes: int) -> Window:
-        return self._windows.allocate(nbytes)
+        return self._windows.allocate(nbytes, populate=False)

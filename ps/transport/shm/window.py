@@ -20,6 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hubring.ps.core import huge_pages
 from hubring.ps.transport.memory import address, copy
 from hubring.ps.transport.shm import memory_map
 from hubring.ps.transport.shm.copies import AnyPages, Copies, own_copies
@@ -46,8 +47,8 @@ class Windows:
         self._refused = False
         self._shown: dict[Region, tuple[object, Region]] = {}
         """By window: the owner and region of the mapped memory."""
-        self._copied: set[Run] = set()
-        """Runs of copied pages that have been found."""
+        self._copied: dict[Run, set[Run]] = {}
+        """The runs of copied pages that were found, by window or part of a window."""
 
     @cached_property
     def _copies(self) -> Copies:
@@ -59,9 +60,16 @@ class Windows:
             )
         return copies
 
-    def allocate(self, nbytes: int) -> Window:
-        """Returns a new window of zeros."""
+    def allocate(self, nbytes: int, *, populate: bool) -> Window:
+        """Returns a new window of zeros.
+
+        Args:
+            nbytes: Size of the window.
+            populate: Whether to put it into huge pages now, because no other memory will be mapped in it.
+        """
         landing, seen = self._arena.allocate_window(nbytes)
+        if populate:
+            huge_pages.populate(landing)
         with self._lock:
             self._watch(start := address(seen), start + memory_map.rounded(seen.nbytes))
         return Window(self, landing, seen)
@@ -136,25 +144,30 @@ class Windows:
                     self.own(window)
 
     def written(self, start: int, end: int) -> list[Run]:
-        """Returns the runs of pages between two addresses that are this process's copies."""
+        """Returns the runs of copied pages between two addresses of a window."""
         with self._lock:
-            self._copied.update(self._find(start, end))
+            if found := self._find(start, end):
+                self._copied.setdefault((start, end), set()).update(found)
             return [
                 (max(first, start), min(last, end))
-                for first, last in self._copied
-                if first < end and start < last
+                for part in self._copied
+                if _overlap(part, (start, end))
+                for first, last in self._copied[part]
+                if _overlap((first, last), (start, end))
             ]
 
     def forget(self, start: int, end: int) -> list[Run]:
-        """Drops the copies between two addresses. Returns those that the kernel refuses to drop."""
+        """Drops the copies in a window. Returns those that the kernel refuses to drop."""
         refused = []
         with self._lock:
             for run in self.written(start, end):
-                self._copied.discard(run)
                 try:
                     memory_map.forget(*run)
                 except OSError:  # the program has locked its memory
                     refused.append(run)
+            self._copied = {
+                part: runs for part, runs in self._copied.items() if not _overlap(part, (start, end))
+            }
         return refused
 
     def _map(self, segment: Segment, window: Region, descriptor: int, offset: int, *, shared: bool) -> None:
@@ -188,6 +201,10 @@ class Windows:
     def _give_up(self, error: OSError) -> None:
         log.warning("the kernel refused to report written pages (%s); comparing all parameters", error)
         self._copies = AnyPages()
+
+
+def _overlap(one: Run, other: Run) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 def _differing_pages(seen: int, landing: int, nbytes: int) -> Iterator[tuple[int, bytes]]:

@@ -81,7 +81,7 @@ class ZmqTransport:
         return plain_memory(nbytes)
 
     def window(self, nbytes: int) -> Window:
-        return self._windows.allocate(nbytes)
+        return self._windows.allocate(nbytes, populate=True)
 
 
 class ZmqConnection:

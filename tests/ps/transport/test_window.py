@@ -98,7 +98,7 @@ def test_a_child_that_writes_is_no_matter_of_its_parents(kind: type[Copies]) -> 
 def shown() -> tuple[Arena, Window, Region, Windows, int]:
     arena = Arena()
     windows = Windows(arena)
-    window = windows.allocate(2 * PAGE)
+    window = windows.allocate(2 * PAGE, populate=False)
     region = arena.find(window.landing)
     assert region is not None
     return arena, window, region, windows, a_file(4)
@@ -239,7 +239,7 @@ def test_what_is_kept_is_there_before_the_window_turns_to_it(monkeypatch: pytest
 def test_only_whole_pages_are_windows_or_what_a_window_ends_with() -> None:
     arena = Arena()
     windows = Windows(arena)
-    window = windows.allocate(3 * PAGE + 10)
+    window = windows.allocate(3 * PAGE + 10, populate=False)
     memory = arena.find(window.landing)
     assert memory is not None
     number, offset, _ = memory
@@ -268,7 +268,7 @@ def test_what_is_seen_is_not_found_in_the_segment_so_it_is_sent_as_a_copy() -> N
 
 def test_what_is_seen_outlives_the_landing_memory() -> None:
     arena = Arena()
-    window = Windows(arena).allocate(SEGMENT_BYTES // 2 + 1)  # with a segment of its own
+    window = Windows(arena).allocate(SEGMENT_BYTES // 2 + 1, populate=False)  # with a segment of its own
     region = arena.find(window.landing)
     assert region is not None
     window.landing[:3] = b"new"

@@ -183,7 +183,7 @@ class InprocTransport:
         return plain_memory(nbytes)
 
     def window(self, nbytes: int) -> Window:
-        return self._windows.allocate(nbytes)
+        return self._windows.allocate(nbytes, populate=False)
 
 
 def _take_all(inbox: deque[_T]) -> list[_T]:
