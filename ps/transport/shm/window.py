@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from hubring.ps.core import huge_pages
-from hubring.ps.transport.memory import address, copy
+from hubring.ps.transport.memory import address, copy, plain_memory
 from hubring.ps.transport.shm import memory_map
 from hubring.ps.transport.shm.copies import AnyPages, Copies, own_copies
 from hubring.ps.transport.shm.segment import Arena, Region, Segment
@@ -67,7 +67,11 @@ class Windows:
             nbytes: Size of the window.
             populate: Whether to put it into huge pages now, because no other memory will be mapped in it.
         """
-        landing, seen = self._arena.allocate_window(nbytes)
+        try:
+            landing, seen = self._arena.allocate_window(nbytes)
+        except OSError as error:
+            log.warning("cannot map parameters twice (%s), so each step compares and copies all", error)
+            return Window(_Unmapped(), plain_memory(nbytes), plain_memory(nbytes))
         if populate:
             huge_pages.populate(landing)
         with self._lock:
@@ -217,6 +221,16 @@ def _differing_pages(seen: int, landing: int, nbytes: int) -> Iterator[tuple[int
         yield seen + page * memory_map.PAGE, ours[page].tobytes()
 
 
+class _Unmapped:
+    """Stands for `Windows` where the two sides of a window are separate memory."""
+
+    def written(self, start: int, end: int) -> list[Run]:
+        return [(start, end)]
+
+    def forget(self, start: int, end: int) -> list[Run]:
+        return [(start, end)]
+
+
 class Window:
     """Memory of `Windows` for replies.
 
@@ -225,7 +239,7 @@ class Window:
         seen: The same bytes, for the program to read and write.
     """
 
-    def __init__(self, windows: Windows, landing: memoryview, seen: memoryview) -> None:
+    def __init__(self, windows: Windows | _Unmapped, landing: memoryview, seen: memoryview) -> None:
         self.landing = landing
         self.seen = seen
         self._windows = windows

@@ -16,6 +16,7 @@ from hubring.ps.transport.shm.copies import Copies, ReadCopies, ScannedCopies, W
 from hubring.ps.transport.shm.memory_map import PAGE, forget, rounded, show
 from hubring.ps.transport.shm.segment import SEGMENT_BYTES, Arena, Region
 from hubring.ps.transport.shm.window import Window, Windows
+from hubring.ps.transport.zmq.transport import ZmqTransport
 
 PAGES = 300
 
@@ -190,6 +191,23 @@ def test_pages_that_the_kernel_does_not_drop_are_copied(monkeypatch: pytest.Monk
         window.forget()
         assert (window.seen[0], window.seen[PAGE]) == (step, step)
         assert window.written(HALVES) == []
+
+
+def test_without_shared_memory_both_sides_are_compared_and_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that forbids memfd_create; a network transport works there."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    window = ZmqTransport().window(2 * PAGE)
+    for step in range(1, 4):
+        assert window.written(HALVES) == []
+        window.seen[PAGE] = 7
+        window.landing[0] = window.landing[PAGE] = step
+        assert window.written(HALVES) == [0, 1]
+        window.forget()
+        assert (window.seen[0], window.seen[PAGE]) == (step, step)
 
 
 def test_what_a_connection_showed_is_kept_and_changes_no_more() -> None:
