@@ -11,6 +11,7 @@ one thread can serve them all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,6 +107,33 @@ class Listener(Protocol):
         """Stops listening, closes all connections and removes the address from the host."""
 
 
+class Window(Protocol):
+    """Memory that replies land in and that the program of this process may change.
+
+    Attributes:
+        landing: Where replies land. Name it, or a part of it, as `into`. Nothing is sent from it after the
+            first reply.
+        seen: The same bytes, as the program sees them. What it writes there is private, and hides what
+            lands on these pages until it is forgotten.
+    """
+
+    landing: memoryview
+    seen: memoryview
+
+    def written(self, ends: Sequence[int]) -> list[int]:
+        """Returns which parts of the window the program changed since `forget`, in order; empty: none.
+
+        A part counts as changed if its seen bytes differ from those that landed. Ask while no reply is
+        expected: after one has landed, the other parts on a written page differ too.
+
+        Args:
+            ends: The end of each part, in bytes, in order.
+        """
+
+    def forget(self) -> None:
+        """Drops what the program wrote, so that what landed is seen."""
+
+
 class Transport(Protocol):
     """One kind of transport, as used by one process."""
 
@@ -127,9 +155,8 @@ class Transport(Protocol):
         Other memory can be sent too, but may cost a copy. The memory lives as long as a view of it.
         """
 
-    def window(self, nbytes: int) -> memoryview:
-        """Returns memory like `allocate`, for replies to land in. Nothing is sent from it.
+    def window(self, nbytes: int) -> Window:
+        """Returns zeroed memory for replies to land in.
 
-        A transport may map a peer's `stable` memory there instead of copying it. What this
-        process writes there is private, and is lost when the next reply lands on it.
+        A transport may map a peer's `stable` memory there instead of copying it.
         """

@@ -22,9 +22,10 @@ import torch
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec
 from hubring.workers.buckets.gradient_memory import GradientMemory
-from hubring.workers.buckets.layout import Kind, NamedParameters, Parts, kind_of, lay_out
+from hubring.workers.buckets.layout import Kind, Layout, NamedParameters, Parts, kind_of, lay_out
 from hubring.workers.buckets.pinning import Allocate
 from hubring.workers.buckets.staging import Staging
+from hubring.workers.buckets.value_memory import AllocateValues, OwnValues, ValueMemory
 
 
 class Bucket:
@@ -35,7 +36,8 @@ class Bucket:
         parameters: The parameters, in the order of `spec.tensors`.
         gradients: Flat, on the parameters' device.
         values: Flat, on the parameters' device. Where the hub steps, every `parameter.data` is a view of it.
-            Where workers step, it exists only until `hand_out`.
+            Where workers step, it has a copy of the parameters until `hand_out`.
+        landing: As `values`, but what the communicator writes to. Without the script's changes.
         absent: Positions of the parameters without a gradient: on this rank when the bucket is sent, on every
             rank once the answer has arrived. Their part of `gradients` is zeros.
         presence: Where all ranks' gradients are summed in place, one number per parameter behind the
@@ -48,7 +50,7 @@ class Bucket:
         spec: BucketSpec,
         parameters: Sequence[torch.nn.Parameter],
         memory: torch.Tensor,
-        values: torch.Tensor,
+        values: ValueMemory,
         staging: Staging,
     ) -> None:
         """Makes a bucket.
@@ -57,16 +59,14 @@ class Bucket:
             spec: See `spec`.
             parameters: See `parameters`.
             memory: Flat: `spec.numel` elements of gradients, and behind them `presence`, or nothing.
-            values: Flat, with `spec.numel` elements, or none.
+            values: Flat memory with `spec.numel` elements, or none.
             staging: Makes the stage.
         """
         self.spec = spec
         self.parameters = tuple(parameters)
-        self.values = values
         self.absent: frozenset[int] = frozenset()
         self.staging = staging
-        self._value_views = _views(values, self.parameters) if values.numel() else []
-        self._addresses = [view.data_ptr() for view in self._value_views]
+        self._hold(values)
         self._set(memory)
 
     def use(self, memory: torch.Tensor) -> None:
@@ -75,33 +75,42 @@ class Bucket:
         self._set(memory)
         self._shown.replace(earlier)
 
+    def _hold(self, values: ValueMemory) -> None:
+        self._values = values
+        self.values, self.landing = values.seen, values.landing
+        parameters = self.parameters if values.seen.numel() else ()
+        self._value_views = _views(self.values, parameters)
+        self._landing_views = _views(self.landing, parameters)
+        self._addresses = [view.data_ptr() for view in self._value_views]
+        self._ends = list(accumulate(view.nbytes for view in self._value_views))
+
     def _set(self, memory: torch.Tensor) -> None:
         numel = self.spec.numel
         self.memory = memory
         self.gradients = memory[:numel]
         self.presence = memory[numel:] if memory.numel() > numel else None
         self._shown = GradientMemory(self.gradients, self.parameters)
-        self.stage = self.staging.stage(self.gradients, self.values)
+        self.stage = self.staging.stage(self.gradients, self.landing, self._values.forget)
 
     # Values.
 
     def move_in(self) -> None:
         """Moves the parameters into `values`."""
         self.copy_in()
+        self._values.forget()  # the copy is not the script's change
         for parameter, view in zip(self.parameters, self._value_views, strict=True):
             parameter.data = view
 
     def copy_in(self) -> None:
-        """Copies the parameters to `values`."""
-        for parameter, view in zip(self.parameters, self._value_views, strict=True):
+        """Copies the parameters to `landing`."""
+        for parameter, view in zip(self.parameters, self._landing_views, strict=True):
             view.copy_(parameter.data)
 
     def hand_out(self) -> None:
         """Copies `values` to the parameters, and gives up `values`."""
         for parameter, view in zip(self.parameters, self._value_views, strict=True):
             parameter.data.copy_(view)
-        self.values = self.values.new_empty(0)
-        self._value_views, self._addresses = [], []
+        self._hold(OwnValues(self.values.new_empty(0)))
         self.stage.give_up_values()
 
     def check_values(self) -> None:
@@ -121,6 +130,21 @@ class Bucket:
                     " call model.to(...), .half() and similar methods before you make DistributedOptimizer"
                 )
 
+    def written(self) -> list[int]:
+        """Returns the positions in `parameters` of those that the script changed since the last answer.
+
+        Any write counts that changed a byte of `values`: through `.data`, NumPy, a kept view or native code.
+        Empty where workers step, because nothing overwrites changes there. Ask before the bucket is sent.
+        After its answer has landed, neighbors of a changed parameter count too; on a GPU, all parameters do.
+
+        It takes microseconds where nothing changed. On a GPU it waits for the device.
+        """
+        return self._values.written(self._ends)
+
+    def forget_writes(self) -> None:
+        """Drops the script's changes: `values` is what landed last. `stage.arrive` does the same."""
+        self._values.forget()
+
     @property
     def host_gradients(self) -> torch.Tensor:
         """The gradients in host memory: `gradients` itself on the CPU."""
@@ -128,7 +152,7 @@ class Bucket:
 
     @property
     def host_values(self) -> torch.Tensor:
-        """The values in host memory: `values` itself on the CPU."""
+        """The host memory in which new values land: `landing` itself on the CPU."""
         return self.stage.values
 
     # Gradients.
@@ -208,7 +232,7 @@ def make_buckets(
     allocate: Allocate,
     bucket_bytes: int,
     optimizer_name: str,
-    allocate_values: Allocate | None = None,
+    allocate_values: AllocateValues | None = None,
     *,
     adjacent: bool = False,
     presence: bool = False,
@@ -226,8 +250,9 @@ def make_buckets(
         allocate: Makes the flat tensors of parameters on the CPU, and host copies of other devices.
         bucket_bytes: Maximum size of a bucket. A larger parameter gets its own bucket.
         optimizer_name: The optimizer that the hub runs; empty where workers step.
-        allocate_values: As `allocate`, for the values of parameters on the CPU. None uses `allocate`.
-        adjacent: Put buckets of one group, dtype and device into one tensor without gaps, for `join`.
+        allocate_values: Makes the memory of the parameters where the hub steps. None uses `allocate` for those on
+            the CPU.
+        adjacent: Put gradients of buckets of one group, dtype and device into one tensor without gaps, for `join`.
         presence: Make room for `Bucket.presence`.
         known: Parameters to leave out, because other buckets have them.
 
@@ -238,7 +263,11 @@ def make_buckets(
     """
     layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name, known)
     memories = _flat(layouts, allocate, adjacent=adjacent, presence=presence)
-    values = _flat(layouts, allocate_values or allocate) if optimizer_name else _flat(layouts, _plain)
+    values: list[ValueMemory]
+    if optimizer_name and allocate_values is not None:
+        values = [_values_like(layout, allocate_values) for layout in layouts]
+    else:
+        values = [OwnValues(own) for own in _flat(layouts, allocate if optimizer_name else _plain)]
     staging = Staging(allocate)
     places = zip(layouts, memories, values, strict=True)
     buckets = [Bucket(*layout, memory, theirs, staging) for layout, memory, theirs in places]
@@ -269,7 +298,8 @@ def join(buckets: Sequence[Bucket]) -> Bucket:
     tensors = tuple(tensor for bucket in buckets for tensor in bucket.spec.tensors)
     numel = sum(bucket.memory.numel() for bucket in buckets)
     memory = first.memory.as_strided((numel,), (1,))
-    return Bucket(replace(first.spec, tensors=tensors), (), memory, first.values[:0], first.staging)
+    values = OwnValues(memory[:0])
+    return Bucket(replace(first.spec, tensors=tensors), (), memory, values, first.staging)
 
 
 def _flat(
@@ -293,6 +323,11 @@ def _flat(
         flat, rest[kind] = rest[kind].tensor_split([size])
         flats.append(flat)
     return flats
+
+
+def _values_like(layout: Layout, allocate_values: AllocateValues) -> ValueMemory:
+    parameter = layout.parameters[0]
+    return allocate_values(layout.spec.numel, parameter.dtype, parameter.device)
 
 
 def _flat_like(parameter: torch.nn.Parameter, numel: int, allocate: Allocate) -> torch.Tensor:

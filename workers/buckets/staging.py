@@ -31,12 +31,17 @@ from hubring.workers.buckets.pinning import Allocate, pinned
 Start = Callable[[], Work]
 """Starts an exchange of a bucket's host memory."""
 
+
+def _nothing() -> None:
+    """Does nothing: what landed is in place."""
+
+
 Lands = Literal["values", "gradients"]
 """The kind of answer: new values, or the mean gradient."""
 
 
 class Stage(Protocol):
-    """One bucket in host memory; `gradients` and `values` are flat CPU tensors."""
+    """One bucket in host memory: flat CPU tensors. New values land in `values`."""
 
     @property
     def gradients(self) -> Tensor: ...
@@ -60,18 +65,28 @@ class Stage(Protocol):
         """As `push_pull`, for an exchange that only returns values."""
 
     def arrive(self) -> None:
-        """Makes work queued from now on wait for the last answer. Call it once the work is done."""
+        """Makes the last answer visible to work queued from now on. Call it once the work is done.
+
+        The script's changes of these parameters are dropped.
+        """
 
     def give_up_values(self) -> None:
         """Releases the values, which are not exchanged from now on."""
 
 
 class OnHost:
-    """The stage of a bucket on the CPU, which is exchanged in place."""
+    """The stage of a bucket on the CPU, which is exchanged in place.
 
-    def __init__(self, gradients: Tensor, values: Tensor) -> None:
+    Args:
+        gradients: Flat gradients.
+        values: Flat memory in which new values land.
+        reveal: Makes landed values visible to the script.
+    """
+
+    def __init__(self, gradients: Tensor, values: Tensor, reveal: Callable[[], None] = _nothing) -> None:
         self.gradients = gradients
         self.values = values
+        self._reveal = reveal
 
     def push_pull(self, what: str, start: Start, lands: Lands) -> Work:
         return start()
@@ -80,7 +95,7 @@ class OnHost:
         return start()
 
     def arrive(self) -> None:
-        """Does nothing: the answer is in place."""
+        self._reveal()
 
     def give_up_values(self) -> None:
         self.values = self.values.new_empty(0)
@@ -93,16 +108,24 @@ class ThroughHost:
 
     Args:
         gradients: Flat gradients on the device.
-        values: Flat values on the device.
+        values: Flat memory on the device in which new values land.
         device: Queues the copies.
         waiter: Waits for the device.
         pin: Makes flat pinned memory.
+        reveal: Makes landed values visible to the script, in the order of training's work.
     """
 
     def __init__(
-        self, gradients: Tensor, values: Tensor, device: Device, waiter: DeviceWaiter, pin: Allocate
+        self,
+        gradients: Tensor,
+        values: Tensor,
+        device: Device,
+        waiter: DeviceWaiter,
+        pin: Allocate,
+        reveal: Callable[[], None] = _nothing,
     ) -> None:
         self.device = device
+        self._reveal = reveal
         self._there = {"gradients": gradients, "values": values}
         self._waiter = waiter
         self._pin = pin
@@ -135,6 +158,7 @@ class ThroughHost:
     def arrive(self) -> None:
         if self._landed is not None:
             self.device.follow(self._landed)
+        self._reveal()
 
     def give_up_values(self) -> None:
         self._there["values"] = self._there["values"].new_empty(0)
@@ -172,26 +196,22 @@ class Staging:
         self._allocate = allocate
         self._devices: dict[torch.device, tuple[Device, DeviceWaiter]] = {}
 
-    def stage(self, gradients: Tensor, values: Tensor) -> Stage:
-        """Returns the stage of a bucket.
+    def stage(self, gradients: Tensor, values: Tensor, reveal: Callable[[], None] = _nothing) -> Stage:
+        """Returns the stage of a bucket. See `OnHost` for the arguments.
 
         Raises:
             ConfigError: The bucket is on an unsupported device.
         """
         device = gradients.device
         if device.type == "cpu":
-            return OnHost(gradients, values)
+            return OnHost(gradients, values, reveal)
         if device.type != "cuda":
             raise ConfigError(
                 f"parameters are on {device}; only cpu and cuda are supported: move the model to one of them"
             )
         if device not in self._devices:
             self._devices[device] = CudaDevice(device), DeviceWaiter()
-        return ThroughHost(gradients, values, *self._devices[device], self._pinned)
+        return ThroughHost(gradients, values, *self._devices[device], self._pinned, reveal)
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
         return pinned(numel, dtype, self._allocate)
-
-
-def _nothing() -> None:
-    """Does nothing: the copy of the answer is already queued."""

@@ -23,6 +23,7 @@ from hubring.ps.core.messages import Call
 from hubring.ps.core.types import DTYPE_BYTES, Hyper
 from hubring.ps.core.work import Work
 from hubring.ps.store.collective import layout_of
+from hubring.workers.buckets.value_memory import OwnValues, ValueMemory
 
 if TYPE_CHECKING:
     from hubring.workers.buckets.bucketing import Bucket
@@ -66,9 +67,11 @@ class Communicator(ABC):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a flat zeroed CPU tensor in the memory that this topology exchanges fastest."""
 
-    def allocate_values(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """As `allocate`, for parameters, which are received and not sent."""
-        return self.allocate(numel, dtype)
+    def allocate_values(self, numel: int, dtype: torch.dtype, device: torch.device) -> ValueMemory:
+        """Returns flat zeroed memory for parameters on a device."""
+        if device.type == "cpu":
+            return OwnValues(self.allocate(numel, dtype))
+        return OwnValues(torch.zeros(numel, dtype=dtype, device=device))
 
     @abstractmethod
     def attach(self, buckets: list[Bucket]) -> Start:

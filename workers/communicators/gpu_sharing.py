@@ -80,7 +80,7 @@ class PlacedBucket:
         self._stage = bucket.stage
         self._memory = memory
         whole = memory.share(bucket.gradients)
-        target = bucket.values if lands == "values" else bucket.gradients
+        target = bucket.landing if lands == "values" else bucket.gradients
         self._slices = []
         for piece in slices:
             part = slice(piece.offset, piece.offset + piece.numel)

@@ -28,6 +28,7 @@ from hubring.ps.store.gpu_tensor import Reached
 from hubring.ps.transport.base import Transport
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.staging import Lands
+from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory
 from hubring.workers.communicators.absence import Absence, mean_with_absence
 from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
 from hubring.workers.communicators.call_ids import CallIds
@@ -36,6 +37,7 @@ from hubring.workers.communicators.hub_state import HubState, ParameterState, st
 from hubring.workers.communicators.powersgd import LowRankMean
 from hubring.workers.communicators.slice_exchange import SliceExchange, exchange_name
 from hubring.workers.communicators.slice_tuning import SliceTrial
+from hubring.workers.communicators.window_values import WindowValues
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +101,12 @@ class PSCommunicator(Communicator):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return _tensor(self._transport.allocate, numel, dtype)
 
-    def allocate_values(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return _tensor(self._transport.window, numel, dtype)
+    def allocate_values(self, numel: int, dtype: torch.dtype, device: torch.device) -> ValueMemory:
+        if self.steps_on == "worker" or numel == 0:
+            return super().allocate_values(numel, dtype, device)
+        if device.type != "cpu":
+            return ComparedValues(numel, dtype, device)
+        return WindowValues(self._transport.window(numel * dtype.itemsize), dtype)
 
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         """As `Communicator.attach`.

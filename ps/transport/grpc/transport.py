@@ -23,6 +23,8 @@ from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, read_heade
 from hubring.ps.transport.grpc.listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
 from hubring.ps.transport.memory import plain_memory
 from hubring.ps.transport.outbox import Outbox
+from hubring.ps.transport.shm.segment import Arena
+from hubring.ps.transport.shm.window import Window, Windows
 
 LANES = 2 if len(os.sched_getaffinity(0)) > 2 else 1
 """Streams of one connection, each on its own TCP connection.
@@ -52,6 +54,7 @@ class GrpcTransport:
     def __init__(self, register: Sequence[Callable[[grpc.Server], None]] = (), lanes: int = LANES) -> None:
         self._register = register
         self._lanes = lanes
+        self._windows = Windows(Arena())
 
     def listen(self, host: str) -> GrpcListener:
         return GrpcListener(host, self._register)
@@ -68,8 +71,8 @@ class GrpcTransport:
     def allocate(self, nbytes: int) -> memoryview:
         return plain_memory(nbytes)
 
-    def window(self, nbytes: int) -> memoryview:
-        return self.allocate(nbytes)
+    def window(self, nbytes: int) -> Window:
+        return self._windows.allocate(nbytes, populate=True)
 
 
 class GrpcConnection:

@@ -45,10 +45,7 @@ class Copies(Protocol):
         """Registers a new mapping."""
 
     def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yields start and end address of each run of copied pages.
-
-        The caller must `forget` each run: it may not be found again.
-        """
+        """Yields start and end address of each run of copied pages. A run may not be found again."""
 
 
 class WatchedCopies:
@@ -133,6 +130,16 @@ class ReadCopies:
             yield start + position * PAGE, start + (position + 1) * PAGE
 
 
+class AnyPages:
+    """Takes every page for a copy. For kernels that cannot tell, such as gVisor."""
+
+    def watch(self, start: int, end: int) -> None:
+        """Does nothing: pages need no registration."""
+
+    def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        yield start, end
+
+
 def _open_pagemap(owner: Copies) -> int:
     """Opens a descriptor that is closed when its owner is garbage-collected."""
     descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -170,9 +177,9 @@ def _probe(copies: Copies) -> None:
         raise OSError("the kernel reports other pages than the written one")
 
 
-def own_copies() -> Copies | None:
-    """Returns the fastest implementation that this kernel supports, or None."""
+def own_copies() -> Copies:
+    """Returns the fastest implementation that this kernel supports."""
     for kind in (WatchedCopies, ScannedCopies, ReadCopies):
         with suppress(OSError):
             return kind()
-    return None
+    return AnyPages()

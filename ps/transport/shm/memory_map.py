@@ -57,7 +57,7 @@ def show(start: int, nbytes: int, descriptor: int, offset: int, *, private: bool
 
 
 def forget(start: int, end: int) -> None:
-    """Drops this process's copies of the pages, so that the file's pages are visible again.
+    """Drops this process's copies of the pages in a private mapping, so that the file's are visible again.
 
     Raises:
         OSError: The kernel refuses.

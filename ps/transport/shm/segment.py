@@ -37,14 +37,17 @@ class Segment(NamedTuple):
     """One of this process's segments, ready to be sent.
 
     Attributes:
-        windows: The ends of its windows, if replies may be mapped in it; None otherwise.
+        start: Address of its shared mapping.
+        seen: Address of its private mapping, in a segment for windows; 0 otherwise.
+        windows: The ends of its windows.
     """
 
     number: int
     descriptor: int
     start: int
     nbytes: int
-    windows: set[int] | None
+    seen: int
+    windows: set[int]
 
 
 class Arena:
@@ -66,16 +69,26 @@ class Arena:
         self._rest = {False: memoryview(b""), True: memoryview(b"")}
         """The unused part of the newest segment, and of the newest segment for windows."""
 
-    def allocate(self, nbytes: int, *, window: bool = False) -> memoryview:
+    def allocate(self, nbytes: int) -> memoryview:
         """Returns zeroed memory. Its segment is released with the last view of it."""
         with self._lock:
-            memory = self._take(rounded(max(nbytes, 1)), window)[:nbytes]
-        region = self.find(memory)
-        if window and region is not None:
-            ends = self._segments[region.segment].windows
-            assert ends is not None
-            ends.add(region.offset + region.length)
-        return memory
+            return self._take(rounded(max(nbytes, 1)), window=False)[:nbytes]
+
+    def allocate_window(self, nbytes: int) -> tuple[memoryview, memoryview]:
+        """Returns zeroed memory twice: as other processes see it, and a private mapping of it.
+
+        The private mapping has the same bytes, until this process writes to them. The segment is released
+        with the last view of either.
+        """
+        with self._lock:
+            shared = self._take(rounded(max(nbytes, 1)), window=True)[:nbytes]
+        region = self.find(shared)
+        assert region is not None
+        segment = self._segments[region.segment]
+        segment.windows.add(region.offset + region.length)
+        whole = memoryview(shared.obj)  # the mmap, which has both mappings
+        start = segment.seen + region.offset - address(whole)
+        return shared, whole[start : start + nbytes]
 
     def _take(self, room: int, window: bool) -> memoryview:
         if self._guarded or room > SEGMENT_BYTES // 2:
@@ -104,12 +117,10 @@ class Arena:
     def _new_segment(self, nbytes: int, window: bool) -> memoryview:
         descriptor = os.memfd_create("hubring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, nbytes)
-        memory = _map(descriptor, nbytes)
+        memory, seen = _map_twice(descriptor, nbytes) if window else (_map(descriptor, nbytes), 0)
         seal(descriptor, self._seals)
         number = next(self._numbers)
-        self._segments[number] = Segment(
-            number, descriptor, address(memory), nbytes, set() if window else None
-        )
+        self._segments[number] = Segment(number, descriptor, address(memory), nbytes, seen, set())
         # Not a method: a method would keep the arena alive, and through `_rest` the mapping.
         weakref.finalize(memory.obj, _drop, self._segments, number).atexit = False
         return memory
@@ -153,6 +164,16 @@ def _map(descriptor: int, nbytes: int) -> memoryview:
     memory = huge_pages.room(nbytes)
     show(address(memory), rounded(nbytes), descriptor, 0, private=False)
     return memory
+
+
+def _map_twice(descriptor: int, nbytes: int) -> tuple[memoryview, int]:
+    """As `_map`, with the address of a private mapping of the file, which lives as long."""
+    distance = -(-nbytes // huge_pages.HUGE_BYTES) * huge_pages.HUGE_BYTES
+    memory = huge_pages.room(2 * distance)
+    start = address(memory)
+    show(start, rounded(nbytes), descriptor, 0, private=False)
+    show(start + distance, rounded(nbytes), descriptor, 0, private=True)
+    return memory[:nbytes], start + distance
 
 
 def sealed_size(descriptor: int) -> int:

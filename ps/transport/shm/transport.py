@@ -15,7 +15,7 @@ from hubring.ps.core import huge_pages
 from hubring.ps.transport.shm.connection import ShmConnection
 from hubring.ps.transport.shm.listener import ShmListener
 from hubring.ps.transport.shm.segment import Arena
-from hubring.ps.transport.shm.window import Windows
+from hubring.ps.transport.shm.window import Window, Windows
 
 
 class ShmTransport:
@@ -48,5 +48,5 @@ class ShmTransport:
             huge_pages.populate(memory)
         return memory
 
-    def window(self, nbytes: int) -> memoryview:
-        return self._arena.allocate(nbytes, window=True)
+    def window(self, nbytes: int) -> Window:
+        return self._windows.allocate(nbytes, populate=False)

@@ -20,6 +20,8 @@ from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.memory import plain_memory
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
+from hubring.ps.transport.shm.segment import Arena
+from hubring.ps.transport.shm.window import Window, Windows
 from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
@@ -60,6 +62,7 @@ class ZmqTransport:
 
     def __init__(self, *, apart: bool = False) -> None:
         self._apart = apart
+        self._windows = Windows(Arena())
         self._sockets = Sockets()
 
     def listen(self, host: str) -> ZmqListener:
@@ -77,8 +80,8 @@ class ZmqTransport:
     def allocate(self, nbytes: int) -> memoryview:
         return plain_memory(nbytes)
 
-    def window(self, nbytes: int) -> memoryview:
-        return self.allocate(nbytes)
+    def window(self, nbytes: int) -> Window:
+        return self._windows.allocate(nbytes, populate=True)
 
 
 class ZmqConnection:

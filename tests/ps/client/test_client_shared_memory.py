@@ -73,7 +73,9 @@ class Worker:
         self._dial = lambda _: transport.dial(shard.address, PATIENCE)
         self.client = KVClient(sender, 1, self.dial)
         self.client.wait_connected(PATIENCE)
-        self.values = torch.frombuffer(transport.window(4 * NUMEL), dtype=torch.float32)
+        self.window = transport.window(4 * NUMEL)
+        self.values = torch.frombuffer(self.window.landing, dtype=torch.float32)
+        self.seen = torch.frombuffer(self.window.seen, dtype=torch.float32)
         self.gradients = torch.frombuffer(transport.allocate(4 * NUMEL), dtype=torch.float32)
 
     def dial(self, shard: int) -> Connection:
@@ -97,7 +99,7 @@ class Worker:
         return work
 
     def sees(self, value: float) -> bool:
-        return bool((self.values == value).all())
+        return bool((self.seen == value).all()) and bool((self.values == value).all())
 
     def close(self) -> None:
         self.client.close()

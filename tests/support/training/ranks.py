@@ -20,7 +20,7 @@ from hubring.ps.core.types import BucketSpec, Member, Sender, ShardPlan, Slicing
 from hubring.ps.job.sharding import plan
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store import gpu_tensor
-from hubring.ps.store.consistency import BSP
+from hubring.ps.store.consistency import BSP, Consistency
 from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import ShardAddress
@@ -127,7 +127,9 @@ class HubRanks(Ranks):
         """Ranks that do not share memory with all shards."""
         self.listeners = [self.transport.listen(self.place) for _ in range(2)]
         self.addresses: dict[str, str] = {}
-        self.loops = [ShardLoop(BSP(), [listener], self.parameter_memory()) for listener in self.listeners]
+        self.loops = [
+            ShardLoop(self.consistency(), [listener], self.parameter_memory()) for listener in self.listeners
+        ]
         self.threads = [threading.Thread(target=loop.run) for loop in self.loops]
         self.lock = threading.Lock()
         self.shared: ShardPlan | None = None
@@ -144,6 +146,9 @@ class HubRanks(Ranks):
 
     def wire(self) -> Transport:
         return InprocTransport()
+
+    def consistency(self) -> Consistency:
+        return BSP()
 
     def parameter_memory(self) -> ParameterMemory:
         return HostMemory()
@@ -195,12 +200,12 @@ class StagedRanks(HubRanks):
 
     def __init__(self) -> None:
         self.waiter = DeviceWaiter()
-        self.patch = patch.object(Staging, "stage", lambda _, *tensors: self.stage(*tensors))
+        self.patch = patch.object(Staging, "stage", lambda _, *given: self.stage(*given))
         self.patch.start()
         super().__init__()
 
-    def stage(self, gradients: torch.Tensor, values: torch.Tensor) -> Stage:
-        return ThroughHost(gradients, values, PromptDevice(), self.waiter, _zeros)
+    def stage(self, gradients: torch.Tensor, values: torch.Tensor, reveal: Callable[[], None]) -> Stage:
+        return ThroughHost(gradients, values, PromptDevice(), self.waiter, _zeros, reveal)
 
     def close(self) -> None:
         super().close()

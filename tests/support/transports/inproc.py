@@ -15,6 +15,8 @@ from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.memory import land, plain_memory
+from hubring.ps.transport.shm.segment import Arena
+from hubring.ps.transport.shm.window import Window, Windows
 
 _T = TypeVar("_T")
 
@@ -169,6 +171,7 @@ class InprocTransport:
 
     def __init__(self) -> None:
         self._network = Network()
+        self._windows = Windows(Arena())
 
     def listen(self, host: str) -> InprocListener:
         return self._network.add(host)
@@ -179,8 +182,8 @@ class InprocTransport:
     def allocate(self, nbytes: int) -> memoryview:
         return plain_memory(nbytes)
 
-    def window(self, nbytes: int) -> memoryview:
-        return self.allocate(nbytes)
+    def window(self, nbytes: int) -> Window:
+        return self._windows.allocate(nbytes, populate=False)
 
 
 def _take_all(inbox: deque[_T]) -> list[_T]:

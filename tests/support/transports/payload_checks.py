@@ -81,10 +81,12 @@ def lands_replies_where_asked_or_brings_them(make_transport: MakeTransport) -> N
 def shows_what_the_reply_said_until_the_next(make_transport: MakeTransport) -> None:
     """A window holds the bytes of the last reply; neither end sees later writes of the other.
 
-    This holds for stable and unstable replies, and after the connection ends.
+    This holds for stable and unstable replies, and after the connection ends. Writes are reported, exactly,
+    and hide what lands until they are forgotten.
     """
     transport = make_transport()
     held = transport.allocate(3 * 4096 + 5)
+    parts = [4096, 4097, 4098, 3 * 4096 + 1, held.nbytes]
 
     def answer(listener: Listener, envelope: Envelope) -> None:
         held[:] = content(envelope.message)
@@ -96,13 +98,21 @@ def shows_what_the_reply_said_until_the_next(make_transport: MakeTransport) -> N
             window = transport.window(held.nbytes)
             for number in range(1, 6):
                 said = noise(held.nbytes, seed=number)
-                assert content(ask(line, request(number, said), window)) == bytes(said)
-                window[4095:4097] = b"!!"
-                window[-1:] = b"!"
-                assert bytes(held) == bytes(said)
-        kept = bytes(window)
+                reply = ask(line, request(number, said), window.landing)
+                assert content(reply) == bytes(said)
+                if not reply.landed:
+                    window.landing[:] = content(reply)
+                window.forget()
+                assert bytes(window.seen) == bytes(said)
+                assert window.written(parts) == []
+                window.seen[4095:4097] = b"!!"
+                window.seen[-1:] = b"!"
+                assert window.written(parts) == window.written(parts) == [0, 1, 4]
+                assert bytes(held) == bytes(window.landing) == bytes(said)
+        kept = bytes(window.seen)
         held[:] = noise(held.nbytes)
-        assert kept == bytes(window)
+        assert kept == bytes(window.seen)
+        assert window.written(parts) == [0, 1, 4]
 
 
 def fills_the_parts_of_a_window_apart(make_transport: MakeTransport) -> None:
@@ -118,7 +128,7 @@ def fills_the_parts_of_a_window_apart(make_transport: MakeTransport) -> None:
         Serving(transport, answer) as server,
         contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
     ):
-        window = transport.window(sum(part.nbytes for part in parts))
+        window = transport.window(sum(part.nbytes for part in parts)).landing
         ends = list(itertools.accumulate(part.nbytes for part in parts))
         places = [window[end - part.nbytes : end] for part, end in zip(parts, ends, strict=True)]
         for turn in range(2):

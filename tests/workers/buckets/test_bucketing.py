@@ -15,6 +15,7 @@ from hubring.ps.core.types import BucketSpec
 from hubring.ps.job.plan_protos import LEAST_BUCKET, difference
 from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.buckets.layout import lay_out
+from hubring.workers.buckets.value_memory import ComparedValues
 
 
 def allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -275,3 +276,40 @@ def test_on_the_cpu_host_memory_is_the_bucket_itself() -> None:
     (bucket,) = buckets_of(nn.Linear(2, 1))
     assert bucket.host_gradients is bucket.gradients
     assert bucket.host_values is bucket.values
+
+
+def test_values_that_land_apart_are_seen_when_they_arrive() -> None:
+    model = three_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    named = model.named_parameters()
+    (bucket,) = make_buckets(optimizer, named, allocate, 1 << 20, "SGD", ComparedValues)
+    assert bucket.written() == []
+    assert [parameter.detach().tolist() for parameter in model.parameters()] == [
+        tensor.tolist() for tensor in before
+    ]
+    assert bucket.host_values is bucket.landing is not bucket.values
+    bucket.parameters[4].data[0] = 3.0
+    bucket.parameters[1].data.neg_()
+    assert bucket.written() == [1, 4]
+    bucket.host_values.fill_(5.0)
+    assert bucket.parameters[4][0] == 3.0
+    bucket.stage.arrive()
+    assert bucket.written() == []
+    assert all((parameter == 5.0).all() for parameter in model.parameters())
+    bucket.parameters[0].data.fill_(torch.nan)
+    bucket.forget_writes()
+    assert bucket.parameters[0] == 5.0
+    bucket.landing.fill_(torch.nan)
+    bucket.forget_writes()
+    assert bucket.written() == [], "NaN differs from itself"
+    bucket.values[-1] = -torch.nan
+    assert bucket.written() == [5]
+
+
+def test_where_workers_step_the_scripts_writes_are_not_told_apart() -> None:
+    (bucket,) = buckets_of(three_layers())
+    bucket.parameters[0].data.fill_(3.0)
+    assert bucket.written() == []
+    bucket.forget_writes()
+    assert bucket.parameters[0] == 3.0

@@ -82,7 +82,7 @@ class Line:
         self._client.wait_connected(PATIENCE)
         self._small = self._memory(wire.allocate, SMALL)
         self._large = [self._memory(wire.allocate, LARGE) for _ in range(KEYS)]
-        self._into = [self._memory(wire.window, LARGE) for _ in range(KEYS)]
+        self._into = [self._memory(lambda nbytes: wire.window(nbytes).landing, LARGE) for _ in range(KEYS)]
         for key, into in enumerate((self._small, *self._into)):
             work = Work("a first pull")
             self._client.pull(0, key, into, work)
