@@ -93,7 +93,7 @@ def test_crossing_the_barrier_changes_no_bit(ranks: Ranks) -> None:
             model(batch).square().mean().backward()
             optimizer.step()
             scheduler.step()
-        assert optimizer._reducers[0].overlap.crossing is cross_barrier
+        assert optimizer._reducers._all[0].overlap.crossing is cross_barrier
         return list(model.state_dict().values())
 
     def ends(cross_barrier: bool) -> list[list[torch.Tensor]]:
@@ -121,7 +121,7 @@ def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
         assert trying is (bucket_bytes is None and communicator.tunable)
         data = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
         for batch in data:
-            used.add(len(optimizer._reducers[0].exchange._groups))
+            used.add(len(optimizer._reducers._all[0].exchange._groups))
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
@@ -144,7 +144,7 @@ def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
 
 def _trial_of(optimizer: DistributedOptimizer) -> bool:
     """Whether it is trying sizes still."""
-    return optimizer._reducers[0].tuner is not None and optimizer._reducers[0].tuner._tuning is not None
+    return optimizer._reducers._all[0].tuner is not None and optimizer._reducers._all[0].tuner._tuning is not None
 
 
 class Told(torch.autograd.Function):
@@ -245,8 +245,8 @@ def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.Monkey
         ):  # while it is in the second one, the ring's thread has let go of all before the first
             barrier(communicator=communicator)
         gc.collect()
-        used = {load for group in optimizer._reducers[0].exchange._groups for load in group.loads}
-        assert set(communicator._means) == {*optimizer._buckets, *used}, "nothing of sizes that were tried"
+        used = {load for group in optimizer._reducers._all[0].exchange._groups for load in group.loads}
+        assert set(communicator._means) == {*optimizer._reducers.buckets, *used}, "nothing of sizes that were tried"
         return weakref.ref(model.get_parameter("0.weight"))
 
     def action(communicator: Communicator) -> bool:

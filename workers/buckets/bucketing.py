@@ -65,6 +65,7 @@ class Bucket:
         self.spec = spec
         self.parameters = tuple(parameters)
         self.absent: frozenset[int] = frozenset()
+        self._moved: set[int] = set()
         self.staging = staging
         self._hold(values)
         self._set(memory)
@@ -113,22 +114,35 @@ class Bucket:
         self._hold(OwnValues(self.values.new_empty(0)))
         self.stage.give_up_values()
 
-    def check_values(self) -> None:
-        """Checks that every parameter is still a view of `values`.
+    def _follow_moved(self) -> None:
+        """Takes over the values of parameters that the script has given other memory, `parameter.data = ...`.
+
+        They stay there, since other tensors of the script may show the same memory.
 
         Raises:
-            ConfigError: The model was moved or converted, so it would not get updates.
+            ConfigError: A parameter has another shape, dtype or device.
         """
-        if not self._addresses or [one.data_ptr() for one in self.parameters] == self._addresses:
+        if [one.data_ptr() for one in self.parameters] == self._addresses:
             return
-        for tensor, parameter, address in zip(
-            self.spec.tensors, self.parameters, self._addresses, strict=True
-        ):
-            if parameter.data_ptr() != address:
+        pairs = zip(self.spec.tensors, self.parameters, self._value_views, self._addresses, strict=True)
+        for position, (tensor, parameter, view, address) in enumerate(pairs):
+            if parameter.data_ptr() == address:
+                self._moved.discard(position)
+                continue
+            kinds = [(one.shape, one.dtype, one.device) for one in (parameter, view)]
+            if kinds[0] != kinds[1]:
                 raise ConfigError(
-                    f"parameter {tensor.name} was moved to other memory after DistributedOptimizer was made:"
-                    " call model.to(...), .half() and similar methods before you make DistributedOptimizer"
+                    f"parameter {tensor.name} was moved or converted after DistributedOptimizer was made: call"
+                    " model.to(...), .half() and similar methods before you make DistributedOptimizer"
                 )
+            self._moved.add(position)
+            if not torch.equal(parameter.data, view):
+                view.copy_(parameter.data)
+
+    def show_values(self) -> None:
+        """Copies an answer to the parameters that the script has given memory of their own."""
+        for position in self._moved:
+            self.parameters[position].data.copy_(self._value_views[position])
 
     def written(self) -> list[int]:
         """Returns the positions in `parameters` of those that the script changed since the last answer.
@@ -139,6 +153,9 @@ class Bucket:
 
         It takes microseconds where nothing changed. On a GPU it waits for the device.
         """
+        if not self._addresses:
+            return []
+        self._follow_moved()
         return self._values.written(self._ends)
 
     def forget_writes(self) -> None:
@@ -183,13 +200,17 @@ class Bucket:
         """Moves all gradients into the bucket."""
         self._shown.collect()
 
-    def seal(self) -> None:
-        """Prepares the bucket to be sent: collects all gradients and notes which are absent."""
+    def seal(self, left_out: frozenset[int] = frozenset()) -> None:
+        """Prepares the bucket to be sent: collects all gradients and notes which are absent.
+
+        Args:
+            left_out: Positions of parameters that are not to be stepped, whatever their gradient.
+        """
         self.collect()
         missing = self.missing()
         for position in missing:
             self._shown.clear(position)
-        self.absent = frozenset(missing)
+        self.absent = left_out.union(missing)
         if self.presence is not None:
             self.presence.fill_(1)
             for position in missing:

@@ -39,7 +39,7 @@ def share_from_rank_0(named: Named, communicator: Communicator, name: str, timeo
     broadcast_into(whole, communicator, name, timeout)
     with torch.no_grad():
         for (_, tensor), plain in zip(named, whole, strict=True):
-            _fill(tensor.detach(), plain)
+            _fill(tensor, plain)
 
 
 def _compare(named: Named, communicator: Communicator, name: str) -> None:

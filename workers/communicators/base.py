@@ -10,7 +10,7 @@ updated. `steps_on` is where the optimizer runs:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -27,6 +27,10 @@ from hubring.workers.buckets.value_memory import OwnValues, ValueMemory
 
 if TYPE_CHECKING:
     from hubring.workers.buckets.bucketing import Bucket
+
+
+ParameterState = Mapping[str, torch.Tensor]
+"""torch's state of one parameter: tensors in its shape, and "step", a float32 without dimensions."""
 
 
 @dataclass(slots=True)
@@ -74,8 +78,13 @@ class Communicator(ABC):
         return OwnValues(torch.zeros(numel, dtype=dtype, device=device))
 
     @abstractmethod
-    def attach(self, buckets: list[Bucket]) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         """Compares the buckets with all ranks and copies rank 0's parameters to every `bucket.values`.
+
+        Args:
+            buckets: The buckets.
+            state: Rank 0's optimizer state by parameter name, with which a hub that steps begins. A running or
+                restored job ignores it.
 
         Raises:
             ConfigError: Another rank or the hub's checkpoint has another model. The error names the
@@ -93,6 +102,43 @@ class Communicator(ABC):
         may still be in flight then: call `bucket.stage.arrive()` before you use it. On a ring all
         ranks must send their buckets in the same order; on a hub the order may differ.
         """
+
+    def write_parameters(self, bucket: Bucket, positions: Collection[int]) -> None:
+        """Makes parameters that the script has changed the hub's, before its next step; only where it steps.
+
+        In lockstep modes every rank makes the same change.
+
+        Args:
+            bucket: The bucket. `bucket.values` has the parameters.
+            positions: The changed parameters, by position in `bucket.parameters`.
+
+        Raises:
+            ConfigError: Other workers of an asynchronous hub are live.
+        """
+        raise NotImplementedError(f"on a {self.topology} the workers step")
+
+    def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, torch.Tensor]]:
+        """Returns the state of the hub's optimizer, only where the hub steps. Any rank may call it alone.
+
+        Returns:
+            torch's state by parameter name: CPU tensors in the parameter's shape, and "step", a float32
+            without dimensions. Parameters that have not been stepped yet are left out.
+        """
+        raise NotImplementedError(f"on a {self.topology} the workers step")
+
+    def write_state(self, buckets: Sequence[Bucket], states: Mapping[str, ParameterState]) -> None:
+        """Replaces the state of the hub's optimizer before its next step, only where the hub steps.
+
+        In lockstep modes every rank writes the same state.
+
+        Args:
+            buckets: All buckets of the optimizer.
+            states: torch's state by parameter name. The optimizer is fresh for parameters that are left out.
+
+        Raises:
+            ConfigError: A tensor does not fit its parameter, or is missing.
+        """
+        raise NotImplementedError(f"on a {self.topology} the workers step")
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:  # noqa: B027 - most hold no tensor of a bucket
         """Learns that attached buckets have other memory for gradients. Nothing is in flight."""

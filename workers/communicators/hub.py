@@ -30,10 +30,10 @@ from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.staging import Lands
 from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory
 from hubring.workers.communicators.absence import Absence, mean_with_absence
-from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
+from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 from hubring.workers.communicators.call_ids import CallIds
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
-from hubring.workers.communicators.hub_state import HubState, ParameterState, state_of_slice
+from hubring.workers.communicators.hub_state import HubState, state_of_slice
 from hubring.workers.communicators.powersgd import LowRankMean
 from hubring.workers.communicators.slice_exchange import SliceExchange, exchange_name
 from hubring.workers.communicators.slice_tuning import SliceTrial
@@ -109,13 +109,6 @@ class PSCommunicator(Communicator):
         return WindowValues(self._transport.window(numel * dtype.itemsize), dtype)
 
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
-        """As `Communicator.attach`.
-
-        Args:
-            buckets: The buckets.
-            state: Rank 0's optimizer state by parameter name, if a hub that steps has to start with it. A
-                running or restored job ignores it.
-        """
         self._check_attachable()
         if self._exchange.slices:
             return self._attach_rounds(buckets)
@@ -163,40 +156,12 @@ class PSCommunicator(Communicator):
         return self._exchange.push_pull(index, bucket.host_gradients, into, hyper, absent)
 
     def write_parameters(self, bucket: Bucket, positions: Collection[int]) -> None:
-        """Makes parameters that the script changed after the last step the hub's, before the next step.
-
-        In lockstep modes every rank makes the same change. In the other modes no other worker may be live.
-
-        Args:
-            bucket: A bucket of a hub that steps. `bucket.values` holds the parameters.
-            positions: The changed parameters, by position in `bucket.parameters`.
-
-        Raises:
-            ConfigError: Other workers of an asynchronous hub are live.
-        """
         self._state.write_parameters(bucket, positions)
 
     def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, torch.Tensor]]:
-        """Returns the optimizer's state on a hub that steps; any rank may call it alone.
-
-        Returns:
-            torch's state by parameter name: CPU tensors in the parameter's shape, and "step", a float32
-            without dimensions. Parameters that have not been stepped yet are left out.
-        """
         return self._state.read(buckets)
 
     def write_state(self, buckets: Sequence[Bucket], states: Mapping[str, ParameterState]) -> None:
-        """Replaces the optimizer's state on a hub that steps, before the next step.
-
-        In lockstep modes every rank writes the same state.
-
-        Args:
-            buckets: All buckets of the optimizer.
-            states: torch's state by parameter name. The optimizer is fresh for parameters that are left out.
-
-        Raises:
-            ConfigError: A tensor does not fit its parameter, or is missing.
-        """
         self._state.write(buckets, states)
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:

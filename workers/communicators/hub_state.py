@@ -15,9 +15,7 @@ from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.core.work import Work
 from hubring.ps.job.slice_parameters import parameter_parts
 from hubring.workers.buckets.bucketing import Bucket
-
-ParameterState = Mapping[str, Tensor]
-"""torch's state of one parameter: tensors in its shape, and "step", a float32 without dimensions."""
+from hubring.workers.communicators.base import ParameterState
 
 
 class HubState:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from hubring.ps.core.counters import Traffic
@@ -11,7 +13,7 @@ from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.ps.store.collective import Part, outcome
 from hubring.workers.buckets.bucketing import Bucket
-from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
+from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 
 
 class LocalCommunicator(Communicator):
@@ -29,7 +31,7 @@ class LocalCommunicator(Communicator):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
 
-    def attach(self, buckets: list[Bucket]) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         return Start()
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from hubring.ps.core.types import BucketSpec, Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators import ring_collectives
-from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
+from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 from hubring.workers.communicators.powersgd import LowRankMean
 from hubring.workers.communicators.ring_gradient_mean import RingMean, ring_mean
 from hubring.workers.communicators.ring_group import own_address, ring_store
@@ -99,7 +99,7 @@ class AllreduceCommunicator(Communicator):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
 
-    def attach(self, buckets: list[Bucket]) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         self._compare([bucket.spec for bucket in buckets])
         if self._compress.startswith("powersgd:") and len(self._rings) == 1:
             # All ranks must start a ring's operations in the same order. Second phases start when first

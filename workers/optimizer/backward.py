@@ -55,6 +55,7 @@ class BackwardPasses:
         self._exchange = exchange
         self._overlap = overlap
         self._graph_task = -1
+        self._open = False
         self._missing: list[set[int]] = [set() for _ in buckets]
         self._all = [frozenset(range(len(bucket.parameters))) for bucket in buckets]
         self._left: list[Bucket] = []
@@ -89,6 +90,7 @@ class BackwardPasses:
         """Prepares for the next step."""
         self.count = 0
         self._graph_task = -1
+        self._open = False
 
     def _hook(self, bucket: Bucket, position: int) -> Callable[[torch.Tensor], None]:
         """Returns the hook of one parameter. It runs in every pass, so it does as little as possible.
@@ -121,14 +123,17 @@ class BackwardPasses:
             graph_task = torch._C._current_graph_task_id()
             if graph_task == self._graph_task:  # another device's thread was here first
                 return
+            if self._open:  # a backward inside this one, of checkpoint(..., use_reentrant=True)
+                return
             self._begin_exchange(self.count >= self._per_step)
             self.count += 1
             self._watch.begin_pass()
+            self._overlap.begin_pass()
             self._left = [bucket for bucket in self._buckets if self._exchange.has_left(bucket)]
             for bucket in self._buckets:
                 self._missing[bucket.spec.index].update(self._all[bucket.spec.index])
             Variable._execution_engine.queue_callback(self._pass_ended)
-            self._graph_task = graph_task
+            self._graph_task, self._open = graph_task, True
         self.on_begin()
 
     def _begin_exchange(self, again: bool) -> None:
@@ -162,6 +167,7 @@ class BackwardPasses:
                 self._overlap.bucket_ready(bucket)
 
     def _pass_ended(self) -> None:
+        self._open = False
         for bucket in self._left:
             self._check_settled(bucket)
             self._exchange.settle(bucket)

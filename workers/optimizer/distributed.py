@@ -24,9 +24,7 @@ import torch
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.types import Hyper
-from hubring.ps.optim.hyperparameters import hyper_of
-from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.layout import NamedParameters
 from hubring.workers.collectives import allreduce
 from hubring.workers.collectives.named_tensors import share_from_rank_0
@@ -34,13 +32,11 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer import scaling
 from hubring.workers.optimizer.bucket_steps import Stepper
 from hubring.workers.optimizer.checkpoints import Checkpoints
-from hubring.workers.optimizer.exchange import Exchange
-from hubring.workers.optimizer.forward import ForwardGuard
-from hubring.workers.optimizer.groups import Groups
 from hubring.workers.optimizer.hub_step import HubStep
-from hubring.workers.optimizer.model_tensors import ModelTensors, check_batch_norm, check_model
-from hubring.workers.optimizer.reducer import Reducer, Wishes, reducers_of
-from hubring.workers.optimizer.setup import Setup, bytes_of_bucket, check_options, ignore
+from hubring.workers.optimizer.model_tensors import check_batch_norm, check_model
+from hubring.workers.optimizer.reducer import Reducer, Wishes
+from hubring.workers.optimizer.reducers import Reducers
+from hubring.workers.optimizer.setup import Setup, check_options, ignore
 from hubring.workers.optimizer.uneven import UnevenInputs
 from hubring.workers.optimizer.wrapping import OptimizerWrapper, asks_for_loss
 
@@ -128,29 +124,25 @@ class DistributedOptimizer(OptimizerWrapper):
         self._uneven_inputs = UnevenInputs(communicator, optimizer) if uneven else None
         self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
         self._hub_step = HubStep(optimizer)
-        self._groups = Groups(optimizer)
-        self._model = model
-        self._named = None if named_parameters is None else list(named_parameters)
         self._timeout = communicator.timeout if timeout is None else timeout
         self.ahead = int(cross_barrier)
-        self._wishes = Wishes(
+        wishes = Wishes(
             passes_per_step=backward_passes_per_step,
             overlap=overlap,
+            cross_barrier=cross_barrier,
             timeout=self._timeout,
             bucket_bytes=setup.bucket_bytes,
             recorder=setup.recorder,
         )
-        self._reducers = self._inherited()
-        buckets = self._lay_out()
-        self._tensors = ModelTensors(model, [*self._buckets, *buckets])
+        self._reducers = Reducers(communicator, optimizer, model, named_parameters, wishes)
+        buckets = self._reducers.lay_out()
         self._steps = self._start_from_rank_0(buckets, setup.checkpoints)
         # Before the reducer's hooks: hooks run in the order in which they were registered.
-        self._begin_slow = setup.watch(self._tensors.exchanged)
-        if buckets:
-            self._reduce(buckets)
+        self._begin_slow = setup.watch(self._reducers.parameters.union(*(one.parameters for one in buckets)))
+        self._reducers.add(buckets)
+        self._asked = not self._steps or self._reducers.inherited
         setup.adopt(self)
         self._begin_slow(self._steps)
-        self._asked = not self._steps or len(self._reducers) > bool(buckets)
 
     @property
     def completed_steps(self) -> int:
@@ -161,12 +153,12 @@ class DistributedOptimizer(OptimizerWrapper):
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:
         """All trained parameters by name."""
-        return self._tensors.trained()
+        return self._reducers.tensors.trained()
 
     @property
     def model_state(self) -> dict[str, torch.Tensor]:
         """The model's part of a checkpoint: parameters, buffers and frozen parameters by name."""
-        return self._tensors.state()
+        return self._reducers.tensors.state()
 
     @property
     def exchange_seconds(self) -> float:
@@ -202,13 +194,13 @@ class DistributedOptimizer(OptimizerWrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._extend()
+        self._reducers.extend()
         for reducer in self._reducers:
             reducer.overlap.settle(reducer.passes.count, habit=self._habit(reducer))
         if self._uneven_inputs is not None:
             self._any_trains(self._uneven_inputs, trains=True)
         if self._must_skip():
-            self._begin_step()
+            self._reducers.begin_step()
             for reducer in self._reducers:
                 if reducer.tuner is not None:
                     reducer.tuner.note_skip()
@@ -235,7 +227,7 @@ class DistributedOptimizer(OptimizerWrapper):
         while True:
             self.zero_grad()
             if not self._any_trains(self._uneven_inputs, trains=False):
-                self._begin_step()
+                self._reducers.begin_step()
                 return
             self._take_step()
             self._end_step()
@@ -258,8 +250,7 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def settle(self) -> None:
         """Waits until all parameters are updated. Raises as `synchronize`."""
-        for reducer in self._reducers:
-            reducer.exchange.settle_all()
+        self._reducers.settle()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, or zeroes them in place, as in torch.
@@ -275,10 +266,10 @@ class DistributedOptimizer(OptimizerWrapper):
                 )
             if reducer.passes.count:
                 reducer.watch.note_dropped()
-        self._begin_step()
+        self._reducers.begin_step()
         if not set_to_none:
             self.settle()  # the gradients in flight must not change
-            for bucket in self._buckets:
+            for bucket in self._reducers.buckets:
                 bucket.collect()
         self.wrapped.zero_grad(set_to_none)
 
@@ -295,135 +286,21 @@ class DistributedOptimizer(OptimizerWrapper):
         """
         self.wrapped.add_param_group(param_group)
         try:
-            self._extend()
+            self._reducers.extend()
         except ConfigError:
             self.wrapped.param_groups.pop()
             raise
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads into the wrapped optimizer. If the hub steps, only the groups have an effect."""
-        if self._steps_on_server and state_dict.get("state"):
-            log.warning("load_state_dict() loaded only the parameter groups: the hub holds the state")
-        super().load_state_dict(state_dict)
-
-    # The exchange.
-
-    @property
-    def _buckets(self) -> list[Bucket]:
-        return [bucket for reducer in self._reducers for bucket in reducer.buckets]
-
-    @property
-    def _held(self) -> list[torch.nn.Parameter]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
-
-    def _inherited(self) -> list[Reducer]:
-        """Returns the reducers that exchange some of the parameters for an earlier optimizer."""
-        if self._steps_on_server:
-            return []
-        reducers = reducers_of(self._communicator, self._held)
-        for reducer in reducers:
-            reducer.passes.set_per_step(self._wishes.passes_per_step)
-        return reducers
-
-    def _lay_out(self) -> list[Bucket]:
-        """Makes buckets of the trainable parameters that no reducer has."""
-        known = {parameter for reducer in self._reducers for parameter in reducer.parameters}
-        self._groups.look()
-        if known and not self._groups.unknown(known):
-            return []
-        here, wishes = self._communicator, self._wishes
-        at_once = self._steps_on_server and not wishes.overlap and not self.ahead
-        return make_buckets(
-            self.wrapped,
-            self._named if self._model is None else self._model.named_parameters(),
-            here.allocate,
-            wishes.bucket_bytes or bytes_of_bucket(self._held, at_once=at_once),
-            self._name_on_server() if self._steps_on_server else "",
-            here.allocate_values,
-            adjacent=here.joins,
-            presence=here.sums_presence,
-            known=known,
-        )
-
-    def _reduce(self, buckets: list[Bucket]) -> Reducer:
-        """Exchanges the gradients of attached buckets from now on."""
-        reducer = Reducer(self._communicator, buckets, self._wishes, self._hyper, self._watch_forward)
-        reducer.passes.on_begin = self._extend_in_pass
-        self._reducers.append(reducer)
-        return reducer
-
-    def _extend(self) -> Reducer | None:
-        """Takes in parameters that the script has thawed or added. All ranks do so in the same step."""
-        if not self._groups.look() and not self._groups.thaws:
-            return None
-        if not self._groups.unknown(self._tensors.exchanged):
-            return None
-        self._refuse_on_server()
-        buckets = self._lay_out()
-        self._communicator.attach(buckets)
-        for bucket in buckets:
-            bucket.hand_out()
-        reducer = self._reduce(buckets)
-        self._tensors = ModelTensors(self._model, self._buckets)
-        return reducer
-
-    def _extend_in_pass(self) -> None:
-        """Extends during backward, so that the new gradients are means when it returns."""
-        reducer = self._extend()
-        if reducer is not None:
-            reducer.passes.enter()
-
-    def _refuse_on_server(self) -> None:
-        if self._steps_on_server:
-            raise ConfigError(
-                "the optimizer has parameters to train that were frozen, or were not in its groups, when"
-                " DistributedOptimizer was made, and the hub agreed on the parameters then: make it while all of them"
-                " are trainable and freeze those that wait with requires_grad_(False) afterwards (a parameter without"
-                " a gradient is not stepped), or start the workers with --aggregate"
-            )
-
-    def _name_on_server(self) -> str:
-        """Returns the name of the hub's optimizer; raises ConfigError if the hub cannot run it."""
-        kind: type[Optimizer] = type(self.wrapped)
-        name: str = kind.__name__
-        for group in self.param_groups:
-            hyper_of(group, name)
-        if getattr(torch.optim, name) is not kind:
-            raise ConfigError(
-                f"the hub can run torch.optim.{name}, but the script's optimizer is {kind.__module__}.{name}:"
-                " start the workers with --aggregate; the hub then only averages, and the script's optimizer"
-                " steps"
-            )
-        return name
 
     def _start_from_rank_0(self, buckets: list[Bucket], checkpoints: Checkpoints | None) -> int:
         """Gives all ranks the same model and state; returns the completed steps to continue from."""
         if checkpoints is not None:
             checkpoints.adopt(self)
-        step = max((reducer.steps for reducer in self._reducers), default=0)
-        if buckets:
-            with self._communicator.waiting:
-                step = max(step, self._communicator.attach(buckets).step)
-            if not self._steps_on_server:
-                with torch.no_grad():
-                    for bucket in buckets:
-                        bucket.hand_out()
+        step = self._reducers.attach(buckets)
         if not self._communicator.late:
-            share_from_rank_0(self._tensors.rest(), self._communicator, "model.rest", self._timeout)
+            share_from_rank_0(
+                self._reducers.tensors.rest(), self._communicator, "model.rest", self._timeout
+            )
         return step if checkpoints is None else max(step, checkpoints.share(self))
-
-    def _hyper(self, bucket: Bucket) -> Hyper:
-        if not self._steps_on_server:
-            return {}
-        group = self._groups.of(bucket)
-        return hyper_of(self.wrapped.defaults if group is None else group, bucket.spec.optimizer)
-
-    def _watch_forward(self, exchange: Exchange, buckets: list[Bucket]) -> ForwardGuard | None:
-        if not self.ahead or self._model is None:
-            return None
-        self.wrapped.register_state_dict_pre_hook(lambda _: self.settle())
-        self.wrapped.register_load_state_dict_pre_hook(lambda *_: self.settle())
-        return ForwardGuard(self._model, buckets, exchange)
 
     # The step.
 
@@ -450,7 +327,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 " remove uneven=True or the GradScaler"
             )
         if not self._steps_on_server:
-            self._finish()
+            self._reducers.finish()
         return inputs.any_trains(trains=trains)
 
     def _must_skip(self) -> bool:
@@ -466,7 +343,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 )
         if scaling.overflowed(self.found_inf, self._communicator, self._timeout):
             return True
-        scaling.unscale(self._buckets, getattr(self, "grad_scale", None))
+        scaling.unscale(self._reducers.buckets, getattr(self, "grad_scale", None))
         return False
 
     def _take_step(self) -> None:
@@ -475,37 +352,32 @@ class DistributedOptimizer(OptimizerWrapper):
                 reducer.exchange.leave(self._stepper.prepare() if self._stepper else ignore)
             if self._communicator.drains:
                 # The answer to the first bucket has the stop request, which all ranks need now.
-                self._reducers[0].exchange.settle(self._reducers[0].buckets[0])
+                first = next(iter(self._reducers))
+                first.exchange.settle(first.buckets[0])
         elif self._steps_on_server:
-            self._hub_step.run(self._finish)
+            self._hub_step.run(self._reducers.finish)
         else:
-            self._finish()
+            self._reducers.finish()
             self.wrapped.step()
         # A scheduler of the wrapped optimizer warns if no step was taken before it.
         self.wrapped._opt_called = True  # type: ignore[attr-defined]
         for reducer in self._reducers:
             reducer.overlap.step_taken(reducer.passes.count)
 
-    def _finish(self) -> None:
-        """Sends what is left to send, and waits for everything."""
-        for reducer in self._reducers:
-            reducer.overlap.check()
-            reducer.exchange.finish()
-
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Computes the mean gradient and the loss for an optimizer that calls the closure itself."""
-        self._begin_step()
+        self._reducers.begin_step()
         with torch.enable_grad():
             loss = closure()
-        self._extend()
-        self._finish()
+        self._reducers.extend()
+        self._reducers.finish()
         if not self._asks:
             return loss
         mean = allreduce(torch.as_tensor(loss), name="closure.loss", communicator=self._communicator)
         return mean if isinstance(loss, torch.Tensor) else mean.item()
 
     def _end_step(self) -> None:
-        self._begin_step()
+        self._reducers.begin_step()
         self._steps += 1
         for reducer in self._reducers:
             reducer.steps = max(reducer.steps, self._steps)
@@ -525,7 +397,3 @@ class DistributedOptimizer(OptimizerWrapper):
             self.settle()  # a worker that stops here must complete the step first
             raise
         self._begin_slow(self._steps)
-
-    def _begin_step(self) -> None:
-        for reducer in self._reducers:
-            reducer.begin_step()

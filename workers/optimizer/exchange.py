@@ -46,6 +46,7 @@ class Exchange:
         communicator: Communicator,
         buckets: list[Bucket],
         hyper: Callable[[Bucket], Hyper],
+        left_out: Callable[[Bucket], frozenset[int]],
         timeout: float | None,
         recorder: FlightRecorder | None = None,
     ) -> None:
@@ -54,6 +55,7 @@ class Exchange:
         self._communicator = communicator
         self._buckets = buckets
         self._hyper = hyper
+        self._left_out = left_out
         self._timeout = timeout
         self._deadline: float | None = None
         self._ready = [False] * len(buckets)
@@ -114,9 +116,25 @@ class Exchange:
         if self.complete:
             return
         self.settle_all()  # before together(), which holds messages back: no rank may wait meanwhile
+        self._send_writes()
         with self._communicator.together():
             while not self.complete:
                 self._send(self._groups[self._sent])
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether the script has changed parameters since the last step that the hub took."""
+        return any(bucket.written() for bucket in self._buckets if not self.has_left(bucket))
+
+    def _send_writes(self) -> None:
+        """Makes the hub's what the script has changed in parameters since the last step, before it steps."""
+        if self.begun or self._communicator.steps_on == "worker":
+            return
+        self.settle_all()
+        for bucket in self._buckets:
+            positions = bucket.written()
+            if positions:
+                self._communicator.write_parameters(bucket, positions)
 
     def reset(self) -> None:
         """Prepares for the next step."""
@@ -196,8 +214,7 @@ class Exchange:
             self.settle(bucket)  # adds to `seconds` itself
         began = time.monotonic_ns()
         for bucket in group.buckets:
-            bucket.check_values()
-            bucket.seal()
+            bucket.seal(self._left_out(bucket))
         self._sent += 1
         works = [self._communicator.push_pull(load, self._hyper(load)) for load in group.loads]
         if self._recorder is not None:
@@ -225,6 +242,7 @@ class Exchange:
                 bucket.stage.arrive()
                 if self._communicator.steps_on == "server":
                     # A local step does the same: autograd then refuses values that it saved before the step.
+                    bucket.show_values()
                     increment_version(bucket.parameters)
                 else:
                     bucket.learn_absent()

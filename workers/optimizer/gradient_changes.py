@@ -1,4 +1,4 @@
-"""Detects changes to gradients and hyperparameters between backward and step.
+"""Detects changes to gradients, parameters and hyperparameters between backward and step.
 
 A hub steps as soon as it has the gradients. A change after they are sent would be lost:
 clipping, unscaling, a learning rate set just before `step()`. PyTorch counts in-place
@@ -26,6 +26,8 @@ class Noted(NamedTuple):
     changes: int
     missing: tuple[int, ...]
     copy: torch.Tensor | None
+    written: dict[int, torch.Tensor]
+    """Parameters that the script has changed since the last step, by position."""
 
 
 class ChangeWatch:
@@ -50,7 +52,10 @@ class ChangeWatch:
     def note_gradients(self, bucket: Bucket) -> None:
         """Records a bucket whose last gradient was just accumulated."""
         copy = bucket.gradients.clone() if self.exact else None
-        self._noted[bucket.spec.index] = Noted(bucket.changes, bucket.missing(), copy)
+        written = {
+            position: bucket.parameters[position].detach().clone() for position in bucket.written()
+        }
+        self._noted[bucket.spec.index] = Noted(bucket.changes, bucket.missing(), copy, written)
 
     def note_end(self) -> None:
         """Records the end of a pass, including buckets that did not get all gradients."""
@@ -67,6 +72,8 @@ class ChangeWatch:
         """Returns what the script changed since backward, as text; empty if nothing."""
         if any(self._is_changed(bucket) for bucket in self._buckets):
             return CHANGED
+        if any(self._is_written(bucket) for bucket in self._buckets):
+            return "changes parameters between backward and step"
         if self._hypers and self._hypers != [self._hyper(bucket) for bucket in self._buckets]:
             return "changes hyperparameters between backward and step"
         return ""
@@ -91,5 +98,16 @@ class ChangeWatch:
         return noted.copy is not None and not _same_bytes(noted.copy, bucket.gradients)
 
 
+    def _is_written(self, bucket: Bucket) -> bool:
+        noted = self._noted.get(bucket.spec.index)
+        if noted is None:
+            return False
+        written = bucket.written()
+        return written != list(noted.written) or any(
+            not _same_bytes(noted.written[position], bucket.parameters[position].detach())
+            for position in written
+        )
+
+
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

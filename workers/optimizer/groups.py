@@ -72,8 +72,6 @@ class Groups:
 
     def without(self, bucket: Bucket) -> frozenset[int]:
         """Returns the positions of a bucket's parameters that are in no group any more."""
-        if len(self._group_of) and all(one in self._group_of for one in bucket.parameters):
-            return frozenset()
         return frozenset(
             position for position, one in enumerate(bucket.parameters) if one not in self._group_of
         )

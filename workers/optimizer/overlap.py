@@ -48,21 +48,30 @@ class Overlap:
         self._exchange = exchange
         self._watch = watch
         self._guard = guard
+        self._holds = False
         self.backward: bool | None = None if wanted and self._on_server else wanted
         self.crossing: bool | None = False if guard is None else None
         self.fix = "overlap=False" if self._on_server else "cross_barrier=False"
         """The argument that makes the exchange wait for `step()`."""
 
+    def begin_pass(self) -> None:
+        """Handles the first gradient of a backward pass.
+
+        If the script has changed parameters since the last step, this step's exchange waits for `step()`: the
+        changes go first, and the script may go on changing.
+        """
+        self._holds = self._on_server and self._exchange.has_writes
+
     def bucket_ready(self, bucket: Bucket) -> None:
         """Handles a bucket whose gradients are complete."""
-        if self.backward:
+        if self.backward and not self._holds:
             self._exchange.ready(bucket)
 
     def backward_ended(self) -> None:
         """Handles the end of the step's last backward pass."""
         if not self._on_server and not self.crossing:
             self._exchange.finish()
-        elif self.backward:
+        elif self.backward and not self._holds:
             self._exchange.send_rest()
 
     @property

@@ -33,6 +33,7 @@ class Wishes(NamedTuple):
 
     passes_per_step: int
     overlap: bool
+    cross_barrier: bool
     timeout: float | None
     bucket_bytes: int | None
     recorder: FlightRecorder | None = None
@@ -45,11 +46,11 @@ class Reducer:
         communicator: Connects the ranks.
         buckets: Attached buckets.
         wishes: How to exchange.
-        hyper: See below.
+        hyper: Returns the hyperparameters with which the hub steps a bucket.
+        left_out: Returns the positions of a bucket's parameters that the hub does not step.
         guard: Makes what makes forwards wait, with `cross_barrier`.
 
     Attributes:
-        hyper: Returns the hyperparameters with which the hub steps a bucket.
         steps: Completed steps.
         parameters: The parameters of all buckets.
     """
@@ -60,20 +61,25 @@ class Reducer:
         buckets: list[Bucket],
         wishes: Wishes,
         hyper: Callable[[Bucket], Hyper],
+        left_out: Callable[[Bucket], frozenset[int]],
         guard: Callable[[Exchange, list[Bucket]], ForwardGuard | None],
     ) -> None:
         self.communicator = communicator
         self.buckets = buckets
         self.parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
-        self.hyper = hyper
         self.steps = 0
         self.exchange = Exchange(
-            communicator, buckets, lambda bucket: self.hyper(bucket), wishes.timeout, wishes.recorder
+            communicator,
+            buckets,
+            hyper,
+            left_out,
+            wishes.timeout,
+            wishes.recorder,
         )
         made = guard(self.exchange, buckets)
         # Where workers step, the mean replaces the gradients in place before step().
         exact = wishes.overlap and communicator.steps_on == "server"
-        self.watch = ChangeWatch(buckets, lambda bucket: self.hyper(bucket), exact=exact)
+        self.watch = ChangeWatch(buckets, hyper, exact=exact)
         self.overlap = Overlap(communicator, self.exchange, self.watch, made, wanted=wishes.overlap)
         self.passes = BackwardPasses(buckets, wishes.passes_per_step, self.watch, self.exchange, self.overlap)
         tuned = wishes.bucket_bytes is None

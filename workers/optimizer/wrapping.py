@@ -52,15 +52,8 @@ class OptimizerWrapper(Optimizer):
             setattr(self, hooks, getattr(optimizer, hooks))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Always raises: the ranks have already agreed on the parameters.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(
-            f"add_param_group() was called after {type(self).__name__} was made, when the ranks have agreed"
-            f" on the parameters: add all groups before you make {type(self).__name__}"
-        )
+        """Adds a group to the wrapped optimizer."""
+        self.wrapped.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the wrapped optimizer's state dict."""

@@ -106,6 +106,6 @@ def test_a_step_that_waits_for_several_buckets_is_one_wait() -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     buckets = make_buckets(optimizer, model.named_parameters(), rank.allocate, 1024, "SGD")
-    Exchange(rank, buckets, lambda _: {}, None).finish()
+    Exchange(rank, buckets, lambda _: {}, lambda _: frozenset(), None).finish()
     assert [work.seen for work in rank.works] == [3.0, 6.0]
     assert rank.waiting.seconds == 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar
 
@@ -14,7 +14,7 @@ from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
-from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
+from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 
 T = TypeVar("T")
 Done = Callable[[torch.Tensor], None]
@@ -76,7 +76,7 @@ class FakeRank(Communicator):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
 
-    def attach(self, buckets: list[Bucket]) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         for bucket in buckets:
             whole = self._wait_for(Collective.BROADCAST, bucket.values, f"values {bucket.spec.index}")
             self.hub.values[bucket.spec.index] = whole.clone()

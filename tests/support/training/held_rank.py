@@ -59,7 +59,7 @@ def crossing(rank: FakeRank, **kwargs: Any) -> tuple[nn.Sequential, DistributedO
 def bucket_of(optimizer: DistributedOptimizer, name: str) -> int:
     (index,) = [
         bucket.spec.index
-        for bucket in optimizer._buckets
+        for bucket in optimizer._reducers.buckets
         if name in {tensor.name for tensor in bucket.spec.tensors}
     ]
     return index

@@ -77,7 +77,7 @@ def test_our_rows_hand_a_hub_all_at_once(
     monkeypatch.setattr(hubring, "topology", lambda: topology)
     monkeypatch.setattr(hubring, "DistributedOptimizer", wrapped)
     job = Job(shape="resnet50", optimizer="sgd", size=1, directory="", bucket_bytes=60 << 20)
-    assert len(Hubring(job, 0)._optimizer._buckets) == buckets
+    assert len(Hubring(job, 0)._optimizer._reducers.buckets) == buckets
 
 
 def test_a_slow_row_takes_fewer_steps_of_a_turn_and_at_least_one() -> None:

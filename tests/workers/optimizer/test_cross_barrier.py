@@ -172,7 +172,7 @@ def test_who_reads_everything_waits_for_everything(steps_on: Side, read: Any) ->
     assert waits(lambda: read(model, optimizer))
     rank.let_through()
     read(model, optimizer)
-    assert not any(optimizer._reducers[0].exchange.has_left(bucket) for bucket in optimizer._buckets)
+    assert not any(optimizer._reducers._all[0].exchange.has_left(bucket) for bucket in optimizer._reducers.buckets)
 
 
 def test_waiting_for_all_begins_with_the_front_layers() -> None:
@@ -191,8 +191,8 @@ def test_waiting_for_all_begins_with_the_front_layers() -> None:
     plain_step(model, optimizer, batches()[1])
     order.clear()
     optimizer.synchronize()
-    assert order == [str(bucket.spec.index) for bucket in reversed(optimizer._buckets)]
-    assert optimizer._buckets[-1].spec.tensors[-1].name.startswith("0.")
+    assert order == [str(bucket.spec.index) for bucket in reversed(optimizer._reducers.buckets)]
+    assert optimizer._reducers.buckets[-1].spec.tensors[-1].name.startswith("0.")
 
 
 @pytest.mark.parametrize("steps_on", ["server", "worker"])
@@ -202,10 +202,10 @@ def test_gradients_on_their_way_are_left_alone_until_answered(steps_on: Side, ze
     model, optimizer = crossing(rank, timeout=SOON)
     rank.holding = True
     loss_of(model, batches()[1]).backward()
-    given = [bucket.gradients.clone() for bucket in optimizer._buckets]
+    given = [bucket.gradients.clone() for bucket in optimizer._reducers.buckets]
     optimizer.step()
     (optimizer if zero == "optimizer" else model).zero_grad()
-    assert_same([bucket.gradients for bucket in optimizer._buckets], given)
+    assert_same([bucket.gradients for bucket in optimizer._reducers.buckets], given)
     rank.let_through()
     optimizer.synchronize()
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -260,7 +260,7 @@ def test_a_guard_that_is_given_up_leaves_no_hook_behind() -> None:
     model = build()
     optimizer = wrap(model, LocalCommunicator(), cross_barrier=True)
     clipped_step(model, optimizer, batches()[0])
-    assert optimizer._reducers[0].overlap.crossing is False
+    assert optimizer._reducers._all[0].overlap.crossing is False
     for module in model.modules():
         assert not module._forward_pre_hooks
         assert not module._state_dict_pre_hooks

@@ -51,15 +51,15 @@ def test_a_hub_without_overlap_gets_one_bucket_a_kind() -> None:
     optimizer = wrap(model, single_server(), inner=inner, overlap=False, bucket_bytes=None)
     found = [
         (bucket.spec.group, bucket.spec.dtype, [tensor.name for tensor in bucket.spec.tensors])
-        for bucket in optimizer._buckets
+        for bucket in optimizer._reducers.buckets
     ]
     assert found == [
         (0, "float64", ["4.weight"]),
         (1, "float32", ["2.bias", "0.bias"]),
         (0, "float32", ["2.weight", "0.weight"]),
     ]
-    assert optimizer._reducers[0].tuner is not None
-    assert optimizer._reducers[0].tuner._tuning is None, "there is nothing to try"
+    assert optimizer._reducers._all[0].tuner is not None
+    assert optimizer._reducers._all[0].tuner._tuning is None, "there is nothing to try"
 
 
 @pytest.mark.usefixtures("small")
@@ -77,7 +77,7 @@ def test_a_hub_without_overlap_gets_one_bucket_a_kind() -> None:
 def test_buckets_are_bounded_where_one_may_go_on_before_the_others(communicator: Any, how: Any) -> None:
     model = build()
     optimizer = wrap(model, communicator(), **{"bucket_bytes": None, **how})
-    assert len(optimizer._buckets) == number_of_buckets()
+    assert len(optimizer._reducers.buckets) == number_of_buckets()
 
 
 @pytest.mark.parametrize(("device", "bounded"), [("cpu", False), ("meta", True)])

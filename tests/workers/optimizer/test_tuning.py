@@ -79,7 +79,7 @@ def test_a_group_is_of_one_kind_and_full_at_the_size_given() -> None:
     optimizer = DistributedOptimizer(inner, model, communicator=LocalCommunicator(), bucket_bytes=16)
     grouped = [
         [bucket.spec.tensors[0].name for bucket in group.buckets]
-        for group in bucket_groups(optimizer._buckets, 130, joined=False)
+        for group in bucket_groups(optimizer._reducers.buckets, 130, joined=False)
     ]
     assert grouped == [
         ["3.weight", "2.weight"],
@@ -104,7 +104,7 @@ def test_the_hubs_parameters_do_not_depend_on_the_size() -> None:
 def test_what_was_chosen_is_said_once_with_the_alternatives(caplog: pytest.LogCaptureFixture) -> None:
     rank, model = FakeRank(FakeHub(1)), build()
     optimizer = wrap(model, rank, bucket_bytes=None)
-    assert len(optimizer._buckets) > 3
+    assert len(optimizer._reducers.buckets) > 3
     with caplog.at_level(logging.INFO):
         for batch in batches(3 * TURNS * STEPS + 5):
             plain_step(model, optimizer, batch)
@@ -154,11 +154,11 @@ def test_time_is_taken_when_the_devices_are_done(monkeypatch: pytest.MonkeyPatch
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     optimizer = wrap(build(), FakeRank(FakeHub(1)), bucket_bytes=None)
-    tuner = optimizer._reducers[0].tuner
+    tuner = optimizer._reducers._all[0].tuner
     assert tuner is not None
     tuner.note_step()
     assert waited == []
     device = torch.device("cuda", 1)
-    monkeypatch.setattr(type(optimizer._reducers[0].exchange), "devices", {device})
+    monkeypatch.setattr(type(optimizer._reducers._all[0].exchange), "devices", {device})
     tuner.note_step()
     assert waited == [device]

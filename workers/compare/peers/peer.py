@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,7 +14,7 @@ from hubring.ps.core.messages import Call, Collective, Refusal
 from hubring.ps.store.collective import Part, outcome
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.collectives.broadcasts import broadcast_into
-from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
+from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 from hubring.workers.optimizer.wrapping import OptimizerWrapper
 from hubring.workers.peers.seat import Seat
 
@@ -50,7 +51,7 @@ class Peer(Communicator):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
 
-    def attach(self, buckets: list[Bucket]) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         """See the interface.
 
         Raises:

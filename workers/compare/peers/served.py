@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from hubring.ps.core.errors import HubringError
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
-from hubring.workers.communicators.base import Start
+from hubring.workers.communicators.base import ParameterState, Start
 from hubring.workers.compare.peers.after_backward import AfterBackward
 from hubring.workers.compare.peers.peer import Peer
 from hubring.workers.peers import ray, rpc
@@ -44,7 +44,7 @@ class Served(Peer):
     def gather(self, value: Any) -> list[Any]:
         return self._client.gather(value)
 
-    def attach(self, buckets: list[Bucket]) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         start = super().attach(buckets)
         for bucket in buckets:
             self._slices[bucket.spec.index] = self._cut(bucket)

@@ -1,0 +1,77 @@
+"""The state of an optimizer that the hub steps, in the place where torch keeps it.
+
+The hub has the state; the wrapped optimizer has it only while the script saves or loads it. So `state_dict` and
+`load_state_dict` do what they do in torch, and a checkpoint moves between hub, ring, one process and plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Communicator
+
+States = dict[str, Mapping[str, Tensor]]
+"""torch's state of each parameter, by the parameter's name."""
+
+
+class HubOptimizerState:
+    """Moves an optimizer's state to and from the hub.
+
+    Args:
+        optimizer: The wrapped optimizer.
+        communicator: Reaches the hub.
+        buckets: Returns the buckets of the parameters.
+        settle: Waits for the steps that are under way.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        communicator: Communicator,
+        buckets: Callable[[], Sequence[Bucket]],
+        settle: Callable[[], None],
+    ) -> None:
+        self._optimizer = optimizer
+        self._communicator = communicator
+        self._buckets = buckets
+        self._settle = settle
+
+    def follow(self) -> None:
+        """Makes the optimizer's `state_dict` and `load_state_dict` reach the hub from now on."""
+        optimizer = self._optimizer
+        optimizer.register_state_dict_pre_hook(lambda _: self._fetch())
+        optimizer.register_state_dict_post_hook(lambda *_: self._optimizer.state.clear())
+        optimizer.register_load_state_dict_post_hook(lambda _: self._send())
+
+    def take(self, buckets: Sequence[Bucket]) -> States:
+        """Returns the state that the optimizer has, and takes it away."""
+        states: States = {}
+        for bucket in buckets:
+            for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
+                state = self._optimizer.state.get(parameter, {})
+                own = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+                if own:
+                    states[tensor.name] = own
+        self._optimizer.state.clear()
+        return states
+
+    def _fetch(self) -> None:
+        self._settle()
+        states = self._communicator.read_state(self._buckets())
+        for bucket in self._buckets():
+            for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
+                state = states.get(tensor.name)
+                if state:
+                    self._optimizer.state[parameter] = {
+                        name: value if name == "step" else value.to(parameter.device)
+                        for name, value in state.items()
+                    }
+
+    def _send(self) -> None:
+        self._settle()
+        buckets = self._buckets()
+        self._communicator.write_state(buckets, self.take(buckets))
