@@ -1,4 +1,4 @@
-"""What a script does to parameters, gradients, groups, state and hooks has the effect that it has in torch."""
+"""What a script does to parameters, gradients, groups, state and hooks has torch's effect."""
 
 from __future__ import annotations
 

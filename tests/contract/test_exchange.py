@@ -144,7 +144,10 @@ def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
 
 def _trial_of(optimizer: DistributedOptimizer) -> bool:
     """Whether it is trying sizes still."""
-    return optimizer._reducers._all[0].tuner is not None and optimizer._reducers._all[0].tuner._tuning is not None
+    return (
+        optimizer._reducers._all[0].tuner is not None
+        and optimizer._reducers._all[0].tuner._tuning is not None
+    )
 
 
 class Told(torch.autograd.Function):
@@ -246,7 +249,9 @@ def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.Monkey
             barrier(communicator=communicator)
         gc.collect()
         used = {load for group in optimizer._reducers._all[0].exchange._groups for load in group.loads}
-        assert set(communicator._means) == {*optimizer._reducers.buckets, *used}, "nothing of sizes that were tried"
+        assert set(communicator._means) == {*optimizer._reducers.buckets, *used}, (
+            "nothing of sizes that were tried"
+        )
         return weakref.ref(model.get_parameter("0.weight"))
 
     def action(communicator: Communicator) -> bool:

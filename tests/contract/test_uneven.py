@@ -114,22 +114,6 @@ def test_a_parameter_that_one_rank_skips_counts_there_as_zeros(kind: type[Ranks]
 
 
 @KINDS
-def test_a_parameter_that_all_skip_has_a_gradient_of_zeros_and_keeps_its_momentum(kind: type[Ranks]) -> None:
-    """In one process that is set_to_none=False: torch leaves out what has no gradient, ranks cannot know."""
-
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        model = made(Sometimes())
-        optimizer = momentum(model, communicator)
-        for step, batch in enumerate(batches()):
-            optimizer.zero_grad(set_to_none=communicator is not None)
-            mean([model(share, step == 0).square().mean() for share in parts(batch, communicator)]).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_one(kind, train)
-
-
-@KINDS
 def test_a_rank_without_a_gradient_counts_as_zeros(kind: type[Ranks]) -> None:
     """Rank 1 has nothing to train on in every second step, and calls step() all the same."""
 

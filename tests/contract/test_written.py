@@ -190,7 +190,9 @@ def test_plain_training_reports_nothing_and_changes_as_in_one_process(wired: Wir
         for batch in batches:
             optimizer.zero_grad()
             model(batch).backward()
-            assert [bucket.written() for bucket in optimizer._reducers.buckets] == [[]] * len(optimizer._reducers.buckets)
+            assert [bucket.written() for bucket in optimizer._reducers.buckets] == [[]] * len(
+                optimizer._reducers.buckets
+            )
             optimizer.step()
         return [parameter.detach().clone() for parameter in model.parameters()]
 

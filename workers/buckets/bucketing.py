@@ -1,12 +1,12 @@
 """Flat buckets of parameters and gradients, in the order in which backward finishes.
 
-A bucket's gradients are exchanged in one flat tensor. Backward makes each gradient in memory of its own, as in
-torch; `collect` moves it into the flat tensor and makes `parameter.grad` a view of it. Where the hub steps, the
-parameters are views of another flat tensor too, into which its answers are written; where workers step, they
-stay where the script put them.
+A bucket's gradients are exchanged in one flat tensor. Backward makes each gradient in memory of its own, as
+in torch; `collect` moves it into the flat tensor and makes `parameter.grad` a view of it. Where the hub
+steps, the parameters are views of another flat tensor too, into which its answers are written; where workers
+step, they stay where the script put them.
 
-Invariant: when a bucket is sent, every `parameter.grad` is its view of `bucket.gradients` (or a tensor that the
-view cannot replace, and of which it is a copy), or None if the parameter is in `bucket.absent`.
+Invariant: when a bucket is sent, `bucket.gradients` holds every `parameter.grad`, which is a view of it unless
+a view cannot replace the tensor. It is None if the parameter is in `bucket.absent`.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class Bucket:
             kinds = [(one.shape, one.dtype, one.device) for one in (parameter, view)]
             if kinds[0] != kinds[1]:
                 raise ConfigError(
-                    f"parameter {tensor.name} was moved or converted after DistributedOptimizer was made: call"
-                    " model.to(...), .half() and similar methods before you make DistributedOptimizer"
+                    f"parameter {tensor.name} was moved or converted after DistributedOptimizer was made:"
+                    " call model.to(...), .half() and similar methods before you make DistributedOptimizer"
                 )
             self._moved.add(position)
             if not torch.equal(parameter.data, view):
@@ -185,7 +185,7 @@ class Bucket:
         return self._shown.changes
 
     def free(self) -> bool:
-        """Makes sure that no tensor which the script kept from an earlier step is overwritten by the next one.
+        """Keeps the next gradients from overwriting what the script kept from an earlier step.
 
         Returns:
             False if the script holds a view of this bucket's memory: the bucket must `use` other memory.
@@ -261,8 +261,8 @@ def make_buckets(
 ) -> list[Bucket]:
     """Puts the optimizer's trainable parameters into buckets.
 
-    Where the hub steps, the parameters become views of `Bucket.values`. Where workers step, `values` has a copy
-    of them, until `Bucket.hand_out`.
+    Where the hub steps, the parameters become views of `Bucket.values`. Where workers step, `values` has a
+    copy of them, until `Bucket.hand_out`.
 
     Args:
         optimizer: A bucket has parameters of one of its groups.
@@ -271,16 +271,17 @@ def make_buckets(
         allocate: Makes the flat tensors of parameters on the CPU, and host copies of other devices.
         bucket_bytes: Maximum size of a bucket. A larger parameter gets its own bucket.
         optimizer_name: The optimizer that the hub runs; empty where workers step.
-        allocate_values: Makes the memory of the parameters where the hub steps. None uses `allocate` for those on
-            the CPU.
-        adjacent: Put gradients of buckets of one group, dtype and device into one tensor without gaps, for `join`.
+        allocate_values: Makes the memory of the parameters where the hub steps. None uses `allocate` for
+            those on the CPU.
+        adjacent: Put gradients of buckets of one group, dtype and device into one tensor without gaps, for
+            `join`.
         presence: Make room for `Bucket.presence`.
         known: Parameters to leave out, because other buckets have them.
 
     Raises:
         ConfigError: `bucket_bytes` is not positive; a parameter is not in the model, has no unique
-            name, is uninitialised or has an unsupported dtype; no parameter is trainable; or the hub steps and
-            two parameters share memory.
+            name, is uninitialised or has an unsupported dtype; no parameter is trainable; or the hub steps
+            and two parameters share memory.
     """
     layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name, known)
     memories = _flat(layouts, allocate, adjacent=adjacent, presence=presence)
@@ -312,8 +313,8 @@ def move_gradients(buckets: Sequence[Bucket], allocate: Allocate, *, adjacent: b
 def join(buckets: Sequence[Bucket]) -> Bucket:
     """Returns one bucket over the memory of adjacent buckets, for a single exchange.
 
-    It has the first bucket's index. Only its `spec` and `memory` have a use: the parameters and their gradients
-    belong to `buckets`.
+    It has the first bucket's index. Only its `spec` and `memory` have a use: the parameters and their
+    gradients belong to `buckets`.
     """
     first = buckets[0]
     tensors = tuple(tensor for bucket in buckets for tensor in bucket.spec.tensors)

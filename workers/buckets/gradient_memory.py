@@ -1,8 +1,9 @@
 """The gradients of one bucket, and the flat memory in which they are exchanged.
 
-In torch a gradient is a tensor of its own: a script may keep it, view it, replace it, or drop it and find None.
-All of that holds here too. A gradient moves into the flat memory once backward has made it, because an exchange
-needs it there, and `parameter.grad` becomes a view. The view shows the script its own gradient, and later the mean.
+In torch a gradient is a tensor of its own: a script may keep it, view it, replace it, or drop it and find
+None. All of that holds here too. A gradient moves into the flat memory once backward has made it, because an
+exchange needs it there, and `parameter.grad` becomes a view. The view shows the script its own gradient, and
+later the mean.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class GradientMemory:
     """Shows flat gradients as `parameter.grad`.
 
     Args:
-        flat: One element per element of the parameters, on their device. Exchanges write to it from any thread.
+        flat: One element per element of the parameters, on their device. Exchanges write to it from any
+            thread.
         parameters: The parameters, of one dtype and device.
     """
 

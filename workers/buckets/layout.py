@@ -193,8 +193,9 @@ def _check_apart(trainables: list[_Trainable]) -> None:
     for (_, end, name), (start, _, other) in pairwise(ends):
         if start < end:
             raise ConfigError(
-                f"the parameters {name} and {other} share memory, but the hub steps each one separately: tie them"
-                f" as one parameter (decoder.weight = encoder.weight), or start the workers with --aggregate"
+                f"the parameters {name} and {other} share memory, but the hub steps each one separately: tie"
+                " them as one parameter (decoder.weight = encoder.weight), or start the workers with"
+                " --aggregate"
             )
 
 

@@ -62,8 +62,9 @@ def _compare(named: Named, communicator: Communicator, name: str) -> None:
         for here, there in zip_longest(texts[0], other, fillvalue="nothing more"):
             if here != there:
                 raise ConfigError(
-                    f"rank 0 and rank {rank} have models with different buffers or frozen parameters: rank 0 has"
-                    f" {here or 'none'}, rank {rank} has {there or 'none'}; make the same model on all ranks"
+                    f"rank 0 and rank {rank} have models with different buffers or frozen parameters: rank 0"
+                    f" has {here or 'none'}, rank {rank} has {there or 'none'}; make the same model on all"
+                    " ranks"
                 )
 
 

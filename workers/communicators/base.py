@@ -61,7 +61,7 @@ class Communicator(ABC):
     joins: bool = False
     """Whether adjacent buckets are faster as one exchange. Ranks must then join the same buckets."""
     sums_presence: ClassVar[bool] = False
-    """Whether `Bucket.presence` travels with the gradients. Otherwise the communicator sets `Bucket.absent`."""
+    """Whether `Bucket.presence` travels with gradients. Otherwise the communicator sets `Bucket.absent`."""
     drains: ClassVar[bool] = False
     """Whether `draining` can become True: at the latest with the answer to the first bucket of a step."""
     lockstep: bool = True
@@ -83,8 +83,8 @@ class Communicator(ABC):
 
         Args:
             buckets: The buckets.
-            state: Rank 0's optimizer state by parameter name, with which a hub that steps begins. A running or
-                restored job ignores it.
+            state: Rank 0's optimizer state by parameter name, with which a hub that steps begins. A running
+                or restored job ignores it.
 
         Raises:
             ConfigError: Another rank or the hub's checkpoint has another model. The error names the
@@ -95,8 +95,8 @@ class Communicator(ABC):
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         """Sends the bucket's gradients: those of the mean loss over this rank's own batch.
 
-        Parameters in `bucket.absent` have no gradient on this rank. Where workers step, `absent` or `presence`
-        then tells which have none on any rank. Where the hub steps, it does not step those.
+        Parameters in `bucket.absent` have no gradient on this rank. Where workers step, `absent` or
+        `presence` then tells which have none on any rank. Where the hub steps, it does not step those.
 
         `bucket.gradients` belongs to the communicator until the work is done. On a GPU the answer
         may still be in flight then: call `bucket.stage.arrive()` before you use it. On a ring all

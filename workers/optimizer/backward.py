@@ -145,9 +145,10 @@ class BackwardPasses:
         if again and self._exchange.begun:
             if self._overlap.sent:
                 raise ConfigError(
-                    "backward ran again after the gradients of this step were sent: to accumulate gradients, pass"
-                    " backward_passes_per_step=... to DistributedOptimizer; to drop them, call"
-                    f" optimizer.zero_grad(); otherwise, as for checkpoint(..., use_reentrant=True), pass {self._overlap.fix}"
+                    "backward ran again after the gradients of this step were sent: to accumulate gradients,"
+                    " pass backward_passes_per_step=... to DistributedOptimizer; to drop them, call"
+                    " optimizer.zero_grad(); otherwise, as for checkpoint(..., use_reentrant=True), pass"
+                    f" {self._overlap.fix}"
                 )
             self._exchange.reset()
         if not self._exchange.begun:

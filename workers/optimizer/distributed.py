@@ -79,7 +79,8 @@ class DistributedOptimizer(OptimizerWrapper):
         """Copies rank 0's values to all ranks and prepares the exchange of gradients.
 
         Before this call, load the model and move it to its device and dtype. A gradient becomes a view of a
-        bucket once backward has made it. Where the hub steps, every `parameter.data` is a view of a bucket too.
+        bucket once backward has made it. Where the hub steps, every `parameter.data` is a view of a bucket
+        too.
 
         Args:
             optimizer: The optimizer of the parameters to train.
@@ -174,8 +175,8 @@ class DistributedOptimizer(OptimizerWrapper):
         Args:
             closure: Recomputes the loss and the gradients. On a hub that steps, and with `cross_barrier` or
                 `uneven`, it is called once, before the exchange. Otherwise the wrapped optimizer calls it,
-                maybe several times (LBFGS, SAM), each time with an exchange; then all ranks must pass a closure
-                and call it equally often.
+                maybe several times (LBFGS, SAM), each time with an exchange; then all ranks must pass a
+                closure and call it equally often.
 
         Returns:
             The closure's result. With LBFGS, the mean of the ranks' losses.
@@ -236,8 +237,8 @@ class DistributedOptimizer(OptimizerWrapper):
         """Completes what is under way, so that the script may read or change it.
 
         Where workers step, it exchanges the gradients of an accumulation that ended before
-        `backward_passes_per_step`. With `cross_barrier` it waits until all parameters are updated. Otherwise it
-        returns at once.
+        `backward_passes_per_step`. With `cross_barrier` it waits until all parameters are updated. Otherwise
+        it returns at once.
 
         Raises:
             DeadlineExceeded: The exchange took longer than the timeout.
@@ -261,8 +262,8 @@ class DistributedOptimizer(OptimizerWrapper):
         for reducer in self._reducers:
             if reducer.overlap.sent:
                 raise ConfigError(
-                    "zero_grad() was called after the gradients were pushed during backward: call step() first;"
-                    f" if the script skips steps, pass {reducer.overlap.fix} to DistributedOptimizer"
+                    "zero_grad() was called after the gradients were pushed during backward: call step()"
+                    f" first; if the script skips steps, pass {reducer.overlap.fix} to DistributedOptimizer"
                 )
             if reducer.passes.count:
                 reducer.watch.note_dropped()
@@ -297,9 +298,7 @@ class DistributedOptimizer(OptimizerWrapper):
             checkpoints.adopt(self)
         step = self._reducers.attach(buckets)
         if not self._communicator.late:
-            share_from_rank_0(
-                self._reducers.tensors.rest(), self._communicator, "model.rest", self._timeout
-            )
+            share_from_rank_0(self._reducers.tensors.rest(), self._communicator, "model.rest", self._timeout)
         return step if checkpoints is None else max(step, checkpoints.share(self))
 
     # The step.
@@ -310,7 +309,7 @@ class DistributedOptimizer(OptimizerWrapper):
         return self._asks or not (self._steps_on_server or self.ahead or self._uneven_inputs)
 
     def _habit(self, reducer: Reducer) -> str:
-        """Returns why gradients must wait for `step()`, apart from changes to them; empty if they need not."""
+        """Returns why gradients must wait for `step()`, apart from changes to them; empty if nothing."""
         if hasattr(self, "found_inf"):
             return "uses a GradScaler"
         if reducer.overlap.backward is None and self._hub_step.runs_before:
@@ -338,8 +337,8 @@ class DistributedOptimizer(OptimizerWrapper):
             if not self._steps_on_server and not reducer.exchange.complete:
                 raise ConfigError(
                     f"step() was called after {reducer.passes.count} backward pass(es), fewer than"
-                    " backward_passes_per_step: with a GradScaler, run all passes before every step(), or call"
-                    " optimizer.synchronize() before scaler.step(optimizer)"
+                    " backward_passes_per_step: with a GradScaler, run all passes before every step(), or"
+                    " call optimizer.synchronize() before scaler.step(optimizer)"
                 )
         if scaling.overflowed(self.found_inf, self._communicator, self._timeout):
             return True

@@ -52,9 +52,7 @@ class ChangeWatch:
     def note_gradients(self, bucket: Bucket) -> None:
         """Records a bucket whose last gradient was just accumulated."""
         copy = bucket.gradients.clone() if self.exact else None
-        written = {
-            position: bucket.parameters[position].detach().clone() for position in bucket.written()
-        }
+        written = {position: bucket.parameters[position].detach().clone() for position in bucket.written()}
         self._noted[bucket.spec.index] = Noted(bucket.changes, bucket.missing(), copy, written)
 
     def note_end(self) -> None:
@@ -96,7 +94,6 @@ class ChangeWatch:
         if not bucket.holds_gradients():
             return True
         return noted.copy is not None and not _same_bytes(noted.copy, bucket.gradients)
-
 
     def _is_written(self, bucket: Bucket) -> bool:
         noted = self._noted.get(bucket.spec.index)

@@ -64,9 +64,9 @@ class Groups:
                 names = [tensor.name for tensor in bucket.spec.tensors]
                 raise ConfigError(
                     f"the parameters {names[0]} to {names[-1]} were in one parameter group when"
-                    " DistributedOptimizer was made, and are in groups with different options now, but the hub steps"
-                    " them together: make the groups first, or make a new DistributedOptimizer; or start the workers"
-                    " with --aggregate"
+                    " DistributedOptimizer was made, and are in groups with different options now, but the"
+                    " hub steps them together: make the groups first, or make a new DistributedOptimizer; or"
+                    " start the workers with --aggregate"
                 )
         return first
 

@@ -1,7 +1,8 @@
 """The state of an optimizer that the hub steps, in the place where torch keeps it.
 
-The hub has the state; the wrapped optimizer has it only while the script saves or loads it. So `state_dict` and
-`load_state_dict` do what they do in torch, and a checkpoint moves between hub, ring, one process and plain torch.
+The hub has the state; the wrapped optimizer has it only while the script saves or loads it. So `state_dict`
+and `load_state_dict` do what they do in torch, and a checkpoint moves between hub, ring, one process and
+plain torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The hub's step in the place of the wrapped optimizer's.
 
 A script may register hooks on the wrapped optimizer's `step`, or replace `step` itself, as schedulers do. All
-of that runs in torch's order: the wrapped optimizer's `step` is called, and the exchange is its last hook before
-the step. The optimizer then finds no gradients, so it changes nothing: the hub has stepped.
+of that runs in torch's order: the wrapped optimizer's `step` is called, and the exchange is its last hook
+before the step. The optimizer then finds no gradients, so it changes nothing: the hub has stepped.
 """
 
 from __future__ import annotations

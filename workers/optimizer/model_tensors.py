@@ -61,7 +61,8 @@ def check_model(model: object) -> None:
 def check_batch_norm(model: torch.nn.Module | None, communicator: Communicator) -> None:
     """Checks that no layer believes that it synchronizes over ranks and does not.
 
-    torch's SyncBatchNorm uses torch.distributed. Without a process group it is an ordinary BatchNorm, silently.
+    torch's SyncBatchNorm uses torch.distributed. Without a process group it is an ordinary BatchNorm,
+    silently.
 
     Raises:
         ConfigError: The model has such a layer.

@@ -93,8 +93,8 @@ class Overlap:
             if passes and not self._exchange.begun and self._watch.changes() == CHANGED:
                 raise ConfigError(
                     f"the script {CHANGED}, but only {passes} backward pass(es) ran, fewer than"
-                    " backward_passes_per_step, so the gradients are not means yet: call optimizer.synchronize()"
-                    " after the last backward, before you read or change gradients"
+                    " backward_passes_per_step, so the gradients are not means yet: call"
+                    " optimizer.synchronize() after the last backward, before you read or change gradients"
                 )
             return
         if not self._on_server:

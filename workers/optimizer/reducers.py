@@ -1,4 +1,4 @@
-"""The reducers of one `DistributedOptimizer`: of its first parameters, and of those that a script adds later."""
+"""The reducers of one `DistributedOptimizer`: of its first parameters, and of those added later."""
 
 from __future__ import annotations
 
@@ -151,10 +151,10 @@ class Reducers:
         if self._on_server:
             raise ConfigError(
                 "the optimizer has parameters to train that were frozen, or not in its groups, when"
-                " DistributedOptimizer was made, but the hub and the workers agreed on the parameters then: make"
-                " DistributedOptimizer while all of them are trainable, and freeze afterwards those that wait"
-                " (requires_grad_(False); a parameter without a gradient is not stepped); or start the workers"
-                " with --aggregate"
+                " DistributedOptimizer was made, but the hub and the workers agreed on the parameters then:"
+                " make DistributedOptimizer while all of them are trainable, and freeze afterwards those"
+                " that wait (requires_grad_(False); a parameter without a gradient is not stepped); or start"
+                " the workers with --aggregate"
             )
         buckets = self.lay_out()
         self.attach(buckets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar
 
@@ -34,6 +34,7 @@ class FakeHub:
         self.lock = threading.Lock()
         self.values: dict[int, torch.Tensor] = {}
         self.parts: dict[object, dict[int, Part]] = {}
+        self.state: dict[str, ParameterState] = {}
         self.absent: dict[int, list[frozenset[int]]] = {}
         """By bucket: what each rank had no gradient of, in the open round."""
 
@@ -118,6 +119,12 @@ class FakeRank(Communicator):
             return super().pull(bucket)
         bucket.host_values.copy_(self.hub.values[bucket.spec.index])
         return Work("pull", 0)
+
+    def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, torch.Tensor]]:
+        return {name: dict(state) for name, state in self.hub.state.items()}
+
+    def write_state(self, buckets: Sequence[Bucket], states: Mapping[str, ParameterState]) -> None:
+        self.hub.state = dict(states)
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         self.log.append(f"{call.collective.name.lower()} {call.name}")

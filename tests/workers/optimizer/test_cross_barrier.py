@@ -172,7 +172,9 @@ def test_who_reads_everything_waits_for_everything(steps_on: Side, read: Any) ->
     assert waits(lambda: read(model, optimizer))
     rank.let_through()
     read(model, optimizer)
-    assert not any(optimizer._reducers._all[0].exchange.has_left(bucket) for bucket in optimizer._reducers.buckets)
+    assert not any(
+        optimizer._reducers._all[0].exchange.has_left(bucket) for bucket in optimizer._reducers.buckets
+    )
 
 
 def test_waiting_for_all_begins_with_the_front_layers() -> None:

@@ -73,7 +73,9 @@ def test_who_is_stopped_after_a_step_leaves_it_whole() -> None:
     rank.holding = True
     with pytest.raises(Preempted):
         plain_step(model, optimizer, batches()[1])
-    assert not any(optimizer._reducers._all[0].exchange.has_left(bucket) for bucket in optimizer._reducers.buckets)
+    assert not any(
+        optimizer._reducers._all[0].exchange.has_left(bucket) for bucket in optimizer._reducers.buckets
+    )
 
 
 def test_where_the_first_bucket_tells_of_the_end_a_step_waits_for_it() -> None:
@@ -161,7 +163,9 @@ def test_a_step_without_a_backward_counts_its_wait_once(monkeypatch: pytest.Monk
     clock.seconds = 0.0
     for _ in range(3):
         optimizer.step()
-    assert clock.seconds == 2.0 * len(optimizer._reducers.buckets), "the third step's exchange is still on its way"
+    assert clock.seconds == 2.0 * len(optimizer._reducers.buckets), (
+        "the third step's exchange is still on its way"
+    )
     assert optimizer.exchange_seconds - before == pytest.approx(clock.seconds)
 
 

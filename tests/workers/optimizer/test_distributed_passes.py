@@ -69,15 +69,23 @@ def test_fewer_passes_than_said_are_exchanged_in_step(communicator: Any) -> None
     assert_close(parameters_of(model), train_plain(accumulating(2)))
 
 
+def test_more_passes_than_said_after_the_push_raise_with_the_fix() -> None:
+    model = build()
+    optimizer = wrap(model, single_server())
+    plain_step(model, optimizer, batches()[0])
+    optimizer.zero_grad()
+    loss_of(model, batches()[1]).backward()
+    with pytest.raises(ConfigError, match=r"backward_passes_per_step.*overlap=False"):
+        loss_of(model, batches()[2]).backward()
+
+
 @pytest.mark.parametrize("communicator", [single_server, LocalCommunicator])
-def test_more_passes_than_said_raise_with_the_mend(communicator: Any) -> None:
+def test_more_passes_than_said_from_the_first_step_on_are_exchanged_in_step(communicator: Any) -> None:
     model = build()
     optimizer = wrap(model, communicator())
-    loss_of(model, batches()[0]).backward()
-    with pytest.raises(ConfigError, match="backward_passes_per_step"):
-        loss_of(model, batches()[1]).backward()
-    optimizer.zero_grad()
-    plain_step(model, optimizer, batches()[0])
+    for batch in batches():
+        accumulating(2)(model, optimizer, batch)
+    assert_close(parameters_of(model), train_plain(accumulating(2)))
 
 
 def test_a_backward_pass_that_fails_may_be_repeated_after_zero_grad() -> None:
