@@ -43,14 +43,15 @@ ps/submit: ps/config ps/core ps/process
 ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/transport
 ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/server.py ps/shard ps/submit ps/transport
 workers/launchers: ps/core
-workers/buckets: ps/core ps/store
+workers/buckets: ps/core ps/store ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets
 workers/slowdown: ps/core
 workers/runtime: ps/client ps/config ps/core ps/job ps/observe ps/optim ps/transport workers/communicators
     workers/launchers workers/slowdown
 workers/collectives: ps/core ps/store workers/communicators workers/runtime
+workers/reducer: ps/core workers/buckets workers/communicators workers/runtime
 workers/optimizer: ps/checkpoint ps/core ps/optim workers/buckets workers/collectives workers/communicators
-    workers/runtime
+    workers/reducer workers/runtime
 workers/api.py: ps/core workers/collectives workers/optimizer workers/runtime
 workers/localrun: ps/config ps/core ps/process workers/launchers
 workers/horovod: ps/client ps/config ps/core ps/job ps/process workers/collectives workers/communicators

@@ -97,3 +97,33 @@ def values(model: nn.Module) -> list[Tensor]:
 
 def mean(losses: list[Tensor]) -> Tensor:
     return torch.stack(losses).mean()
+
+
+def layers() -> Any:
+    """Two layers; a `Sequential`, whose layers torch types as tensors or modules."""
+    return made(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))
+
+
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, communicator: Communicator | None
+) -> None:
+    optimizer.zero_grad()
+    backward(model, batch, communicator)
+    optimizer.step()
+
+
+def backward(model: nn.Module, batch: Tensor, communicator: Communicator | None) -> None:
+    mean([model(share).square().mean() for share in parts(batch, communicator)]).backward()
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "adam": lambda own: torch.optim.AdamW(own, lr=0.05, weight_decay=0.1),
+    "adagrad": lambda own: torch.optim.Adagrad(own, lr=0.1, lr_decay=0.1),
+    "rmsprop": lambda own: torch.optim.RMSprop(own, lr=0.01, momentum=0.9),
+}

@@ -19,8 +19,9 @@ from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.ring import AllreduceCommunicator
-from hubring.workers.optimizer import setup, tuning
+from hubring.workers.optimizer import setup
 from hubring.workers.optimizer.distributed import DistributedOptimizer
+from hubring.workers.reducer import tuning
 from tests.contract.models import attached, linear, linear_of, parameters
 from tests.support.training.ranks import LIMIT, Ranks, RingRanks
 

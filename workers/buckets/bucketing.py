@@ -5,8 +5,8 @@ in torch; `collect` moves it into the flat tensor and makes `parameter.grad` a v
 steps, the parameters are views of another flat tensor too, into which its answers are written; where workers
 step, they stay where the script put them.
 
-Invariant: when a bucket is sent, `bucket.gradients` holds every `parameter.grad`, which is a view of it unless
-a view cannot replace the tensor. It is None if the parameter is in `bucket.absent`.
+Invariant: when a bucket is sent, `bucket.gradients` holds every `parameter.grad`, which is a view of it
+unless a view cannot replace the tensor. It is None if the parameter is in `bucket.absent`.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from hubring.ps.transport.base import Transport
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.staging import Lands
 from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory
+from hubring.workers.buckets.window_values import WindowValues
 from hubring.workers.communicators.absence import Absence, mean_with_absence
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 from hubring.workers.communicators.call_ids import CallIds
@@ -37,7 +38,6 @@ from hubring.workers.communicators.hub_state import HubState, state_of_slice
 from hubring.workers.communicators.powersgd import LowRankMean
 from hubring.workers.communicators.slice_exchange import SliceExchange, exchange_name
 from hubring.workers.communicators.slice_tuning import SliceTrial
-from hubring.workers.communicators.window_values import WindowValues
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""`DistributedOptimizer`: hooks, exchange, step and checkpoints."""
+"""`DistributedOptimizer`: parameters and groups, the step, and checkpoints."""

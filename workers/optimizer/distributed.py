@@ -9,7 +9,7 @@ clips or otherwise changes gradients after backward, they are exchanged in `step
 otherwise during backward.
 
 With `cross_barrier`, from the second step on, `step()` returns while the exchange is in
-flight. Each module's forward waits for its own parameters (`hubring.workers.optimizer.forward`);
+flight. Each module's forward waits for its own parameters (`hubring.workers.reducer.forward`);
 where workers step, the bucket's part of the step runs then. A step counts as completed once
 its gradients are sent: it cannot be undone after that.
 """
@@ -34,11 +34,11 @@ from hubring.workers.optimizer.bucket_steps import Stepper
 from hubring.workers.optimizer.checkpoints import Checkpoints
 from hubring.workers.optimizer.hub_step import HubStep
 from hubring.workers.optimizer.model_tensors import check_batch_norm, check_model
-from hubring.workers.optimizer.reducer import Reducer, Wishes
 from hubring.workers.optimizer.reducers import Reducers
 from hubring.workers.optimizer.setup import Setup, check_options, ignore
 from hubring.workers.optimizer.uneven import UnevenInputs
 from hubring.workers.optimizer.wrapping import OptimizerWrapper, asks_for_loss
+from hubring.workers.reducer.reducer import Reducer, Wishes
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class DistributedOptimizer(OptimizerWrapper):
             backward_passes_per_step: Backward passes that one step accumulates before the exchange.
             bucket_bytes: Maximum size of a bucket. None uses the worker's setting. If that is None too,
                 the first steps measure how many bytes to send together
-                (`hubring.workers.optimizer.tuning`).
+                (`hubring.workers.reducer.tuning`).
             communicator: None uses the communicator of `hubring.init()`.
             after_step: Called with `completed_steps` after each step. None uses the function of
                 `hubring.init()`.

@@ -14,13 +14,13 @@ from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.buckets.layout import NamedParameters
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer.exchange import Exchange
-from hubring.workers.optimizer.forward import ForwardGuard
 from hubring.workers.optimizer.groups import Groups
 from hubring.workers.optimizer.hub_optimizer_state import HubOptimizerState
 from hubring.workers.optimizer.model_tensors import ModelTensors
-from hubring.workers.optimizer.reducer import Reducer, Wishes, reducers_of
 from hubring.workers.optimizer.setup import bytes_of_bucket
+from hubring.workers.reducer.exchange import Exchange
+from hubring.workers.reducer.forward import ForwardGuard
+from hubring.workers.reducer.reducer import Reducer, Wishes, reducers_of
 
 
 class Reducers:

@@ -11,7 +11,7 @@ from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.base import CollectiveWork, Then
-from hubring.workers.optimizer.exchange import Exchange
+from hubring.workers.reducer.exchange import Exchange
 from tests.support.fakes.clock import FakeTime
 from tests.support.fakes.hub import FakeHub, FakeRank
 

@@ -16,17 +16,7 @@ from hubring.ps.job.plan_protos import LEAST_BUCKET, difference
 from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.buckets.layout import lay_out
 from hubring.workers.buckets.value_memory import ComparedValues
-
-
-def allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(numel, dtype=dtype)
-
-
-def buckets_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, bucket_bytes: int = 1 << 20
-) -> list[Bucket]:
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    return make_buckets(optimizer, model.named_parameters(), allocate, bucket_bytes, "SGD")
+from tests.support.training.buckets import allocate, buckets_of
 
 
 def names(bucket: Bucket) -> list[str]:

@@ -234,7 +234,10 @@ def test_all_ranks_begin_with_rank_0s_parameters() -> None:
     def action(peer: Communicator) -> list[float]:
         model = torch.nn.Linear(2, 1, bias=False)
         torch.nn.init.constant_(model.weight, peer.rank + 5.0)
-        peer.attach(buckets_of(model))
+        buckets = buckets_of(model)
+        peer.attach(buckets)
+        with torch.no_grad():
+            buckets[0].hand_out()
         values: list[float] = model.weight.flatten().tolist()
         return values
 

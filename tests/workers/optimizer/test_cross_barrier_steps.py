@@ -16,8 +16,8 @@ from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.launchers.placement import Placement
-from hubring.workers.optimizer import exchange
 from hubring.workers.optimizer.distributed import DistributedOptimizer
+from hubring.workers.reducer import exchange
 from hubring.workers.runtime import context
 from hubring.workers.runtime.record import Record
 from hubring.workers.runtime.worker import Worker

@@ -68,7 +68,7 @@ def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often()
     reports = [*["nan"] * 9, "1.0", "inf"]
     looks: list[bool] = []
     trainer: Any = SimpleNamespace(
-        synchronize=lambda: looks.append(True), named_parameters={}, exchange_seconds=0.0
+        settle=lambda: looks.append(True), named_parameters={}, exchange_seconds=0.0
     )
     alone.trainers.append(trainer)
     counts = []

@@ -118,7 +118,7 @@ def test_waiting_for_exchanges_is_no_computing() -> None:
 def test_what_the_optimizers_exchanges_took_is_known(begin: Callable[[Slowness], Events]) -> None:
     events = begin(Slowness(compute=0.3))
     model, optimizer = made()
-    optimizer._exchange.seconds += 7.0  # which took no time: so much less was computed
+    next(iter(optimizer._reducers)).exchange.seconds += 7.0  # which took no time: so much less was computed
     backward(model)
     assert slept(events) == pytest.approx(7.3)
 
@@ -160,7 +160,10 @@ def test_every_step_has_its_own_delay_at_its_first_gradient(begin: Callable[[Slo
         before = len(events)
         backward(model)
         optimizer.step()
-        assert events[before:] == [slowness.of(0).lateness(step), *["handed over"] * len(optimizer._buckets)]
+        assert events[before:] == [
+            slowness.of(0).lateness(step),
+            *["handed over"] * len(optimizer._reducers.buckets),
+        ]
 
 
 def test_delays_are_those_of_the_first_optimizers_steps_however_often_another_steps(

@@ -15,12 +15,12 @@ import torch
 from hubring.ps.core.types import Hyper
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer.backward import BackwardPasses
-from hubring.workers.optimizer.exchange import Exchange
-from hubring.workers.optimizer.forward import ForwardGuard
-from hubring.workers.optimizer.gradient_changes import ChangeWatch
-from hubring.workers.optimizer.overlap import Overlap
-from hubring.workers.optimizer.tuning import Tuner
+from hubring.workers.reducer.backward import BackwardPasses
+from hubring.workers.reducer.exchange import Exchange
+from hubring.workers.reducer.forward import ForwardGuard
+from hubring.workers.reducer.gradient_changes import ChangeWatch
+from hubring.workers.reducer.overlap import Overlap
+from hubring.workers.reducer.tuning import Tuner
 from hubring.workers.runtime.in_flight import FlightRecorder
 
 

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from hubring.workers.communicators.local import LocalCommunicator
-from hubring.workers.optimizer import setup, tuning
-from hubring.workers.optimizer.bucket_group import bucket_groups
+from hubring.workers.optimizer import setup
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from hubring.workers.optimizer.tuning import STEPS, TURNS, Tuning
+from hubring.workers.reducer import tuning
+from hubring.workers.reducer.bucket_group import bucket_groups
+from hubring.workers.reducer.tuning import STEPS, TURNS, Tuning
 from tests.support.fakes.hub import FakeHub, FakeRank
 from tests.support.training.training_scripts import (
     assert_same,

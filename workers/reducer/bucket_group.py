@@ -1,7 +1,7 @@
 """Buckets that are sent together.
 
 Small buckets can leave early; large exchanges cost less per byte. Which matters more
-must be measured (`hubring.workers.optimizer.tuning`). So buckets are small and form
+must be measured (`hubring.workers.reducer.tuning`). So buckets are small and form
 groups of variable size.
 """
 

@@ -12,9 +12,9 @@ import logging
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer.exchange import Exchange
-from hubring.workers.optimizer.forward import ForwardGuard
-from hubring.workers.optimizer.gradient_changes import CHANGED, ChangeWatch
+from hubring.workers.reducer.exchange import Exchange
+from hubring.workers.reducer.forward import ForwardGuard
+from hubring.workers.reducer.gradient_changes import CHANGED, ChangeWatch
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket, move_gradients
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer.bucket_group import BucketGroup, bucket_groups
+from hubring.workers.reducer.bucket_group import BucketGroup, bucket_groups
 from hubring.workers.runtime.in_flight import FlightRecorder
 
 

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucketing import Bucket
-from hubring.workers.optimizer.exchange import Exchange
+from hubring.workers.reducer.exchange import Exchange
 
 
 class Hook:

@@ -16,9 +16,9 @@ from torch.autograd import Variable
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucketing import Bucket
-from hubring.workers.optimizer.exchange import Exchange
-from hubring.workers.optimizer.gradient_changes import ChangeWatch
-from hubring.workers.optimizer.overlap import Overlap
+from hubring.workers.reducer.exchange import Exchange
+from hubring.workers.reducer.gradient_changes import ChangeWatch
+from hubring.workers.reducer.overlap import Overlap
 
 LARGE_BYTES = 64 << 10
 """A larger gradient moves into its bucket at once, while the cache has it, and its own memory is free again.

@@ -18,7 +18,7 @@ import torch
 from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.ps.core.timing import fastest
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer.exchange import Exchange
+from hubring.workers.reducer.exchange import Exchange
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,211 @@
+"""What a script does to gradients, in any number of backward passes, has torch's effect."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.contract.awkward import (
+    KINDS,
+    STEPPING_HERE,
+    assert_as_one,
+    backward,
+    batches,
+    ends,
+    gradient,
+    layers,
+    made,
+    mean,
+    momentum,
+    parts,
+    values,
+    wrapped,
+)
+from tests.support.training.ranks import Ranks
+
+# S4: gradients that the script keeps.
+
+
+@KINDS
+@pytest.mark.parametrize("keep", [lambda g: g, lambda g: g.view(-1), lambda g: g.detach()])
+def test_gradients_that_the_script_keeps_are_not_overwritten(
+    kind: type[Ranks], keep: Callable[[Tensor], Tensor]
+) -> None:
+    """As in gradient surgery: the second gradient is corrected by the first."""
+
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator, overlap=False)
+        for batch in batches():
+            optimizer.zero_grad()
+            backward(model, batch, communicator)
+            first = [keep(gradient(one)) for one in model.parameters()]
+            optimizer.zero_grad()
+            backward(model, batch * 2, communicator)
+            for own, one in zip(first, model.parameters(), strict=True):
+                gradient(one).add_(own.view_as(one), alpha=0.5)
+            optimizer.step()
+        return values(model)
+
+    assert_as_one(kind, train)
+
+
+# S7: accumulation that ends early.
+
+
+@STEPPING_HERE
+def test_an_accumulation_that_ends_early_is_a_mean_after_synchronize(kind: type[Ranks]) -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator, backward_passes_per_step=4)
+        for batch in batches():
+            optimizer.zero_grad()
+            for _ in range(2):
+                backward(model, batch, communicator)
+            if isinstance(optimizer, DistributedOptimizer):
+                optimizer.synchronize()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+        return values(model)
+
+    assert_as_one(kind, train)
+
+
+@STEPPING_HERE
+def test_clipping_an_accumulation_that_ended_early_is_refused(kind: type[Ranks]) -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator, backward_passes_per_step=4)
+        backward(model, batches()[0], communicator)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        return []
+
+    with pytest.raises(ConfigError, match=r"optimizer\.synchronize\(\)"):
+        ends(kind, train)
+
+
+@KINDS
+def test_an_accumulation_may_be_dropped_and_begun_anew(kind: type[Ranks]) -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator, backward_passes_per_step=2)
+        for number, batch in enumerate(batches()):
+            optimizer.zero_grad()
+            backward(model, batch, communicator)
+            if number == 2:
+                continue  # the rest of the epoch is too short
+            backward(model, batch, communicator)
+            optimizer.step()
+        return values(model)
+
+    assert_as_one(kind, train)
+
+
+# S8: gradients changed in ways that torch does not count.
+
+
+@KINDS
+@pytest.mark.parametrize("way", ["data", "replaced data", "numpy"])
+def test_gradients_changed_behind_torchs_back_count(kind: type[Ranks], way: str) -> None:
+    """The same on both ranks and on their mean, since a hub gets each rank's own gradient."""
+
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator)
+        for batch in batches():
+            optimizer.zero_grad()
+            backward(model, batch, communicator)
+            for one in model.parameters():
+                own = gradient(one)
+                if way == "data":
+                    own.data.mul_(0.5)
+                elif way == "numpy":
+                    own.numpy()[...] *= 0.5
+                else:
+                    own.data = own.data * 0.5
+            optimizer.step()
+        return values(model)
+
+    assert_as_one(kind, train)
+
+
+# More than one backward pass.
+
+
+@STEPPING_HERE
+def test_backward_may_run_more_often_than_was_said(kind: type[Ranks]) -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator)
+        for batch in batches():
+            optimizer.zero_grad()
+            backward(model, batch, communicator)
+            backward(model, batch * 2, communicator)
+            optimizer.step()
+        return values(model)
+
+    assert_as_one(kind, train)
+
+
+@KINDS
+@pytest.mark.parametrize("overlap", [True, False])
+def test_reentrant_activation_checkpointing_trains_as_in_torch(kind: type[Ranks], overlap: bool) -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        first, second, third = (made(nn.Linear(4, 4)) for _ in range(3))
+        model = nn.Sequential(first, second, third)
+        optimizer = momentum(model, communicator, overlap=overlap)
+        for batch in batches():
+            optimizer.zero_grad()
+            losses = []
+            for share in parts(batch, communicator):
+                hidden = torch.utils.checkpoint.checkpoint(second, first(share), use_reentrant=True)
+                losses.append(third(hidden).square().mean())
+            mean(losses).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_as_one(kind, train)
+
+
+@KINDS
+def test_a_penalty_on_the_gradient_trains_as_in_torch(kind: type[Ranks]) -> None:
+    """Its gradient is that of this rank's own gradient, so the batch is the same on all ranks."""
+
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator, overlap=False)
+        for batch in batches():
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            own = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            (loss + sum(one.square().sum() for one in own)).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_as_one(kind, train)
+
+
+@STEPPING_HERE
+def test_sparse_gradients_stay_sparse_for_an_optimizer_that_needs_them(kind: type[Ranks]) -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = made(nn.EmbeddingBag(6, 2, sparse=True, mode="sum"))
+        optimizer = wrapped(torch.optim.SparseAdam(model.parameters(), lr=0.1), model, communicator)
+        for batch in batches():
+            rows = (batch.abs() * 3).long().clamp(max=5)
+            optimizer.zero_grad()
+            mean([model(share).square().mean() for share in parts(rows, communicator)]).backward()
+            optimizer.step()
+        return values(model)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_as_one(kind, train)
