@@ -14,7 +14,7 @@ import torch
 from hubring.ps.config.environment import environment, export
 from hubring.workers import collectives
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.horovod.errors import translated
+from hubring.workers.horovod.errors import HorovodInternalError, translated
 from hubring.workers.horovod.timeline import Timeline
 from hubring.workers.horovod.world import world as worlds
 from hubring.workers.horovod.world.hosts import Neighbourhood, neighbourhood
@@ -34,6 +34,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Raises:
         ValueError: `comm` is something else, or a process set cannot be added.
+        HorovodInternalError: Another rank is lost, or has called `join` and waits there.
         HubringError: This worker cannot join (`hubring.workers.runtime.context.init`).
     """
     if worlds.started() is not None:
@@ -129,7 +130,14 @@ def _check_comm(comm: Any) -> None:
 def _look_around(communicator: Communicator, placement: Placement) -> Neighbourhood:
     if communicator.size == 1 or communicator.late:  # a late worker missed the exchange
         return Neighbourhood(placement.local_rank, placement.local_size, placement.node_rank)
-    host = torch.tensor([zlib.crc32(socket.gethostname().encode())])
+    mine = torch.tensor([[communicator.rank, zlib.crc32(socket.gethostname().encode())]])
     with translated():
-        hosts = collectives.allgather(host, "horovod.hosts", communicator=communicator)
-    return neighbourhood(communicator.rank, hosts.tolist())
+        rows = collectives.allgather(mine, "horovod.hosts", communicator=communicator)
+    hosts: dict[int, int] = dict(rows.tolist())
+    lost = sorted(set(range(communicator.size)) - hosts.keys())
+    if lost:
+        raise HorovodInternalError(
+            f"init: rank(s) {', '.join(map(str, lost))} of {communicator.size} are lost; restart the job, or"
+            " use hvd.elastic.run to continue without them"
+        )
+    return neighbourhood(communicator.rank, list(hosts.values()))

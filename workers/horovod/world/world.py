@@ -113,6 +113,13 @@ class World:
         since = f"{self.generation}:" if self.generation else ""
         return f"{since}{kind}.{name}{among}"
 
+    def recount_unnamed(self) -> None:
+        """Counts operations without a name from 1 again. All ranks must call this at the same point.
+
+        After a join the ranks have made different numbers of calls.
+        """
+        self._unnamed.clear()
+
     def change_members(self, members: tuple[int, ...], generation: int) -> None:
         """Replaces the members. Running operations are dropped, and process sets must be added again."""
         self.members, self.generation = members, generation
@@ -121,7 +128,7 @@ class World:
         for process_set in self.process_sets.values():
             process_set.forget()
         self.process_sets.clear()
-        self._unnamed.clear()
+        self.recount_unnamed()
 
 
 def _results(works: Sequence[Work]) -> Any:
