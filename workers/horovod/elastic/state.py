@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from hubring.workers.horovod.collectives.objects import broadcast_object
@@ -28,6 +29,7 @@ class State:
     ) -> None:
         self._broadcast = _from_root if bcast_object in (None, broadcast_object) else bcast_object
         self._reset_callbacks: list[Callable[[], Any]] = []
+        self._updates: SimpleQueue[int] = SimpleQueue()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Adds functions to call when the workers change, for example to scale the learning rate."""
@@ -35,9 +37,19 @@ class State:
 
     def on_reset(self) -> None:
         """`elastic.run` calls this once the new ranks are known, before `sync`."""
+        self._new_updates()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Makes the next `check_host_updates` raise HostsUpdatedInterrupt on all ranks, if called on rank 0.
+
+        Args:
+            timestamp: Accepted, but has no effect.
+            update_res: A value of `HostUpdateResult`. If it is `removed`, no rank needs the state of another.
+        """
+        self._updates.put(update_res)
 
     def commit(self) -> None:
         """Saves the state, then checks for changes of the workers; raises as `check_host_updates`."""
@@ -49,9 +61,16 @@ class State:
 
         Raises:
             HorovodInternalError: A worker is lost; `elastic.run` returns to the last commit.
-            HostsUpdatedInterrupt: A worker joins, and no worker is lost.
+            HostsUpdatedInterrupt: A worker joins, or `on_hosts_updated` was called; and no worker is lost.
         """
-        membership.check()
+        membership.check(self._new_updates())
+
+    def _new_updates(self) -> int:
+        """Returns the bits of all updates that were not returned before."""
+        update = 0
+        while not self._updates.empty():
+            update |= self._updates.get()
+        return update
 
     def save(self) -> None:
         """Saves the state in this process's memory."""

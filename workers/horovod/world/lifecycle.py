@@ -39,10 +39,15 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """
     if worlds.started() is not None:
         return
-    here = context.init()
-    begin(here.communicator, here.placement)
+    ended = worlds.latest()
+    if ended is not None and ended.membership is not None:  # within elastic training
+        ended.active = True
+        ended.membership.adopt()
+    else:
+        here = context.init()
+        begin(here.communicator, here.placement)
+        atexit.register(_end_timeline)  # few scripts call shutdown()
     _begin_timeline()
-    atexit.register(_end_timeline)  # few scripts call shutdown()
     _check_comm(comm)
     if process_sets is not None and not isinstance(process_sets, str):
         for process_set in process_sets:
@@ -52,7 +57,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 def shutdown() -> None:
     """Ends this world. All ranks can call `init` again. Does nothing without a world.
 
-    The worker remains in the job until the script ends, since a worker that left could not rejoin.
+    The worker remains in the job until the script ends, since a worker that left could not rejoin. Within
+    elastic training, `init` continues with the workers that are left.
     """
     world = worlds.started()
     if world is None:
@@ -60,7 +66,7 @@ def shutdown() -> None:
     _end_timeline()
     for process_set in world.process_sets.values():
         process_set.forget()
-    worlds.enter(None)
+    world.active = False
 
 
 def is_initialized() -> bool:
