@@ -115,6 +115,7 @@ def test_modules_have_the_names_that_scripts_import(name: str) -> None:
 def test_horovod_torch_brings_its_modules() -> None:
     theirs = importlib.import_module("horovod.torch")
     assert theirs.mpi_ops.Sum == hvd.mpi_ops.Sum == hvd.Sum
+    assert theirs.optimizer._DistributedOptimizer is hvd.optimizer._DistributedOptimizer
     assert theirs.optimizer is importlib.import_module("horovod.torch.optimizer")
     assert theirs.elastic.state is importlib.import_module("horovod.torch.elastic.state")
     assert not hasattr(importlib.import_module("horovod.torch.functions"), "annotations")

@@ -23,8 +23,6 @@ from hubring.workers.horovod.world.world import current
 _DistributedOptimizer = AveragingOptimizer
 _DistributedAdasumOptimizer = DeltaOptimizer
 
-__all__ = ["DistributedOptimizer", "_DistributedAdasumOptimizer", "_DistributedOptimizer"]
-
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Optimizer,
