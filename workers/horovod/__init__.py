@@ -29,9 +29,11 @@ A script with `import horovod.torch as hvd` runs without edits under `ps-worker 
 
 from __future__ import annotations
 
+from hubring.workers.horovod import compression as compression
 from hubring.workers.horovod import elastic as elastic
 from hubring.workers.horovod import functions as functions
 from hubring.workers.horovod import mpi_ops as mpi_ops
+from hubring.workers.horovod import optimizer as optimizer
 from hubring.workers.horovod.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from hubring.workers.horovod.functions import *  # noqa: F403
 from hubring.workers.horovod.mpi_ops import *  # noqa: F403
