@@ -124,6 +124,17 @@ def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path:
     assert "rank 1" in (outputs / "rank.1" / "stdout").read_text()
 
 
+def test_a_function_that_does_not_call_init_knows_its_rank_and_the_server_is_not_waited_for() -> None:
+    def rank_and_size() -> tuple[str, str]:
+        import os
+
+        return os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"]
+
+    before = descendants()
+    assert run(rank_and_size, num_proc=2, hosts="localhost:1,127.0.0.1:1") == [("0", "2"), ("1", "2")]
+    assert descendants() == before
+
+
 CALLER = """
 import sys
 from hubring.workers.horovod.runner.run import _Caller
