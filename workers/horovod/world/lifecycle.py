@@ -26,18 +26,20 @@ from hubring.workers.runtime import context
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Joins the job. All ranks must call this; a second call has no effect.
+    """Joins the job. All ranks must call this; a second call has no effect. After an error, call it again.
 
     Args:
         comm: None, or the list of all ranks. Use process sets for a part of the ranks.
         process_sets: Process sets to add; "dynamic" adds none.
 
     Raises:
-        ValueError: `comm` is something else, or a process set cannot be added.
+        ValueError: `comm` is something else, or a process set cannot be added. A second call adds none.
         HorovodInternalError: Another rank is lost, or has called `join` and waits there.
         HubringError: This worker cannot join (`hubring.workers.runtime.context.init`).
     """
+    sets = () if process_sets is None or isinstance(process_sets, str) else process_sets
     if worlds.started() is not None:
+        _check_added(sets)
         return
     ended = worlds.latest()
     if ended is not None and ended.membership is not None:  # within elastic training
@@ -48,10 +50,13 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         begin(here.communicator, here.placement)
         atexit.register(_end_timeline)  # few scripts call shutdown()
     _begin_timeline()
-    _check_comm(comm)
-    if process_sets is not None and not isinstance(process_sets, str):
-        for process_set in process_sets:
+    try:
+        _check_comm(comm)
+        for process_set in sets:
             add_process_set(process_set)
+    except Exception:
+        shutdown()  # or the next call would have no effect
+        raise
 
 
 def shutdown() -> None:
@@ -122,6 +127,15 @@ def _end_timeline() -> None:
     world = worlds.started()
     if world is not None and world.timeline is not None:
         world.timeline.close()
+
+
+def _check_added(process_sets: Iterable[ProcessSet]) -> None:
+    new = [str(one) for one in process_sets if one.process_set_id is None]
+    if new:
+        raise ValueError(
+            f"init was called before, and added no {', '.join(new)}; use hvd.add_process_set, or call"
+            " hvd.shutdown() first"
+        )
 
 
 def _check_comm(comm: Any) -> None:
