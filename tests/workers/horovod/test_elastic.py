@@ -17,7 +17,7 @@ import hubring.horovod as hvd
 from hubring.workers.horovod.elastic import state_handlers
 from hubring.workers.horovod.elastic.notification import HostUpdateResult
 from hubring.workers.horovod.elastic.run import run_fn
-from hubring.workers.horovod.elastic.torch_state import (
+from hubring.workers.horovod.elastic.state import (
     StateHandler,
     get_handler_registry,
     set_handler_registry,

@@ -111,6 +111,14 @@ def test_modules_have_the_names_that_scripts_import(name: str) -> None:
     assert [one for one in NAMES[name].split() if not hasattr(module, one)] == []
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("horovod.torch")])
+def test_a_script_that_imports_hubring_horovod_has_the_same_names(name: str) -> None:
+    module = importlib.import_module("hubring.horovod")
+    for part in name.split(".")[2:]:
+        module = getattr(module, part)
+    assert [one for one in NAMES[name].split() if not hasattr(module, one)] == []
+
+
 @pytest.mark.usefixtures("horovod")
 def test_horovod_torch_brings_its_modules() -> None:
     theirs = importlib.import_module("horovod.torch")

@@ -9,7 +9,7 @@ from typing import Any
 
 from hubring.workers.horovod.elastic import membership
 from hubring.workers.horovod.elastic.notification import notification_manager
-from hubring.workers.horovod.elastic.state import State
+from hubring.workers.horovod.elastic.object_state import State
 from hubring.workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, Refused
 from hubring.workers.horovod.world.world import current
 
