@@ -48,6 +48,7 @@ def ps_run(cluster: Cluster, *arguments: str, name: str = "run") -> Program:
     return cluster.run(name, "hubring.workers.programs.ps_run", *arguments)
 
 
+@pytest.mark.full
 def test_init_can_be_called_again_after_a_process_set_was_refused(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "sets.py"
     script.write_text(
@@ -147,6 +148,7 @@ def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path:
     assert "rank 1" in (outputs / "rank.1" / "stdout").read_text()
 
 
+@pytest.mark.full
 def test_a_function_that_does_not_call_init_knows_its_rank_and_the_server_is_not_waited_for() -> None:
     def rank_and_size() -> tuple[str, str]:
         import os
