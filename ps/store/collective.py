@@ -10,12 +10,14 @@ results are equal. Parts come in rank order.
     alltoall        the rows that each member sends to this one, and their counts
     transfer        the root's tensor, for the other member
     barrier, group  nothing, once all members have called
+
+A rank that called join() stands in a reduction with zeros, and does not block a barrier. In any
+other operation its part would be missing, so the operation is refused on the ranks that called it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -53,18 +55,6 @@ def layout_of(tensor: Tensor) -> Layout:
     return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def absent(call: Call) -> Call:
-    """Returns the call of a rank that called join(), when another rank makes `call`: zeros, or no rows."""
-    layouts = call.layouts
-    if call.collective in _BY_ROWS:
-        layouts = tuple(Layout(dtype, (0, *shape[1:])) for dtype, shape in layouts)
-    elif call.collective not in REDUCING:
-        layouts = ()
-    return replace(
-        call, layouts=layouts, splits=() if call.collective is Collective.ALLTOALL else call.splits
-    )
-
-
 def zeros(layouts: Sequence[Layout]) -> Tensors:
     """Returns a zeroed tensor for each layout."""
     return tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in layouts)
@@ -81,9 +71,16 @@ def dealt_rows(tensor: Tensor, members: int) -> tuple[Tensor, ...]:
     return pieces
 
 
-def objection(calls: Mapping[int, Call]) -> Refusal | None:
-    """Returns why these calls, by rank, do not fit together; None if they do."""
+def objection(calls: Mapping[int, Call], joined: Collection[int] = ()) -> Refusal | None:
+    """Returns why these calls, by rank, do not fit together; None if they do.
+
+    Args:
+        calls: The calls of the members that called.
+        joined: The other members, which called join().
+    """
     first = next(iter(calls.values()))
+    if joined and (text := _without(joined, first)):
+        return Refusal(Code.BAD_REQUEST, f"{first.name!r}: {text}")
     if len({_must_agree(call) for call in calls.values()}) > 1:
         return _disagreement(calls)
     text = _misplaced_root(calls) if first.collective in ROOTED else ""
@@ -95,11 +92,17 @@ def objection(calls: Mapping[int, Call]) -> Refusal | None:
     return Refusal(Code.BAD_REQUEST, f"{first.name!r}: {text}") if text else None
 
 
-def outcome(parts: Sequence[Part]) -> Mapping[int, Tensors] | Refusal:
-    """Returns each member's result: new tensors, which several members may share."""
-    refusal = objection({part.rank: part.call for part in parts})
+def outcome(parts: Sequence[Part], joined: Collection[int] = ()) -> Mapping[int, Tensors] | Refusal:
+    """Returns each member's result: new tensors, which several members may share.
+
+    Args:
+        parts: The parts of the members that called.
+        joined: The other members, which called join().
+    """
+    refusal = objection({part.rank: part.call for part in parts}, joined)
     if refusal is not None:
         return refusal
+    parts = sorted([*parts, *(_in_place_of(rank, parts[0].call) for rank in joined)], key=_rank)
     ranks, call = [part.rank for part in parts], parts[0].call
     nothing: dict[int, Tensors] = dict.fromkeys(ranks, ())
     given = [part.tensors for part in parts]
@@ -128,7 +131,36 @@ def rows_for(call: Call, members: int) -> list[int]:
     return list(call.splits) or dealt(_rows(call), members)
 
 
+def _in_place_of(rank: int, call: Call) -> Part:
+    """Returns the part of a rank that called join()."""
+    return Part(rank, call, zeros(call.layouts))
+
+
+def _rank(part: Part) -> int:
+    return part.rank
+
+
 # Checks.
+
+
+def _without(joined: Collection[int], call: Call) -> str:
+    """Returns why an operation cannot run without the members that called join(); empty if it can."""
+    reduces = call.collective in (Collective.ALLREDUCE, Collective.REDUCE)
+    if call.collective is Collective.BARRIER or (reduces and not _root_in(joined, call)):
+        return ""
+    verb = call.collective.name.lower()
+    many = len(joined) > 1
+    text = (
+        f"{verb} is not supported after join(): rank{'s' * many} {', '.join(map(str, sorted(joined)))}"
+        f" {'have' if many else 'has'} joined and would be missing from it; call {verb} before any rank calls"
+        " join(), or after join() has returned on all ranks"
+    )
+    sparse = "; to reduce a sparse tensor, call to_dense() first"
+    return text + sparse * (call.collective is Collective.ALLGATHER)
+
+
+def _root_in(joined: Collection[int], call: Call) -> bool:
+    return call.collective in ROOTED and call.root in joined
 
 
 def _must_agree(call: Call) -> tuple[object, ...]:

@@ -3,10 +3,10 @@
 Law: a round is identified by group and name, and per name by the order of each
 rank's calls. A round closes when all live members have sent a part, in any order.
 It is computed in rank order, so a rerun is bitwise equal. A rank that called join()
-no longer blocks rounds: it contributes zeros, or no rows, until all ranks have
-called join(). Either every member gets its result, or every member gets the same
-refusal. A reply is stored until its receiver confirms it, so that a retry gets the
-same reply.
+no longer blocks rounds: until all ranks have called join(), it contributes zeros to
+reductions, and any other round but a barrier is refused. Either every member gets its
+result, or every member gets the same refusal. A reply is stored until its receiver
+confirms it, so that a retry gets the same reply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from hubring.ps.core.messages import Code, Collective, Contribute, Delivery, Refusal, Reply, Result, Ticket
 from hubring.ps.core.types import Sender
-from hubring.ps.store.collective import Part, absent, outcome, zeros
+from hubring.ps.store.collective import Part, outcome
 
 Live = Mapping[int, int]
 """The live workers: incarnation by rank."""
@@ -144,14 +144,8 @@ class RoundBook:
 
     def _close_one(self, queues: dict[int, list[_Waiting]], members: Collection[int]) -> list[Delivery]:
         round_ = {rank: queues[rank].pop(0) for rank in members if queues.get(rank)}
-        filler = absent(next(iter(round_.values())).request.call)
-        parts = [
-            Part(rank, round_[rank].request.call, round_[rank].request.tensors)
-            if rank in round_
-            else Part(rank, filler, zeros(filler.layouts))
-            for rank in members
-        ]
-        results = outcome(parts)
+        parts = [Part(rank, one.request.call, one.request.tensors) for rank, one in round_.items()]
+        results = outcome(parts, joined=[rank for rank in members if rank not in round_])
         return [
             answer
             for rank, one in round_.items()

@@ -162,6 +162,16 @@ def test_allgather_joins_rows_of_which_ranks_may_give_unequally_many(ranks: Rank
         assert torch.equal(result, expected)
 
 
+def test_one_expanded_element_is_sent_as_any_other(ranks: Ranks) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        one = torch.tensor(2.0 + communicator.rank).expand(1)
+        rows: list[float] = allgather(one, communicator=communicator).tolist()
+        return [*rows, *broadcast(one, 0, communicator=communicator).tolist()]
+
+    for result in ranks.run(action):
+        assert result == [*(2.0 + rank for rank in range(ranks.size)), 2.0]
+
+
 def test_allgather_makes_scalars_rows(ranks: Ranks) -> None:
     results = ranks.run(
         lambda communicator: allgather(torch.tensor(communicator.rank + 0.5), communicator=communicator)

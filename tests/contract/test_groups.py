@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -126,31 +128,50 @@ def test_a_rank_without_data_joins_and_the_others_go_on(pool: RankPool) -> None:
     """Rank r has r + 1 batches."""
     size = pool.size
 
-    def action(communicator: Communicator) -> tuple[list[float], list[int], int]:
-        rank, totals, rows = communicator.rank, [], []
+    def action(communicator: Communicator) -> tuple[list[float], int]:
+        rank, totals = communicator.rank, []
         for _ in range(rank + 1):
             totals.append(c.allreduce(torch.full((2,), 6.0), communicator=communicator)[0].item())
-            rows.append(len(c.allgather(torch.ones(2, 3), communicator=communicator)))
             c.grouped_allreduce([torch.ones(LARGE), torch.tensor(1)], ReduceOp.SUM, communicator=communicator)
-            c.broadcast(torch.ones(2), size - 1, communicator=communicator)
+            c.reduce(torch.ones(2), size - 1, communicator=communicator)
             c.barrier_async(communicator=communicator).wait()
-        return totals, rows, c.join(communicator=communicator)
+        return totals, c.join(communicator=communicator)
 
     for _ in range(2):
-        for rank, (totals, rows, last) in enumerate(pool.run(action)):
+        for rank, (totals, last) in enumerate(pool.run(action)):
             assert totals == [pytest.approx(6.0 * (size - step) / size) for step in range(rank + 1)]
-            assert rows == [2 * (size - step) for step in range(rank + 1)]
             assert last == size - 1
 
 
-def test_a_root_that_has_joined_has_nothing_to_give(three: RankPool) -> None:
-    def action(communicator: Communicator) -> None:
-        if communicator.rank != 1:
-            with pytest.raises(ConfigError, match="root 1 passed no tensor"):
-                c.broadcast(torch.ones(2), 1, communicator=communicator)
-        c.join(communicator=communicator)
+CANNOT_MISS: dict[str, Callable[[Communicator], object]] = {
+    "allgather": lambda here: c.allgather(torch.ones(2), communicator=here),
+    "gather": lambda here: c.gather(torch.ones(2), communicator=here),
+    "broadcast": lambda here: c.broadcast(torch.ones(2), 0, communicator=here),
+    "broadcast from": lambda here: c.broadcast(torch.ones(2), 1, communicator=here),
+    "scatter": lambda here: c.scatter([torch.ones(1)] * 3, communicator=here),
+    "reduce": lambda here: c.reduce(torch.ones(2), 1, communicator=here),
+    "reduce_scatter": lambda here: c.reduce_scatter(torch.ones(3), communicator=here),
+    "alltoall": lambda here: c.alltoall(torch.ones(3), communicator=here),
+    "group": lambda here: c.new_group([0, 2], communicator=here),
+    "allgather sparse": lambda here: c.allreduce(torch.ones(2).to_sparse(), communicator=here),
+}
 
-    three.run(action)
+
+@pytest.mark.parametrize("what", CANNOT_MISS)
+def test_what_would_miss_a_joined_rank_is_refused_on_every_rank_that_calls_it(
+    three: RankPool, what: str
+) -> None:
+    def action(communicator: Communicator) -> int:
+        if communicator.rank != 1:
+            told = rf"{what.split()[0]} is not supported after join\(\): rank 1 has joined"
+            with pytest.raises(ConfigError, match=told):
+                CANNOT_MISS[what](communicator)
+            assert c.allreduce(torch.ones(1), ReduceOp.SUM, communicator=communicator).item() == 2
+        last = c.join(communicator=communicator)
+        assert c.allreduce(torch.ones(1), ReduceOp.SUM, communicator=communicator).item() == 3
+        return last
+
+    assert set(three.run(action)) <= {0, 2}
 
 
 def test_a_group_goes_on_without_a_member_that_has_joined(three: RankPool) -> None:

@@ -46,8 +46,9 @@ def barrier_async(
 def join(*, communicator: Communicator | None = None) -> int:
     """Declares that this rank has no more data. Returns once all ranks have joined.
 
-    Until then the rank takes part in the other ranks' collectives: with zeros in reductions, which
-    count in an average, and with no rows in gathers. Collectives that it started before finish first.
+    Until then the rank takes part in the other ranks' `allreduce` and `reduce` with zeros, which count
+    in an average, and in their barriers. Any other collective would miss this rank's part, so it raises
+    ConfigError on the ranks that call it. Collectives that this rank started before finish first.
 
     Returns:
         The last rank to join, the same on all ranks.

@@ -170,7 +170,7 @@ class Communicator(ABC):
             call = replace(call, layouts=tuple(map(layout_of, tensors)))
         device = tensors[0].device if tensors else torch.device("cpu")
         work = CollectiveWork(call, then or (lambda came: came[0].to(device) if came else None), self)
-        self.take_part(call, tuple(tensor.detach().cpu().contiguous() for tensor in tensors), work)
+        self.take_part(call, tuple(map(_plain, tensors)), work)
         return work
 
     @abstractmethod
@@ -203,6 +203,13 @@ def check_tensors(name: str, tensors: Sequence[torch.Tensor]) -> None:
         if str(tensor.dtype).removeprefix("torch.") not in DTYPE_BYTES:
             text = f"{name!r}: dtype {tensor.dtype} is not supported; convert the tensor to one of"
             raise UsageError(f"{text} {', '.join(DTYPE_BYTES)}")
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor in CPU memory, whose bytes can be viewed."""
+    tensor = tensor.detach().cpu().contiguous()
+    # A tensor of one element counts as contiguous whatever its strides, but view(dtype) needs stride 1.
+    return tensor.as_strided(tensor.shape, (1,) * tensor.dim()) if tensor.numel() == 1 else tensor
 
 
 Then = Callable[[Sequence[torch.Tensor]], Any]

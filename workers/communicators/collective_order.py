@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hubring.ps.core.messages import Call, Collective
-from hubring.ps.store.collective import absent
 
-Step = dict[int, Call]
-"""One operation: each member's call for it."""
+
+class Step(NamedTuple):
+    """One operation."""
+
+    calls: dict[int, Call]
+    """The calls of the members that called it, by rank."""
+    joined: tuple[int, ...] = ()
+    """The other members, which have joined."""
+
+    @property
+    def call(self) -> Call:
+        """The call of the lowest rank that called it."""
+        return next(iter(self.calls.values()))
 
 
 def next_steps(pending: Mapping[int, Sequence[Call]]) -> list[Step]:
@@ -35,7 +46,7 @@ def next_steps(pending: Mapping[int, Sequence[Call]]) -> list[Step]:
                 steps.append(_step(queues, name, turn))
             begun[name] = max(begun[name], shortest)
     if not waited_for:
-        steps.append({rank: next(filter(_joins, calls)) for rank, calls in pending.items()})
+        steps.append(Step({rank: next(filter(_joins, calls)) for rank, calls in pending.items()}))
     return steps
 
 
@@ -56,6 +67,5 @@ def _by_name(calls: Sequence[Call]) -> dict[str, list[Call]]:
 
 
 def _step(queues: Mapping[int, Mapping[str, Sequence[Call]]], name: str, turn: int) -> Step:
-    own = {rank: queue[name][turn] for rank, queue in queues.items() if len(queue.get(name, [])) > turn}
-    placeholder = absent(next(iter(own.values())))
-    return {rank: own.get(rank, placeholder) for rank in queues}
+    calls = {rank: queue[name][turn] for rank, queue in queues.items() if len(queue.get(name, [])) > turn}
+    return Step(calls, tuple(rank for rank in queues if rank not in calls))

@@ -142,9 +142,9 @@ class RingScheduler:
         return pending
 
     def _take(self, step: Step) -> None:
-        """Runs one operation, with this member's call or, after its join, with a placeholder."""
-        own = self._claim(step[self._rank])
-        refusal = objection(step)
+        """Runs one operation, with this member's call or, after its join, with zeros."""
+        own = None if self._rank in step.joined else self._claim(step.calls[self._rank])
+        refusal = objection(step.calls, step.joined)
         came = self._do(step, own) if refusal is None else []
         with self._changed:
             self._carried = None
@@ -154,18 +154,19 @@ class RingScheduler:
             own.work.fail(ConfigError(refusal.text))
 
     def _do(self, step: Step, own: _Pending | None) -> Sequence[Tensor]:
-        if step[self._rank].collective is Collective.JOIN:
+        if step.call.collective is Collective.JOIN:
             return [torch.tensor([self._last_to_join()])]
         return perform(self._operation(step, own))
 
     def _operation(self, step: Step, own: _Pending | None) -> Operation:
-        call = step[self._rank]
+        calls = [step.calls.get(rank, step.call) for rank in self.members]
+        call = calls[self.ring.rank]
         root = self.members.index(call.root) if call.root in self.members else 0
         tensors = own.tensors if own is not None else zeros(call.layouts)
-        return Operation(self.ring, list(step.values()), tensors, root)
+        return Operation(self.ring, calls, tensors, root)
 
     def _claim(self, call: Call) -> _Pending | None:
-        """Returns the earliest pending call with this name; None if this member has joined without one."""
+        """Returns the earliest pending call with this name; None once this member has left."""
         with self._changed:
             for one in self._pending:
                 if one.call.name == call.name and (one.call.collective is Collective.JOIN) == (

@@ -21,26 +21,43 @@ from hubring.workers.launchers.placement import Placement
 VIEWS: dict[str, tuple[str, ...]] = {
     "horovod": ("hubring.workers.horovod.runner.run",),
     "horovod.torch": ("hubring.workers.horovod",),
-    "horovod.torch.compression": ("hubring.workers.horovod.optimizer.compression",),
+    "horovod.torch.compression": ("hubring.workers.horovod.compression",),
     "horovod.torch.elastic": ("hubring.workers.horovod.elastic",),
     "horovod.torch.elastic.sampler": ("hubring.workers.horovod.elastic.sampler",),
-    "horovod.torch.elastic.state": ("hubring.workers.horovod.elastic.torch_state",),
-    "horovod.torch.functions": (
-        "hubring.workers.horovod.collectives.objects",
-        "hubring.workers.horovod.optimizer.parameters",
-    ),
-    "horovod.torch.mpi_ops": ("hubring.workers.horovod", "hubring.workers.horovod.reduce_ops"),
-    "horovod.torch.optimizer": ("hubring.workers.horovod.optimizer.distributed",),
-    "horovod.torch.sync_batch_norm": ("hubring.workers.horovod.optimizer.sync_batch_norm",),
+    "horovod.torch.elastic.state": ("hubring.workers.horovod.elastic.state",),
+    "horovod.torch.functions": ("hubring.workers.horovod.functions",),
+    "horovod.torch.mpi_ops": ("hubring.workers.horovod.mpi_ops",),
+    "horovod.torch.optimizer": ("hubring.workers.horovod.optimizer",),
+    "horovod.torch.sync_batch_norm": ("hubring.workers.horovod.sync_batch_norm",),
     "horovod.common": (),
-    "horovod.common.elastic": ("hubring.workers.horovod.elastic.state",),
+    "horovod.common.basics": ("hubring.workers.horovod.world.basics",),
+    "horovod.common.elastic": (
+        "hubring.workers.horovod.elastic.object_state",
+        "hubring.workers.horovod.elastic.run",
+        "hubring.workers.horovod.elastic.notification",
+    ),
     "horovod.common.exceptions": ("hubring.workers.horovod.errors",),
     "horovod.common.process_sets": ("hubring.workers.horovod.world.process_set",),
     "horovod.common.util": ("hubring.workers.horovod.world.build",),
+    "horovod.data": ("hubring.workers.horovod.data",),
+    "horovod.data.data_loader_base": ("hubring.workers.horovod.data",),
     "horovod.runner": ("hubring.workers.horovod.runner.run",),
+    "horovod.runner.common": (),
+    "horovod.runner.common.util": (),
+    "horovod.runner.common.util.codec": ("hubring.workers.horovod.runner.util.codec",),
+    "horovod.runner.common.util.env": ("hubring.workers.horovod.runner.util.env",),
+    "horovod.runner.common.util.host_hash": ("hubring.workers.horovod.runner.util.host_hash",),
+    "horovod.runner.common.util.hosts": ("hubring.workers.horovod.runner.util.hosts",),
+    "horovod.runner.common.util.secret": ("hubring.workers.horovod.runner.util.secret",),
+    "horovod.runner.common.util.timeout": ("hubring.workers.horovod.runner.util.timeout",),
+    "horovod.runner.elastic": (),
+    "horovod.runner.elastic.worker": ("hubring.workers.horovod.elastic.notification",),
     "horovod.version": (),
 }
-"""Module name to the files whose public names it shows."""
+"""Module name to the files whose names it shows: those of `__all__`, or all public names."""
+
+WHOLE = ("horovod.torch", "horovod.torch.elastic")
+"""Packages that import their modules: scripts write `hvd.mpi_ops.Sum` after `import horovod.torch as hvd`."""
 
 VERSION = "0.28.1"
 """The Horovod release whose API this is."""
@@ -72,8 +89,13 @@ class HorovodFinder(MetaPathFinder, Loader):
         """Adds the names to the module."""
         for source in VIEWS[module.__name__]:
             shown = vars(import_module(source))
-            module.__dict__.update({name: one for name, one in shown.items() if not name.startswith("_")})
+            names = shown.get("__all__") or [name for name in shown if not name.startswith("_")]
+            module.__dict__.update({name: shown[name] for name in names})
         module.__dict__["__version__"] = VERSION
+        if module.__name__ in WHOLE:
+            for name in VIEWS:
+                if name.rpartition(".")[0] == module.__name__:
+                    import_module(name)
 
 
 def tell_place(placement: Placement) -> None:

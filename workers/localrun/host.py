@@ -48,9 +48,11 @@ def _lines_of(hostfile: Path) -> list[str]:
 def _output_of(script: str) -> list[str]:
     flag = f"--host-discovery-script {script}"
     try:
-        done = subprocess.run([script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        # A command for the shell, as in Horovod: it can have arguments, and a script needs no first line #!.
+        command = ["/bin/sh", "-c", script]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise UsageError(f"{flag}: the script cannot be run: {error.strerror}") from error
+        raise UsageError(f"{flag}: /bin/sh cannot be run: {error.strerror}") from error
     if done.returncode:
         raise UsageError(f"{flag}: the script exited with {done.returncode}: {done.stderr.strip()}")
     return [line for line in done.stdout.splitlines() if line.strip()]

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.messages import Call, Code, Collective, ReduceOp, Refusal
-from hubring.ps.core.types import Layout
-from hubring.ps.store.collective import Part, absent, dealt, layout_of, objection, outcome, spell, zeros
+from hubring.ps.store.collective import Part, dealt, layout_of, objection, outcome, spell
 
 
 def call(collective: Collective, *tensors: Tensor, **said: object) -> Call:
@@ -65,22 +64,32 @@ def test_a_transfer_is_for_the_other_alone() -> None:
     assert "only rank 4 is left" in refused([sent]).text
 
 
-def test_who_is_absent_gives_zeros_or_no_rows_or_nothing() -> None:
-    rows = torch.ones(2, 3)
-    assert absent(call(Collective.ALLREDUCE, rows)) == call(Collective.ALLREDUCE, rows)
-    assert absent(call(Collective.ALLGATHER, rows)).layouts == (Layout("float32", (0, 3)),)
-    assert absent(call(Collective.ALLTOALL, rows, splits=(2, 0))).splits == ()
-    assert absent(call(Collective.BROADCAST, rows)).layouts == ()
-    assert [tensor.tolist() for tensor in zeros([Layout("int8", (2,))])] == [[0, 0]]
+def test_a_joined_rank_stands_in_a_reduction_with_zeros() -> None:
+    given = [part(rank, Collective.ALLREDUCE, torch.full((2,), 3.0), op=ReduceOp.AVERAGE) for rank in (0, 2)]
+    came = outcome(given, joined=[1])
+    assert not isinstance(came, Refusal)
+    assert [came[rank][0].tolist() for rank in (0, 2)] == [[2.0, 2.0]] * 2
+    assert objection({0: call(Collective.BARRIER)}, joined=[1]) is None
+    assert objection({0: call(Collective.REDUCE, torch.ones(1), root=0)}, joined=[1]) is None
 
 
-@pytest.mark.parametrize("collective", [Collective.ALLGATHER, Collective.ALLTOALL, Collective.GATHER])
-def test_what_is_by_rows_goes_on_with_one_absent(collective: Collective) -> None:
+@pytest.mark.parametrize(
+    "collective",
+    sorted(set(Collective) - {Collective.ALLREDUCE, Collective.REDUCE, Collective.BARRIER, Collective.JOIN}),
+)
+def test_what_would_miss_the_part_of_a_joined_rank_is_refused(collective: Collective) -> None:
     rows = torch.arange(6.0).view(2, 3)
-    own = part(0, collective, rows)
-    nothing = absent(own.call)
-    came = results([own, Part(1, nothing, zeros(nothing.layouts))])
-    assert came[0][0] == (rows.tolist() if collective is not Collective.ALLTOALL else rows[:1].tolist())
+    refusal = outcome([part(0, collective, rows)], joined=[1])
+    assert isinstance(refusal, Refusal)
+    word = collective.name.lower()
+    assert f"{word} is not supported after join(): rank 1 has joined" in refusal.text
+    assert f"call {word} before any rank calls join()" in refusal.text
+
+
+def test_a_reduction_to_a_joined_root_is_refused_and_names_all_joined_ranks() -> None:
+    refusal = objection({0: call(Collective.REDUCE, torch.ones(1), root=2)}, joined=[2, 1])
+    assert refusal is not None
+    assert "reduce is not supported after join(): ranks 1, 2 have joined" in refusal.text
 
 
 def test_a_broadcast_compares_what_is_expected_with_what_is_given() -> None:

@@ -274,9 +274,19 @@ def test_who_has_joined_gives_zeros_and_counts_in_the_average() -> None:
 
 def test_a_round_that_waits_for_a_rank_closes_when_it_joins() -> None:
     book = RoundBook()
-    play([part(0, torch.ones(2, 1), collective=Collective.ALLGATHER)], book)
-    play([part(2, torch.zeros(1, 1), collective=Collective.ALLGATHER)], book)
-    assert {ticket: len(result_of(reply)) for ticket, reply in play([join(1)], book).items()} == {0: 3, 2: 3}
+    play([part(0, torch.ones(2)), part(2, torch.ones(2))], book)
+    replies = play([join(1)], book)
+    assert {rank: result_of(reply).tolist() for rank, reply in replies.items()} == {0: [2, 2], 2: [2, 2]}
+
+
+def test_an_allgather_that_waits_for_a_rank_is_refused_to_all_when_it_joins() -> None:
+    book = RoundBook()
+    play([part(rank, torch.ones(2, 1), collective=Collective.ALLGATHER) for rank in (0, 2)], book)
+    replies = play([join(1)], book)
+    assert sorted(replies) == [0, 2]
+    for reply in replies.values():
+        assert "'loss': allgather is not supported after join(): rank 1 has joined" in refusal_of(reply).text
+    assert play([join(0, sequence=2), join(2, sequence=2)], book).keys() == {0, 1, 2}
 
 
 def test_what_a_rank_gave_before_it_joined_counts() -> None:

@@ -21,8 +21,8 @@ def calls(names: str) -> list[Call]:
 
 def order(*lines: str) -> str:
     steps = next_steps({rank: calls(line) for rank, line in enumerate(lines)})
-    assert all(len({call.name for call in step.values()}) == 1 for step in steps)
-    return "".join("J" if step[0].collective is Collective.JOIN else step[0].name for step in steps)
+    assert all(len({call.name for call in step.calls.values()}) == 1 for step in steps)
+    return "".join("J" if step.call.collective is Collective.JOIN else step.call.name for step in steps)
 
 
 def test_what_all_have_pending_begins_in_the_lowest_members_order() -> None:
@@ -49,17 +49,16 @@ def test_to_join_is_done_when_all_have_and_after_the_rest() -> None:
     assert order("J", "J", "") == ""
 
 
-def test_who_has_joined_stands_in_with_no_rows() -> None:
+def test_who_has_joined_is_named() -> None:
     gather = Call(Collective.ALLGATHER, "rows", layouts=ROWS)
     (step,) = next_steps({0: calls("J"), 1: [gather], 2: [gather]})
-    assert step[0].layouts == (Layout("float32", (0, 3)),)
-    assert step[1] == step[2] == gather
+    assert step == ({1: gather, 2: gather}, (0,))
 
 
 def test_what_a_rank_called_before_it_joined_is_its_own() -> None:
     gather = Call(Collective.ALLGATHER, "rows", layouts=ROWS)
     steps = next_steps({0: [gather, *calls("J")], 1: [gather, gather]})
-    assert [step[0].layouts[0].shape[0] for step in steps] == [2, 0]
+    assert [(list(step.calls), step.joined) for step in steps] == [([0, 1], ()), ([1], (0,))]
 
 
 @given(st.lists(st.text("abc", max_size=8), min_size=1, max_size=4))

@@ -1,11 +1,17 @@
-"""Elastic training in Horovod's style: until workers have gone and come, and four steps more."""
+"""Elastic training in Horovod's style: until workers have gone and come, and four steps more.
+
+With an argument, a reset of the script's own ends Horovod's world and begins another.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 
 import horovod.torch as hvd
 import torch
+from horovod.common.elastic import notification_manager, run_fn
+from horovod.runner.elastic.worker import HostUpdateResult
 
 import hubring
 
@@ -23,7 +29,28 @@ def count_reset() -> None:
 state.register_reset_callbacks([count_reset])
 
 
-@hvd.elastic.run  # type: ignore[untyped-decorator]
+def begin_anew() -> None:
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    hvd.init()
+
+
+class Changes:
+    """Counts the changes of the workers by kind."""
+
+    def __init__(self) -> None:
+        self.removed = self.added = 0
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        assert timestamp > 0
+        self.removed += update_res == HostUpdateResult.removed
+        self.added += update_res == HostUpdateResult.added
+
+
+changes = Changes()
+notification_manager.register_listener(changes)
+
+
 def train(state: hvd.elastic.TorchState) -> None:
     while state.left:
         optimizer.zero_grad()
@@ -36,5 +63,7 @@ def train(state: hvd.elastic.TorchState) -> None:
         state.commit()
 
 
-train(state)
-hubring.report(weight=model.weight.item(), resets=state.resets)
+training = run_fn(train, begin_anew) if sys.argv[1:] else hvd.elastic.run(train)
+training(state)
+result = {"weight": model.weight.item(), "resets": state.resets}
+hubring.report(**result, removed=changes.removed, added=changes.added)

@@ -129,6 +129,35 @@ def test_fp16_compression_gives_the_dtype_back(on_two: Everybody) -> None:
         assert result.tolist() == [1.5, 1.5]
 
 
+def test_the_autograd_functions_take_horovods_arguments(on_two: Everybody) -> None:
+    ops, everybody = hvd.mpi_ops, hvd.global_process_set
+
+    def act() -> None:
+        rank, own = hvd.rank(), torch.full((2,), 1.0 + hvd.rank(), requires_grad=True)
+        reduced = ops.HorovodAllreduce.apply(own, None, "a", hvd.Sum, 2.0, 1.0, everybody)
+        assert reduced.tolist() == [6, 6]
+        (gradient,) = torch.autograd.grad(reduced.sum(), own)
+        assert gradient.tolist() == [4, 4]
+        one, two = ops.HorovodGroupedAllreduce.apply(
+            None, None, hvd.Average, 1.0, 1.0, everybody, own, 2 * own
+        )
+        assert (one[0].item(), two[0].item()) == (1.5, 3)
+        assert ops.HorovodAllgather.apply(own, None, everybody).tolist() == [1, 1, 2, 2]
+        assert len(ops.HorovodGroupedAllgather.apply("g", everybody, own, own)) == 2
+        assert ops.HorovodBroadcast.apply(own, 1, None, everybody).tolist() == [2, 2]
+        assert ops.HorovodAlltoall.apply(own, None, None, everybody).tolist() == [1, 2]
+        rows, counts = ops.HorovodAlltoall.apply(own, [2, 0], "split", everybody)
+        assert (len(rows), counts.tolist()) == ((4, [2, 2]) if rank == 0 else (0, [0, 0]))
+        scattered = ops.HorovodReducescatter.apply(own, None, hvd.Sum, everybody, 1.0, 0.5)
+        assert scattered.tolist() == [1.5]
+        (gradient,) = torch.autograd.grad(scattered.sum(), own)
+        assert gradient.tolist() == [1, 1]
+        (part,) = ops.HorovodGroupedReducescatter.apply("s", hvd.Average, everybody, 1.0, 1.0, own)
+        assert part.tolist() == [1.5]
+
+    on_two(act)
+
+
 def test_allgather_joins_rows_of_differing_number(on_two: Everybody) -> None:
     def act() -> tuple[list[Any], ...]:
         rank = hvd.rank()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,14 @@ import torch
 from torch import nn
 
 import hubring.horovod as hvd
+from hubring.workers.horovod.elastic import state_handlers
+from hubring.workers.horovod.elastic.notification import HostUpdateResult
+from hubring.workers.horovod.elastic.run import run_fn
+from hubring.workers.horovod.elastic.state import (
+    StateHandler,
+    get_handler_registry,
+    set_handler_registry,
+)
 from tests.support.processes.cluster import Cluster, Program
 from tests.workers.horovod.conftest import Everybody
 
@@ -95,6 +104,66 @@ def test_an_internal_error_goes_back_to_the_last_commit_and_calls_back(on_two: E
     assert on_two(act) == [([1, 2, 3, 3, 4], ["size 2"])] * 2
 
 
+def test_an_update_that_rank_0_is_told_of_starts_the_function_again(on_two: Everybody) -> None:
+    def act() -> tuple[int, list[str], list[int]]:
+        state, called, batches = state_of(0.0), list[str](), list[int]()
+        state.register_reset_callbacks([lambda: called.append("state")])
+
+        def train(state: hvd.elastic.TorchState) -> int:
+            while state.batch < 4:
+                state.batch += 1
+                batches.append(state.batch)
+                if state.batch == 2 and not called:
+                    state.on_hosts_updated(time.time(), HostUpdateResult.added)
+                state.commit()
+            return int(state.batch)
+
+        return run_fn(train, lambda: called.append("reset"))(state), called, batches
+
+    assert on_two(act) == [(4, ["reset", "state"], [1, 2, 3, 4])] * 2
+
+
+def test_a_type_can_have_a_handler_of_the_scripts_own(
+    on_two: Everybody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counter:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+    class CounterHandler(StateHandler):
+        def __init__(self, value: Counter) -> None:
+            super().__init__(value)
+            self.save()
+
+        def save(self) -> None:
+            self.saved = self.value.count
+
+        def restore(self) -> None:
+            self.value.count = self.saved
+
+        def sync(self) -> None:
+            self.value.count = hvd.broadcast_object(self.value.count, 0)
+            self.save()
+
+    monkeypatch.setattr(state_handlers, "_registry", state_handlers.get_handler_registry())
+    set_handler_registry([(Counter, CounterHandler), *get_handler_registry()])
+
+    def act() -> tuple[int, int, int]:
+        counter = Counter(5 + hvd.rank())
+        state = hvd.elastic.TorchState(counter=counter, model=nn.Linear(1, 1))
+        counter.count = 9
+        state.restore()
+        first = counter.count
+        state.sync()
+        second = counter.count
+        state.counter = Counter(7)
+        state.counter.count = 8
+        state.restore()
+        return first, second, state.counter.count
+
+    assert on_two(act) == [(5, 5, 7), (6, 5, 7)]
+
+
 def test_the_sampler_deals_out_what_is_left_of_an_epoch(on_two: Everybody) -> None:
     def act() -> tuple[list[int], list[int], list[int]]:
         sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
@@ -142,10 +211,15 @@ def test_a_sampler_in_a_state_is_dealt_out_with_it(on_two: Everybody) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_training_goes_on_without_a_lost_worker_and_with_one_that_comes(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    "arguments", [(), pytest.param(("anew",), marks=pytest.mark.full)], ids=["run", "run_fn"]
+)
+def test_training_goes_on_without_a_lost_worker_and_with_one_that_comes(
+    cluster: Cluster, arguments: tuple[str, ...]
+) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--lease", "3")
     workers = [
-        cluster.worker(address, "--as-horovod", "--rank", str(rank), SCRIPT, name=f"w{rank}")
+        cluster.worker(address, "--as-horovod", "--rank", str(rank), SCRIPT, *arguments, name=f"w{rank}")
         for rank in (0, 1)
     ]
     for worker in workers:
@@ -153,10 +227,11 @@ def test_training_goes_on_without_a_lost_worker_and_with_one_that_comes(cluster:
     # Rank 0 is the one that goes: whoever stays has the state, whatever its rank was.
     os.kill(workers[0].process.pid, signal.SIGKILL)
     workers[1].until(partial(has_printed, workers[1], "of 1"), "going on alone")
-    joiner = cluster.worker(address, "--as-horovod", "--rank", "0", SCRIPT, name="joiner")
+    joiner = cluster.worker(address, "--as-horovod", "--rank", "0", SCRIPT, *arguments, name="joiner")
     ended = [worker.done()["metrics"] for worker in (joiner, workers[1])]
     assert ended[0]["weight"] == ended[1]["weight"]
     assert ended[0]["resets"] == ended[1]["resets"] == 2
+    assert [(one["removed"], one["added"]) for one in ended] == [(0, 0), (1, 1)]
     said = workers[1].out.read_text()
     steps = [int(line.split()[1]) for line in said.splitlines() if line.startswith("step")]
     assert steps == list(range(1, len(steps) + 1))  # no commit was lost

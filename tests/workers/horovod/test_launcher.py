@@ -42,8 +42,10 @@ def test_a_discovery_script_says_which_hosts_there_are(tmp_path: Path) -> None:
         asked("echo localhost:1; echo node7:1")
     with pytest.raises(UsageError, match="the script exited with 3: no cloud"):
         asked("echo no cloud >&2; exit 3")
-    with pytest.raises(UsageError, match="cannot be run"):
+    with pytest.raises(UsageError, match="the script exited with 127"):
         host.room(None, None, str(tmp_path / "none"))
+    script.write_text("echo localhost:$1\n")
+    assert host.room(None, None, f"{script} 4") == 4  # as in Horovod, a command for the shell
 
 
 def test_a_lost_worker_is_restarted_while_another_has_the_state() -> None:

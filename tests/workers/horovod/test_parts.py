@@ -85,6 +85,50 @@ def test_horovods_modules_show_these_very_objects() -> None:
     assert callable(importlib.import_module("horovod").run)
 
 
+NAMES = {
+    "horovod.torch": "check_extension mpi_ops functions optimizer compression elastic sync_batch_norm",
+    "horovod.torch.mpi_ops": "gpu_available num_rank_is_power_2 check_installed_version Compression _basics"
+    " handle_average_backwards_compatibility HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather"
+    " HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall HorovodReducescatter"
+    " HorovodGroupedReducescatter is_homogeneous rank Sum ProcessSet",
+    "horovod.torch.optimizer": "DistributedOptimizer _DistributedOptimizer _DistributedAdasumOptimizer",
+    "horovod.torch.elastic": "TorchState ElasticSampler run state sampler",
+    "horovod.torch.elastic.state": "TorchState StateHandler ModelStateHandler OptimizerStateHandler"
+    " SamplerStateHandler get_handler_registry set_handler_registry",
+    "horovod.common.basics": "HorovodBasics",
+    "horovod.common.elastic": "State ObjectState run_fn notification_manager",
+    "horovod.common.util": "is_version_greater_equal_than get_average_backwards_compatibility_fun split_list"
+    " check_extension extension_available gpu_available nccl_built num_rank_is_power_2 env is_iterable",
+    "horovod.runner.elastic.worker": "HostUpdateResult WorkerNotificationManager",
+    "horovod.runner.common.util.hosts": "get_host_assignments parse_hosts HostInfo SlotInfo",
+}
+
+
+@pytest.mark.usefixtures("horovod")
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_have_the_names_that_scripts_import(name: str) -> None:
+    module = importlib.import_module(name)
+    assert [one for one in NAMES[name].split() if not hasattr(module, one)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("horovod.torch")])
+def test_a_script_that_imports_hubring_horovod_has_the_same_names(name: str) -> None:
+    module = importlib.import_module("hubring.horovod")
+    for part in name.split(".")[2:]:
+        module = getattr(module, part)
+    assert [one for one in NAMES[name].split() if not hasattr(module, one)] == []
+
+
+@pytest.mark.usefixtures("horovod")
+def test_horovod_torch_brings_its_modules() -> None:
+    theirs = importlib.import_module("horovod.torch")
+    assert theirs.mpi_ops.Sum == hvd.mpi_ops.Sum == hvd.Sum
+    assert theirs.optimizer._DistributedOptimizer is hvd.optimizer._DistributedOptimizer
+    assert theirs.optimizer is importlib.import_module("horovod.torch.optimizer")
+    assert theirs.elastic.state is importlib.import_module("horovod.torch.elastic.state")
+    assert not hasattr(importlib.import_module("horovod.torch.functions"), "annotations")
+
+
 @pytest.mark.usefixtures("horovod")
 @pytest.mark.parametrize("name", alias.VIEWS)
 def test_every_view_can_be_imported(name: str) -> None:

@@ -48,6 +48,30 @@ def ps_run(cluster: Cluster, *arguments: str, name: str = "run") -> Program:
     return cluster.run(name, "hubring.workers.programs.ps_run", *arguments)
 
 
+@pytest.mark.full
+def test_init_can_be_called_again_after_a_process_set_was_refused(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "sets.py"
+    script.write_text(
+        "import horovod.torch as hvd\n"
+        "def told(sets):\n"
+        "    try:\n"
+        "        hvd.init(process_sets=sets)\n"
+        "    except ValueError as error:\n"
+        "        return str(error)\n"
+        "first, other = hvd.ProcessSet([0]), hvd.ProcessSet([1])\n"
+        "assert 'duplicate' in told([first, hvd.ProcessSet([0])])\n"
+        "assert not hvd.is_initialized() and first.size() is None\n"
+        "assert told([first]) is None and first.size() == 1\n"
+        "assert told([first]) is None and told('dynamic') is None and told(None) is None\n"
+        "assert 'init was called before' in told([first, other])\n"
+        "assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [0]}\n"
+        "print('done')\n"
+    )
+    program = ps_run(cluster, "-np", "2", str(script))
+    assert program.wait() == 0, program.said()
+    assert program.out.read_text().count("done") == 2
+
+
 @pytest.mark.parametrize("topology", ["hub", "ring"])
 def test_ps_run_starts_all_and_marks_what_they_say(cluster: Cluster, tmp_path: Path, topology: str) -> None:
     trace, outputs = tmp_path / "trace.json", tmp_path / "outputs"
@@ -122,6 +146,18 @@ def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path:
     assert program.wait() == 0, program.said()
     assert "[(4.0, 0), (4.0, 1)]" in program.out.read_text()
     assert "rank 1" in (outputs / "rank.1" / "stdout").read_text()
+
+
+@pytest.mark.full
+def test_a_function_that_does_not_call_init_knows_its_rank_and_the_server_is_not_waited_for() -> None:
+    def rank_and_size() -> tuple[str, str]:
+        import os
+
+        return os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"]
+
+    before = descendants()
+    assert run(rank_and_size, num_proc=2, hosts="localhost:1,127.0.0.1:1") == [("0", "2"), ("1", "2")]
+    assert descendants() == before
 
 
 CALLER = """

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hubring.horovod as hvd
-from hubring.workers.horovod.elastic.state import ObjectState
+from hubring.workers.horovod.elastic.object_state import ObjectState
 from hubring.workers.horovod.errors import HorovodVersionMismatchError
 from hubring.workers.horovod.runner.run import run
 from tests.workers.horovod.conftest import Everybody

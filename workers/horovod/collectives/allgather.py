@@ -50,7 +50,7 @@ def allgather(
         ValueError: This rank is not a member of the set, or an operation with this name is running.
         HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
-    return _Allgather.apply(tensor, name, process_set)
+    return HorovodAllgather.apply(tensor, name, process_set)
 
 
 def grouped_allgather_async(
@@ -73,11 +73,11 @@ def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """Runs `allgather` of many tensors in one exchange."""
-    return list(_GroupedAllgather.apply(name, process_set, *tensors))
+    return list(HorovodGroupedAllgather.apply(name, process_set, *tensors))
 
 
-class _Allgather(torch.autograd.Function):
-    """The gradient is this rank's rows of the mean of the ranks' gradients, as in Horovod."""
+class HorovodAllgather(torch.autograd.Function):
+    """`allgather`. The gradient is this rank's rows of the mean of the ranks' gradients, as in Horovod."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
@@ -91,8 +91,8 @@ class _Allgather(torch.autograd.Function):
         return _own_rows([mean], [ctx.shape], name, members)[0], None, None
 
 
-class _GroupedAllgather(torch.autograd.Function):
-    """`_Allgather` for many tensors."""
+class HorovodGroupedAllgather(torch.autograd.Function):
+    """`HorovodAllgather` for many tensors."""
 
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:

@@ -11,7 +11,7 @@ from hubring.workers import collectives
 from hubring.workers.horovod.collectives.reduction import Reduction
 from hubring.workers.horovod.collectives.sendable import sendable
 from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.optimizer.compression import Compression, Compressor
+from hubring.workers.horovod.compression import Compression, Compressor
 from hubring.workers.horovod.reduce_ops import chosen
 from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
 from hubring.workers.horovod.world.world import current
@@ -82,9 +82,10 @@ def allreduce(
         NotImplementedError: Adasum of a process set, or of a number of ranks that is not a power of 2.
         HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
-    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
+    op = chosen(op, average)
     small, ctx = compression.compress(tensor)
-    return compression.decompress(_Allreduce.apply(small, how, name, process_set), ctx)
+    factors = prescale_factor, postscale_factor
+    return compression.decompress(HorovodAllreduce.apply(small, None, name, op, *factors, process_set), ctx)
 
 
 def allreduce_(
@@ -145,9 +146,11 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Runs `allreduce` of many tensors in one exchange."""
-    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
+    op = chosen(op, average)
     small = [compression.compress(tensor) for tensor in tensors]
-    results = _GroupedAllreduce.apply(how, name, process_set, *[tensor for tensor, _ in small])
+    given = [tensor for tensor, _ in small]
+    factors = prescale_factor, postscale_factor
+    results = HorovodGroupedAllreduce.apply(None, name, op, *factors, process_set, *given)
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, small, strict=True)]
 
 
@@ -177,34 +180,56 @@ def gradient_name(name: str | None) -> str | None:
     return None if name is None else f"{name}.gradient"
 
 
-class _Allreduce(torch.autograd.Function):
-    """The gradient is the same reduction of the ranks' gradients, as in Horovod."""
+class HorovodAllreduce(torch.autograd.Function):
+    """`allreduce` without compression. The gradient is the same reduction of the ranks' gradients.
+
+    The arguments of `apply` are those of `forward` after `ctx`.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, how: Reduction, name: str | None, process_set: ProcessSet
+        ctx: Any,
+        tensor: Tensor,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
     ) -> Tensor:
-        ctx.how, ctx.name, ctx.process_set = how, name, process_set
+        op = chosen(op, average)
+        ctx.rest = None, gradient_name(name), op, prescale_factor, postscale_factor, process_set
+        how = Reduction(op, prescale_factor, postscale_factor)
         return synchronize(_begin(tensor, how, name, process_set, lambda result: result))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        name = gradient_name(ctx.name)
-        return _Allreduce.apply(gradients[0].contiguous(), ctx.how, name, ctx.process_set), None, None, None
+        return HorovodAllreduce.apply(gradients[0].contiguous(), *ctx.rest), *[None] * len(ctx.rest)
 
 
-class _GroupedAllreduce(torch.autograd.Function):
-    """`_Allreduce` for many tensors."""
+class HorovodGroupedAllreduce(torch.autograd.Function):
+    """`HorovodAllreduce` for many tensors, which come last."""
 
     @staticmethod
-    def forward(ctx: Any, how: Reduction, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
-        ctx.how, ctx.name, ctx.process_set = how, name, process_set
+    def forward(
+        ctx: Any,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        *tensors: Tensor,
+    ) -> Any:
+        op = chosen(op, average)
+        ctx.rest = None, gradient_name(name), op, prescale_factor, postscale_factor, process_set
+        how = Reduction(op, prescale_factor, postscale_factor)
         return synchronize(_begin_group(tensors, how, name, process_set, tuple))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        name, given = gradient_name(ctx.name), [gradient.contiguous() for gradient in gradients]
-        return None, None, None, *_GroupedAllreduce.apply(ctx.how, name, ctx.process_set, *given)
+        given = [gradient.contiguous() for gradient in gradients]
+        return *[None] * len(ctx.rest), *HorovodGroupedAllreduce.apply(*ctx.rest, *given)
 
 
 def _begin(

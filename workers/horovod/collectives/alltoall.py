@@ -78,17 +78,19 @@ def alltoall(
             operation with this name is running.
         HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
-    output, received = _Alltoall.apply(tensor, splits, name, process_set)
-    return output if splits is None else (output, received)
+    result: Tensor | tuple[Tensor, Tensor] = HorovodAlltoall.apply(tensor, splits, name, process_set)
+    return result
 
 
-class _Alltoall(torch.autograd.Function):
-    """Gradients return to the ranks that sent the rows."""
+class HorovodAlltoall(torch.autograd.Function):
+    """`alltoall`. Gradients return to the ranks that sent the rows."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Any:
         output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
         ctx.received, ctx.shape, ctx.name, ctx.process_set = received, tensor.shape, name, process_set
+        if splits is None:
+            return output
         ctx.mark_non_differentiable(received)
         return output, received
 

@@ -30,7 +30,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Declares that this rank has no more data, and waits until all ranks have called `join`.
 
-    Until then this rank contributes zeros to the others' allreduces, and no rows to their allgathers.
+    Until then this rank contributes zeros to the others' allreduces. Their barriers do not wait for it. Any
+    other operation, such as an allgather or a sparse allreduce, raises HorovodInternalError on the ranks that
+    call it, as in Horovod: this rank's part would be missing.
 
     Args:
         device: Accepted, but has no effect: Horovod allocates the zeros there, but Hubring allocates none.
@@ -44,4 +46,5 @@ def join(device: int = -1) -> int:
     world = current()
     with translated():
         last = collectives.join(communicator=world.communicator)
+    world.recount_unnamed()
     return world.members.index(last)

@@ -71,7 +71,7 @@ def broadcast(
             running.
         HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
-    return _Broadcast.apply(tensor, root_rank, name, process_set)
+    return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
 
 
 def broadcast_(
@@ -84,8 +84,8 @@ def broadcast_(
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
-class _Broadcast(torch.autograd.Function):
-    """The gradient is the mean of the ranks' gradients on the root, and zeros elsewhere, as in Horovod."""
+class HorovodBroadcast(torch.autograd.Function):
+    """`broadcast`. As in Horovod, the gradient is the ranks' mean on the root, and zeros elsewhere."""
 
     @staticmethod
     def forward(

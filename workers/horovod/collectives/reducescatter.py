@@ -13,8 +13,8 @@ from hubring.workers.horovod.collectives.allreduce import gradient_name
 from hubring.workers.horovod.collectives.reduction import Reduction, scaled
 from hubring.workers.horovod.collectives.sendable import sendable
 from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.compression import Compression, Compressor
 from hubring.workers.horovod.errors import Refused
-from hubring.workers.horovod.optimizer.compression import Compression, Compressor
 from hubring.workers.horovod.reduce_ops import Average, Sum
 from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
 from hubring.workers.horovod.world.world import current
@@ -64,9 +64,8 @@ def reducescatter(
         HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
     small, ctx = compression.compress(tensor)
-    how = Reduction(op, prescale_factor, postscale_factor)
-    (result,) = _Reducescatter.apply("reducescatter", how, name, process_set, small)
-    return compression.decompress(result, ctx)
+    factors = prescale_factor, postscale_factor
+    return compression.decompress(HorovodReducescatter.apply(small, name, op, process_set, *factors), ctx)
 
 
 def grouped_reducescatter_async(
@@ -93,31 +92,65 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """Runs `reducescatter` of many tensors."""
     small = [compression.compress(tensor) for tensor in tensors]
-    how = Reduction(op, prescale_factor, postscale_factor)
     given = [tensor for tensor, _ in small]
-    results = _Reducescatter.apply("grouped_reducescatter", how, name, process_set, *given)
+    factors = prescale_factor, postscale_factor
+    results = HorovodGroupedReducescatter.apply(name, op, process_set, *factors, *given)
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, small, strict=True)]
 
 
-class _Reducescatter(torch.autograd.Function):
-    """The gradient is the allgather of the ranks' gradients; for Sum times the ranks, as in Horovod."""
+class HorovodReducescatter(torch.autograd.Function):
+    """`reducescatter` without compression.
+
+    The gradient is the allgather of the ranks' gradients; for Sum times the ranks, as in Horovod.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, kind: str, how: Reduction, name: str | None, process_set: ProcessSet, *tensors: Tensor
+        ctx: Any,
+        tensor: Tensor,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
     ) -> Any:
-        ctx.how, ctx.name, ctx.process_set, ctx.single = how, name, process_set, kind == "reducescatter"
-        result = synchronize(_begin(kind, tensors, how, name, process_set))
-        return (result,) if ctx.single else result
+        how = Reduction(op, prescale_factor, postscale_factor)
+        ctx.how, ctx.name, ctx.process_set = how, gradient_name(name), process_set
+        return synchronize(_begin("reducescatter", [tensor], how, name, process_set))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        how, name, members = ctx.how, gradient_name(ctx.name), ctx.process_set
-        factor = how.prescale * how.postscale * (len(members.ranks) if how.op == Sum else 1)
-        grown = [scaled(gradient, factor).contiguous() for gradient in gradients]
-        if ctx.single:
-            return None, None, None, None, synchronize(allgather_async(grown[0], name, members))
-        return None, None, None, None, *synchronize(grouped_allgather_async(grown, name, members))
+        (grown,) = _grown(gradients, ctx.how, ctx.process_set)
+        return synchronize(allgather_async(grown, ctx.name, ctx.process_set)), *[None] * 5
+
+
+class HorovodGroupedReducescatter(torch.autograd.Function):
+    """`HorovodReducescatter` for many tensors, which come last."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
+        *tensors: Tensor,
+    ) -> Any:
+        how = Reduction(op, prescale_factor, postscale_factor)
+        ctx.how, ctx.name, ctx.process_set = how, gradient_name(name), process_set
+        return synchronize(_begin("grouped_reducescatter", tensors, how, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        grown = _grown(gradients, ctx.how, ctx.process_set)
+        return *[None] * 5, *synchronize(grouped_allgather_async(grown, ctx.name, ctx.process_set))
+
+
+def _grown(gradients: Sequence[Tensor], how: Reduction, members: ProcessSet) -> list[Tensor]:
+    """Returns the gradients times the factors of the reduction."""
+    factor = how.prescale * how.postscale * (len(members.ranks) if how.op == Sum else 1)
+    return [scaled(gradient, factor).contiguous() for gradient in gradients]
 
 
 def _begin(

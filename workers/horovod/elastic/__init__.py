@@ -11,10 +11,12 @@ With a ring the workers cannot change: a lost worker ends the job.
 
 from __future__ import annotations
 
+from hubring.workers.horovod.elastic import sampler as sampler
+from hubring.workers.horovod.elastic import state as state
+from hubring.workers.horovod.elastic.object_state import ObjectState as ObjectState
+from hubring.workers.horovod.elastic.object_state import State as State
 from hubring.workers.horovod.elastic.run import run as run
 from hubring.workers.horovod.elastic.sampler import ElasticSampler as ElasticSampler
-from hubring.workers.horovod.elastic.state import ObjectState as ObjectState
-from hubring.workers.horovod.elastic.state import State as State
-from hubring.workers.horovod.elastic.torch_state import TorchState as TorchState
+from hubring.workers.horovod.elastic.state import TorchState as TorchState
 
-__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run", "sampler", "state"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 
 import torch
 
 from hubring.workers import collectives
 from hubring.workers.horovod.elastic.newcomers import OVER, UNDER_WAY, Board, Lives
+from hubring.workers.horovod.elastic.notification import HostUpdateResult, notification_manager
 from hubring.workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, translated
 from hubring.workers.horovod.world.world import World, current
 from hubring.workers.runtime import context
@@ -43,6 +45,7 @@ class Membership:
         self._present: Lives | None = None
         """The members that `check` found, until `adopt` uses them."""
         self._newcomer: tuple[int, int] | None = None
+        self._update = HostUpdateResult.no_update
 
     def enter(self) -> None:
         """Joins, and learns the other members. `elastic.run` calls this first."""
@@ -68,21 +71,23 @@ class Membership:
             with translated():
                 self._board.tell(training)
 
-    def check(self) -> None:
+    def check(self, update: int = 0) -> None:
         """Checks for lost and new members. Every member must call this at the same point.
+
+        Args:
+            update: Bits of `HostUpdateResult`; those of the lowest member count.
 
         Raises:
             HorovodInternalError: A member is lost.
-            HostsUpdatedInterrupt: A newcomer waits, and no member is lost.
+            HostsUpdatedInterrupt: A newcomer waits or there is an update, and no member is lost.
         """
-        self._present = self._gather()
+        self._present = self._gather(update)
         gone = sorted(self._lives.keys() - self._present.keys())
         if gone:
             raise HorovodInternalError(f"lost rank(s) {', '.join(map(str, gone))} of the job")
-        if self._newcomer is None:
-            self._present = None
-            return
-        raise HostsUpdatedInterrupt
+        if self._newcomer is not None or self._update:
+            raise HostsUpdatedInterrupt(self._newcomer is None and self._update == HostUpdateResult.removed)
+        self._present = None
 
     def adopt(self) -> None:
         """Continues with the members that `check` found, or otherwise with those of a new exchange."""
@@ -107,22 +112,26 @@ class Membership:
     def _continue_with(self, lives: Lives, generation: int, newcomer: int | None = None) -> None:
         if generation > 1:
             log.warning("elastic: continuing with %d worker(s), ranks %s of the job", len(lives), list(lives))
+        change = _change(self._lives, lives) if generation > 1 else HostUpdateResult.no_update
         self._lives = lives
         self._known |= set(lives.values())
         self._world.change_members(tuple(lives), generation)
         self.root = next(place for place, rank in enumerate(lives) if rank != newcomer)
+        if change:
+            notification_manager.handle_hosts_updated(time.time(), change)
 
-    def _gather(self) -> Lives:
-        """Returns the remaining members' ids by rank, and stores the newcomer found by the lowest member."""
+    def _gather(self, update: int = 0) -> Lives:
+        """Returns the remaining members' ids by rank, and stores what the lowest member knows of changes."""
         world = self._world
         here = world.communicator
         waiting = self._waiting() if self._is_lowest() else None
-        mine = torch.tensor([[here.rank, self._lives[here.rank], *(waiting or (NO_RANK, 0))]])
+        mine = torch.tensor([[here.rank, self._lives[here.rank], *(waiting or (NO_RANK, 0)), update]])
         name = f"horovod.members.{world.generation}"
         with translated():
             rows = collectives.allgather(mine, name, group=world.group, communicator=here)
         found = rows.tolist()
-        self._newcomer = next(((rank, life) for *_, rank, life in found if rank != NO_RANK), None)
+        self._newcomer = next(((rank, life) for _, _, rank, life, _ in found if rank != NO_RANK), None)
+        self._update = found[0][-1]
         return {rank: life for rank, life, *_ in found}
 
     def _is_lowest(self) -> bool:
@@ -136,6 +145,14 @@ class Membership:
             return self._board.newcomer(free, self._known)
 
 
+def _change(before: Lives, after: Lives) -> int:
+    """Returns how the members have changed, as bits of `HostUpdateResult`. A newcomer knows no change."""
+    removed, added = before.items() - after.items(), after.items() - before.items()
+    if not before:
+        return HostUpdateResult.no_update
+    return HostUpdateResult.removed * bool(removed) | HostUpdateResult.added * bool(added)
+
+
 def of_process() -> Membership:
     """Returns this worker's membership, and creates it on the first call."""
     world = current()
@@ -145,10 +162,12 @@ def of_process() -> Membership:
     return world.membership
 
 
-def check() -> None:
-    """Calls `Membership.check`; does nothing outside `elastic.run`."""
+def check(update: int = 0) -> None:
+    """Calls `Membership.check`. Outside `elastic.run`, only this rank's `update` counts."""
     if current().membership is not None:
-        of_process().check()
+        of_process().check(update)
+    elif update:
+        raise HostsUpdatedInterrupt(update == HostUpdateResult.removed)
 
 
 def root() -> int:

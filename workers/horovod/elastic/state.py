@@ -1,109 +1,78 @@
-"""State that survives changes of the workers."""
+"""TorchState: elastic state with models, optimizers and samplers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hubring.workers.horovod.collectives.objects import broadcast_object
-from hubring.workers.horovod.elastic import membership
+from hubring.workers.horovod.elastic.object_state import ObjectState
+from hubring.workers.horovod.elastic.sampler import ElasticSampler
+from hubring.workers.horovod.elastic.state_handlers import (
+    ModelStateHandler,
+    OptimizerStateHandler,
+    SamplerStateHandler,
+    StateHandler,
+    get_handler_registry,
+    handler_of,
+    set_handler_registry,
+)
 
-Broadcast = Callable[[Any], Any]
+__all__ = [
+    "ElasticSampler",
+    "ModelStateHandler",
+    "ObjectState",
+    "OptimizerStateHandler",
+    "SamplerStateHandler",
+    "StateHandler",
+    "TorchState",
+    "get_handler_registry",
+    "set_handler_registry",
+]
 
 
-def _from_root(value: Any) -> Any:
-    return broadcast_object(value, membership.root(), "elastic.state")
-
-
-class State:
-    """The interface: saves state in this process, restores it, and synchronizes it between ranks.
+class TorchState(ObjectState):
+    """Elastic state for PyTorch; each argument becomes an attribute.
 
     Args:
-        bcast_object: Broadcasts an object; None, or `hvd.broadcast_object`: from a rank that is no newcomer.
-        get_rank: Accepted as in Horovod; not used.
+        model: A module or None. Pass more modules under other names.
+        optimizer: An optimizer or None. Pass more optimizers under other names.
+        values: Values whose type has a handler (`get_handler_registry`): modules, optimizers and
+            `ElasticSampler`s, unless a script adds others. Any other value is pickled.
     """
 
-    def __init__(
-        self, bcast_object: Broadcast | None = None, get_rank: Callable[[], int] | None = None
-    ) -> None:
-        self._broadcast = _from_root if bcast_object in (None, broadcast_object) else bcast_object
-        self._reset_callbacks: list[Callable[[], Any]] = []
-
-    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Adds functions to call when the workers change, for example to scale the learning rate."""
-        self._reset_callbacks.extend(callbacks)
-
-    def on_reset(self) -> None:
-        """`elastic.run` calls this once the new ranks are known, before `sync`."""
-        self.reset()
-        for callback in self._reset_callbacks:
-            callback()
-
-    def commit(self) -> None:
-        """Saves the state, then checks for changes of the workers; raises as `check_host_updates`."""
-        self.save()
-        self.check_host_updates()
-
-    def check_host_updates(self) -> None:
-        """Checks for changes of the workers. Every rank must call this at the same point.
-
-        Raises:
-            HorovodInternalError: A worker is lost; `elastic.run` returns to the last commit.
-            HostsUpdatedInterrupt: A worker joins, and no worker is lost.
-        """
-        membership.check()
+    def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
+        values.update(model=model, optimizer=optimizer)
+        self._handlers: dict[str, StateHandler] = {}
+        for name, value in list(values.items()):
+            handler = handler_of(value)
+            if handler is not None:
+                self._handlers[name] = handler
+                object.__setattr__(self, name, values.pop(name))
+        super().__init__(**values)
 
     def save(self) -> None:
-        """Saves the state in this process's memory."""
-        raise NotImplementedError
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
 
     def restore(self) -> None:
-        """Restores the state that was saved last."""
-        raise NotImplementedError
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
 
     def sync(self) -> None:
-        """Copies the state from a rank that is not a newcomer to all ranks."""
-        raise NotImplementedError
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
 
     def reset(self) -> None:
-        """Adapts the state to the new ranks; does nothing by default."""
+        """Divides the samples again, even if `sync` is skipped."""
+        for handler in self._handlers.values():
+            if isinstance(handler, SamplerStateHandler):
+                handler.value.reset()
 
-
-class ObjectState(State):
-    """State of any picklable values, which become attributes.
-
-    Args:
-        bcast_object: See `State`.
-        get_rank: See `State`.
-        values: The values by name.
-    """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-    def __init__(
-        self,
-        bcast_object: Broadcast | None = None,
-        get_rank: Callable[[], int] | None = None,
-        **values: Any,
-    ) -> None:
-        super().__init__(bcast_object, get_rank)
-        self._saved = values
-        self._assign_saved()
-
-    def save(self) -> None:
-        self._saved = {name: getattr(self, name) for name in self._saved}
-
-    def restore(self) -> None:
-        self._assign_saved()
-
-    def sync(self) -> None:
-        if self._saved:
-            self.save()
-            self._saved = self._broadcast(self._saved)
-            self._assign_saved()
-
-    def _assign_saved(self) -> None:
-        for name, value in self._saved.items():
-            setattr(self, name, value)
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute. A new model, optimizer or sampler under a known name is saved immediately."""
+        handlers = self.__dict__.get("_handlers", {})
+        if name in handlers:
+            handlers[name].set_value(value)
+        object.__setattr__(self, name, value)

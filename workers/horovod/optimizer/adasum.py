@@ -7,41 +7,76 @@ the optimizer makes, not the gradients.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async
 from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.optimizer.compression import Compressor
-from hubring.workers.horovod.optimizer.gradient_group import Bucket
+from hubring.workers.horovod.compression import Compression, Compressor
+from hubring.workers.horovod.optimizer.gradient_group import Bucket, Groups, check_groups
 from hubring.workers.horovod.optimizer.passes import Passes
 from hubring.workers.horovod.optimizer.trainer import Trainer
+from hubring.workers.horovod.optimizer.wrapped import (
+    NamedParameters,
+    WrappedOptimizer,
+    buckets_of,
+    check_derived,
+    names_of,
+)
 from hubring.workers.horovod.reduce_ops import Adasum
-
-if TYPE_CHECKING:
-    _Base = Optimizer
-else:
-    _Base = object  # a mixin in front of an optimizer's class
+from hubring.workers.horovod.world.process_set import global_process_set
 
 
-class DeltaOptimizer(_Base):
-    """Mixin in front of the wrapped optimizer's class."""
+class DeltaOptimizer(WrappedOptimizer):
+    """Mixin in front of the wrapped optimizer's class: Horovod's `_DistributedAdasumOptimizer`.
 
-    backward_passes_per_step: int
-    _trainer: Trainer
-    _passes: Passes
+    Args:
+        params: Parameters or groups, as for the optimizer's class.
+        named_parameters: See `DistributedOptimizer`; so are the other arguments.
+    """
+
     _buckets: Sequence[Bucket]
-    _compression: type[Compressor]
+    _requires_update: set[torch.Tensor]
     _seconds: float
 
-    def prepare(self, buckets: Sequence[Bucket], per_step: int, compression: type[Compressor]) -> None:
-        """Initializes the exchange; `DistributedOptimizer` calls this."""
-        self._buckets, self._compression, self._seconds = buckets, compression, 0.0
-        self._passes = Passes(buckets, per_step, lambda bucket: None)
+    def __init__(
+        self,
+        params: Any,
+        named_parameters: NamedParameters = None,
+        compression: type[Compressor] = Compression.none,
+        backward_passes_per_step: int = 1,
+    ) -> None:
+        check_derived(self, DeltaOptimizer, "_DistributedAdasumOptimizer")
+        super().__init__(params)  # type: ignore[call-arg]  # the wrapped class has defaults
+        self.wrap(named_parameters, compression, backward_passes_per_step, None)
+
+    def wrap(
+        self,
+        named_parameters: NamedParameters,
+        compression: type[Compressor],
+        backward_passes_per_step: int,
+        groups: Groups,
+    ) -> None:
+        """Begins the exchange of the changes of an optimizer whose groups are complete."""
+        self._parameter_names = names_of(self, named_parameters)
+        trained = self._trained()
+        self._buckets = buckets_of(trained, check_groups(groups), global_process_set)
+        self._compression, self._seconds = compression, 0.0
+        self._trainer = Trainer({name: one for one, name in trained.items()}, self.waited)
+        self.op, self.process_set = Adasum, global_process_set
+        self.backward_passes_per_step = backward_passes_per_step
+        self._requires_update = set(trained)
+        self._passes = Passes(self._buckets, backward_passes_per_step, lambda bucket: None)
+        self._trainer.begin()
+
+    @property
+    def _handles(self) -> Mapping[torch.Tensor, tuple[Any, Any]]:
+        """The parameters with a backward pass in this step. Nothing is sent before `step`."""
+        return MappingProxyType(dict.fromkeys(self._passes.came(), (None, None)))
 
     def waited(self) -> float:
         """Returns the seconds that training has waited for exchanges."""
@@ -57,11 +92,6 @@ class DeltaOptimizer(_Base):
             AssertionError: Always, as in Horovod.
         """
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets the number of backward passes per step."""
-        self.backward_passes_per_step = passes
-        self._passes.set_per_step(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes a local step, then reduces the ranks' changes.
@@ -79,19 +109,6 @@ class DeltaOptimizer(_Base):
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # the wrapped step runs torch's hooks
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears all gradients.
-
-        Raises:
-            AssertionError: A backward pass ran since the last step.
-        """
-        if self._passes.begun:
-            raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or"
-                " optimizer.synchronize(). This is prohibited as it can cause a race condition."
-            )
-        super().zero_grad(set_to_none)
 
     def _reduce_changes(self, before: dict[torch.Tensor, torch.Tensor]) -> None:
         began = time.perf_counter()

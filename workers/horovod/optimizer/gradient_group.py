@@ -28,7 +28,7 @@ class Bucket:
         name: Matches the exchange across ranks.
         parameters: In the same order on all ranks.
         missing: Parameters that still wait for their last backward pass of this step.
-        handles: Functions that wait for the exchange; None until it starts.
+        handles: The operations of the exchange; None until it starts.
     """
 
     name: str

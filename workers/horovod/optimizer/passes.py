@@ -37,6 +37,15 @@ class Passes:
         self._per_step = per_step
         self.reset()
 
+    @property
+    def left(self) -> dict[torch.Tensor, int]:
+        """The number of backward passes that each parameter still waits for in this step."""
+        return self._left
+
+    def came(self) -> list[torch.Tensor]:
+        """Returns the parameters with a backward pass in this step."""
+        return [parameter for parameter, left in self._left.items() if left < self._per_step]
+
     def reset(self) -> None:
         """Starts a step."""
         self.begun = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -19,6 +19,14 @@ from hubring.ps.job.job import Reason
 from hubring.ps.process.end_with_parent import follow
 from hubring.workers.horovod import alias
 from hubring.workers.runtime import context
+
+
+class Answer(NamedTuple):
+    """How a call ended: the result, or the traceback; and whether the worker was part of the job."""
+
+    well: bool
+    result: Any
+    joined: bool
 
 
 class Circumstances(NamedTuple):
@@ -36,12 +44,13 @@ def answer(pipe: Connection) -> None:
     alias.install()
     try:
         func, args, kwargs = cloudpickle.loads(pipe.recv_bytes())
-        result = cloudpickle.dumps((True, func(*args, **kwargs)))
+        result = func(*args, **kwargs)
+        ended = cloudpickle.dumps(tuple(Answer(True, result, context.started() is not None)))
         context.shutdown()
-        pipe.send_bytes(result)
+        pipe.send_bytes(ended)
     except BaseException as error:
         context.shutdown(Reason.FAILED, str(error))
-        pipe.send_bytes(cloudpickle.dumps((False, traceback.format_exc())))
+        pipe.send_bytes(cloudpickle.dumps(tuple(Answer(False, traceback.format_exc(), True))))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from hubring.ps.core.errors import UsageError
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children
 from hubring.ps.process.command import module_command
-from hubring.workers.horovod.runner.call import Circumstances
+from hubring.workers.horovod.runner.call import Answer, Circumstances
+from hubring.workers.horovod.world.hosts import Neighbourhood
+from hubring.workers.horovod.world.variables import variables
 from hubring.workers.localrun import host
 from hubring.workers.localrun.server import Server
 from hubring.workers.localrun.team import OUTPUTS, folder_of
@@ -60,7 +62,8 @@ def run(  # noqa: D417 - the other arguments have no effect
     Arguments that are not listed below are accepted as in Horovod, and have no effect.
 
     Args:
-        func: The function, which calls `hvd.init()`; cloudpickle must be able to pickle it.
+        func: The function, which can call `hvd.init()`; cloudpickle must be able to pickle it. HOROVOD_RANK
+            and the like are set.
         args: Positional arguments of the function.
         kwargs: Keyword arguments of the function.
         num_proc: Number of workers.
@@ -101,12 +104,19 @@ def run(  # noqa: D417 - the other arguments have no effect
         job["PS_WORLD_SIZE"] = str(size)
         call = (func, tuple(args), dict(kwargs or {}))
         program = executable or sys.executable
-        places = [{**job, "PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)} for rank in range(size)]
+        places = [
+            {**job, "PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)}
+            | variables(rank, size, Neighbourhood(rank, size))
+            for rank in range(size)
+        ]
         folders = [folder_of(output_filename, rank, size) for rank in range(size)]
         with Children[_Caller]() as callers:
             for place, folder in zip(places, folders, strict=True):
                 callers.add(_Caller(program, f"rank {place['PS_RANK']}", folder)).ask(place, call)
-            return _collect(callers.started)
+            answers = _collect(callers.started)
+        if not any(answer.joined for answer in answers):
+            server.end(0.0)  # it still waits for workers
+        return [answer.result for answer in answers]
 
 
 def _renamed(old: str, new: str, older: int | None, value: Any) -> Any:
@@ -153,25 +163,25 @@ class _Caller(Child):
         self.pipe.close()
 
 
-def _collect(callers: Sequence[_Caller]) -> list[Any]:
-    """Returns the results of all workers, once all have ended."""
+def _collect(callers: Sequence[_Caller]) -> list[Answer]:
+    """Returns the answers of all workers in rank order, once all have ended."""
     ranks = {caller.pipe: rank for rank, caller in enumerate(callers)}
-    results: list[Any] = [None] * len(callers)
+    answers: dict[int, Answer] = {}
     while ranks:
         for pipe in wait(list(ranks)):
             assert isinstance(pipe, Connection)
             rank = ranks.pop(pipe)
-            results[rank] = _result(rank, pipe)
+            answers[rank] = _answer(rank, pipe)
     for caller in callers:
         caller.wait()
-    return results
+    return [answers[rank] for rank in range(len(callers))]
 
 
-def _result(rank: int, pipe: Connection) -> Any:
+def _answer(rank: int, pipe: Connection) -> Answer:
     try:
-        well, result = cloudpickle.loads(pipe.recv_bytes())
+        answer = Answer(*cloudpickle.loads(pipe.recv_bytes()))
     except EOFError as cause:
         raise RuntimeError(f"rank {rank} ended before it returned a result") from cause
-    if not well:
-        raise RuntimeError(f"rank {rank} failed:\n{result}")
-    return result
+    if not answer.well:
+        raise RuntimeError(f"rank {rank} failed:\n{answer.result}")
+    return answer

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
+from packaging.version import parse
 
 from hubring.ps.config.environment import become, environment, export
 from hubring.workers.horovod.world import capability
@@ -77,6 +79,39 @@ def ccl_built(verbose: bool = False) -> bool:
 def num_rank_is_power_2(num_rank: int) -> bool:
     """Whether Adasum works with this number of ranks."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether the version `ver` is `target` or later.
+
+    Raises:
+        ValueError: `target` is not of the form major.minor.patch, or an argument is not a string.
+    """
+    if not isinstance(ver, str) or not isinstance(target, str) or target.count(".") != 2:
+        raise ValueError(
+            f"versions {ver!r} and {target!r}: expected strings, the second as major.minor.patch"
+        )
+    return parse(ver) >= parse(target)
+
+
+def get_average_backwards_compatibility_fun(
+    reduce_ops: Any,
+) -> Callable[[int | None, bool | None], int]:
+    """Returns a function that gets the reduction from `op`, or from the older `average`.
+
+    Args:
+        reduce_ops: Has the constants Average and Sum.
+    """
+
+    def chosen(op: int | None, average: bool | None) -> int:
+        if op is not None and average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if average is not None:
+            warnings.warn("average= is deprecated; use op=", DeprecationWarning, stacklevel=3)
+        given = op if average is None else reduce_ops.Average if average else reduce_ops.Sum
+        return int(reduce_ops.Average if given is None else given)
+
+    return chosen
 
 
 @contextmanager

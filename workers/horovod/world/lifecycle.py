@@ -14,7 +14,7 @@ import torch
 from hubring.ps.config.environment import environment, export
 from hubring.workers import collectives
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.horovod.errors import translated
+from hubring.workers.horovod.errors import HorovodInternalError, translated
 from hubring.workers.horovod.timeline import Timeline
 from hubring.workers.horovod.world import world as worlds
 from hubring.workers.horovod.world.hosts import Neighbourhood, neighbourhood
@@ -26,32 +26,44 @@ from hubring.workers.runtime import context
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Joins the job. All ranks must call this; a second call has no effect.
+    """Joins the job. All ranks must call this; a second call has no effect. After an error, call it again.
 
     Args:
         comm: None, or the list of all ranks. Use process sets for a part of the ranks.
         process_sets: Process sets to add; "dynamic" adds none.
 
     Raises:
-        ValueError: `comm` is something else, or a process set cannot be added.
+        ValueError: `comm` is something else, or a process set cannot be added. A second call adds none.
+        HorovodInternalError: Another rank is lost, or has called `join` and waits there.
         HubringError: This worker cannot join (`hubring.workers.runtime.context.init`).
     """
+    sets = () if process_sets is None or isinstance(process_sets, str) else process_sets
     if worlds.started() is not None:
+        _check_added(sets)
         return
-    here = context.init()
-    begin(here.communicator, here.placement)
+    ended = worlds.latest()
+    if ended is not None and ended.membership is not None:  # within elastic training
+        ended.active = True
+        ended.membership.adopt()
+    else:
+        here = context.init()
+        begin(here.communicator, here.placement)
+        atexit.register(_end_timeline)  # few scripts call shutdown()
     _begin_timeline()
-    atexit.register(_end_timeline)  # few scripts call shutdown()
-    _check_comm(comm)
-    if process_sets is not None and not isinstance(process_sets, str):
-        for process_set in process_sets:
+    try:
+        _check_comm(comm)
+        for process_set in sets:
             add_process_set(process_set)
+    except Exception:
+        shutdown()  # or the next call would have no effect
+        raise
 
 
 def shutdown() -> None:
     """Ends this world. All ranks can call `init` again. Does nothing without a world.
 
-    The worker remains in the job until the script ends, since a worker that left could not rejoin.
+    The worker remains in the job until the script ends, since a worker that left could not rejoin. Within
+    elastic training, `init` continues with the workers that are left.
     """
     world = worlds.started()
     if world is None:
@@ -59,7 +71,7 @@ def shutdown() -> None:
     _end_timeline()
     for process_set in world.process_sets.values():
         process_set.forget()
-    worlds.enter(None)
+    world.active = False
 
 
 def is_initialized() -> bool:
@@ -117,6 +129,15 @@ def _end_timeline() -> None:
         world.timeline.close()
 
 
+def _check_added(process_sets: Iterable[ProcessSet]) -> None:
+    new = [str(one) for one in process_sets if one.process_set_id is None]
+    if new:
+        raise ValueError(
+            f"init was called before, and added no {', '.join(new)}; use hvd.add_process_set, or call"
+            " hvd.shutdown() first"
+        )
+
+
 def _check_comm(comm: Any) -> None:
     if comm is None or (isinstance(comm, Iterable) and sorted(comm) in ([], list(range(current().size)))):
         return
@@ -129,7 +150,14 @@ def _check_comm(comm: Any) -> None:
 def _look_around(communicator: Communicator, placement: Placement) -> Neighbourhood:
     if communicator.size == 1 or communicator.late:  # a late worker missed the exchange
         return Neighbourhood(placement.local_rank, placement.local_size, placement.node_rank)
-    host = torch.tensor([zlib.crc32(socket.gethostname().encode())])
+    mine = torch.tensor([[communicator.rank, zlib.crc32(socket.gethostname().encode())]])
     with translated():
-        hosts = collectives.allgather(host, "horovod.hosts", communicator=communicator)
-    return neighbourhood(communicator.rank, hosts.tolist())
+        rows = collectives.allgather(mine, "horovod.hosts", communicator=communicator)
+    hosts: dict[int, int] = dict(rows.tolist())
+    lost = sorted(set(range(communicator.size)) - hosts.keys())
+    if lost:
+        raise HorovodInternalError(
+            f"init: rank(s) {', '.join(map(str, lost))} of {communicator.size} are lost; restart the job, or"
+            " use hvd.elastic.run to continue without them"
+        )
+    return neighbourhood(communicator.rank, list(hosts.values()))

@@ -143,6 +143,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
     Raises:
         ValueError: A set with these ranks exists, or a rank does not exist.
+        HorovodInternalError: Ranks pass different sets, or a rank is lost or has called `join`.
     """
     world = current()
     if not isinstance(process_set, ProcessSet):
@@ -154,8 +155,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if process_set.process_set_id is not None or ranks in world.process_sets or len(ranks) == world.size:
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
     taken = {other.process_set_id for other in world.process_sets.values()}
-    world.process_sets[ranks] = process_set
     process_set.begin(next(number for number in count(1) if number not in taken))
+    world.process_sets[ranks] = process_set
     return process_set
 
 

@@ -23,6 +23,13 @@ Start = Callable[[str], Sequence[Work]]
 """Starts an operation under its full name; the operations of the ranks are matched by this name."""
 
 
+class ElasticMembers(Protocol):
+    """The part of an elastic job's membership that `init` uses."""
+
+    def adopt(self) -> None:
+        """Continues the world with the members that are left or join."""
+
+
 class Members(Protocol):
     """The part of a process set that a world uses."""
 
@@ -53,6 +60,7 @@ class World:
         process_sets: The added process sets, by their ranks.
         timeline: Records the operations; None: no recording.
         membership: The `Membership` of `hubring.workers.horovod.elastic`; None without elastic training.
+        active: Whether the world has not been shut down.
     """
 
     communicator: Communicator
@@ -63,7 +71,8 @@ class World:
     handles: Handles = field(default_factory=Handles)
     process_sets: dict[tuple[int, ...], Members] = field(default_factory=dict)
     timeline: Timeline | None = None
-    membership: object = None
+    membership: ElasticMembers | None = None
+    active: bool = True
     _unnamed: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
 
     @property
@@ -113,6 +122,13 @@ class World:
         since = f"{self.generation}:" if self.generation else ""
         return f"{since}{kind}.{name}{among}"
 
+    def recount_unnamed(self) -> None:
+        """Counts operations without a name from 1 again. All ranks must call this at the same point.
+
+        After a join the ranks have made different numbers of calls.
+        """
+        self._unnamed.clear()
+
     def change_members(self, members: tuple[int, ...], generation: int) -> None:
         """Replaces the members. Running operations are dropped, and process sets must be added again."""
         self.members, self.generation = members, generation
@@ -121,7 +137,7 @@ class World:
         for process_set in self.process_sets.values():
             process_set.forget()
         self.process_sets.clear()
-        self._unnamed.clear()
+        self.recount_unnamed()
 
 
 def _results(works: Sequence[Work]) -> Any:
@@ -143,7 +159,13 @@ def enter(world: World | None, *, thread: bool = False) -> None:
 
 
 def started() -> World | None:
-    """Returns the current world; None without one."""
+    """Returns the current world; None without one, or after its shutdown."""
+    world = latest()
+    return world if world is not None and world.active else None
+
+
+def latest() -> World | None:
+    """Returns the current world, or the one that was shut down last; None without one."""
     return _of_thread.get() or _of_process
 
 
