@@ -109,15 +109,18 @@ class PSCommunicator(Communicator):
         return WindowValues(self._transport.window(numel * dtype.itemsize), dtype)
 
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
-        """As `Communicator.attach`.
+        """As `Communicator.attach`; also adds buckets later, if the hub steps.
+
+        Buckets join an optimizer's earlier buckets if their indices follow those of the earlier ones. Then
+        all ranks attach them between the same two steps. Indices from 0 are those of another optimizer.
 
         Args:
             buckets: The buckets.
             state: Rank 0's optimizer state by parameter name, if a hub that steps has to start with it. A
                 running or restored job ignores it.
         """
-        self._check_attachable()
-        if self._exchange.slices:
+        self._check_attachable(buckets)
+        if self._exchange.slices and self.steps_on == "worker":
             return self._attach_rounds(buckets)
         specs = self._specs(buckets)
         assigned = self._agree(specs)
@@ -302,8 +305,9 @@ class PSCommunicator(Communicator):
     def _lands(self) -> Lands:
         return "values" if self.steps_on == "server" else "gradients"
 
-    def _check_attachable(self) -> None:
-        if self._exchange.slices and self.steps_on == "server":  # the hub's plan is for one optimizer
+    def _check_attachable(self, buckets: list[Bucket]) -> None:
+        again = any(bucket.spec.index in self._exchange.slices for bucket in buckets)
+        if again and self.steps_on == "server":  # the hub's plan is for one optimizer
             raise ConfigError(
                 "this is the second DistributedOptimizer, and the hub can step only one: let the workers"
                 " step with hubring.init(aggregate=True) or --aggregate; or use one optimizer with all"
@@ -329,10 +333,13 @@ class PSCommunicator(Communicator):
     ) -> None:
         """Rank 0 initialises the shards; then all ranks pull the values."""
         if self.rank == 0 and not assigned.initialised:
-            given = Work("sending the first parameters to the hub", len(assigned.plan.slices))
-            for piece in assigned.plan.slices:
-                values = buckets[piece.bucket].host_values[piece.offset : piece.offset + piece.numel]
-                state = state_of_slice(states, piece, buckets[piece.bucket].spec) if states else None
+            pieces = [
+                (bucket, piece) for bucket in buckets for piece in self._exchange.slices[bucket.spec.index]
+            ]
+            given = Work("sending the first parameters to the hub", len(pieces))
+            for bucket, piece in pieces:
+                values = bucket.host_values[piece.offset : piece.offset + piece.numel]
+                state = state_of_slice(states, piece, bucket.spec) if states else None
                 self._client.init(piece.shard, piece.key, values, given, state)
             given.wait(self.timeout)
         for bucket, work in [(bucket, self.pull(bucket)) for bucket in buckets]:
