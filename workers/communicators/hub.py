@@ -26,16 +26,16 @@ from hubring.ps.core.work import Work
 from hubring.ps.job.sharding import SLICE_BYTES
 from hubring.ps.store.gpu_tensor import Reached
 from hubring.ps.transport.base import Transport
+from hubring.workers.buckets.absence import Absence
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.staging import Lands
 from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory
-from hubring.workers.communicators.absence import Absence, mean_with_absence
 from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
 from hubring.workers.communicators.call_ids import CallIds
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
 from hubring.workers.communicators.hub_state import HubState, ParameterState, state_of_slice
 from hubring.workers.communicators.powersgd import LowRankMean
-from hubring.workers.communicators.slice_exchange import SliceExchange, exchange_name
+from hubring.workers.communicators.slice_exchange import SliceExchange, exchange_name, start_mean
 from hubring.workers.communicators.slice_tuning import SliceTrial
 from hubring.workers.communicators.window_values import WindowValues
 
@@ -145,7 +145,7 @@ class PSCommunicator(Communicator):
         what = exchange_name(bucket.spec.index)
         name = self._rounds.get(bucket)
         if name is not None:
-            return bucket.stage.push_pull(what, lambda: mean_with_absence(self, name, bucket), self._lands)
+            return bucket.stage.push_pull(what, lambda: start_mean(self, name, bucket), self._lands)
         absent = Absence(bucket, reports=self.steps_on == "worker")
         placed = self._placed.get(bucket.spec.index)
         if placed is not None:
