@@ -19,7 +19,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, Slicing
 from hubring.ps.job.job import Job
 from hubring.ps.job.plan_protos import difference
-from hubring.ps.job.sharding import SLICE_BYTES, deal
+from hubring.ps.job.sharding import SLICE_BYTES, deal, loads_of
 from hubring.ps.job.sharding import plan as make_plan
 from hubring.ps.store.consistency import Consistency
 
@@ -144,10 +144,11 @@ class AgreedModel:
             self._slicing = slicing
         saved = self._saved(offered)
         if saved is not None and self._slice_bytes is None:
-            plan = deal(saved.slices, offered, shards)
+            plan = deal(saved.slices, offered, shards, loads_of(self.plan, self.buckets, shards))
         else:
-            wanted, first = self._slicing.shards or shards, len(self.plan.slices)
-            cut = make_plan(offered, min(wanted, shards), self._slicing.slice_bytes).slices
+            used, first = min(self._slicing.shards or shards, shards), len(self.plan.slices)
+            loads = loads_of(self.plan, self.buckets, used)
+            cut = make_plan(offered, used, self._slicing.slice_bytes, loads).slices
             plan = ShardPlan(tuple(replace(piece, key=first + piece.key) for piece in cut))
         if saved is None:
             return plan, None
