@@ -550,7 +550,9 @@ class PlanRequest(_message.Message):
     shards: _builtins.int
     """with slice_bytes: number of shards to use; 0: all"""
     @_builtins.property
-    def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]: ...
+    def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]:
+        """from index 0, or those that join the job's buckets later"""
+
     def __init__(
         self,
         *,
@@ -915,8 +917,14 @@ class ShardAssignment(_message.Message):
     BUCKETS_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
+    EXTENDS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     restore: _builtins.str
     """checkpoint to load; empty: none"""
+    extends: _builtins.bool
+    """add these buckets' slices to those that the shard has"""
+    version: _builtins.int
+    """with extends: version of the new keys in lockstep modes, at least"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]: ...
     @_builtins.property
@@ -929,10 +937,12 @@ class ShardAssignment(_message.Message):
         buckets: _abc.Iterable[Global___BucketSpec] | None = ...,
         slices: _abc.Iterable[Global___Slice] | None = ...,
         restore: _builtins.str = ...,
+        extends: _builtins.bool = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "restore", b"restore", "slices", b"slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "extends", b"extends", "restore", b"restore", "slices", b"slices", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,7 +48,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """What a checkpoint contains, except the tensors.
 
     `step` is the number of completed steps: of every key in lockstep modes, of
-    the slowest key in other modes.
+    the slowest key in other modes. `joined` are the numbers of buckets of those
+    that joined together, in order, if some joined later than others.
     """
 
     job: str
@@ -59,6 +60,7 @@ class Manifest(msgspec.Struct, frozen=True):
     slices: tuple[Slice, ...]
     files: tuple[FileEntry, ...]
     format: int = FORMAT
+    joined: tuple[int, ...] = ()
 
     def file_of(self, key: int) -> str:
         """Returns the name of the file that holds a key."""

@@ -1,14 +1,17 @@
 """The model that a job's workers and its checkpoint agree on, and the plan of its slices.
 
 Law: the first worker's buckets become the job's. They must match the restored
-checkpoint, and all other workers must have the same. No I/O.
+checkpoint, and all other workers must have the same. Buckets can join later: their
+indices and keys follow those of the job, so the plan only grows. No I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator.checkpoint_publisher import Held
@@ -16,11 +19,19 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, Slicing
 from hubring.ps.job.job import Job
 from hubring.ps.job.plan_protos import difference
-from hubring.ps.job.sharding import SLICE_BYTES, deal
+from hubring.ps.job.sharding import SLICE_BYTES, deal, loads_of
 from hubring.ps.job.sharding import plan as make_plan
 from hubring.ps.store.consistency import Consistency
 
 Buckets = tuple[BucketSpec, ...]
+
+
+class _Saved(NamedTuple):
+    """What a checkpoint has of some buckets."""
+
+    path: Path
+    buckets: Buckets
+    slices: tuple[Slice, ...]
 
 
 class AgreedModel:
@@ -48,6 +59,9 @@ class AgreedModel:
         self._consistency = consistency
         self._mode = mode
         self._slice_bytes = slice_bytes
+        self._slicing = Slicing(slice_bytes or SLICE_BYTES)
+        self._joined: tuple[int, ...] = ()
+        """The numbers of buckets that joined together, in order."""
         self._trial: tuple[Buckets, int] | None = None
 
     @property
@@ -81,7 +95,10 @@ class AgreedModel:
                 f"--aggregate needs a synchronous hub, but this server runs --mode {self._mode};"
                 " restart the server with --mode bsp"
             )
-        clause = difference(self.buckets, offered) if self.buckets else None
+        if self.extends(offered):
+            self._check_new(offered)
+        held = _counterpart(offered, self.buckets, self._joined)
+        clause = difference(held, offered) if held else None
         if clause is not None:
             raise ConfigError(
                 f"this worker's model differs from the job's: {clause}; start all workers with the same"
@@ -100,44 +117,88 @@ class AgreedModel:
         is_new, self._trial = asked != self._trial, asked
         return make_plan(offered, shards, slice_bytes), is_new
 
-    def draw(self, offered: Buckets, shards: int, slicing: Slicing | None = None) -> ShardPlan:
-        """Returns the plan for the first worker's buckets.
+    def extends(self, offered: Buckets) -> bool:
+        """Returns whether these buckets join those of the job."""
+        return self.settled and _first(offered) > 0 and _first(offered) >= len(self.buckets)
+
+    def initialised(self, offered: Buckets) -> bool:
+        """Returns whether the shards have values for these buckets from a checkpoint."""
+        return self._saved(offered) is not None
+
+    def draw(
+        self, offered: Buckets, shards: int, slicing: Slicing | None = None
+    ) -> tuple[ShardPlan, Path | None]:
+        """Returns the plan for the first worker's buckets, and the checkpoint that holds them, if one does.
 
         Without a configured slice size, a restored job uses the slices of its checkpoint.
 
         Args:
-            offered: The buckets.
+            offered: The buckets: those of the job's start, or some that join.
             shards: How many shards there are.
             slicing: What the workers chose, if the choice was theirs.
 
         Raises:
             ConfigError: The checkpoint belongs to another model.
         """
-        if self.restored is not None and self._slice_bytes is None:
-            plan = deal(self.restored[1].slices, offered, shards)
+        if self._slice_bytes is None and slicing is not None:
+            self._slicing = slicing
+        saved = self._saved(offered)
+        if saved is not None and self._slice_bytes is None:
+            plan = deal(saved.slices, offered, shards, loads_of(self.plan, self.buckets, shards))
         else:
-            asked = Slicing(self._slice_bytes) if self._slice_bytes else slicing or Slicing(SLICE_BYTES)
-            plan = make_plan(offered, min(asked.shards or shards, shards), asked.slice_bytes)
-        if self.restored is not None:
-            path, manifest = self.restored
-            clause = difference(_uncoded(manifest.buckets), _uncoded(offered))
-            if clause is None and _cuts(manifest.slices) != _cuts(plan.slices):
-                clause = "--slice-bytes has changed"
-            if clause is not None:
-                raise ConfigError(
-                    f"this worker's model does not match the checkpoint {path}: {clause}."
-                    " Restart the server with another --checkpoint-dir, or start the job that wrote the"
-                    " checkpoint"
-                )
-        return plan
+            used, first = min(self._slicing.shards or shards, shards), len(self.plan.slices)
+            loads = loads_of(self.plan, self.buckets, used)
+            cut = make_plan(offered, used, self._slicing.slice_bytes, loads).slices
+            plan = ShardPlan(tuple(replace(piece, key=first + piece.key) for piece in cut))
+        if saved is None:
+            return plan, None
+        clause = difference(_uncoded(saved.buckets), _uncoded(offered))
+        if clause is None and _cuts(saved.slices) != _cuts(plan.slices):
+            clause = "--slice-bytes has changed"
+        if clause is not None:
+            raise ConfigError(
+                f"this worker's model does not match the checkpoint {saved.path}: {clause}."
+                " Restart the server with another --checkpoint-dir, or start the job that wrote the"
+                " checkpoint"
+            )
+        return plan, saved.path
+
+    def _saved(self, offered: Buckets) -> _Saved | None:
+        """Returns what the checkpoint has in place of these buckets; None if they are new."""
+        if self.restored is None:
+            return None
+        path, manifest = self.restored
+        buckets = _counterpart(offered, manifest.buckets, manifest.joined)
+        indices = {bucket.index for bucket in buckets}
+        slices = tuple(piece for piece in manifest.slices if piece.bucket in indices)
+        return _Saved(path, buckets, slices) if buckets else None
+
+    def _check_new(self, offered: Buckets) -> None:
+        """Checks buckets that join the job.
+
+        Raises:
+            ConfigError: They are not the next ones, or have a parameter of the job.
+        """
+        if _first(offered) != len(self.buckets):
+            raise ConfigError(
+                f"buckets from index {_first(offered)} cannot join this job of {len(self.buckets)} buckets;"
+                " add the same groups of parameters in the same order on every worker"
+            )
+        known = {tensor.name for bucket in self.buckets for tensor in bucket.tensors}
+        again = [tensor.name for bucket in offered for tensor in bucket.tensors if tensor.name in known]
+        if again:
+            raise ConfigError(f"parameter {again[0]} is in the job already; add each parameter to one group")
 
     def expect(self, offered: Buckets) -> None:
         """Makes these the job's buckets before there is a plan, so that all ranks try the same model."""
         self.buckets = self.buckets or offered
 
     def settle(self, offered: Buckets, plan: ShardPlan) -> None:
-        """Makes these the job's buckets and plan, once the shards have them."""
-        self.buckets, self.plan, self.settled = offered, plan, True
+        """Makes these the job's buckets and plan, or adds them, once the shards have them."""
+        self.buckets = (*self.buckets, *offered) if self.settled else offered
+        self.plan = ShardPlan((*self.plan.slices, *plan.slices))
+        self._joined = (*self._joined, len(offered))
+        self.settled = True
 
     def held(self, job: Job, next_incarnation: int) -> Held:
         """Returns what a checkpoint must save.
@@ -158,11 +219,31 @@ class AgreedModel:
             lockstep=self._consistency.lockstep,
             running=not job.over,
             step=job.step,
+            joined=self._joined,
         )
 
 
 def _steps_on_hub(buckets: Buckets) -> bool:
     return all(bucket.optimizer for bucket in buckets)
+
+
+def _first(offered: Buckets) -> int:
+    return offered[0].index if offered else 0
+
+
+def _counterpart(offered: Buckets, held: Buckets, joined: Sequence[int]) -> Buckets:
+    """Returns the held buckets that these must equal: those that joined with the first of them, or all.
+
+    Args:
+        offered: A worker's buckets.
+        held: All buckets of a job or a checkpoint.
+        joined: The numbers of buckets that joined together, in order; empty: all.
+    """
+    first = _first(offered)
+    if not first and len(offered) == len(held):
+        return held
+    end = next((end for end in accumulate(joined) if end > first), len(held))
+    return held[first:end]
 
 
 def _uncoded(buckets: Buckets) -> Buckets:

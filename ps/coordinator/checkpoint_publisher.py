@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hubring.ps.checkpoint import checkpoint_folder as checkpoints
@@ -33,6 +34,22 @@ class Held:
     """Whether workers push during the save."""
     step: int
     """The checkpoint's step, if versions are not steps."""
+    joined: tuple[int, ...] = ()
+    """Numbers of buckets that joined together, in order."""
+
+    def saved(self, keys: Collection[int]) -> Held:
+        """Returns the part that the shards saved: buckets that joined during the save may be missing."""
+        start, joined = 0, []
+        for count in self.joined:
+            indices = [bucket.index for bucket in self.buckets[start : start + count]]
+            if not all(piece.key in keys for piece in self.plan.slices if piece.bucket in indices):
+                break
+            start += count
+            joined.append(count)
+        buckets = self.buckets[:start]
+        indices = [bucket.index for bucket in buckets]
+        slices = tuple(piece for piece in self.plan.slices if piece.bucket in indices)
+        return replace(self, buckets=buckets, plan=ShardPlan(slices), joined=tuple(joined))
 
 
 class CheckpointWriter:
@@ -42,8 +59,11 @@ class CheckpointWriter:
         self._fleet = fleet
         self._directory = directory
 
-    async def save(self, held: Held) -> tuple[Path, int]:
+    async def save(self, look: Callable[[], Held]) -> tuple[Path, int]:
         """Writes one checkpoint.
+
+        `look` returns what the shards hold. Buckets can join the job during the save, so it is called again
+        at the end.
 
         In a running lockstep job, the checkpoint has a version that no key has passed
         yet. Each shard clones a key when the key reaches that version, so no worker
@@ -56,6 +76,7 @@ class CheckpointWriter:
             ConfigError: A disk cannot be written, or the workers stopped before the
                 step to save.
         """
+        held = look()
         folder = checkpoints.begin(self._directory)
         try:
             step, version = held.step, -1
@@ -83,8 +104,16 @@ class CheckpointWriter:
             files = tuple(
                 FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
             )
+            held = look().saved({key for entry in files for key in entry.keys})
             manifest = Manifest(
-                held.job, held.mode, step, held.next_incarnation, held.buckets, held.plan.slices, files
+                held.job,
+                held.mode,
+                step,
+                held.next_incarnation,
+                held.buckets,
+                held.plan.slices,
+                files,
+                joined=held.joined,
             )
             path = checkpoints.publish(folder, manifest)
         except BaseException:

@@ -77,7 +77,7 @@ class CheckpointSchedule:
         if self._writer is None:
             raise ConfigError("this server writes no checkpoints; restart the server with --checkpoint-dir")
         async with self._saving:
-            work = self._under_way = asyncio.create_task(self._writer.save(self._held()))
+            work = self._under_way = asyncio.create_task(self._writer.save(self._held))
             try:
                 await asyncio.wait([work])
             finally:

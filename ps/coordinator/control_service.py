@@ -115,7 +115,7 @@ class Control(ControlServicer):
         return pb.PlanReply(
             slices=[slice_to_proto(piece) for piece in agreed_model.plan.slices],
             step=step,
-            initialised=agreed_model.restored is not None,
+            initialised=agreed_model.initialised(offered),
             undecided=agreed_model.undecided,
         )
 

@@ -40,6 +40,9 @@ class Planner:
     async def agree(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> bool:
         """Makes the first worker's buckets the job's, and compares the other workers' with them.
 
+        Buckets whose indices follow those of the job join it. All workers offer them between the same two
+        steps.
+
         If the workers choose the slices and this call has no `slicing`, only the buckets are agreed
         on and the model stays undecided. A late joiner tries no sizes. While the others try, it gets
         an undecided model and asks again.
@@ -64,7 +67,7 @@ class Planner:
             self._check(offered, late)
             if self._agreed_model.undecided and slicing is None:
                 self._agreed_model.expect(offered)
-            elif not self._agreed_model.settled:
+            elif not self._agreed_model.settled or self._agreed_model.extends(offered):
                 await self._settle(offered, slicing)
         return late
 
@@ -105,8 +108,13 @@ class Planner:
             raise
 
     async def _settle(self, offered: Buckets, slicing: Slicing | None) -> None:
-        plan = self._agreed_model.draw(offered, len(self._fleet.shards), slicing)
-        restored = self._agreed_model.restored
-        await self._fleet.set_plan(offered, plan, restored[0] if restored else None)
-        self._agreed_model.settle(offered, plan)
+        model = self._agreed_model
+        plan, restore = model.draw(offered, len(self._fleet.shards), slicing)
+        if model.settled:
+            # The worker that offers has all replies to its last step, so some shard has that version.
+            version = max((stats.newest for stats in await self._fleet.stats()), default=0)
+            await self._fleet.extend_plan(offered, plan, restore, version)
+        else:
+            await self._fleet.set_plan(offered, plan, restore)
+        model.settle(offered, plan)
         await self._notifier.announce()

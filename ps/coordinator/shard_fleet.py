@@ -128,11 +128,15 @@ class Fleet:
 
     async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
         """Sends every shard its slices, zeroed or restored from a checkpoint."""
-        message = pb.ShardAssignment(
-            buckets=[bucket_to_proto(bucket) for bucket in buckets],
-            slices=[slice_to_proto(piece) for piece in plan.slices],
-            restore=str(restore.absolute()) if restore else "",  # a shard's working directory may differ
-        )
+        message = _assignment(buckets, plan, restore)
+        await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
+
+    async def extend_plan(
+        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, version: int
+    ) -> None:
+        """Adds slices of more buckets to those that the shards have, at the version of the others."""
+        message = _assignment(buckets, plan, restore)
+        message.extends, message.version = True, version
         await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
 
     async def drain(self) -> None:
@@ -201,3 +205,11 @@ class Fleet:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise ConfigError(f"{shard}: {error.details()}") from error
             raise ShardSilent(f"{shard} does not answer ({error.code().name}: {error.details()})") from error
+
+
+def _assignment(buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> pb.ShardAssignment:
+    return pb.ShardAssignment(
+        buckets=[bucket_to_proto(bucket) for bucket in buckets],
+        slices=[slice_to_proto(piece) for piece in plan.slices],
+        restore=str(restore.absolute()) if restore else "",  # a shard's working directory may differ
+    )

@@ -31,7 +31,9 @@ Slices that start between vectors therefore round bitwise as the whole tensor do
 """
 
 
-def plan(buckets: Sequence[BucketSpec], shards: int, slice_bytes: int = SLICE_BYTES) -> ShardPlan:
+def plan(
+    buckets: Sequence[BucketSpec], shards: int, slice_bytes: int = SLICE_BYTES, loads: Sequence[int] = ()
+) -> ShardPlan:
     """Splits every bucket and distributes the slices over `shards` shards. Deterministic.
 
     The loads of two shards differ by at most the largest slice (longest processing
@@ -41,6 +43,7 @@ def plan(buckets: Sequence[BucketSpec], shards: int, slice_bytes: int = SLICE_BY
         buckets: In the order of their keys.
         shards: At least 1.
         slice_bytes: The most bytes in one slice; at least one element.
+        loads: The bytes that each shard holds already; empty for none.
 
     Raises:
         ConfigError: There is no shard, `slice_bytes` is too small, or a dtype is not supported.
@@ -52,14 +55,28 @@ def plan(buckets: Sequence[BucketSpec], shards: int, slice_bytes: int = SLICE_BY
         for bucket in buckets
         for offset, numel in _cuts(bucket.numel, _element_bytes(bucket), slice_bytes)
     ]
-    return deal([Slice(key, *place, shard=0) for key, place in enumerate(cut)], buckets, shards)
+    return deal([Slice(key, *place, shard=0) for key, place in enumerate(cut)], buckets, shards, loads)
 
 
-def deal(slices: Sequence[Slice], buckets: Sequence[BucketSpec], shards: int) -> ShardPlan:
-    """Distributes existing slices over `shards` shards, and ignores which shard held them before."""
+def deal(
+    slices: Sequence[Slice], buckets: Sequence[BucketSpec], shards: int, loads: Sequence[int] = ()
+) -> ShardPlan:
+    """Distributes existing slices over `shards` shards, and ignores which shard held them before.
+
+    See `plan` for `loads`.
+    """
     widths = {bucket.index: _element_bytes(bucket) for bucket in buckets}
-    owners = _deal([piece.numel * widths.get(piece.bucket, 1) for piece in slices], shards)
+    weights = [piece.numel * widths.get(piece.bucket, 1) for piece in slices]
+    owners = _deal(weights, list(loads) or [0] * shards)
     return ShardPlan(tuple(replace(piece, shard=owner) for piece, owner in zip(slices, owners, strict=True)))
+
+
+def loads_of(held: ShardPlan, buckets: Sequence[BucketSpec], shards: int) -> list[int]:
+    """Returns the bytes that each of `shards` shards holds of these buckets."""
+    widths = {bucket.index: _element_bytes(bucket) for bucket in buckets}
+    return [
+        sum(piece.numel * widths[piece.bucket] for piece in held.of_shard(shard)) for shard in range(shards)
+    ]
 
 
 def _element_bytes(bucket: BucketSpec) -> int:
@@ -90,10 +107,11 @@ def _cuts(numel: int, element_bytes: int, slice_bytes: int) -> Iterator[tuple[in
         yield offset, min(aligned, numel - offset)
 
 
-def _deal(weights: Sequence[int], shards: int) -> list[int]:
+def _deal(weights: Sequence[int], held: Sequence[int]) -> list[int]:
     """Assigns the largest first, each to the least loaded shard; ties go to the lower key and shard."""
     owners = [0] * len(weights)
-    loads = [(0, shard) for shard in range(shards)]
+    loads = [(load, shard) for shard, load in enumerate(held)]
+    heapq.heapify(loads)
     for key in sorted(range(len(weights)), key=lambda key: (-weights[key], key)):
         load, owners[key] = loads[0]
         heapq.heapreplace(loads, (load + weights[key], owners[key]))

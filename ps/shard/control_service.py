@@ -77,6 +77,9 @@ class ShardControl(ShardControlServicer):
         keys = [piece.key for piece in slices]
 
         def assign(loop: ShardLoop) -> None:
+            if request.extends:
+                loop.store.extend(slices, buckets, request.version, snapshot)
+                return
             loop.assign(slices, buckets)
             if snapshot is not None:
                 loop.store.restore(snapshot)

@@ -34,6 +34,11 @@ class Consistency:
     staleness: float = inf
     finite: bool = True
 
+    @property
+    def stable(self) -> bool:
+        """Whether a key's values do not change until each of its readers has pushed again."""
+        return self.lockstep and not self.backup
+
     def may_apply(self, contributors: int, live: int) -> bool:
         """Returns whether this many gradients complete a round of `live` workers."""
         wanted = live - self.backup if self.lockstep else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import ceil
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import CheckpointCorrupt
-from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Slice
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Sender, Slice
 from hubring.ps.job.sharding import PAGE_BYTES
 from hubring.ps.store.key_state import Entry
 from hubring.ps.store.parameter_memory import ParameterMemory
@@ -38,6 +38,7 @@ class KeyTable(dict[int, Entry]):
         *,
         finite: bool,
         shown: bool,
+        extends: bool = False,
     ) -> KeyTable:
         """Creates a key for each slice. All values share one allocation, and each key begins at a page.
 
@@ -47,6 +48,7 @@ class KeyTable(dict[int, Entry]):
             memory: Where values and scratch are allocated.
             finite: Whether to refuse gradients that are not finite.
             shown: Whether workers may exchange gradients and values as locations in GPU memory.
+            extends: Whether the memory of earlier tables stays in use.
 
         Raises:
             ConfigError: The hub does not support a bucket's dtype or optimizer.
@@ -55,7 +57,7 @@ class KeyTable(dict[int, Entry]):
         sizes = [piece.numel * DTYPE_BYTES[buckets[piece.bucket].dtype] for piece in slices]
         pages = [ceil(nbytes / PAGE_BYTES) for nbytes in sizes]
         *starts, total = accumulate(pages, initial=0)
-        whole = memory.allocate(total * PAGE_BYTES)
+        whole = memory.allocate(total * PAGE_BYTES, extends=extends)
         for piece, start in zip(slices, starts, strict=True):
             entry = Entry.make(piece, buckets[piece.bucket], whole[start * PAGE_BYTES :], finite=finite)
             entry.shown = shown
@@ -69,6 +71,26 @@ class KeyTable(dict[int, Entry]):
             for dtype, numel in longest.items()
         }
         return table
+
+    def reach(self, version: int) -> None:
+        """Brings every key to a version, unless it is further."""
+        for entry in self.values():
+            entry.version = max(entry.version, version)
+
+    def start_clocks(self, joined: Iterable[Sender], ledger: Ledger, *, lockstep: bool) -> None:
+        """Starts senders at the open round of each key, or without rounds at the slowest clock."""
+        for key, entry in self.items():
+            slowest = min(ledger.clocks(key).values(), default=0)
+            for sender in joined:
+                ledger.advance(sender, key, entry.version if lockstep else slowest)
+                entry.read[sender.rank] = entry.version
+
+    def extend(self, more: KeyTable) -> None:
+        """Adds the keys of another table."""
+        self.update(more)
+        for dtype, scratch in more.scratch.items():
+            if dtype not in self.scratch or self.scratch[dtype].numel() < scratch.numel():
+                self.scratch[dtype] = scratch
 
     def restore(self, snapshot: Snapshot, ledger: Ledger) -> None:
         """Restores every key, and its clocks, from a checkpoint.

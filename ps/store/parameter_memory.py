@@ -33,8 +33,11 @@ class ParameterMemory(Protocol):
     @property
     def shows(self) -> bool: ...
 
-    def allocate(self, nbytes: int) -> Tensor:
-        """Allocates zeroed memory, flat uint8, for one store; replaces the previous store's memory."""
+    def allocate(self, nbytes: int, *, extends: bool = False) -> Tensor:
+        """Allocates zeroed memory, flat uint8, for one store.
+
+        It replaces the earlier memory, unless it `extends` it.
+        """
 
     def take(self, gradient: Tensor | Coded, sender: Sender) -> Tensor | Coded:
         """Returns a gradient on this device for a round. Compressed gradients stay as they are.
@@ -66,7 +69,7 @@ class HostMemory:
     def __init__(self, allocate: Callable[[int], memoryview] | None = None) -> None:
         self._allocate = allocate
 
-    def allocate(self, nbytes: int) -> Tensor:
+    def allocate(self, nbytes: int, *, extends: bool = False) -> Tensor:
         if self._allocate is None or nbytes == 0:
             return zeros(nbytes, torch.uint8)
         return torch.frombuffer(self._allocate(nbytes), dtype=torch.uint8)
@@ -102,14 +105,17 @@ class GpuMemory:
     def __init__(self, device: torch.device, memory: SharedMemory) -> None:
         self.device = device
         self._memory = memory
-        self._whole = torch.empty(0)
-        self._shared: gpu_tensor.GpuTensor | None = None
+        self._wholes: list[Tensor] = []
+        self._shared: dict[int, gpu_tensor.GpuTensor] = {}
+        """By the address of the whole."""
         self._reached: dict[Sender, Reached] = {}
 
-    def allocate(self, nbytes: int) -> Tensor:
-        self._whole = torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
-        self._shared = None
-        return self._whole
+    def allocate(self, nbytes: int, *, extends: bool = False) -> Tensor:
+        if not extends:
+            self._wholes.clear()
+            self._shared.clear()
+        self._wholes.append(torch.zeros(nbytes, dtype=torch.uint8, device=self.device))
+        return self._wholes[-1]
 
     def take(self, gradient: Tensor | Coded, sender: Sender) -> Tensor | Coded:
         if not isinstance(gradient, Coded):
@@ -122,9 +128,12 @@ class GpuMemory:
         return values.to("cpu", copy=True)
 
     def show(self, values: Tensor) -> Coded:
-        self._shared = self._shared or self._memory.share(self._whole)
-        offset = values.data_ptr() - self._whole.data_ptr()
-        place = self._shared.part(offset, self._memory.stamp(values))
+        address = values.data_ptr()
+        whole = next(one for one in self._wholes if 0 <= address - one.data_ptr() < one.numel())
+        if whole.data_ptr() not in self._shared:
+            self._shared[whole.data_ptr()] = self._memory.share(whole)
+        offset = address - whole.data_ptr()
+        place = self._shared[whole.data_ptr()].part(offset, self._memory.stamp(values))
         return gpu_tensor.placed(gpu_tensor.encode(place), values)
 
     def retain(self, senders: Collection[Sender]) -> None:

@@ -61,6 +61,13 @@ class Capture:
             self.caught[entry.key] = state
             self._missing.remove(entry.key)
 
+    def expect(self, entries: Collection[Entry], ledger: Ledger) -> None:
+        """Adds keys that join the store, unless every earlier key has been copied already."""
+        if not self.complete:
+            self._missing.update(entry.key for entry in entries)
+            for entry in entries:
+                self.catch(entry, ledger)
+
     @property
     def complete(self) -> bool:
         return not self._missing

@@ -34,7 +34,6 @@ from hubring.ps.core.messages import (
     Result,
     State,
     Ticket,
-    Values,
     Write,
     WriteParameters,
     WriteState,
@@ -50,6 +49,7 @@ from hubring.ps.store.live_workers import LiveWorkers
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.store.pending_writes import Disagreement
 from hubring.ps.store.push_ledger import Ledger, Standing
+from hubring.ps.store.reading import Reading
 from hubring.ps.store.snapshot import Capture, Snapshot
 
 INITIAL_RANK = 0
@@ -70,6 +70,7 @@ class KVStore:
         self._workers = LiveWorkers()
         self._entries = KeyTable()
         self._ledger = Ledger()
+        self._reading = Reading(consistency, self._ledger, self._memory)
         self._rounds = RoundBook()
         self._stats = Stats()
         self._capture: Capture | None = None
@@ -86,23 +87,56 @@ class KVStore:
         Raises:
             ConfigError: The hub does not support a bucket's dtype or optimizer.
         """
-        self._entries = KeyTable.make(
-            slices,
-            {bucket.index: bucket for bucket in buckets},
-            self._memory,
-            finite=self._consistency.finite,
-            shown=self._memory.shows and self._values_stable,
-        )
+        self._entries = self._table(slices, buckets)
         self._ledger = Ledger()
+        self._reading = Reading(self._consistency, self._ledger, self._memory)
         self._stats = Stats()
         self._start_clocks(self._workers.senders())
         if self._draining:
             self.drain()
 
-    @property
-    def _values_stable(self) -> bool:
-        """Whether a key's values do not change until each of its readers has pushed again."""
-        return self._consistency.lockstep and not self._consistency.backup
+    def extend(
+        self,
+        slices: Sequence[Slice],
+        buckets: Sequence[BucketSpec],
+        version: int,
+        saved: Snapshot | None = None,
+    ) -> None:
+        """Adds this shard's slices of buckets that join the job between two steps, zeroed or restored.
+
+        Args:
+            slices: Slices with new keys.
+            buckets: The buckets of the slices.
+            version: In lockstep modes, the version of the other keys, so that all keys stay at one step.
+            saved: The checkpoint that has the new keys; None if rank 0 sends their first values.
+
+        Raises:
+            ConfigError: The hub does not support a bucket's dtype or optimizer.
+            CheckpointCorrupt: A new key is missing, or has another size.
+        """
+        more = self._table(slices, buckets, extends=True)
+        if saved is not None:
+            more.restore(saved, self._ledger)
+        if self._consistency.lockstep:
+            more.reach(version)
+        more.start_clocks(self._workers.senders(), self._ledger, lockstep=self._consistency.lockstep)
+        self._entries.extend(more)
+        if self._draining:
+            self.drain()
+        if self._capture is not None:
+            self._capture.expect(more.values(), self._ledger)
+
+    def _table(
+        self, slices: Sequence[Slice], buckets: Sequence[BucketSpec], *, extends: bool = False
+    ) -> KeyTable:
+        return KeyTable.make(
+            slices,
+            {bucket.index: bucket for bucket in buckets},
+            self._memory,
+            finite=self._consistency.finite,
+            shown=self._memory.shows and self._consistency.stable,
+            extends=extends,
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restores a checkpoint, which may also contain keys of other shards.
@@ -212,7 +246,7 @@ class KVStore:
             if self._capture is not None:
                 self._capture.catch(entry, self._ledger)
             for puller in entry.pullers.values():
-                deliveries += self._reply(entry, puller)
+                deliveries += self._reading.reply(entry, puller)
             entry.pullers.clear()
         return deliveries
 
@@ -227,7 +261,7 @@ class KVStore:
     def _on_pull(self, entry: Entry, pull: Pull, ticket: Ticket) -> list[Delivery]:
         rank = pull.sender.rank
         if entry.initialised:
-            return self._reply(entry, Reader(pull.sender, [ticket]))
+            return self._reading.reply(entry, Reader(pull.sender, [ticket]))
         earlier = entry.pullers.get(rank)
         entry.pullers[rank] = Reader(pull.sender, [*earlier.tickets, ticket] if earlier else [ticket])
         return self._refuse_orphans(entry)
@@ -267,7 +301,7 @@ class KVStore:
             # The round closed without this gradient; its sender continues with the current round.
             self._stats.dropped += 1
             self._settle(entry, push, [ticket], Settled(push.clock))
-            return self._answer(entry)
+            return self._reading.answer(entry)
         self._stats.pushes += 1
         contribution = self._contribution(push, [ticket])
         self._ledger.begin(push.sender, entry.key)
@@ -284,11 +318,11 @@ class KVStore:
         if settled is None or settled.clock != push.clock:
             # A late message from an old connection. Its sender has made progress since, so answer
             # it separately from the request that the sender waits for now.
-            return self._reply(entry, Reader(push.sender, [ticket], shown=is_placed(push.gradient)))
+            return self._reading.reply(entry, Reader(push.sender, [ticket], shown=is_placed(push.gradient)))
         reader = entry.readers.get(rank)
         tickets = [*reader.tickets, ticket] if reader else [ticket]
         entry.readers[rank] = Reader.after(push, tickets, settled)
-        return self._answer(entry)
+        return self._reading.answer(entry)
 
     # The consistency rule.
 
@@ -303,7 +337,7 @@ class KVStore:
             except Disagreement as found:
                 refusal = refusals.disagreeing(entry, found)
                 return self.fail(refusal.text, refusal.code)
-        return self._answer(entry)
+        return self._reading.answer(entry)
 
     def _close(self, entry: Entry) -> None:
         before = entry.version
@@ -331,38 +365,6 @@ class KVStore:
         entry.settled[push.sender.rank] = settled
         entry.readers[push.sender.rank] = Reader.after(push, tickets, settled)
 
-    def _answer(self, entry: Entry) -> list[Delivery]:
-        """Answers all readers that the policy allows to read."""
-        if not entry.readers:
-            return []
-        clocks = self._ledger.clocks(entry.key)
-        everyone = clocks.values()
-        ready = [rank for rank in entry.readers if self._consistency.may_read(clocks[rank], everyone)]
-        return [delivery for rank in ready for delivery in self._reply(entry, entry.readers.pop(rank))]
-
-    def _reply(self, entry: Entry, reader: Reader) -> list[Delivery]:
-        rank = reader.sender.rank
-        contributes = rank in entry.contributions
-        if self._consistency.lockstep and not contributes:
-            # Rounds may have closed without this worker, so it continues with the open round.
-            self._ledger.advance(reader.sender, entry.key, entry.version)
-        entry.read[rank] = entry.version
-        values = Values(
-            key=entry.key,
-            values=entry.answer_for(reader, self._memory),
-            clock=self._ledger.expected(reader.sender, entry.key),
-            version=entry.version,
-            staleness=reader.staleness,
-            drain=entry.version >= entry.drain_from,
-            # The next update needs a gradient from every live worker, and this worker has not sent
-            # its gradient yet. Until it does, the values do not change. A worker that is removed
-            # meanwhile may see later bytes, but it is fenced, so its results do not count. With
-            # backup workers, or in asynchronous modes, other workers can update without it.
-            stable=self._values_stable and not contributes,
-            absent=reader.absent,
-        )
-        return [Delivery(ticket, values) for ticket in reader.tickets]
-
     # Members.
 
     def _start_clocks(self, joined: Iterable[Sender]) -> None:
@@ -374,12 +376,7 @@ class KVStore:
         stayed = self._workers.live.keys() - {sender.rank for sender in joined}
         if stayed:
             self._ledger.retain(stayed)
-        for key, entry in self._entries.items():
-            slowest = min(self._ledger.clocks(key).values(), default=0)
-            for sender in joined:
-                clock = entry.version if self._consistency.lockstep else slowest
-                self._ledger.advance(sender, key, clock)
-                entry.read[sender.rank] = entry.version
+        self._entries.start_clocks(joined, self._ledger, lockstep=self._consistency.lockstep)
         if self._workers.live:
             self._ledger.retain(self._workers.live)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -240,6 +241,37 @@ def test_a_state_of_another_shape_is_refused_before_it_is_sent(run: Run) -> None
 
     for text in run(STEPPING["hub"], action):
         assert text.startswith("the optimizer state momentum_buffer of b has shape [7], expected [3]")
+
+
+@pytest.mark.parametrize("kind", {**STEPPING, **WIRES}.values(), ids=[*STEPPING, *WIRES])
+def test_buckets_join_between_two_steps(kind: type[HubRanks], run: Run) -> None:
+    def action(communicator: Communicator) -> None:
+        model = trained(communicator, "AdamW")
+        communicator.attach(model.buckets)
+        model.step(0)
+        added = trained(communicator, "AdamW")
+        (bucket,) = added.buckets
+        tensors = tuple(replace(tensor, name=f"new {tensor.name}") for tensor in bucket.spec.tensors)
+        bucket.spec = replace(bucket.spec, index=1, tensors=tensors)
+        states = {"new a": {"step": torch.tensor(5.0), **dict.fromkeys(("exp_avg", "exp_avg_sq"), _ONES)}}
+        model.communicator.attach(added.buckets, states)
+        assert torch.equal(bucket.values, torch.ones(bucket.spec.numel))
+        for seed in range(1, 3):
+            model.step(seed)
+            added.step(seed)
+        state = model.communicator.read_state([*model.buckets, *added.buckets])
+        assert {name: float(each["step"]) for name, each in state.items()} == {
+            **dict.fromkeys(SHAPES, 3.0),
+            **dict.fromkeys((f"new {name}" for name in SHAPES), 2.0),
+            "new a": 7.0,
+        }
+        with pytest.raises(ConfigError, match="this is the second DistributedOptimizer"):
+            communicator.attach(trained(communicator).buckets)
+
+    run(kind, action)
+
+
+_ONES = torch.ones(SHAPES["a"])
 
 
 def _parts(bucket: Bucket, flat: Tensor) -> list[Tensor]:

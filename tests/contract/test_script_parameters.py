@@ -163,10 +163,6 @@ def test_a_gradient_that_the_script_drops_is_none(kind: type[Ranks]) -> None:
 @KINDS
 @pytest.mark.parametrize("late", [False, True])
 def test_frozen_and_thawed_parameters_are_stepped_as_in_torch(kind: type[Ranks], late: bool) -> None:
-    """Where workers step, a parameter may also be frozen at first."""
-    if late and kind is Hub:
-        pytest.skip("refused: test_a_hub_refuses_what_is_thawed_and_says_what_to_write")
-
     def train(communicator: Communicator | None) -> list[Tensor]:
         model = layers()
         model[0].weight.requires_grad_(not late)
@@ -178,20 +174,6 @@ def test_frozen_and_thawed_parameters_are_stepped_as_in_torch(kind: type[Ranks],
         return values(model)
 
     assert_as_one(kind, train)
-
-
-def test_a_hub_refuses_what_is_thawed_and_says_what_to_write() -> None:
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        model = layers()
-        model[0].weight.requires_grad_(False)
-        optimizer = wrapped(torch.optim.SGD(model.parameters(), lr=0.1), model, communicator)
-        step(model, optimizer, batches()[0], communicator)
-        model[0].weight.requires_grad_(True)
-        step(model, optimizer, batches()[1], communicator)
-        return values(model)
-
-    with pytest.raises(ConfigError, match=r"while all of them are trainable.*--aggregate"):
-        ends(Hub, train)
 
 
 # S3: buffers and frozen parameters.

@@ -173,7 +173,7 @@ def test_groups_that_change_are_stepped_as_they_are(
     assert_as_one(kind, train)
 
 
-@STEPPING_HERE
+@KINDS
 def test_a_group_may_be_added(kind: type[Ranks]) -> None:
     def train(communicator: Communicator | None) -> list[Tensor]:
         model = layers()

@@ -258,6 +258,7 @@ def make_buckets(
     adjacent: bool = False,
     presence: bool = False,
     known: Collection[torch.nn.Parameter] = (),
+    first_index: int = 0,
 ) -> list[Bucket]:
     """Puts the optimizer's trainable parameters into buckets.
 
@@ -277,13 +278,14 @@ def make_buckets(
             `join`.
         presence: Make room for `Bucket.presence`.
         known: Parameters to leave out, because other buckets have them.
+        first_index: Index of the first bucket.
 
     Raises:
         ConfigError: `bucket_bytes` is not positive; a parameter is not in the model, has no unique
             name, is uninitialised or has an unsupported dtype; no parameter is trainable; or the hub steps
             and two parameters share memory.
     """
-    layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name, known)
+    layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name, known, first_index)
     memories = _flat(layouts, allocate, adjacent=adjacent, presence=presence)
     values: list[ValueMemory]
     if optimizer_name and allocate_values is not None:

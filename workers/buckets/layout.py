@@ -70,6 +70,7 @@ def lay_out(
     bucket_bytes: int,
     optimizer_name: str,
     known: Collection[torch.nn.Parameter] = (),
+    first_index: int = 0,
 ) -> list[Layout]:
     """Assigns the optimizer's trainable parameters to buckets. See `make_buckets` for arguments and errors.
 
@@ -89,7 +90,7 @@ def lay_out(
         _warn_of_strides(trainables)
     return [
         Layout(_spec(index, run, optimizer_name), [one.parameter for one in run])
-        for index, run in enumerate(_runs(trainables, bucket_bytes))
+        for index, run in enumerate(_runs(trainables, bucket_bytes), first_index)
     ]
 
 

@@ -81,6 +81,9 @@ class Communicator(ABC):
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         """Compares the buckets with all ranks and copies rank 0's parameters to every `bucket.values`.
 
+        Later buckets, whose indices follow those of the earlier ones, belong to the same optimizer. All ranks
+        attach them between the same two steps.
+
         Args:
             buckets: The buckets.
             state: Rank 0's optimizer state by parameter name, with which a hub that steps begins. A running

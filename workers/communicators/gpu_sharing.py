@@ -27,11 +27,11 @@ from hubring.ps.store import gpu_tensor
 from hubring.ps.store.gpu_tensor import MAX_BYTES, Reached, SharedMemory
 from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
 from hubring.ps.transport.registry import ShardAddress
+from hubring.workers.buckets.absence import Absence
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.device_copies import Device
 from hubring.workers.buckets.pinning import Allocate
 from hubring.workers.buckets.staging import Lands, ThroughHost
-from hubring.workers.communicators.absence import Absence
 
 log = logging.getLogger(__name__)
 

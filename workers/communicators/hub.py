@@ -26,17 +26,17 @@ from hubring.ps.core.work import Work
 from hubring.ps.job.sharding import SLICE_BYTES
 from hubring.ps.store.gpu_tensor import Reached
 from hubring.ps.transport.base import Transport
+from hubring.workers.buckets.absence import Absence
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.staging import Lands
 from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory
 from hubring.workers.buckets.window_values import WindowValues
-from hubring.workers.communicators.absence import Absence, mean_with_absence
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 from hubring.workers.communicators.call_ids import CallIds
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
 from hubring.workers.communicators.hub_state import HubState, state_of_slice
 from hubring.workers.communicators.powersgd import LowRankMean
-from hubring.workers.communicators.slice_exchange import SliceExchange, exchange_name
+from hubring.workers.communicators.slice_exchange import SliceExchange, exchange_name, start_mean
 from hubring.workers.communicators.slice_tuning import SliceTrial
 
 log = logging.getLogger(__name__)
@@ -109,8 +109,8 @@ class PSCommunicator(Communicator):
         return WindowValues(self._transport.window(numel * dtype.itemsize), dtype)
 
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
-        self._check_attachable()
-        if self._exchange.slices:
+        self._check_attachable(buckets)
+        if self._exchange.slices and self.steps_on == "worker":
             return self._attach_rounds(buckets)
         specs = self._specs(buckets)
         assigned = self._agree(specs)
@@ -135,7 +135,7 @@ class PSCommunicator(Communicator):
         what = exchange_name(bucket.spec.index)
         name = self._rounds.get(bucket)
         if name is not None:
-            return bucket.stage.push_pull(what, lambda: mean_with_absence(self, name, bucket), self._lands)
+            return bucket.stage.push_pull(what, lambda: start_mean(self, name, bucket), self._lands)
         absent = Absence(bucket, reports=self.steps_on == "worker")
         placed = self._placed.get(bucket.spec.index)
         if placed is not None:
@@ -267,8 +267,9 @@ class PSCommunicator(Communicator):
     def _lands(self) -> Lands:
         return "values" if self.steps_on == "server" else "gradients"
 
-    def _check_attachable(self) -> None:
-        if self._exchange.slices and self.steps_on == "server":  # the hub's plan is for one optimizer
+    def _check_attachable(self, buckets: list[Bucket]) -> None:
+        again = any(bucket.spec.index in self._exchange.slices for bucket in buckets)
+        if again and self.steps_on == "server":  # the hub's plan is for one optimizer
             raise ConfigError(
                 "this is the second DistributedOptimizer, and the hub can step only one: let the workers"
                 " step with hubring.init(aggregate=True) or --aggregate; or use one optimizer with all"
@@ -294,10 +295,13 @@ class PSCommunicator(Communicator):
     ) -> None:
         """Rank 0 initialises the shards; then all ranks pull the values."""
         if self.rank == 0 and not assigned.initialised:
-            given = Work("sending the first parameters to the hub", len(assigned.plan.slices))
-            for piece in assigned.plan.slices:
-                values = buckets[piece.bucket].host_values[piece.offset : piece.offset + piece.numel]
-                state = state_of_slice(states, piece, buckets[piece.bucket].spec) if states else None
+            pieces = [
+                (bucket, piece) for bucket in buckets for piece in self._exchange.slices[bucket.spec.index]
+            ]
+            given = Work("sending the first parameters to the hub", len(pieces))
+            for bucket, piece in pieces:
+                values = bucket.host_values[piece.offset : piece.offset + piece.numel]
+                state = state_of_slice(states, piece, bucket.spec) if states else None
                 self._client.init(piece.shard, piece.key, values, given, state)
             given.wait(self.timeout)
         for bucket, work in [(bucket, self.pull(bucket)) for bucket in buckets]:

@@ -1,4 +1,4 @@
-"""Sends a bucket's slices to their shards, encoded where the job compresses."""
+"""Exchanges a bucket: its slices with their shards, encoded where the job compresses, or as a collective."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from hubring.ps.client.client import Decode, KVClient
 from hubring.ps.compression.compressor import Compressor, codec_for
 from hubring.ps.compression.error_feedback import ErrorFeedback
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.messages import Coded
+from hubring.ps.core.messages import Call, Coded, Collective, ReduceOp
 from hubring.ps.core.types import Hyper, Slice
 from hubring.ps.core.work import Work
 from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
+from hubring.workers.buckets.absence import Absence
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.pinning import Allocate
-from hubring.workers.communicators.absence import Absence
+from hubring.workers.communicators.base import Communicator
 
 
 class SliceCoder:
@@ -148,3 +149,29 @@ class SliceExchange:
 def exchange_name(index: int) -> str:
     """Returns the name of a bucket's exchange in errors."""
     return f"the exchange of bucket {index}"
+
+
+def start_mean(communicator: Communicator, name: str, bucket: Bucket) -> Work:
+    """Starts the exchange of a bucket without slices, and sets `bucket.absent` as an exchange of slices does.
+
+    The mean and the set are collectives, which every rank calls. The second has one byte for each parameter.
+    """
+    gradients = bucket.host_gradients
+    whole = Work(f"the exchange of {name}", 2)
+    present = torch.tensor(
+        [position not in bucket.absent for position in range(len(bucket.spec.tensors))], dtype=torch.uint8
+    )
+
+    def note(came: torch.Tensor) -> None:
+        bucket.absent = frozenset((came == 0).nonzero().flatten().tolist())
+
+    mean = Call(Collective.ALLREDUCE, name, ReduceOp.AVERAGE)
+    union = Call(Collective.ALLREDUCE, f"{name}: present", ReduceOp.MAX)
+    works = [
+        communicator.collective(mean, gradients, then=lambda came: gradients.copy_(came[0])),
+        communicator.collective(union, present, then=lambda came: note(came[0])),
+    ]
+    whole.attend = works[0].attend
+    for work in works:
+        work.when_done(lambda one: whole.fail(one.error) if one.error else whole.complete_part())
+    return whole

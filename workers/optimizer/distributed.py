@@ -283,7 +283,7 @@ class DistributedOptimizer(OptimizerWrapper):
         """Adds a group to the wrapped optimizer. All ranks must do so between the same two steps.
 
         Raises:
-            ConfigError: A hub steps: it has agreed with the workers on the parameters.
+            ConfigError: The model does not have the parameters, or the ranks add different ones.
         """
         self.wrapped.add_param_group(param_group)
         try:

@@ -54,6 +54,7 @@ class Reducers:
         self._wishes = wishes
         self._on_server = communicator.steps_on == "server"
         self._groups = Groups(optimizer)
+        self._seen_change = False
         self._all = [] if self._on_server else reducers_of(communicator, self._held)
         self.inherited = bool(self._all)
         for reducer in self._all:
@@ -104,6 +105,7 @@ class Reducers:
             adjacent=here.joins,
             presence=here.sums_presence,
             known=known,
+            first_index=len(self.buckets),
         )
         self.tensors = ModelTensors(self._model, [*self.buckets, *buckets])
         return buckets
@@ -142,26 +144,28 @@ class Reducers:
         """Takes in parameters that the script has thawed or added. All ranks do so in the same step.
 
         Raises:
-            ConfigError: A hub steps.
+            ConfigError: The ranks add different parameters, or an asynchronous hub steps.
         """
-        if not self._groups.look() and not self._groups.thaws:
+        changed = self._look()
+        self._seen_change = False
+        if not changed and not self._groups.thaws:
             return None
         if not self._groups.unknown(self.parameters):
             return None
-        if self._on_server:
-            raise ConfigError(
-                "the optimizer has parameters to train that were frozen, or not in its groups, when"
-                " DistributedOptimizer was made, but the hub and the workers agreed on the parameters then:"
-                " make DistributedOptimizer while all of them are trainable, and freeze afterwards those"
-                " that wait (requires_grad_(False); a parameter without a gradient is not stepped); or start"
-                " the workers with --aggregate"
-            )
         buckets = self.lay_out()
         self.attach(buckets)
         return self.add(buckets)
 
+    def _look(self) -> bool:
+        """Reads the groups; returns whether they have changed since the last `extend`."""
+        self._seen_change |= self._groups.look()
+        return self._seen_change
+
     def _extend_in_pass(self) -> None:
-        """Extends during backward, so that the new gradients are means when it returns."""
+        """Extends during backward where workers step, so that the new gradients are means when it returns."""
+        if self._on_server:
+            self._look()  # backward may send buckets with the groups' hyperparameters
+            return
         reducer = self.extend()
         if reducer is not None:
             reducer.passes.enter()

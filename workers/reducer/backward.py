@@ -51,13 +51,14 @@ class BackwardPasses:
         self.count = 0
         self.on_begin: Callable[[], None] = _nothing
         self._buckets = buckets
+        self._numbered = {bucket.spec.index: bucket for bucket in buckets}
         self._watch = watch
         self._exchange = exchange
         self._overlap = overlap
         self._graph_task = -1
         self._open = False
-        self._missing: list[set[int]] = [set() for _ in buckets]
-        self._all = [frozenset(range(len(bucket.parameters))) for bucket in buckets]
+        self._missing: dict[int, set[int]] = {bucket.spec.index: set() for bucket in buckets}
+        self._all = {bucket.spec.index: frozenset(range(len(bucket.parameters))) for bucket in buckets}
         self._left: list[Bucket] = []
         # Backward runs one thread per device. A model can span several devices; a bucket cannot.
         self._lock = threading.RLock()
@@ -98,7 +99,8 @@ class BackwardPasses:
         The hook has no strong reference to `self`. The garbage collector cannot see torch's hooks, so a
         parameter that its own hook references would never be freed.
         """
-        missing = self._missing[index := bucket.spec.index]
+        index = bucket.spec.index
+        missing = self._missing[index]
         current = torch._C._current_graph_task_id
         alive = weakref.ref(self)
         large = bucket.parameters[position].nbytes >= LARGE_BYTES
@@ -111,9 +113,9 @@ class BackwardPasses:
                 passes._enter_pass()
             missing.discard(position)
             if large:
-                passes._take(passes._buckets[index], position)
+                passes._take(passes._numbered[index], position)
             if not missing:
-                passes._filled(passes._buckets[index])
+                passes._filled(passes._numbered[index])
 
         return accumulated
 

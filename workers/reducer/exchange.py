@@ -58,7 +58,7 @@ class Exchange:
         self._left_out = left_out
         self._timeout = timeout
         self._deadline: float | None = None
-        self._ready = [False] * len(buckets)
+        self._ready: set[int] = set()
         self._groups: list[BucketGroup] = []
         self._sent = 0
         self._under_way: list[InFlight] = []
@@ -103,7 +103,7 @@ class Exchange:
 
     def ready(self, bucket: Bucket) -> None:
         """Marks a bucket as complete and sends the groups that are next in order."""
-        self._ready[bucket.spec.index] = True
+        self._ready.add(bucket.spec.index)
         while not self.complete and self._is_ready(self._groups[self._sent]):
             self._send(self._groups[self._sent])
 
@@ -138,7 +138,7 @@ class Exchange:
 
     def reset(self) -> None:
         """Prepares for the next step."""
-        self._ready = [False] * len(self._buckets)
+        self._ready.clear()
         self._sent = 0
 
     # Waiting.
@@ -207,7 +207,7 @@ class Exchange:
         self._wait([InFlight(bucket, pull(bucket), bucket.changes) for bucket in self._buckets])
 
     def _is_ready(self, group: BucketGroup) -> bool:
-        return all(self._ready[bucket.spec.index] for bucket in group.buckets)
+        return all(bucket.spec.index in self._ready for bucket in group.buckets)
 
     def _send(self, group: BucketGroup) -> None:
         for bucket in group.buckets:

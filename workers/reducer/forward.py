@@ -57,6 +57,7 @@ class ForwardGuard:
         self._bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
         self._needs: dict[nn.Module, set[int]] = {module: set() for module in model.modules()}
         self._buckets = buckets
+        self._numbered = {bucket.spec.index: bucket for bucket in buckets}
         self._order: dict[nn.Module, list[int]] = {}
         """The buckets that each module waits for, front layers first."""
         self._ran: set[nn.Module] = set()
@@ -120,7 +121,7 @@ class ForwardGuard:
             self._exchange.settle_all()
             return
         for index in self._order[module]:
-            self._exchange.settle(self._buckets[index])
+            self._exchange.settle(self._numbered[index])
 
     def _before_copies(self, module: nn.Module) -> list[RemovableHandle]:
         """Makes `state_dict` and `load_state_dict` wait for all parameters."""

@@ -94,3 +94,20 @@ def descend(name: str, large: float, *, feedback: bool) -> Tensor:
 def test_small_elements_beside_large_ones_arrive_by_feedback_alone(name: str, large: float) -> None:
     assert descend(name, large, feedback=False).tolist() == [0.0, 0.0]
     assert abs(descend(name, large, feedback=True)[1] - 1) < 0.25
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_what_no_reader_uses_keeps_its_residual(name: str) -> None:
+    codec = by_name(name)
+    feedback, other = (ErrorFeedback(codec, 100, torch.float32) for _ in range(2))
+    for each in (feedback, other):
+        sent(each, codec, random(100, 0))
+    before = feedback.residual.clone()
+    payload, expected = (torch.empty(codec.nbytes(100), dtype=torch.uint8) for _ in range(2))
+    feedback.encode(random(100, 1), payload, [slice(10, 20), slice(90, 100)])
+    other.encode(random(100, 1), expected)
+    assert torch.equal(payload, expected)
+    kept = torch.zeros(100, dtype=torch.bool)
+    kept[10:20] = kept[90:] = True
+    assert torch.equal(feedback.residual[kept], before[kept])
+    assert torch.equal(feedback.residual[~kept], other.residual[~kept])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from hubring.ps.checkpoint import checkpoint_folder
+from hubring.ps.checkpoint.checkpoint_folder import Manifest
+from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.core.errors import JobFailed
-from hubring.ps.core.types import BucketSpec, TensorSpec
-from tests.support.fakes.coordinator import LIMIT, Hub, Refused, run
+from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, TensorSpec
+from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, Refused, run
 
 
 def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(
@@ -167,3 +171,96 @@ def test_who_comes_to_a_job_that_fails_before_it_has_slices_is_told(monkeypatch:
         assert not (await hub.plan(first)).refused
 
     run(story())
+
+
+MORE = BucketSpec(1, "float32", 1, "SGD", (TensorSpec("head", (6,)),))
+
+
+def test_buckets_join_the_job_once_at_the_step_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=8)
+        both = await hub.started()
+        for joined in both:
+            assert len((await hub.plan(joined)).slices) == 2
+        hub.fleet.versions[0] = 7
+        for joined in both:
+            reply = await hub.plan(joined, MORE)
+            assert [(piece.key, piece.bucket) for piece in reply.slices] == [
+                (0, 0),
+                (1, 0),
+                (2, 1),
+                (3, 1),
+                (4, 1),
+            ]
+            assert not reply.initialised
+        assert hub.fleet.extensions == [([2, 3, 4], None, 7)]
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("bucket", "says"),
+    [
+        (BucketSpec(2, "float32", 1, "SGD", MORE.tensors), "buckets from index 2 cannot join this job of 1"),
+        (BucketSpec(1, "float32", 1, "SGD", (TensorSpec("weight", (4,)),)), "parameter weight is in the job"),
+    ],
+)
+def test_buckets_that_cannot_join_are_refused(
+    bucket: BucketSpec, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> str:
+        hub = Hub(monkeypatch)
+        first, _ = await hub.started()
+        await hub.plan(first)
+        return (await hub.plan(first, bucket)).refused
+
+    assert says in run(story())
+
+
+def test_workers_whose_joining_buckets_differ_fail_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> str:
+        hub = Hub(monkeypatch)
+        first, second = await hub.started()
+        for joined in (first, second):
+            await hub.plan(joined)
+        await hub.plan(first, MORE)
+        other = BucketSpec(1, "float32", 1, "SGD", (TensorSpec("head", (7,)),))
+        return (await hub.plan(second, other)).refused
+
+    assert "expected head [6] float32, got head [7] float32" in run(story())
+
+
+def test_a_restored_job_gets_the_saved_values_when_its_script_adds_the_group_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slices = (Slice(0, 0, 0, 4, 0), Slice(1, 1, 0, 6, 0))
+    folder = checkpoint_folder.begin(tmp_path)
+    manifest = Manifest("train.py", "bsp", 9, 5, (BUCKET, MORE), slices, (), joined=(1, 1))
+    path = checkpoint_folder.publish(folder, manifest)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
+        both = await hub.started()
+        for joined in both:
+            reply = await hub.plan(joined)
+            assert [piece.key for piece in reply.slices] == [0]
+            assert reply.initialised
+        for joined in both:
+            reply = await hub.plan(joined, MORE)
+            assert not reply.refused
+            assert [piece.key for piece in reply.slices] == [0, 1]
+            assert reply.initialised
+        assert hub.fleet.extensions == [([1], path, 0)]
+        third = BucketSpec(2, "float32", 2, "SGD", (TensorSpec("tail", (2,)),))
+        assert not (await hub.plan(both[0], third)).initialised
+
+    run(story())
+
+
+def test_a_checkpoint_has_the_buckets_that_all_shards_saved() -> None:
+    plan = ShardPlan((Slice(0, 0, 0, 4, 0), Slice(1, 1, 0, 3, 0), Slice(2, 1, 3, 3, 1)))
+    held = Held("job", "bsp", (BUCKET, MORE), plan, 1, lockstep=True, running=True, step=3, joined=(1, 1))
+    assert held.saved({0, 1, 2}) == held
+    for keys in ({0}, {0, 1}):
+        part = held.saved(keys)
+        assert (part.buckets, part.plan.slices, part.joined) == ((BUCKET,), plan.slices[:1], (1,))

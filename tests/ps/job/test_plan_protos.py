@@ -56,4 +56,4 @@ def test_a_checkpoint_goes_on_under_another_codec() -> None:
     slices = plan(buckets, 1, 1 << 20)
     manifest = Manifest("job", "bsp", 7, 3, buckets, slices.slices, ())
     agreed_model = AgreedModel(BSP(), "bsp", 1 << 20, (Path("checkpoint"), manifest))
-    assert agreed_model.draw((replace(BUCKET, index=0, codec=""),), 1) == slices
+    assert agreed_model.draw((replace(BUCKET, index=0, codec=""),), 1) == (slices, Path("checkpoint"))

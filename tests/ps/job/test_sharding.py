@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, TensorSpec
-from hubring.ps.job.sharding import deal, plan
+from hubring.ps.job.sharding import deal, loads_of, plan
 
 
 def bucket(index: int, numel: int, dtype: str = "float32") -> BucketSpec:
@@ -113,3 +113,14 @@ def test_a_whole_bucket_under_the_limit_stays_whole() -> None:
 def test_what_cannot_be_planned_is_named(shards: int, slice_bytes: int, dtype: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         plan([bucket(0, 10, dtype)], shards, slice_bytes)
+
+
+def test_slices_that_join_go_to_the_shards_that_hold_least() -> None:
+    first = [bucket(0, 100), bucket(1, 60)]
+    held = plan(first, 3, 1024)
+    assert [piece.shard for piece in held.slices] == [0, 1]
+    loads = loads_of(held, first, 3)
+    assert loads == [400, 240, 0]
+    more = [bucket(2, 30), bucket(3, 60)]
+    assert [piece.shard for piece in plan(more, 3, 1024, loads).slices] == [1, 2]
+    assert deal(plan(more, 1, 1024).slices, more, 3, loads) == plan(more, 3, 1024, loads)

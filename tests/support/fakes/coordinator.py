@@ -20,6 +20,7 @@ from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
+from hubring.ps.job.plan_protos import bucket_to_proto
 from hubring.ps.store.consistency import by_name
 from tests.support.fakes.clock import FakeTime
 
@@ -38,6 +39,8 @@ class FakeFleet(Fleet):
         super().__init__(lease_seconds)
         self.views: list[View] = []
         self.plans: list[list[int]] = []
+        self.extensions: list[tuple[list[int], Path | None, int]] = []
+        """Keys, checkpoint and version."""
         self.failures: list[str] = []
         self.saves: asyncio.Queue[int] = asyncio.Queue()
         self.may_save = asyncio.Event()
@@ -68,6 +71,11 @@ class FakeFleet(Fleet):
         await self.may_plan.wait()
         self.planning -= 1
         self.plans.append([piece.numel for piece in plan.slices])
+
+    async def extend_plan(
+        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, version: int
+    ) -> None:
+        self.extensions.append(([piece.key for piece in plan.slices], restore, version))
 
     async def drain(self) -> None:
         self.drains += 1
@@ -138,8 +146,7 @@ class Hub:
     async def plan(
         self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET, slice_bytes: int = 0, **changes: Any
     ) -> pb.PlanReply:
-        tensors = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors]
-        spec = pb.BucketSpec(dtype=bucket.dtype, optimizer=bucket.optimizer, tensors=tensors)
+        spec = bucket_to_proto(bucket)
         return await self.control.Plan(
             pb.PlanRequest(
                 rank=joined.rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import ClassVar, TypeVar, cast
@@ -160,7 +161,20 @@ class HubRanks(Ranks):
                 for shard, loop in enumerate(self.loops):
                     mine = self.shared.of_shard(shard)
                     loop.command(partial(loop.store.assign, mine, buckets)).result(LIMIT)
+            elif buckets[0].index > max(piece.bucket for piece in self.shared.slices):
+                self.extend(buckets)
             return self.shared
+
+    def extend(self, buckets: Sequence[BucketSpec]) -> None:
+        """Adds buckets, as the coordinator does."""
+        assert self.shared is not None
+        first = len(self.shared.slices)
+        cut = plan(buckets, len(self.loops), self.slice_bytes).slices
+        more = ShardPlan(tuple(replace(piece, key=first + piece.key) for piece in cut))
+        version = max(loop.command(loop.store.stats).result(LIMIT).newest for loop in self.loops)
+        for shard, loop in enumerate(self.loops):
+            loop.command(partial(loop.store.extend, more.of_shard(shard), buckets, version)).result(LIMIT)
+        self.shared = ShardPlan((*self.shared.slices, *more.slices))
 
     def join(self, rank: int) -> Communicator:
         return self.seated(Seat(self, rank))

@@ -204,3 +204,23 @@ def test_the_exchange_is_over_once_the_second_phase_is() -> None:
     phases[1].complete_part()
     work.wait(0)
     torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_residual_of_a_matrix_without_a_gradient_waits() -> None:
+    ranks = ranks_of([random(1), random(2)], 1)
+    step(ranks)
+    gradients = [rank._gradients for rank in ranks]
+    before = [rank._due.clone() for rank in ranks]
+    for gradient in gradients:
+        gradient.zero_()
+    for rank in ranks:
+        rank.project()
+    average(ranks, 0)
+    for rank in ranks:
+        rank.refine()
+    average(ranks, 1)
+    for rank in ranks:
+        rank.rebuild({0})
+    for rank, due in zip(ranks, before, strict=True):
+        assert due[:600].any()
+        assert torch.equal(rank._due, due)
