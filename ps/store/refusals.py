@@ -99,6 +99,22 @@ def crowded(entry: Entry, sender: Sender, live: int) -> Refusal:
     return Refusal(Code.BAD_REQUEST, text)
 
 
+def of_other_steps(entry: Entry) -> Refusal | None:
+    """Returns why the gradients of a round must not be averaged: they are those of different steps."""
+    steps = {rank: one.push.hyper.get("step") for rank, one in sorted(entry.contributions.items())}
+    (first, step), *others = steps.items()
+    for rank, other in others:
+        if other != step and step is not None and other is not None:
+            text = (
+                f"rank {first} sent its gradient of {_parameter(entry, 0)} after {step:g} steps, and rank"
+                f" {rank} after {other:g}: some rank ran backward more often than the others. Run backward"
+                " equally often on all ranks, and compute a gradient that only one rank needs with"
+                " torch.autograd.grad"
+            )
+            return Refusal(Code.MISMATCH, text)
+    return None
+
+
 def disagreeing(entry: Entry, found: Disagreement) -> Refusal:
     """Ranks changed parameters or state differently before one step."""
     one, other = found.ranks

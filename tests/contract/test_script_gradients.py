@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.awkward import (
@@ -26,6 +26,7 @@ from tests.contract.awkward import (
     mean,
     momentum,
     parts,
+    step,
     values,
     wrapped,
 )
@@ -209,3 +210,25 @@ def test_sparse_gradients_stay_sparse_for_an_optimizer_that_needs_them(kind: typ
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert_as_one(kind, train)
+
+
+# S5.
+
+
+@STEPPING_HERE
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_backward_that_only_one_rank_runs_ends_the_job(kind: type[Ranks], dropped: bool) -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        assert communicator is not None
+        model = layers()
+        optimizer = momentum(model, communicator)
+        for number, batch in enumerate([*batches(), *batches()]):
+            if communicator.rank and number == 2:
+                backward(model, batch, communicator)
+                if dropped:
+                    optimizer.zero_grad()
+            step(model, optimizer, batch, communicator)
+        return []
+
+    with pytest.raises(HubringError, match=r"some rank ran backward more often"):
+        ends(kind, train)

@@ -41,7 +41,7 @@ class Bucket:
         absent: Positions of the parameters without a gradient: on this rank when the bucket is sent, on every
             rank once the answer has arrived. Their part of `gradients` is zeros.
         presence: Where all ranks' gradients are summed in place, one number per parameter behind the
-            gradients: the share of ranks that have a gradient.
+            gradients, the share of ranks that have a gradient; and at the end the parity of the step.
         stage: Moves the bucket between the parameters' device and host memory.
     """
 
@@ -66,6 +66,8 @@ class Bucket:
         self.parameters = tuple(parameters)
         self.absent: frozenset[int] = frozenset()
         self._moved: set[int] = set()
+        self._parity = 0
+        self._looks = 0
         self.staging = staging
         self._hold(values)
         self._set(memory)
@@ -200,11 +202,12 @@ class Bucket:
         """Moves all gradients into the bucket."""
         self._shown.collect()
 
-    def seal(self, left_out: frozenset[int] = frozenset()) -> None:
+    def seal(self, left_out: frozenset[int] = frozenset(), steps: int = 0) -> None:
         """Prepares the bucket to be sent: collects all gradients and notes which are absent.
 
         Args:
             left_out: Positions of parameters that are not to be stepped, whatever their gradient.
+            steps: Completed steps.
         """
         self.collect()
         missing = self.missing()
@@ -213,14 +216,35 @@ class Bucket:
         self.absent = left_out.union(missing)
         if self.presence is not None:
             self.presence.fill_(1)
+            self._parity = steps % 2
             for position in missing:
                 self.presence[position] = 0
+            if not self._parity:
+                self.presence[-1] = 0
 
     def learn_absent(self) -> None:
-        """Makes `absent` the parameters without a gradient on every rank, once the mean has arrived."""
-        if self.absent and self.presence is not None:
-            shares = self.presence.tolist()
+        """Makes `absent` the parameters without a gradient on every rank, once the mean has arrived.
+
+        Raises:
+            ConfigError: Some rank's gradients are those of another step.
+        """
+        if self.presence is None:
+            return
+        # On a GPU a look waits for the device, so without need only every hundredth step takes one.
+        self._looks += 1
+        if not self.absent and self.presence.is_cuda and self._looks % 100:
+            return
+        if not self.absent:
+            parity = self.presence[-1].item()
+        else:
+            *shares, parity = self.presence.tolist()
             self.absent = frozenset(position for position, share in enumerate(shares) if not share)
+        if parity != self._parity:
+            raise ConfigError(
+                f"the gradients of {self.spec.tensors[0].name} were averaged with those of another step,"
+                " because some rank ran backward more often than the others: run backward equally often on"
+                " all ranks, and compute a gradient that only one rank needs with torch.autograd.grad"
+            )
 
     def show_means(self) -> None:
         """Makes every `parameter.grad` the mean that has arrived; None if no rank had one."""
@@ -330,7 +354,7 @@ def _flat(
     parts: Sequence[Parts], allocate: Allocate, *, adjacent: bool = False, presence: bool = False
 ) -> list[torch.Tensor]:
     """Makes a flat tensor for every bucket; `adjacent`: as parts of one tensor per kind."""
-    sizes = [part.spec.numel + len(part.parameters) * presence for part in parts]
+    sizes = [part.spec.numel + (len(part.parameters) + 1) * presence for part in parts]
     if not adjacent:
         return [
             _flat_like(part.parameters[0], size, allocate) for part, size in zip(parts, sizes, strict=True)

@@ -137,6 +137,7 @@ class Reducers:
                 extend()
 
         reducer.passes.on_begin = on_begin
+        reducer.steps = self.steps
         self._all.append(reducer)
         return reducer
 

@@ -39,6 +39,7 @@ class Exchange:
 
     Attributes:
         seconds: Seconds so far that training spent sending buckets and waiting for exchanges.
+        steps: Completed steps.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Exchange:
         recorder: FlightRecorder | None = None,
     ) -> None:
         self.seconds = 0.0
+        self.steps = 0
         self._recorder = recorder
         self._communicator = communicator
         self._buckets = buckets
@@ -214,9 +216,11 @@ class Exchange:
             self.settle(bucket)  # adds to `seconds` itself
         began = time.monotonic_ns()
         for bucket in group.buckets:
-            bucket.seal(self._left_out(bucket))
+            bucket.seal(self._left_out(bucket), self.steps)
         self._sent += 1
-        works = [self._communicator.push_pull(load, self._hyper(load)) for load in group.loads]
+        # Where workers step, the hub compares the steps; a ring compares the parity in Bucket.presence.
+        step = {"step": float(self.steps)}
+        works = [self._communicator.push_pull(load, self._hyper(load) or step) for load in group.loads]
         if self._recorder is not None:
             for load, work in zip(group.loads, works, strict=True):
                 self._recorder.sent(load.spec.index, work, began)

@@ -51,7 +51,6 @@ class Reducer:
         guard: Makes what makes forwards wait, with `cross_barrier`.
 
     Attributes:
-        steps: Completed steps.
         parameters: The parameters of all buckets.
     """
 
@@ -67,7 +66,6 @@ class Reducer:
         self.communicator = communicator
         self.buckets = buckets
         self.parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
-        self.steps = 0
         self.exchange = Exchange(
             communicator,
             buckets,
@@ -85,6 +83,15 @@ class Reducer:
         tuned = wishes.bucket_bytes is None
         self.tuner = Tuner(communicator, self.exchange, wishes.timeout) if tuned else None
         _living.add(self)
+
+    @property
+    def steps(self) -> int:
+        """Completed steps."""
+        return self.exchange.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.exchange.steps = steps
 
     def begin_step(self) -> None:
         """Prepares for the next step's gradients."""
