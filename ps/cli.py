@@ -39,6 +39,11 @@ app = typer.Typer(
 Address = Annotated[str, typer.Argument(help="HOST:PORT of the server, from its banner")]
 
 
+@app.callback()
+def program(version: Annotated[bool, terminal.version_option()] = False) -> None:
+    """Takes the options in front of a command."""
+
+
 @app.command(cls=Command)
 @takes(options(ServerConfig))
 def start(config: ConfigFile = None, **flags: object) -> None:

@@ -151,8 +151,6 @@ class Server:
         self, address: str, restored: tuple[Path, checkpoints.Manifest] | None, site: Site | None
     ) -> None:
         config = self._config
-        if config.address_file:
-            _write_address(config.address_file, address)
         shards = "one per worker, on its host" if config.colocate else str(config.shards)
         if config.await_shards:
             shards += f", and {config.await_shards} on other hosts"
@@ -168,6 +166,8 @@ class Server:
         if restored:
             lines.append(f"  resumes   step {restored[1].step} of job {restored[1].job!r} from {restored[0]}")
         print("\n".join(lines), file=sys.stderr, flush=True)
+        if config.address_file:
+            _write_address(config.address_file, address)
 
     async def _supervise(self, coordinator: Coordinator, shards: Children[Child]) -> None:
         """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""

@@ -30,7 +30,7 @@ ps/job: protos ps/core
 ps/store: ps/compression ps/core ps/job ps/optim
 ps/checkpoint: ps/core ps/store
 ps/process
-ps/config: ps/core
+ps/config: ps/core ps/process
 ps/transport: protos ps/compression ps/config ps/core ps/store
 ps/observe: protos ps/config ps/core ps/transport
 ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/process ps/store ps/transport
@@ -57,7 +57,9 @@ workers/localrun: ps/config ps/core ps/process workers/launchers
 workers/horovod: ps/client ps/config ps/core ps/job ps/process workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime
 workers/peers: ps/config ps/core ps/optim ps/transport
+workers/script.py: ps/config ps/core ps/process
 workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
+    workers/script.py
 workers/compare: ps/client ps/config ps/core ps/observe ps/page ps/process ps/shard ps/store ps/transport
     workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
     workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,13 +22,13 @@ from hubring.ps.config.environment import environment
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
 from hubring.ps.core.extras import EXTRAS, how_to_install, require_for_job
-from hubring.ps.core.shadowed_packages import hidden_by
 from hubring.ps.job.job import Reason
 from hubring.ps.observe.logs import LogOrigin
 from hubring.workers.horovod import alias
 from hubring.workers.launchers.placement import detect
 from hubring.workers.runtime import context
 from hubring.workers.runtime.worker import Worker
+from hubring.workers.script import Script
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,15 @@ class Outcome:
         return self.traceback + (f"{program}: {line}\n" if line else "")
 
 
-def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words: list[str]) -> Outcome:
+def train(
+    config: WorkerConfig,
+    origin: LogOrigin,
+    module: str,
+    job: str,
+    words: list[str],
+    *,
+    is_module: bool = False,
+) -> Outcome:
     """Runs a script or a built-in job.
 
     Args:
@@ -64,41 +72,27 @@ def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words:
         job: Name of the built-in job.
         words: The script and its arguments. If the first word is missing or is an option, the built-in
             job runs with `words` as its arguments.
+        is_module: Whether the first word is a module, as for `python -m`.
 
     Raises:
-        UsageError: The script does not exist, or a file beside it hides a package that Hubring needs.
+        UsageError: The script or the module does not exist, or a file beside it hides a package that
+            Hubring needs.
         ConfigError: The built-in job needs a package that is not installed.
     """
     if words and not words[0].startswith("-"):
-        script = Path(words[0])
-        if not script.is_file():
-            raise UsageError(f"script {script} not found: pass an existing file, or job arguments after --")
-        if _searches_folder(environment()) and (hidden := hidden_by(script.resolve().parent)):
-            raise UsageError(hidden)
+        script = Script(words[0], is_module)
+        script.check()
         context.prepare(config, origin, script.name)
         if config.as_horovod:
             alias.install()
             alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
-        return _warn_unused_server(_run(lambda: _run_script(script, words[1:])), config)
+        return _warn_unused_server(_run(lambda: script.run(words[1:])), config)
+    if is_module:
+        raise UsageError("--module: the module is missing; for example: ps-worker -m package.train [ARGS]...")
     require_for_job(job)
     # All ranks must pass the same arguments to a built-in job, so they are part of the job's name.
     context.prepare(config, origin, " ".join([job, *words]))
     return _run(lambda: importlib.import_module(module).main(words))
-
-
-def _searches_folder(variables: Mapping[str, str]) -> bool:
-    """Whether Python searches the script's folder for modules. `PYTHONSAFEPATH` turns that off."""
-    return not variables.get("PYTHONSAFEPATH")
-
-
-def _run_script(script: Path, arguments: list[str]) -> None:
-    """Runs the script as `python script arguments` does."""
-    sys.argv = [str(script), *arguments]
-    if _searches_folder(environment()):
-        if not sys.flags.safe_path:
-            del sys.path[0]  # the folder of our own program
-        sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(str(script), run_name="__main__")
 
 
 def _run(action: Callable[[], object]) -> Outcome:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from typer.exceptions import TyperException
 
 from hubring.ps.core.errors import HubringError
+from hubring.ps.process.screen import drop
 
 
 def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsewhere: str = "") -> None:
@@ -25,6 +27,13 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
     """
     try:
         code = app(argv, prog_name=name, standalone_mode=False)
+    except BrokenPipeError:
+        lost = [stream for stream in (sys.stdout, sys.stderr) if _reader_is_gone(stream)]
+        if not lost:
+            raise
+        for stream in lost:
+            drop(stream.buffer)
+        code = 128 + signal.SIGPIPE
     except TyperException as error:
         hints = [f"see {name} --help"]
         if elsewhere and type(error).__name__ == "NoSuchOption":  # typer exports no such class
@@ -37,6 +46,27 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
         if argv is None:
             ignore_stop_signals()
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _reader_is_gone(stream: TextIO) -> bool:
+    poller = select.poll()
+    poller.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poller.poll(0))
+
+
+def version_option(*short: str) -> Any:
+    """Makes the option `--version` of a program, which prints the version and exits."""
+    return typer.Option(
+        *short, "--version", callback=_print_version, is_eager=True, help="print the version, and exit"
+    )
+
+
+def _print_version(given: bool) -> None:
+    if given:
+        from importlib.metadata import version  # here, because the import is slow
+
+        print(f"Hubring {version('hubring')}")
+        raise typer.Exit
 
 
 def ignore_stop_signals() -> None:
