@@ -5,6 +5,7 @@ It only translates messages; the coordinator acts on them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -42,11 +43,14 @@ class Control(ControlServicer):
         try:
             _check_protocol(request.protocol, "worker")
             seat = await self._coordinator.join(_joiner(request))
+        except asyncio.CancelledError:  # the worker is gone
+            self._coordinator.connections.abandon(request.token)
+            raise
         except HubringError as error:
             log.warning("refused the worker on %s (pid %d): %s", request.host, request.pid, error)
             return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
         if seat is None:
-            return pb.JoinReply(state=pb.JoinReply.WAITING, text=self._coordinator.waiting_for())
+            return pb.JoinReply(state=pb.JoinReply.WAITING, text=self._coordinator.quorum.waiting_for())
         config = self._coordinator.config
         if isinstance(seat, Summons):
             return pb.JoinReply(
@@ -92,6 +96,9 @@ class Control(ControlServicer):
             stop_after=job.stop_after,
             stop_agreed=agreed,
         )
+
+    async def Connect(self, request: pb.ConnectRequest, context: Context) -> None:
+        await self._coordinator.connections.hold(_sender(request), request.shard)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         sender = _sender(request)
@@ -193,6 +200,10 @@ def _joiner(request: pb.JoinRequest) -> Joiner:
 
 
 def _sender(
-    request: pb.HeartbeatRequest | pb.LeaveRequest | pb.PlanRequest | pb.RendezvousRequest,
+    request: pb.HeartbeatRequest
+    | pb.ConnectRequest
+    | pb.LeaveRequest
+    | pb.PlanRequest
+    | pb.RendezvousRequest,
 ) -> Sender:
     return Sender(request.rank, request.incarnation)

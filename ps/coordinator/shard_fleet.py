@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, ShardPlan, View
+from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
 from hubring.ps.transport.grpc.channel import open_async_channel
 
@@ -57,6 +59,8 @@ class Shard:
     heard: float
     worker: int = 0
     """Incarnation of the worker that started the shard; 0 if a server started it."""
+    returns_by: float = math.inf
+    """When the lease expires, if the shard's connection closed and no heartbeat comes."""
     last_stats: pb.ShardStats = field(default_factory=pb.ShardStats)
     """The counters in the shard's last answer."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,17 +112,24 @@ class Fleet:
         """Renews a shard's lease; returns False for a shard of an earlier server or an earlier job."""
         shard = self.find(token)
         if shard is not None:
-            shard.heard = now
+            shard.heard, shard.returns_by = now, math.inf
         return shard is not None
+
+    def disconnect(self, token: str, now: float) -> None:
+        """Shortens the lease of a shard whose connection closed, until its next heartbeat."""
+        shard = self.find(token)
+        if shard is not None:
+            shard.returns_by = now + min(RETURN_SECONDS, self.lease_seconds)
 
     def silent(self, now: float) -> Shard | None:
         """Returns the first shard whose lease has expired."""
-        return next((shard for shard in self.shards if now - shard.heard > self.lease_seconds), None)
+        return next((shard for shard in self.shards if not self._lives(shard, now)), None)
 
     def excuse(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         for shard in self.shards:
             shard.heard = min(now, shard.heard + seconds)
+            shard.returns_by += seconds
 
     async def set_view(self, view: View) -> None:
         """Sends the members to every shard; returns when all shards use them."""
@@ -179,9 +190,12 @@ class Fleet:
         It skips shards whose lease has expired, and waits at most `seconds`. A shard that misses the
         request exits too, but reports the server as lost.
         """
-        hear = [shard.dismissed.wait() for shard in shards if now - shard.heard <= self.lease_seconds]
+        hear = [shard.dismissed.wait() for shard in shards if self._lives(shard, now)]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*hear), seconds)
+
+    def _lives(self, shard: Shard, now: float) -> bool:
+        return now - shard.heard <= self.lease_seconds and now <= shard.returns_by
 
     async def _all(self, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> list[_T]:
         return list(await asyncio.gather(*(self._one(shard, call) for shard in self.shards)))
