@@ -58,8 +58,9 @@ workers/horovod: ps/client ps/config ps/core ps/job ps/process workers/collectiv
     workers/launchers workers/localrun workers/runtime
 workers/peers: ps/config ps/core ps/optim ps/transport
 workers/script.py: ps/config ps/core ps/process
+workers/stop_signals.py: ps/core workers/runtime
 workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
-    workers/script.py
+    workers/script.py workers/stop_signals.py
 workers/compare: ps/client ps/config ps/core ps/observe ps/page ps/process ps/shard ps/store ps/transport
     workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
     workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
 import runpy
 import shutil
-import signal
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from hubring.ps.config import terminal
@@ -27,12 +24,10 @@ from hubring.ps.observe.logs import LogOrigin
 from hubring.workers.horovod import alias
 from hubring.workers.launchers.placement import detect
 from hubring.workers.runtime import context
-from hubring.workers.runtime.worker import Worker
 from hubring.workers.script import Script
+from hubring.workers.stop_signals import INTERRUPTED, StopSignals
 
 log = logging.getLogger(__name__)
-
-INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclass(slots=True)
@@ -97,7 +92,7 @@ def train(
 
 def _run(action: Callable[[], object]) -> Outcome:
     """Runs the script. In every case the worker leaves the job and sends the reason."""
-    _handle_signals()
+    StopSignals().install()
     outcome, reason, line = Outcome(0, {}), Reason.FINISHED, ""
     try:
         _call(action)
@@ -218,43 +213,3 @@ def _exit_code(end: SystemExit) -> int:
     if end.code is None:
         return 0
     return end.code if isinstance(end.code, int) else 1
-
-
-def _handle_signals() -> None:
-    """Stops the worker after its step at the first signal, and at once at the second.
-
-    A scheduler can send its signal twice: directly, and through the launcher, which forwards it.
-    A repeated scheduler signal is therefore ignored; only Ctrl-C then stops the worker at once.
-    """
-    asked = Preempted.exit_code
-    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: asked, signal.SIGUSR1: asked}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        worker = context.started()
-        forked = worker is not None and worker.pid != os.getpid()
-        if forked and number == signal.SIGTERM:  # how multiprocessing ends its children
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        if forked and number == signal.SIGUSR1:
-            return
-        if worker is not None and worker.stop_code is not None and _repeats(worker, number):
-            return
-        if worker is None or not worker.trainers or worker.stop_code is not None:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            raise Preempted("stopped on request, at once")
-        worker.stop_code, worker.notice = codes[signal.Signals(number)], number == signal.SIGUSR1
-        if not forked:  # a DataLoader's process gets Ctrl-C too; the worker still needs it
-            what = "all workers stop after the same step" if worker.stops_all else "stopping after this step"
-            quits = "press Ctrl-C" if _repeats(worker, number) else "send it again"
-            log.warning("%s: %s; %s to quit at once", signal.Signals(number).name, what, quits)
-
-    for number in codes:
-        signal.signal(number, handle)
-
-
-def _repeats(worker: Worker, number: int) -> bool:
-    """Whether a second signal of this number only repeats the first one."""
-    return number == signal.SIGUSR1 or (
-        number == signal.SIGTERM and (worker.notice or worker.placement.ends_together)
-    )

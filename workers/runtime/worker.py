@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
@@ -47,6 +48,12 @@ class Worker:
     completed_steps: int = 0
     stop_code: int | None = None
     """Set by a signal handler: stop after this step and exit with this code."""
+    leaving: bool = False
+    """This worker stops: it saves what it must save, then leaves."""
+    step_seconds: float = 0.0
+    """How long the last step took."""
+    stepped: float = 0.0
+    """When the last step ended, in monotonic seconds."""
     notice: bool = False
     """The signal was a scheduler's notice (SIGUSR1), which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
@@ -95,6 +102,8 @@ class Worker:
             Preempted: The hub is draining, or a signal asked this worker to stop.
         """
         self.completed_steps = self.record.step = self.origin.step = step
+        now = time.monotonic()
+        self.step_seconds, self.stepped = now - (self.stepped or now), now
         if self.recorder is not None:
             self.recorder.stepped(step)
         if self.session is not None:
@@ -150,6 +159,7 @@ class Worker:
             self._stop("all workers stop after this step")
 
     def _stop(self, text: str) -> None:
+        self.leaving = True
         self.synchronize()
         if self.saves is not None:
             self.saves.save_together()
