@@ -52,9 +52,9 @@ workers/collectives: ps/core ps/store workers/communicators workers/runtime
 workers/reducer: ps/core workers/buckets workers/communicators workers/runtime
 workers/optimizer: ps/checkpoint ps/core ps/optim workers/buckets workers/collectives workers/communicators
     workers/reducer workers/runtime
-workers/api.py: ps/core workers/collectives workers/optimizer workers/runtime
-workers/localrun: ps/config ps/core ps/process workers/launchers
-workers/horovod: ps/client ps/config ps/core ps/job ps/process workers/collectives workers/communicators
+workers/localrun: ps/config ps/core ps/job ps/process workers/launchers workers/runtime
+workers/api.py: ps/core workers/collectives workers/localrun workers/optimizer workers/runtime
+workers/horovod: ps/client ps/config ps/core ps/job workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime
 workers/peers: ps/config ps/core ps/optim ps/transport
 workers/script.py: ps/config ps/core ps/process
