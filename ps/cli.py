@@ -52,9 +52,14 @@ def start(config: ConfigFile = None, **flags: object) -> None:
 
 
 @app.command()
-def status(server: Address) -> None:
-    """Print the status of a hub as one JSON object."""
-    _run(lambda: (0, _status(server)))
+def status(
+    server: Address,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object, as without a terminal")
+    ] = False,
+) -> None:
+    """Print the status of a hub: as tables on a terminal, otherwise as one JSON object."""
+    _run(lambda: (0, _status(server, as_json=as_json or not sys.stdout.isatty())))
 
 
 @app.command()
@@ -154,13 +159,18 @@ def _submit(
     return submit(flags, script, config_file, dry_run=dry_run)
 
 
-def _status(server: str) -> dict[str, Any]:
+def _status(server: str, *, as_json: bool) -> dict[str, Any] | None:
     from hubring.protos import control_pb2 as pb
 
     report: dict[str, Any] = json.loads(
         _ask(server, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
     )
-    return report
+    if as_json:
+        return report
+    from hubring.ps.observe.status_table import show
+
+    show(report)
+    return None
 
 
 def _health(server: str, service: str) -> dict[str, Any]:

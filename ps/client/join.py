@@ -74,8 +74,7 @@ class Admission:
                 self._bring_shard(reply)
                 request.brings_shard = True
             else:
-                fix = "Start them, or restart the server with a smaller --workers or --await-shards"
-                log.info("%s; waited %.0f s. %s", reply.text, waited, fix)
+                log.info("waited %.0f s: %s", waited, reply.text)
             self._check_start(reply, waited, start_timeout)
             reply = self._ask(request, again=True)
         if reply.state == pb.JoinReply.REFUSED:

@@ -138,7 +138,7 @@ class Session:
         self.size = joined.world_size
         self.late = joined.late
         self.neighbours = joined.neighbours
-        self.mode = joined.mode
+        self.mode, self.saves = joined.mode, joined.saves
         self.lockstep = joined.lockstep
         self.shards = [ShardAddress(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
         self._lease = joined.lease_seconds

@@ -50,7 +50,9 @@ class Control(ControlServicer):
             log.warning("refused the worker on %s (pid %d): %s", request.host, request.pid, error)
             return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
         if seat is None:
-            return pb.JoinReply(state=pb.JoinReply.WAITING, text=self._coordinator.quorum.waiting_for())
+            quorum = self._coordinator.quorum
+            text = ". ".join(filter(None, (quorum.waiting_for(), quorum.fix())))
+            return pb.JoinReply(state=pb.JoinReply.WAITING, text=text)
         config = self._coordinator.config
         if isinstance(seat, Summons):
             return pb.JoinReply(
@@ -68,6 +70,7 @@ class Control(ControlServicer):
             late=seat.late,
             neighbours=seat.neighbours,
             mode=config.mode,
+            saves=config.checkpoint_dir is not None,
             lockstep=self._coordinator.consistency.lockstep,
             shards=[
                 pb.ShardAddress(shard=shard.index, host_id=shard.host_id, addresses=shard.addresses)

@@ -111,10 +111,12 @@ class Worker:
         if step == self.config.save_parameters_at and self.communicator.rank == 0:
             self._save_early(step)
         if self.communicator.draining:
-            self._stop(
-                "the server was asked to stop: all workers stop after this step; restart the server and the"
-                " workers to continue from the last checkpoint"
+            then = (
+                ""
+                if not self._is_saved
+                else ("; restart the server and the workers to continue from the last checkpoint")
             )
+            self._stop(f"the server was asked to stop: all workers stop after this step{then}")
         if self.communicator.topology == "ring":
             self._handle_ring_stop(step)
         elif self.stop_code is not None:
@@ -163,9 +165,15 @@ class Worker:
         self.synchronize()
         if self.saves is not None:
             self.saves.save_together()
-        elif self.communicator.steps_on == "worker" and self.communicator.rank == 0:
+        elif not self._is_saved and self.communicator.rank == 0:
             log.warning("nothing is saved: no --checkpoint-dir is set; a restarted job starts from step 0")
         raise Preempted(text, self.stop_code or Preempted.exit_code)
+
+    @property
+    def _is_saved(self) -> bool:
+        """Whether a restarted job continues from a checkpoint, of the workers or of the server."""
+        session = self.session if self.communicator.steps_on == "server" else None
+        return self.saves is not None or (session is not None and session.saves)
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Records metrics and sends the loss to the hub.
