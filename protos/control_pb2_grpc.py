@@ -111,7 +111,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request, context):
-        """Stays open while a worker or a shard lives, and returns nothing. When its connection closes,
+        """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
         the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

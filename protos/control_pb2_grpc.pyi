@@ -43,7 +43,7 @@ class ControlStub:
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]
     """Renews a worker's lease and returns news."""
     Connect: _grpc.UnaryStreamMultiCallable[_control_pb2.ConnectRequest, _control_pb2.Ack]
-    """Stays open while a worker or a shard lives, and returns nothing. When its connection closes,
+    """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
     the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_control_pb2.LeaveRequest, _control_pb2.LeaveReply]
@@ -70,7 +70,7 @@ class ControlAsyncStub(ControlStub):
     Heartbeat: _aio.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]  # type: ignore[assignment]
     """Renews a worker's lease and returns news."""
     Connect: _aio.UnaryStreamMultiCallable[_control_pb2.ConnectRequest, _control_pb2.Ack]  # type: ignore[assignment]
-    """Stays open while a worker or a shard lives, and returns nothing. When its connection closes,
+    """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
     the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_control_pb2.LeaveRequest, _control_pb2.LeaveReply]  # type: ignore[assignment]
@@ -112,7 +112,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ConnectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.Ack], _abc.AsyncIterator[_control_pb2.Ack]]:
-        """Stays open while a worker or a shard lives, and returns nothing. When its connection closes,
+        """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
         the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
         """
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -100,8 +101,9 @@ class Control(ControlServicer):
             stop_agreed=agreed,
         )
 
-    async def Connect(self, request: pb.ConnectRequest, context: Context) -> None:
+    async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:
         await self._coordinator.connections.hold(_sender(request), request.shard)
+        yield pb.Ack()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         sender = _sender(request)

@@ -23,6 +23,8 @@ from hubring.workers.localrun.settings import Settings, settle
 from hubring.workers.localrun.team import OUTPUTS, folder_of
 
 T = TypeVar("T")
+Task = tuple[Callable[..., T], Sequence[Any], Mapping[str, Any]]
+"""A function, its arguments and its keyword arguments."""
 
 END_SECONDS = 5.0
 """How long a worker whose pipe closed has to end."""
@@ -69,7 +71,7 @@ def launch(
 
 
 def call(
-    task: tuple[Callable[..., T], Sequence[Any], Mapping[str, Any]],
+    task: Task[T],
     size: int,
     settings: Settings,
     *,
@@ -82,7 +84,7 @@ def call(
     """Calls a function in each worker of a job, and returns the results in rank order.
 
     Args:
-        task: The function, its arguments and its keyword arguments.
+        task: What each worker calls.
         size: Number of workers.
         settings: Settings of the server and the workers.
         timeout: Seconds within which the server must start.
@@ -121,7 +123,7 @@ class _Caller(Child):
             stdout, stderr = outputs or (None, None)
             super().__init__(f"rank {rank}", command, stdout=stdout, stderr=stderr, pass_fds=[there.fileno()])
 
-    def ask(self, variables: dict[str, str], task: tuple[Any, ...]) -> None:
+    def ask(self, variables: dict[str, str], task: Task[Any]) -> None:
         """Sends the call."""
         self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
         self.pipe.send_bytes(cloudpickle.dumps(task))

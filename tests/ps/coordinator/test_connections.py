@@ -12,9 +12,14 @@ from hubring.ps.job.membership import RETURN_SECONDS
 from tests.support.fakes.coordinator import CONTEXT, Hub, run
 
 
+async def opened(hub: Hub, request: pb.ConnectRequest) -> None:
+    async for _ in hub.control.Connect(request, CONTEXT):
+        raise AssertionError("the server stopped")
+
+
 async def disconnect(hub: Hub, request: pb.ConnectRequest) -> None:
     """Opens a connection and closes it, as the end of a process does."""
-    call = asyncio.ensure_future(hub.control.Connect(request, CONTEXT))
+    call = asyncio.create_task(opened(hub, request))
     await asyncio.sleep(0)
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_results_come_by_rank_and_are_those_of_one_process() -> None:
         optimizer.zero_grad()
         (model(torch.ones(4, 2)).sum() * 0.5 * 1.5).backward()
         optimizer.step()
-    expected = pytest.approx(model.weight.sum().item(), abs=1e-5)
+    expected: Any = pytest.approx(model.weight.sum().item(), abs=1e-5)
     for topology in ("hub", "ring"):
         assert trained(topology, 0.5) == [(0, topology, expected), (1, topology, expected)]
 

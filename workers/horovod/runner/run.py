@@ -92,7 +92,7 @@ def run(  # noqa: D417 - the other arguments have no effect
         raise UsageError(f"num_proc={size}: the hosts have only {room} slot(s); add slots or reduce num_proc")
     limit = start_timeout or 300.0
     settings = settle({"topology": topology, "timeout": limit}, size, environment())
-    task = call, (cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))),), {}
+    task: functions.Task[Any] = call, (cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))),), {}
     return functions.call(
         task,
         size,
