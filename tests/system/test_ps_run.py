@@ -138,11 +138,12 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
         [PS_RUN, SMALL],
         ["hubring.ps.cli", "start", "--port", "0"],
         ["hubring.workers.programs.ps_worker", SMALL],
-        ["hubring.workers.compare.cli", "run"],
     ],
-    ids=["ps-run", "ps-server", "ps-worker", "ps-compare"],
+    ids=["ps-run", "ps-server", "ps-worker"],
 )
-def test_a_wrong_variable_ends_every_program_with_78(cluster: Cluster, program: Sequence[str]) -> None:
+def test_a_wrong_variable_ends_every_program_of_a_job_with_78(
+    cluster: Cluster, program: Sequence[str]
+) -> None:
     started = cluster.run("program", *program, variables={"PS_MODE": "async"})
     assert started.wait() == 78, started.said()
     assert "PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup" in started.said()
