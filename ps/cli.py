@@ -130,11 +130,14 @@ def main() -> None:
 def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dict[str, Any]]:
     import asyncio
 
+    from hubring.ps.config.environment import environment
     from hubring.ps.config.sources import load_server
     from hubring.ps.observe import logs
+    from hubring.ps.process.end_with_parent import PARENT, follow
     from hubring.ps.server import Server, join
 
     config = load_server(flags, config_file)
+    follow(int(environment().get(PARENT, 0)))
     logs.configure(config.log_format).role = "hub"
     if config.device != "cpu":
         from hubring.ps.shard import gpu

@@ -41,7 +41,8 @@ ps/server.py: protos ps/checkpoint ps/config ps/coordinator ps/core ps/observe p
     ps/store ps/transport
 ps/submit: ps/config ps/core ps/process
 ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/transport
-ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/server.py ps/shard ps/submit ps/transport
+ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/process ps/server.py ps/shard
+    ps/submit ps/transport
 workers/launchers: ps/core
 workers/buckets: ps/core ps/store ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets

@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,16 +15,21 @@ import pytest
 
 from hubring.ps.process.command import module_command
 from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.process_tree import GRACE, ends_by
 
 pytestmark = pytest.mark.slow
 
 PS_RUN = "hubring.workers.programs.ps_run"
 TEAM = """
-import sys
+import signal, sys
 from hubring.ps.config.environment import environment
-from hubring.workers.localrun.team import Team
+from hubring.ps.process.children import passing_on
+from hubring.workers.localrun import team
+team.QUIT_SECONDS = 0.2
 commands = [(sys.executable, "-c", code) for code in sys.argv[1:]]
-sys.exit(Team(commands, [environment()] * len(commands)).run(print))
+job = team.Team(commands, [environment()] * len(commands))
+with passing_on([signal.SIGTERM], job.signal):
+    sys.exit(job.run(print))
 """
 ASK = "import sys; print('got', input('Name? ')); print(repr(sys.stdin.read()))"
 
@@ -85,6 +91,33 @@ def test_rank_0_reads_the_terminal(controlling: bool) -> None:
         assert program.wait() == 0
 
 
+def test_the_second_signal_ends_workers_that_do_not_listen() -> None:
+    deaf = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(team(deaf), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as program:
+        assert program.stdout is not None
+        assert b"here" in program.stdout.readline()
+        for _ in range(2):
+            program.send_signal(signal.SIGTERM)
+            time.sleep(0.1)  # two signals at once are one
+        assert program.wait() == 128 + signal.SIGTERM
+
+
+def test_after_a_signal_each_worker_may_finish_what_it_has_to_save() -> None:
+    ends = "import signal, time; print('here', flush=True); signal.sigwait([15]); raise SystemExit(75)"
+    saves = ends.replace("raise", "time.sleep(1); print('saved'); signal.sigpending() and exit(1); raise")
+    block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); "
+    command = team(block + ends, block + saves)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as program:
+        assert program.stdout is not None
+        assert b"here" in program.stdout.readline()
+        assert b"here" in program.stdout.readline()
+        program.send_signal(signal.SIGTERM)
+        assert program.stdout.read() == b"[1]<stdout>:saved\n"
+        assert program.wait() == 75
+
+
 def ps_run(cluster: Cluster, *arguments: str) -> Program:
     return cluster.run("run", PS_RUN, *arguments)
 
@@ -106,6 +139,15 @@ def test_checkpoints_of_a_ring_are_kept_by_the_workers(cluster: Cluster, tmp_pat
     again = ps_run(cluster, *flags, SMALL, "5", "16")
     assert again.wait() == 0
     assert "continuing from step 3" in again.said()
+
+
+def test_workers_end_with_ps_run(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)\n")
+    program = ps_run(cluster, "-n", "1", str(script))
+    program.until(lambda: "pid" in program.out.read_text(), "start")
+    program.process.kill()
+    assert ends_by(int(program.out.read_text().split()[-1]), time.monotonic() + GRACE)
 
 
 def in_folder(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,7 @@ from hubring.ps.core.errors import UsageError
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children
 from hubring.ps.process.command import module_command
+from hubring.ps.process.end_with_parent import PARENT
 from hubring.workers.localrun.call import Answer, Circumstances
 from hubring.workers.localrun.server import Server
 from hubring.workers.localrun.settings import Settings, settle
@@ -97,7 +98,8 @@ def call(
         ServerUnreachable: The server did not start.
         RuntimeError: A worker failed. The message holds its rank and its traceback.
     """
-    with Server(size, settings.server_words, environment(), verbose=verbose, timeout=timeout) as server:
+    variables = {**environment(), PARENT: str(os.getpid())}
+    with Server(size, settings.server_words, variables, verbose=verbose, timeout=timeout) as server:
         job = {**settings.worker_variables, "PS_SERVER": server.address, "PS_WORLD_SIZE": str(size)}
         with Children[_Caller]() as callers:
             for rank in range(size):

@@ -125,7 +125,8 @@ class LocalJob:
         report = Report(size, settings)
         report.starting()
         flags, limit = settings.server_words, self.start_timeout
-        with Server(size, flags, environment(), verbose=self.verbose, timeout=limit) as server:
+        variables = {**environment(), PARENT: str(os.getpid())}
+        with Server(size, flags, variables, verbose=self.verbose, timeout=limit) as server:
             if self.page and not self.verbose:
                 report.page(server.banner)
             words = [*_program(command, server.address, settings), *command.words]
