@@ -194,7 +194,8 @@ class Membership:
         if rank not in free:
             raise ConfigError(
                 f"{self._leases[rank].member} already holds this rank; start this worker with another --rank,"
-                f" or stop the other worker and wait {self.lease_seconds:g} s until its lease expires"
+                f" or stop the other worker and wait {min(RETURN_SECONDS, self.lease_seconds):g} s until its"
+                " rank is free"
             )
         return rank
 
