@@ -128,9 +128,28 @@ def test_settings_reach_both_sides_and_a_summary_ends_the_run(cluster: Cluster) 
     assert program.wait() == 0, program.said()
     first, *said = program.said().splitlines()
     assert first == "ps-run: starting 1 server, 2 workers (hub, ssp)"
-    assert any(line.startswith("ps-run: status page      http://127.0.0.1:") for line in said)
+    assert any(line.startswith("ps-run: status page: http://127.0.0.1:") for line in said)
     assert said[-1].startswith("ps-run: 2 workers finished 8 steps in ")
     assert '"exit_code"' not in program.out.read_text()
+
+
+def test_a_folder_for_checkpoints_that_nobody_writes_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(Path(SMALL).read_text().replace("hubring.init()", "hubring.init(aggregate=True)"))
+    program = ps_run(cluster, "-n", "2", "--checkpoint-dir", str(tmp_path / "saved"), str(script), "3", "16")
+    assert program.wait() == 0, program.said()
+    assert "--checkpoint-dir has no effect, because the workers step" in program.said()
+
+
+def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    program = ps_run(cluster, "-n", "2", SMALL, "60", "16", "hold", str(go), "20")
+    program.until(lambda: program.said().count("holding at 20") == 2, "hold")
+    program.process.send_signal(signal.SIGINT)
+    program.until(lambda: program.said().count("SIGINT: all workers stop after the same step") == 2, "notice")
+    go.touch()
+    assert program.wait() == 130, program.said()
+    assert "ps-run: interrupted after" in program.said().splitlines()[-1]
 
 
 def test_checkpoints_of_a_ring_are_kept_by_the_workers(cluster: Cluster, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from signal import SIGINT
 from typing import Any
 
 from hubring.ps.core.errors import Preempted
@@ -12,6 +13,7 @@ from hubring.workers.localrun.settings import Settings
 from hubring.workers.localrun.team import Verdict
 
 MOST_METRICS = 4
+_STOPPED = {Preempted.exit_code: "stopped on request", 128 + SIGINT: "interrupted"}
 
 
 class Report:
@@ -35,8 +37,9 @@ class Report:
     def page(self, banner: str) -> None:
         """Prints the address of the status page, which the server's banner holds."""
         for line in banner.splitlines():
-            if line.lstrip().startswith("page "):
-                _print(f"status {line.strip()}")
+            name, _, address = line.strip().partition(" ")
+            if name == "page":
+                _print(f"status page: {address.strip()}")
 
     def failure(self, say: Callable[[str], None], rank: int, code: int, verdict: Verdict) -> None:
         """Prints that a worker failed, and what happens next."""
@@ -54,8 +57,8 @@ class Report:
         done = f" {'-'.join(map(str, [*steps[:1], *steps[1:][-1:]]))} steps" if steps else ""
         if not code:
             _print(f"{_workers(self._size)} finished{done} in {seconds:.1f} s{_metrics(results)}")
-        elif code == Preempted.exit_code:
-            _print(f"stopped on request after{done or ' 0 steps'} and {seconds:.1f} s (exit code {code})")
+        elif code in _STOPPED:
+            _print(f"{_STOPPED[code]} after{done or ' 0 steps'} and {seconds:.1f} s (exit code {code})")
         else:
             _print(f"failed after {seconds:.1f} s (exit code {code})")
 
