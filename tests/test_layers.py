@@ -30,7 +30,7 @@ ps/job: protos ps/core
 ps/store: ps/compression ps/core ps/job ps/optim
 ps/checkpoint: ps/core ps/store
 ps/process
-ps/config: ps/core ps/process
+ps/config: ps/core
 ps/transport: protos ps/compression ps/config ps/core ps/store
 ps/observe: protos ps/config ps/core ps/transport
 ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/process ps/store ps/transport

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from typer.exceptions import TyperException
 
 from hubring.ps.core.errors import HubringError
-from hubring.ps.process.screen import drop
 
 
 def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsewhere: str = "") -> None:
@@ -27,13 +25,6 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
     """
     try:
         code = app(argv, prog_name=name, standalone_mode=False)
-    except BrokenPipeError:
-        lost = [stream for stream in (sys.stdout, sys.stderr) if _reader_is_gone(stream)]
-        if not lost:
-            raise
-        for stream in lost:
-            drop(stream.buffer)
-        code = 128 + signal.SIGPIPE
     except TyperException as error:
         hints = [f"see {name} --help"]
         if elsewhere and type(error).__name__ == "NoSuchOption":  # typer exports no such class
@@ -46,12 +37,6 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
         if argv is None:
             ignore_stop_signals()
     raise SystemExit(code if isinstance(code, int) else 0)
-
-
-def _reader_is_gone(stream: TextIO) -> bool:
-    poller = select.poll()
-    poller.register(stream.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poller.poll(0))
 
 
 def version_option(*short: str) -> Any:

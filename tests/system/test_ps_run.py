@@ -52,6 +52,17 @@ def test_a_pipe_that_closes_ends_the_workers_without_a_word() -> None:
         assert program.stderr.read() == b""
 
 
+def test_a_reader_of_the_first_line_ends_ps_run_too(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text("while True: print('line')\n")
+    command = module_command(PS_RUN, "-n", "1", str(script))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as program:
+        assert program.stdout is not None
+        assert b"ps-run: starting 1 server" in program.stdout.readline()
+        program.stdout.close()
+        assert program.wait() == 128 + signal.SIGPIPE
+
+
 def test_a_full_disk_is_named() -> None:
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(team("print('line')"), stdout=full, stderr=subprocess.PIPE, check=False)

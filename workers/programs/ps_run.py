@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from inspect import signature
+from signal import SIGPIPE
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ import typer
 from hubring.ps.config import terminal
 from hubring.ps.config.options import Command, takes
 from hubring.ps.core.errors import HubringError, UsageError
+from hubring.ps.process.screen import drop
 from hubring.workers.localrun import ignored_flags
 from hubring.workers.localrun.host import ELSEWHERE
 from hubring.workers.localrun.job import LocalJob
@@ -79,6 +81,10 @@ def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: b
         print(f"ps-run: {error}", file=sys.stderr)
         terminal.last_line({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
+    except BrokenPipeError:  # the reader of our own lines is gone
+        for stream in (sys.stdout, sys.stderr):
+            drop(stream.buffer)
+        return 128 + SIGPIPE
 
 
 if __name__ == "__main__":
