@@ -152,6 +152,14 @@ def test_a_folder_for_checkpoints_that_nobody_writes_is_named(cluster: Cluster, 
     assert "--checkpoint-dir has no effect, because the workers step" in program.said()
 
 
+def test_ctrl_c_ends_a_start_too(cluster: Cluster, tmp_path: Path) -> None:
+    program = ps_run(cluster, "-n", "1", SMALL, "60", "16")
+    program.until_said("ps-run: starting 1 server")
+    program.process.send_signal(signal.SIGINT)
+    assert program.wait() == 130, program.said()
+    assert "Traceback" not in program.said()
+
+
 def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster, tmp_path: Path) -> None:
     go = tmp_path / "go"
     program = ps_run(cluster, "-n", "2", SMALL, "60", "16", "hold", str(go), "20")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,12 @@ def parse(command: list[str], *, is_module: bool = False) -> ScriptCommand:
 
 def _names_python(command: list[str]) -> bool:
     return bool(command) and re.fullmatch(r"python(3(\.\d+)?)?", Path(command[0]).name) is not None
+
+
+def other_python(command: list[str]) -> str:
+    """Returns the interpreter that the command names, if it is of another environment; otherwise empty."""
+    found = shutil.which(command[0]) if _names_python(command) else None
+    return found if found and Path(found).parent != Path(sys.executable).parent else ""
 
 
 def _of_python(command: list[str]) -> ScriptCommand:

@@ -238,6 +238,8 @@ class Team:
         source = DEVNULL if rank else self._stdin
         worker = Worker(rank, self._commands[rank], self._environments[rank], folder, self._screens, source)
         self._running.append(self._workers.add(worker))
+        for number in self._signals:  # they came while the workers before it started
+            worker.signal(number)
 
     def _fill(self, finished: int) -> None:
         """Restarts the lost workers whose ranks are free."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from inspect import signature
-from signal import SIGPIPE
+from signal import SIGINT, SIGPIPE
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +19,7 @@ from hubring.ps.process.screen import drop
 from hubring.workers.localrun import ignored_flags
 from hubring.workers.localrun.host import ELSEWHERE
 from hubring.workers.localrun.job import LocalJob
-from hubring.workers.localrun.script_command import parse
+from hubring.workers.localrun.script_command import other_python, parse
 from hubring.workers.localrun.settings import SERVER, WORKER, setting_options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -73,6 +73,8 @@ def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: b
         parsed = parse(command, is_module=is_module)
         if jsrun:
             raise UsageError(f"--jsrun: {ELSEWHERE}")
+        if other := other_python(command):
+            print(f"ps-run: workers run {sys.executable}, not {other}", file=sys.stderr)
         for line in ignored_flags.notices(name for name in ignored_flags.IDLE if flags.pop(name) is not None):
             print(f"ps-run: {line}", file=sys.stderr)
         given = {name: flags.pop(name) for name in (*SERVER, *WORKER)}
@@ -81,6 +83,9 @@ def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: b
         print(f"ps-run: {error}", file=sys.stderr)
         terminal.last_line({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
+    except KeyboardInterrupt:  # before the workers started; they get it later
+        print("ps-run: interrupted before the workers started", file=sys.stderr)
+        return 128 + SIGINT
     except BrokenPipeError:  # the reader of our own lines is gone
         for stream in (sys.stdout, sys.stderr):
             drop(stream.buffer)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.localrun.script_command import ScriptCommand, parse
+from hubring.workers.localrun.script_command import ScriptCommand, other_python, parse
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,15 @@ def test_python_and_its_options_are_understood(words: str, expected: ScriptComma
 def test_a_module_of_ps_run_itself_is_one_of_this_folder_or_of_python() -> None:
     assert parse(["pkg.mod", "a"], is_module=True) == ScriptCommand(["pkg.mod", "a"], True)
     assert parse(["json.tool"], is_module=True).words == ["json.tool"]
+
+
+def test_another_environments_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "python3"
+    other.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert other_python(["python3", "x.py"]) == str(other)
+    assert other_python([sys.executable, "x.py"]) == ""
+    assert other_python(["x.py"]) == ""
 
 
 @pytest.mark.parametrize(("option", "safe"), [("-P", True), ("-uI", True), ("-u", False), ("-WI", False)])
