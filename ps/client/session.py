@@ -296,7 +296,7 @@ class Session:
             shards=shards,
             trial=trial,
         )
-        reply = self._call(lambda: self._stub.Plan(request, timeout=60.0))
+        reply = self._call(lambda: self._stub.Plan(request, timeout=max(60.0, self._lease)))
         if reply.refused:
             raise BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.refused)
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
@@ -324,7 +324,7 @@ class Session:
         request = pb.RendezvousRequest(
             rank=rank, incarnation=incarnation, key=key, value=value, wait_seconds=wait
         )
-        return self._call(lambda: self._stub.Rendezvous(request, timeout=wait + 10.0)).value
+        return self._call(lambda: self._stub.Rendezvous(request, timeout=wait + max(10.0, self._lease))).value
 
     def clock_offset(self) -> Offset:
         """Measures how far the coordinator's clock is ahead of this host's."""

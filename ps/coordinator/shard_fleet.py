@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 CALL_SECONDS = 10.0
+"""How long a shard may take to answer, even with a shorter lease. A call to one that ended fails at once."""
 LOOK_SECONDS = 1.0
 """How long a page or a scrape waits for a shard. A longer wait would make the other shards' numbers old."""
 SAVE_SECONDS = 600.0
@@ -81,6 +82,7 @@ class Fleet:
     def __init__(self, lease_seconds: float) -> None:
         self.shards: list[Shard] = []
         self.lease_seconds = lease_seconds
+        self._call_seconds = max(CALL_SECONDS, lease_seconds)
 
     def find(self, token: str) -> Shard | None:
         """Returns the shard that registered with this token."""
@@ -135,7 +137,7 @@ class Fleet:
         """Sends the members to every shard; returns when all shards use them."""
         members = [pb.Member(rank=member.rank, incarnation=member.incarnation) for member in view.members]
         message = pb.View(epoch=view.epoch, members=members)
-        await self._all(lambda stub: stub.SetView(message, timeout=CALL_SECONDS))
+        await self._all(lambda stub: stub.SetView(message, timeout=self._call_seconds))
 
     async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
         """Sends every shard its slices, zeroed or restored from a checkpoint."""
@@ -148,19 +150,20 @@ class Fleet:
 
     async def drain(self) -> None:
         """Ends the job at the next step boundary."""
-        await self._all(lambda stub: stub.Drain(pb.DrainRequest(), timeout=CALL_SECONDS))
+        await self._all(lambda stub: stub.Drain(pb.DrainRequest(), timeout=self._call_seconds))
 
     async def fail(self, error: HubringError) -> None:
         """Makes the shards refuse all waiting and later requests; ignores shards that do not answer."""
         message = pb.FailRequest(text=str(error), exit_code=error.exit_code)
         calls = [
-            self._one(shard, lambda stub: stub.Fail(message, timeout=CALL_SECONDS)) for shard in self.shards
+            self._one(shard, lambda stub: stub.Fail(message, timeout=self._call_seconds))
+            for shard in self.shards
         ]
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def reset(self) -> None:
         """Clears every shard for the next job."""
-        await self._all(lambda stub: stub.Reset(pb.ResetRequest(), timeout=CALL_SECONDS))
+        await self._all(lambda stub: stub.Reset(pb.ResetRequest(), timeout=self._call_seconds))
 
     async def save(self, folder: Path, step: int) -> list[pb.SaveReply]:
         """Lets every shard write its file; `step` -1 saves every key in its current state."""
@@ -169,7 +172,7 @@ class Fleet:
 
     async def stats(self) -> list[pb.ShardStats]:
         """Returns every shard's counters."""
-        return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS))
+        return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=self._call_seconds))
 
     async def look(self, patience: float) -> list[str]:
         """Updates the `last_stats` of each shard; returns per shard an error, or empty text on success.

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """How long a shard tries to reach its coordinator."""
+BUSY_SECONDS = 90.0
+"""How long a coordinator that is reachable may not answer the registration."""
 SILENT_SECONDS = 4.0
 """Seconds for which a server may be unreachable. A server that is reachable but does not answer gets at least
 the lease: it can recover.
@@ -80,7 +82,8 @@ class Registration:
             try:
                 reply = self._stub.RegisterShard(request, timeout=CONNECT_SECONDS)
             except grpc.RpcError as error:
-                if time.monotonic() - heard > CONNECT_SECONDS:
+                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if time.monotonic() - heard > (BUSY_SECONDS if timed_out else CONNECT_SECONDS):
                     raise ServerUnreachable(
                         f"no server answers at {self._control} for {CONNECT_SECONDS:g} s:"
                         f" {probe(self._control)} ({error.code().name}: {error.details()});"
