@@ -38,8 +38,7 @@ class Script:
             raise UsageError(f"module {self._given} not found in {self._folder} or in {sys.prefix}")
         if not self._is_module and not Path(self._given).is_file():
             raise UsageError(
-                f"script {self._given} not found: pass an existing file, -m and a module, or job arguments"
-                " after --"
+                f"script {self._given} not found: pass an existing file, or job arguments after --"
             )
         if _searches_folder() and (hidden := hidden_by(self._folder)):
             raise UsageError(hidden)
