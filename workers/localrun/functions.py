@@ -98,8 +98,8 @@ def call(
         ServerUnreachable: The server did not start.
         RuntimeError: A worker failed. The message holds its rank and its traceback.
     """
-    variables = {**environment(), PARENT: str(os.getpid())}
-    with Server(size, settings.server_words, variables, verbose=verbose, timeout=timeout) as server:
+    inherited = {**environment(), PARENT: str(os.getpid())}
+    with Server(size, settings.server_words, inherited, verbose=verbose, timeout=timeout) as server:
         job = {**settings.worker_variables, "PS_SERVER": server.address, "PS_WORLD_SIZE": str(size)}
         with Children[_Caller]() as callers:
             for rank in range(size):
