@@ -166,10 +166,11 @@ class JoinReply(_message.Message):
     LOCKSTEP_FIELD_NUMBER: _builtins.int
     NEIGHBOURS_FIELD_NUMBER: _builtins.int
     SERVER_HOST_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     INSECURE_FIELD_NUMBER: _builtins.int
     state: Global___JoinReply.State.ValueType
     text: _builtins.str
-    """WAITING: who is missing; REFUSED: the reason and the fix"""
+    """WAITING: who is missing, and the fix; REFUSED: the reason and the fix"""
     rank: _builtins.int
     incarnation: _builtins.int
     world_size: _builtins.int
@@ -185,6 +186,8 @@ class JoinReply(_message.Message):
     """workers on this worker's host, including itself"""
     server_host: _builtins.str
     """BRING_SHARD: the server's address for other hosts; selects the shard's address"""
+    saves: _builtins.bool
+    """the server writes checkpoints of what its shards hold"""
     insecure: _builtins.bool
     """BRING_SHARD: the shard may listen beyond loopback"""
     @_builtins.property
@@ -205,11 +208,12 @@ class JoinReply(_message.Message):
         lockstep: _builtins.bool = ...,
         neighbours: _builtins.int = ...,
         server_host: _builtins.str = ...,
+        saves: _builtins.bool = ...,
         insecure: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "insecure", b"insecure", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "rank", b"rank", "server_host", b"server_host", "shards", b"shards", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "insecure", b"insecure", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "rank", b"rank", "saves", b"saves", "server_host", b"server_host", "shards", b"shards", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,6 +313,32 @@ class HeartbeatReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
+
+@_typing.final
+class ConnectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    incarnation: _builtins.int
+    shard: _builtins.str
+    """a shard's token; empty for a worker"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        shard: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConnectRequest: _TypeAlias = ConnectRequest  # noqa: Y015
 
 @_typing.final
 class LeaveRequest(_message.Message):

@@ -44,6 +44,11 @@ class ControlStub:
                 request_serializer=hubring_dot_protos_dot_control__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=hubring_dot_protos_dot_control__pb2.HeartbeatReply.FromString,
                 _registered_method=True)
+        self.Connect = channel.unary_stream(
+                '/hubring.v1.Control/Connect',
+                request_serializer=hubring_dot_protos_dot_control__pb2.ConnectRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.Ack.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/hubring.v1.Control/Leave',
                 request_serializer=hubring_dot_protos_dot_control__pb2.LeaveRequest.SerializeToString,
@@ -100,6 +105,14 @@ class ControlServicer:
 
     def Heartbeat(self, request, context):
         """Renews a worker's lease and returns news.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Connect(self, request, context):
+        """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
+        the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,6 +182,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=hubring_dot_protos_dot_control__pb2.HeartbeatRequest.FromString,
                     response_serializer=hubring_dot_protos_dot_control__pb2.HeartbeatReply.SerializeToString,
+            ),
+            'Connect': grpc.unary_stream_rpc_method_handler(
+                    servicer.Connect,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.ConnectRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.Ack.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -265,6 +283,33 @@ class Control:
             '/hubring.v1.Control/Heartbeat',
             hubring_dot_protos_dot_control__pb2.HeartbeatRequest.SerializeToString,
             hubring_dot_protos_dot_control__pb2.HeartbeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Connect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hubring.v1.Control/Connect',
+            hubring_dot_protos_dot_control__pb2.ConnectRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,

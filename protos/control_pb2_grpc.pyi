@@ -42,6 +42,10 @@ class ControlStub:
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]
     """Renews a worker's lease and returns news."""
+    Connect: _grpc.UnaryStreamMultiCallable[_control_pb2.ConnectRequest, _control_pb2.Ack]
+    """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
+    the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
+    """
     Leave: _grpc.UnaryUnaryMultiCallable[_control_pb2.LeaveRequest, _control_pb2.LeaveReply]
     Plan: _grpc.UnaryUnaryMultiCallable[_control_pb2.PlanRequest, _control_pb2.PlanReply]
     """A worker sends its buckets. The reply lists the shard of each slice."""
@@ -65,6 +69,10 @@ class ControlAsyncStub(ControlStub):
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]  # type: ignore[assignment]
     """Renews a worker's lease and returns news."""
+    Connect: _aio.UnaryStreamMultiCallable[_control_pb2.ConnectRequest, _control_pb2.Ack]  # type: ignore[assignment]
+    """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
+    the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
+    """
     Leave: _aio.UnaryUnaryMultiCallable[_control_pb2.LeaveRequest, _control_pb2.LeaveReply]  # type: ignore[assignment]
     Plan: _aio.UnaryUnaryMultiCallable[_control_pb2.PlanRequest, _control_pb2.PlanReply]  # type: ignore[assignment]
     """A worker sends its buckets. The reply lists the shard of each slice."""
@@ -97,6 +105,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.HeartbeatReply, _abc.Awaitable[_control_pb2.HeartbeatReply]]:
         """Renews a worker's lease and returns news."""
+
+    @_abc_1.abstractmethod
+    def Connect(
+        self,
+        request: _control_pb2.ConnectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.Ack], _abc.AsyncIterator[_control_pb2.Ack]]:
+        """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
+        the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
+        """
 
     @_abc_1.abstractmethod
     def Leave(

@@ -39,6 +39,11 @@ app = typer.Typer(
 Address = Annotated[str, typer.Argument(help="HOST:PORT of the server, from its banner")]
 
 
+@app.callback()
+def program(version: Annotated[bool, terminal.version_option()] = False) -> None:
+    """Takes the options in front of a command."""
+
+
 @app.command(cls=Command)
 @takes(options(ServerConfig))
 def start(config: ConfigFile = None, **flags: object) -> None:
@@ -47,9 +52,14 @@ def start(config: ConfigFile = None, **flags: object) -> None:
 
 
 @app.command()
-def status(server: Address) -> None:
-    """Print the status of a hub as one JSON object."""
-    _run(lambda: (0, _status(server)))
+def status(
+    server: Address,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object, as without a terminal")
+    ] = False,
+) -> None:
+    """Print the status of a hub: as tables on a terminal, otherwise as one JSON object."""
+    _run(lambda: (0, _status(server, as_json=as_json or not sys.stdout.isatty())))
 
 
 @app.command()
@@ -120,11 +130,14 @@ def main() -> None:
 def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dict[str, Any]]:
     import asyncio
 
+    from hubring.ps.config.environment import environment
     from hubring.ps.config.sources import load_server
     from hubring.ps.observe import logs
+    from hubring.ps.process.end_with_parent import PARENT, follow
     from hubring.ps.server import Server, join
 
     config = load_server(flags, config_file)
+    follow(int(environment().get(PARENT, 0)))
     logs.configure(config.log_format).role = "hub"
     if config.device != "cpu":
         from hubring.ps.shard import gpu
@@ -149,13 +162,18 @@ def _submit(
     return submit(flags, script, config_file, dry_run=dry_run)
 
 
-def _status(server: str) -> dict[str, Any]:
+def _status(server: str, *, as_json: bool) -> dict[str, Any] | None:
     from hubring.protos import control_pb2 as pb
 
     report: dict[str, Any] = json.loads(
         _ask(server, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
     )
-    return report
+    if as_json:
+        return report
+    from hubring.ps.observe.status_table import show
+
+    show(report)
+    return None
 
 
 def _health(server: str, service: str) -> dict[str, Any]:

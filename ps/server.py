@@ -143,24 +143,30 @@ class Server:
             log.warning("%s again: quitting now", number.name)
             self._quit.set()
         else:
-            then = ", then the server writes a checkpoint" if self._config.checkpoint_dir else ""
-            log.warning("%s: workers finish their step%s; signal again to quit now", number.name, then)
+            log.warning("%s: %s; signal again to quit now", number.name, self._what_ends(coordinator))
             self._draining = asyncio.create_task(coordinator.drain())
+
+    def _what_ends(self, coordinator: Coordinator) -> str:
+        """Returns what a stop waits for. Only a hub that holds parameters writes a checkpoint."""
+        if not coordinator.job.started:
+            return "the server stops; no job is running"
+        saves = coordinator.trains and self._config.checkpoint_dir is not None
+        then = ", then the server writes a checkpoint" if saves else ""
+        return f"workers finish their step{then}"
 
     def _banner(
         self, address: str, restored: tuple[Path, checkpoints.Manifest] | None, site: Site | None
     ) -> None:
         config = self._config
-        if config.address_file:
-            _write_address(config.address_file, address)
         shards = "one per worker, on its host" if config.colocate else str(config.shards)
         if config.await_shards:
             shards += f", and {config.await_shards} on other hosts"
         constant = {"ssp": f" --staleness {config.staleness}", "backup": f" --backup {config.backup}"}
         mode = config.mode + constant.get(config.mode, "")
+        count = f"   # x {config.workers} workers" if config.workers > 1 else ""
         lines = [
             f"ps-server on {address}  mode {mode}  shards {shards}",
-            f"  workers   ps-worker --server {address}",
+            f"  workers   ps-worker --server {address}{count}",
             f"  ring      ps-worker --server {address} --topology ring",
             f"  status    ps-server status {address}",
             *(site.banner() if site is not None else ()),
@@ -168,6 +174,8 @@ class Server:
         if restored:
             lines.append(f"  resumes   step {restored[1].step} of job {restored[1].job!r} from {restored[0]}")
         print("\n".join(lines), file=sys.stderr, flush=True)
+        if config.address_file:
+            _write_address(config.address_file, address)
 
     async def _supervise(self, coordinator: Coordinator, shards: Children[Child]) -> None:
         """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""

@@ -41,7 +41,8 @@ ps/server.py: protos ps/checkpoint ps/config ps/coordinator ps/core ps/observe p
     ps/store ps/transport
 ps/submit: ps/config ps/core ps/process
 ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/transport
-ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/server.py ps/shard ps/submit ps/transport
+ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/process ps/server.py ps/shard
+    ps/submit ps/transport
 workers/launchers: ps/core
 workers/buckets: ps/core ps/store ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets
@@ -52,12 +53,15 @@ workers/collectives: ps/core ps/store workers/communicators workers/runtime
 workers/reducer: ps/core workers/buckets workers/communicators workers/runtime
 workers/optimizer: ps/checkpoint ps/core ps/optim workers/buckets workers/collectives workers/communicators
     workers/reducer workers/runtime
-workers/api.py: ps/core workers/collectives workers/optimizer workers/runtime
-workers/localrun: ps/config ps/core ps/process workers/launchers
-workers/horovod: ps/client ps/config ps/core ps/job ps/process workers/collectives workers/communicators
+workers/localrun: ps/config ps/core ps/job ps/process workers/launchers workers/runtime
+workers/api.py: ps/core workers/collectives workers/localrun workers/optimizer workers/runtime
+workers/horovod: ps/client ps/config ps/core ps/job workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime
 workers/peers: ps/config ps/core ps/optim ps/transport
+workers/script.py: ps/config ps/core ps/process
+workers/stop_signals.py: ps/core workers/runtime
 workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
+    workers/script.py workers/stop_signals.py
 workers/compare: ps/client ps/config ps/core ps/observe ps/page ps/process ps/shard ps/store ps/transport
     workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
     workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown

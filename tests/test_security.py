@@ -35,6 +35,8 @@ TRUSTING = {
     # A function that a script has called on its own child processes, which answer by a pipe of its own.
     "workers/horovod/runner/run.py": "cloudpickle",
     "workers/horovod/runner/call.py": "cloudpickle",
+    "workers/localrun/call.py": "cloudpickle",
+    "workers/localrun/functions.py": "cloudpickle",
     # Workers of one comparison, which has started them all, exchange parts of collectives as torch would.
     "workers/compare/peers/ddp.py": "all_gather_object",
     # The tutorial's scripts save as ordinary scripts do; torch.load reads tensors and plain values only.

@@ -10,6 +10,7 @@ from hubring.ps.core.errors import HubringError as HubringError
 from hubring.ps.core.messages import ReduceOp as ReduceOp
 from hubring.workers import collectives
 from hubring.workers.collectives import *  # noqa: F403
+from hubring.workers.localrun.functions import launch as launch
 from hubring.workers.optimizer.distributed import DistributedOptimizer as DistributedOptimizer
 from hubring.workers.runtime import context
 from hubring.workers.runtime.context import shutdown as shutdown
@@ -22,6 +23,7 @@ __all__ = [
     "ShardedSampler",
     "device",
     "init",
+    "launch",
     "local_rank",
     "rank",
     "report",

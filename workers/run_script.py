@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
 import runpy
 import shutil
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from hubring.ps.config import terminal
@@ -22,17 +19,15 @@ from hubring.ps.config.environment import environment
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
 from hubring.ps.core.extras import EXTRAS, how_to_install, require_for_job
-from hubring.ps.core.shadowed_packages import hidden_by
 from hubring.ps.job.job import Reason
 from hubring.ps.observe.logs import LogOrigin
 from hubring.workers.horovod import alias
 from hubring.workers.launchers.placement import detect
 from hubring.workers.runtime import context
-from hubring.workers.runtime.worker import Worker
+from hubring.workers.script import Script
+from hubring.workers.stop_signals import INTERRUPTED, StopSignals
 
 log = logging.getLogger(__name__)
-
-INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclass(slots=True)
@@ -54,7 +49,15 @@ class Outcome:
         return self.traceback + (f"{program}: {line}\n" if line else "")
 
 
-def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words: list[str]) -> Outcome:
+def train(
+    config: WorkerConfig,
+    origin: LogOrigin,
+    module: str,
+    job: str,
+    words: list[str],
+    *,
+    is_module: bool = False,
+) -> Outcome:
     """Runs a script or a built-in job.
 
     Args:
@@ -64,46 +67,32 @@ def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words:
         job: Name of the built-in job.
         words: The script and its arguments. If the first word is missing or is an option, the built-in
             job runs with `words` as its arguments.
+        is_module: Whether the first word is a module, as for `python -m`.
 
     Raises:
-        UsageError: The script does not exist, or a file beside it hides a package that Hubring needs.
+        UsageError: The script or the module does not exist, or a file beside it hides a package that
+            Hubring needs.
         ConfigError: The built-in job needs a package that is not installed.
     """
     if words and not words[0].startswith("-"):
-        script = Path(words[0])
-        if not script.is_file():
-            raise UsageError(f"script {script} not found: pass an existing file, or job arguments after --")
-        if _searches_folder(environment()) and (hidden := hidden_by(script.resolve().parent)):
-            raise UsageError(hidden)
+        script = Script(words[0], is_module)
+        script.check()
         context.prepare(config, origin, script.name)
         if config.as_horovod:
             alias.install()
             alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
-        return _warn_unused_server(_run(lambda: _run_script(script, words[1:])), config)
+        return _warn_unused_server(_run(lambda: script.run(words[1:])), config)
+    if is_module:
+        raise UsageError("--module: the module is missing; for example: ps-worker -m package.train [ARGS]...")
     require_for_job(job)
     # All ranks must pass the same arguments to a built-in job, so they are part of the job's name.
     context.prepare(config, origin, " ".join([job, *words]))
     return _run(lambda: importlib.import_module(module).main(words))
 
 
-def _searches_folder(variables: Mapping[str, str]) -> bool:
-    """Whether Python searches the script's folder for modules. `PYTHONSAFEPATH` turns that off."""
-    return not variables.get("PYTHONSAFEPATH")
-
-
-def _run_script(script: Path, arguments: list[str]) -> None:
-    """Runs the script as `python script arguments` does."""
-    sys.argv = [str(script), *arguments]
-    if _searches_folder(environment()):
-        if not sys.flags.safe_path:
-            del sys.path[0]  # the folder of our own program
-        sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(str(script), run_name="__main__")
-
-
 def _run(action: Callable[[], object]) -> Outcome:
     """Runs the script. In every case the worker leaves the job and sends the reason."""
-    _handle_signals()
+    StopSignals().install()
     outcome, reason, line = Outcome(0, {}), Reason.FINISHED, ""
     try:
         _call(action)
@@ -224,43 +213,3 @@ def _exit_code(end: SystemExit) -> int:
     if end.code is None:
         return 0
     return end.code if isinstance(end.code, int) else 1
-
-
-def _handle_signals() -> None:
-    """Stops the worker after its step at the first signal, and at once at the second.
-
-    A scheduler can send its signal twice: directly, and through the launcher, which forwards it.
-    A repeated scheduler signal is therefore ignored; only Ctrl-C then stops the worker at once.
-    """
-    asked = Preempted.exit_code
-    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: asked, signal.SIGUSR1: asked}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        worker = context.started()
-        forked = worker is not None and worker.pid != os.getpid()
-        if forked and number == signal.SIGTERM:  # how multiprocessing ends its children
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        if forked and number == signal.SIGUSR1:
-            return
-        if worker is not None and worker.stop_code is not None and _repeats(worker, number):
-            return
-        if worker is None or not worker.trainers or worker.stop_code is not None:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            raise Preempted("stopped on request, at once")
-        worker.stop_code, worker.notice = codes[signal.Signals(number)], number == signal.SIGUSR1
-        if not forked:  # a DataLoader's process gets Ctrl-C too; the worker still needs it
-            what = "all workers stop after the same step" if worker.stops_all else "stopping after this step"
-            quits = "press Ctrl-C" if _repeats(worker, number) else "send it again"
-            log.warning("%s: %s; %s to quit at once", signal.Signals(number).name, what, quits)
-
-    for number in codes:
-        signal.signal(number, handle)
-
-
-def _repeats(worker: Worker, number: int) -> bool:
-    """Whether a second signal of this number only repeats the first one."""
-    return number == signal.SIGUSR1 or (
-        number == signal.SIGTERM and (worker.notice or worker.placement.ends_together)
-    )

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REDIAL_SECONDS = 11.0
-"""Seconds. Longer than a lease and than the server's silence limit, so that the error that names the
-cause arrives before this one.
+"""Seconds. Longer than the server needs to notice a process that ended, and than the server's silence
+limit, so that the error that names the cause arrives before this one.
 """
 MAX_LOSSES = 10
 """Losses of one connection within `REDIAL_SECONDS` after which reconnecting stops."""

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """Seconds for which a worker retries: launchers start server and workers at the same time."""
+BUSY_SECONDS = 90.0
+"""Seconds for which a server that is reachable may not answer."""
 
 BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: Fenced, 78: ConfigError}
 """The exception for a refusal, by the exit code that the server sends."""
@@ -74,8 +76,7 @@ class Admission:
                 self._bring_shard(reply)
                 request.brings_shard = True
             else:
-                fix = "Start them, or restart the server with a smaller --workers or --await-shards"
-                log.info("%s; waited %.0f s. %s", reply.text, waited, fix)
+                log.info("waited %.0f s: %s", waited, reply.text)
             self._check_start(reply, waited, start_timeout)
             reply = self._ask(request, again=True)
         if reply.state == pb.JoinReply.REFUSED:
@@ -98,9 +99,11 @@ class Admission:
     def _ask(self, request: pb.JoinRequest, again: bool = False) -> pb.JoinReply:
         """Sends a Join request.
 
-        Retries for CONNECT_SECONDS, unless the server has answered before (`again`).
+        Retries for CONNECT_SECONDS. A server that has answered before (`again`) may be too busy to answer for
+        BUSY_SECONDS, but not out of reach.
         """
-        deadline, logged = time.monotonic() + CONNECT_SECONDS, False
+        began, logged = time.monotonic(), False
+        deadline = began + CONNECT_SECONDS
         while True:
             try:
                 return self._stub.Join(request, timeout=CONNECT_SECONDS)
@@ -110,19 +113,20 @@ class Admission:
                         f"the gRPC service at {self._address} is not ps-server;"
                         " use the port that the server's banner shows"
                     ) from error
-                if again:
+                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if again and not (timed_out and time.monotonic() < began + BUSY_SECONDS):
                     raise ServerUnreachable(
                         f"the server at {self._address} stopped while this worker waited for the job"
                         f" to start ({describe(error)}); restart the server, then the workers"
                     ) from error
-                if time.monotonic() + 0.2 > deadline:
+                if not again and time.monotonic() + 0.2 > deadline:
                     raise ServerUnreachable(
                         f"no server answers at {self._address} after {CONNECT_SECONDS:g} s:"
                         f" {probe(self._address)} ({describe(error)}). Check the address, or start a server"
                         f" there: ps-server start --port {self._address.rpartition(':')[2]}."
                         f" To find the cause, run: ps-server doctor {self._address}"
                     ) from error
-                if not logged:
+                if not (logged or again):
                     log.info("no server at %s yet; retrying for %g s", self._address, CONNECT_SECONDS)
                 logged = True
             time.sleep(0.2)

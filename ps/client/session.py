@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -38,6 +38,7 @@ from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.shard.colocated import outlast
 from hubring.ps.transport.grpc.channel import open_channel
+from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.registry import ShardAddress
 
 log = logging.getLogger(__name__)
@@ -137,10 +138,11 @@ class Session:
         self.size = joined.world_size
         self.late = joined.late
         self.neighbours = joined.neighbours
-        self.mode = joined.mode
+        self.mode, self.saves = joined.mode, joined.saves
         self.lockstep = joined.lockstep
         self.shards = [ShardAddress(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
         self._lease = joined.lease_seconds
+        self._presence = OpenCall(self._connect)
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -159,11 +161,11 @@ class Session:
         """Returns the server's error for a loss that this worker noticed first, or None if it reports none.
 
         A broken connection shows at once that a peer is lost. The server knows which worker
-        only when that worker's lease expires.
+        only when that worker's lease expires, which is soon after its connection closed.
         """
         patience = self._lease + SILENT_SECONDS
         if self.failure is None:
-            log.warning("a peer is lost; waiting up to %.0f s for the server to name it", patience)
+            log.warning("a peer is lost; waiting until the server names it, at most %.0f s", patience)
         self._failed.wait(patience)
         return self.failure
 
@@ -193,11 +195,13 @@ class Session:
                 raise self.failure
 
     def _keep_alive(self) -> None:
+        self._presence.keep()
         interval = heartbeat_seconds(self._lease)
         patience = max(self._lease, SILENT_SECONDS)
         heard = time.monotonic()
         # Other workers wait while all agree on the step to stop after.
         while not self._left.wait(FAST_HEARTBEAT_SECONDS if self.stop_after or self.stopping else interval):
+            self._presence.keep()
             beat = self._beat()
             try:
                 reply = self._stub.Heartbeat(beat, timeout=patience)
@@ -220,6 +224,10 @@ class Session:
                 if not self._handle(reply):
                     return
                 self._log_wait(reply.slowest)
+
+    def _connect(self) -> Any:
+        rank, incarnation = self.sender
+        return self._stub.Connect(pb.ConnectRequest(rank=rank, incarnation=incarnation))
 
     def _beat(self) -> pb.HeartbeatRequest:
         rank, incarnation = self.sender
@@ -288,7 +296,7 @@ class Session:
             shards=shards,
             trial=trial,
         )
-        reply = self._call(lambda: self._stub.Plan(request, timeout=60.0))
+        reply = self._call(lambda: self._stub.Plan(request, timeout=max(60.0, self._lease)))
         if reply.refused:
             raise BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.refused)
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
@@ -316,7 +324,7 @@ class Session:
         request = pb.RendezvousRequest(
             rank=rank, incarnation=incarnation, key=key, value=value, wait_seconds=wait
         )
-        return self._call(lambda: self._stub.Rendezvous(request, timeout=wait + 10.0)).value
+        return self._call(lambda: self._stub.Rendezvous(request, timeout=wait + max(10.0, self._lease))).value
 
     def clock_offset(self) -> Offset:
         """Measures how far the coordinator's clock is ahead of this host's."""
@@ -346,6 +354,7 @@ class Session:
             step=self.step,
         )
         self._send_leave()
+        self._presence.close()
 
     def close(self) -> None:
         """Stops this worker's shard once no other worker needs it, and closes the channel to the server.

@@ -1,6 +1,6 @@
 """Declares a setting once: a field of a config, with a `Flag` in its type.
 
-    lease: Annotated[Seconds, cluster("seconds without a heartbeat before a worker is lost")] = 8.0
+    lease: Annotated[Seconds, cluster("seconds without a heartbeat before a worker is lost")] = 90.0
 
 The field defines `--lease`, `PS_LEASE`, `lease` in TOML, the line in `--help` and the row in
 deploy/SETTINGS.md.

@@ -64,7 +64,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Literal["drop", "wait"],
         cluster("when a worker is lost: drop it, or wait 1.5 leases for it to return"),
     ] = "drop"
-    lease: Annotated[Seconds, cluster("seconds without a heartbeat before a worker is lost")] = 8.0
+    # Long, because a busy or suspended machine is no loss: a process that ends closes its connection.
+    lease: Annotated[
+        Seconds, cluster("seconds without a heartbeat before a connected worker or shard is lost")
+    ] = 90.0
     insecure: Annotated[bool, cluster("allow listening beyond loopback without credentials")] = False
     address_file: Annotated[Path | None, cluster("file to write HOST:PORT to once the server listens")] = None
     slice_bytes: Annotated[

@@ -37,8 +37,18 @@ def settle(
         ConfigError: A name or a value is invalid. The message has the source, the value and what is valid.
     """
     types = {field.name: field.type for field in fields(tables[table])}
+    _check_others(types, tables, variables)
     places = _weakest_first(table, tables, flags, config_file, variables)
     return {name: place.value(name, types[name]) for place in places for name in place.given}
+
+
+def _check_others(own: Mapping[str, Any], tables: Tables, variables: Mapping[str, str]) -> None:
+    """Checks the variables that only other programs use: a job's programs share one environment."""
+    others = {field.name: field.type for kind in tables.values() for field in fields(kind)}
+    place = _Source(_own_variables(variables, tables), _VARIABLE, typed=False)
+    for name in place.given:
+        if name in others and name not in own:
+            place.value(name, others[name])
 
 
 def origins(

@@ -39,6 +39,21 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
+def version_option(*short: str) -> Any:
+    """Makes the option `--version` of a program, which prints the version and exits."""
+    return typer.Option(
+        *short, "--version", callback=_print_version, is_eager=True, help="print the version, and exit"
+    )
+
+
+def _print_version(given: bool) -> None:
+    if given:
+        from importlib.metadata import version  # here, because the import is slow
+
+        print(f"Hubring {version('hubring')}")
+        raise typer.Exit
+
+
 def ignore_stop_signals() -> None:
     """Ignores SIGTERM and SIGUSR1 from now on: a signal during exit must not change the exit code."""
     for number in (signal.SIGTERM, signal.SIGUSR1):

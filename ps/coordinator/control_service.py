@@ -5,9 +5,11 @@ It only translates messages; the coordinator acts on them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -42,11 +44,16 @@ class Control(ControlServicer):
         try:
             _check_protocol(request.protocol, "worker")
             seat = await self._coordinator.join(_joiner(request))
+        except asyncio.CancelledError:  # the worker is gone
+            self._coordinator.connections.abandon(request.token)
+            raise
         except HubringError as error:
             log.warning("refused the worker on %s (pid %d): %s", request.host, request.pid, error)
             return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
         if seat is None:
-            return pb.JoinReply(state=pb.JoinReply.WAITING, text=self._coordinator.waiting_for())
+            quorum = self._coordinator.quorum
+            text = ". ".join(filter(None, (quorum.waiting_for(), quorum.fix())))
+            return pb.JoinReply(state=pb.JoinReply.WAITING, text=text)
         config = self._coordinator.config
         if isinstance(seat, Summons):
             return pb.JoinReply(
@@ -64,6 +71,7 @@ class Control(ControlServicer):
             late=seat.late,
             neighbours=seat.neighbours,
             mode=config.mode,
+            saves=config.checkpoint_dir is not None,
             lockstep=self._coordinator.consistency.lockstep,
             shards=[
                 pb.ShardAddress(shard=shard.index, host_id=shard.host_id, addresses=shard.addresses)
@@ -92,6 +100,10 @@ class Control(ControlServicer):
             stop_after=job.stop_after,
             stop_agreed=agreed,
         )
+
+    async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:
+        await self._coordinator.connections.hold(_sender(request), request.shard)
+        yield pb.Ack()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         sender = _sender(request)
@@ -193,6 +205,10 @@ def _joiner(request: pb.JoinRequest) -> Joiner:
 
 
 def _sender(
-    request: pb.HeartbeatRequest | pb.LeaveRequest | pb.PlanRequest | pb.RendezvousRequest,
+    request: pb.HeartbeatRequest
+    | pb.ConnectRequest
+    | pb.LeaveRequest
+    | pb.PlanRequest
+    | pb.RendezvousRequest,
 ) -> Sender:
     return Sender(request.rank, request.incarnation)

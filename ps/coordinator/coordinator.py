@@ -19,6 +19,7 @@ from hubring.ps.coordinator import status
 from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
 from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
+from hubring.ps.coordinator.connections import Connections
 from hubring.ps.coordinator.job_counters import JobCounters
 from hubring.ps.coordinator.joining import Joining, Seat, Summons
 from hubring.ps.coordinator.notifier import Notifier
@@ -88,6 +89,7 @@ class Coordinator:
         self._planning = asyncio.Lock()
         self._reporter = Reporter(self, clock.now())
         self._next_incarnation = restored[1].next_incarnation if restored else 1
+        self.connections = Connections(lambda: self.job, self.fleet, clock, self.done)
         self._begin(restored)
 
     def _begin(self, restored: tuple[Path, Manifest] | None) -> None:
@@ -314,10 +316,6 @@ class Coordinator:
     def troubles(self) -> dict[str, str]:
         """Returns why each service (by its grpc.health.v1 name) is unavailable; empty text if available."""
         return self._reporter.troubles(self._clock.now())
-
-    def waiting_for(self) -> str:
-        """Returns what is missing before the job can begin, in words."""
-        return self.quorum.waiting_for()
 
     @property
     def trains(self) -> bool:

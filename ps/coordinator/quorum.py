@@ -39,15 +39,32 @@ class Quorum:
 
     @property
     def shards_missing(self) -> str:
-        """How many shards are missing, in words; empty if none are."""
-        missing = self.shards_wanted - len(self._fleet.shards)
-        return f"waiting for {missing} of {self.shards_wanted} shards" if missing > 0 else ""
+        """How many shards are missing, in words; empty if none are.
+
+        Shards that the server or the workers start are on their way: they import torch.
+        """
+        missing, wanted = self.shards_wanted - len(self._fleet.shards), self.shards_wanted
+        if missing <= 0:
+            return ""
+        return f"{'waiting for' if self._awaited else 'starting'} {missing} of {wanted} shards"
 
     def waiting_for(self) -> str:
-        """Returns what is missing, in words; with --colocate only workers, because they start the shards."""
+        """Returns what is missing before the job can begin, in words."""
+        parts = [self._awaited_shards(), "" if self._job.started else self._job.waiting_for()]
+        return "; ".join(filter(None, parts))
+
+    def fix(self) -> str:
+        """Returns what a person can do about it; empty if only shards are on their way."""
+        if not self._job.started:
+            return "Start them, or restart the server with a smaller --workers"
+        if self._awaited and self.shards_missing:
+            return "Start them, or restart the server with a smaller --await-shards"
+        return ""
+
+    def _awaited_shards(self) -> str:
+        """Returns the missing shards; with --colocate none before all workers joined, who start them."""
         shards = self.shards_missing
-        if shards and (self._job.started or not self._colocate):
-            others = self._awaited
-            hint = f" ({others} from other hosts: ps-server start --join ADDR)" if others else ""
-            return f"{shards}{hint}"
-        return self._job.waiting_for()
+        if not shards or (self._colocate and not self._job.started):
+            return ""
+        others = self._awaited
+        return shards + (f" ({others} from other hosts: ps-server start --join ADDR)" if others else "")

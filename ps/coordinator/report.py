@@ -78,4 +78,4 @@ class Reporter:
         hub = self._coordinator
         if hub.job.failure is not None:
             return f"failed: {hub.job.failure}"
-        return "running" if hub.quorum.complete else hub.waiting_for()
+        return "running" if hub.quorum.complete else hub.quorum.waiting_for()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, ShardPlan, View
+from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
 from hubring.ps.transport.grpc.channel import open_async_channel
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 CALL_SECONDS = 10.0
+"""How long a shard may take to answer, even with a shorter lease. A call to one that ended fails at once."""
 LOOK_SECONDS = 1.0
 """How long a page or a scrape waits for a shard. A longer wait would make the other shards' numbers old."""
 SAVE_SECONDS = 600.0
@@ -57,6 +60,8 @@ class Shard:
     heard: float
     worker: int = 0
     """Incarnation of the worker that started the shard; 0 if a server started it."""
+    returns_by: float = math.inf
+    """When the lease expires, if the shard's connection closed and no heartbeat comes."""
     last_stats: pb.ShardStats = field(default_factory=pb.ShardStats)
     """The counters in the shard's last answer."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,6 +82,7 @@ class Fleet:
     def __init__(self, lease_seconds: float) -> None:
         self.shards: list[Shard] = []
         self.lease_seconds = lease_seconds
+        self._call_seconds = max(CALL_SECONDS, lease_seconds)
 
     def find(self, token: str) -> Shard | None:
         """Returns the shard that registered with this token."""
@@ -108,23 +114,30 @@ class Fleet:
         """Renews a shard's lease; returns False for a shard of an earlier server or an earlier job."""
         shard = self.find(token)
         if shard is not None:
-            shard.heard = now
+            shard.heard, shard.returns_by = now, math.inf
         return shard is not None
+
+    def disconnect(self, token: str, now: float) -> None:
+        """Shortens the lease of a shard whose connection closed, until its next heartbeat."""
+        shard = self.find(token)
+        if shard is not None:
+            shard.returns_by = now + min(RETURN_SECONDS, self.lease_seconds)
 
     def silent(self, now: float) -> Shard | None:
         """Returns the first shard whose lease has expired."""
-        return next((shard for shard in self.shards if now - shard.heard > self.lease_seconds), None)
+        return next((shard for shard in self.shards if not self._lives(shard, now)), None)
 
     def excuse(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         for shard in self.shards:
             shard.heard = min(now, shard.heard + seconds)
+            shard.returns_by += seconds
 
     async def set_view(self, view: View) -> None:
         """Sends the members to every shard; returns when all shards use them."""
         members = [pb.Member(rank=member.rank, incarnation=member.incarnation) for member in view.members]
         message = pb.View(epoch=view.epoch, members=members)
-        await self._all(lambda stub: stub.SetView(message, timeout=CALL_SECONDS))
+        await self._all(lambda stub: stub.SetView(message, timeout=self._call_seconds))
 
     async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
         """Sends every shard its slices, zeroed or restored from a checkpoint."""
@@ -141,19 +154,20 @@ class Fleet:
 
     async def drain(self) -> None:
         """Ends the job at the next step boundary."""
-        await self._all(lambda stub: stub.Drain(pb.DrainRequest(), timeout=CALL_SECONDS))
+        await self._all(lambda stub: stub.Drain(pb.DrainRequest(), timeout=self._call_seconds))
 
     async def fail(self, error: HubringError) -> None:
         """Makes the shards refuse all waiting and later requests; ignores shards that do not answer."""
         message = pb.FailRequest(text=str(error), exit_code=error.exit_code)
         calls = [
-            self._one(shard, lambda stub: stub.Fail(message, timeout=CALL_SECONDS)) for shard in self.shards
+            self._one(shard, lambda stub: stub.Fail(message, timeout=self._call_seconds))
+            for shard in self.shards
         ]
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def reset(self) -> None:
         """Clears every shard for the next job."""
-        await self._all(lambda stub: stub.Reset(pb.ResetRequest(), timeout=CALL_SECONDS))
+        await self._all(lambda stub: stub.Reset(pb.ResetRequest(), timeout=self._call_seconds))
 
     async def save(self, folder: Path, step: int) -> list[pb.SaveReply]:
         """Lets every shard write its file; `step` -1 saves every key in its current state."""
@@ -162,7 +176,7 @@ class Fleet:
 
     async def stats(self) -> list[pb.ShardStats]:
         """Returns every shard's counters."""
-        return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS))
+        return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=self._call_seconds))
 
     async def look(self, patience: float) -> list[str]:
         """Updates the `last_stats` of each shard; returns per shard an error, or empty text on success.
@@ -183,9 +197,12 @@ class Fleet:
         It skips shards whose lease has expired, and waits at most `seconds`. A shard that misses the
         request exits too, but reports the server as lost.
         """
-        hear = [shard.dismissed.wait() for shard in shards if now - shard.heard <= self.lease_seconds]
+        hear = [shard.dismissed.wait() for shard in shards if self._lives(shard, now)]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*hear), seconds)
+
+    def _lives(self, shard: Shard, now: float) -> bool:
+        return now - shard.heard <= self.lease_seconds and now <= shard.returns_by
 
     async def _all(self, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> list[_T]:
         return list(await asyncio.gather(*(self._one(shard, call) for shard in self.shards)))

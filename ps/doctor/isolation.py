@@ -21,11 +21,14 @@ from typing import NamedTuple
 import msgspec
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.doctor.finding import Finding, failure, skipped
+from hubring.ps.doctor.finding import Finding, failure, skipped, warning
+from hubring.ps.doctor.progress import load, seconds_at_work
 from hubring.ps.process.child import ending
 
 LAST_SECONDS = 5.0
 """How long to wait for a killed process. One that hangs in the kernel is abandoned."""
+WORKING_SHARE = 0.5
+"""A check that was at work for more than this share of its time is slow; one that was not hangs."""
 
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -122,6 +125,7 @@ class _Run:
         self._last_words = ""
         self._code: int | None = None
         self._killed = False
+        self._at_work = 0.0
         self.ended = False
         self.answer, answer = os.pipe()
         self._noise, noise = os.pipe()
@@ -145,6 +149,7 @@ class _Run:
         if self.ended:
             return
         self._killed = True
+        self._at_work = seconds_at_work(self._pid)
         with contextlib.suppress(ProcessLookupError):  # the process may not have created its group yet
             os.killpg(self._pid, signal.SIGKILL)
         os.kill(self._pid, signal.SIGKILL)
@@ -164,22 +169,32 @@ class _Run:
         os.close(self._noise)
 
     def findings(self, seconds: float) -> list[Finding]:
-        """Returns the check's findings; after a crash or a timeout, also a failure and what was skipped."""
+        """Returns the check's findings; after a crash or a timeout, also a failure and what was skipped.
+
+        A check that was still at work gets a warning.
+        """
         lines = self._findings.splitlines(keepends=True)
         found = [msgspec.json.decode(line, type=Finding) for line in lines if line.endswith(b"\n")]
         if self._code == 0:
             return found
         name, fix = self._check.name, self._check.fix
         if self._code is None or (self._killed and self._code == -signal.SIGKILL):
+            if self._at_work > WORKING_SHARE * seconds:
+                return [*found, self._slow(seconds), *self._left_out(found, "did not finish")]
             how = f"no answer within {seconds:.3g} s"
-            fix += "; if this machine is only slow, run ps-server doctor with a longer --timeout"
         else:
             how = f"the check {ending(self._code)}"
         if self._last_words:
             how += f"; last output: {self._last_words.splitlines()[-1]}"
-        known = {finding.name for finding in found}
-        left_out = [skipped(each, f"{name} failed") for each in self._check.further if each not in known]
-        return [*found, failure(name, how, fix), *left_out]
+        return [*found, failure(name, how, fix), *self._left_out(found, "failed")]
+
+    def _slow(self, seconds: float) -> Finding:
+        found = f"still at work after {seconds:.3g} s: this machine is slow or busy ({load()})"
+        return warning(self._check.name, found, f"ps-server doctor --timeout {max(60.0, 4 * seconds):.0f}")
+
+    def _left_out(self, found: Sequence[Finding], why: str) -> list[Finding]:
+        known, name = {finding.name for finding in found}, self._check.name
+        return [skipped(each, f"{name} {why}") for each in self._check.further if each not in known]
 
 
 def _examine(check: Check, answer: int, noise: int) -> None:

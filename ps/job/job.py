@@ -270,6 +270,17 @@ class Job:
             self.outcome.leave("lost", member.rank, f"silent for {silent:.1f} s at step {self._step(member)}")
         return lost
 
+    def disconnect(self, sender: Sender, now: float) -> None:
+        """Gives a worker whose connection closed only a few seconds for its next heartbeat."""
+        if self.membership is not None:
+            self.membership.disconnect(sender, now)
+
+    def abandon(self, token: str, now: float) -> None:
+        """Does the same for a worker that disconnected while it waited for the start."""
+        member = self.membership.holder(token) if self.membership is not None else None
+        if member is not None:
+            self.disconnect(Sender(member.rank, member.incarnation), now)
+
     def excuse(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         if self.membership is not None:

@@ -2,7 +2,8 @@
 
 Law: a rank has at most one holder. Each join gets a higher incarnation than every
 join before it, so an incarnation always identifies one holder of a rank. A holder
-stays a member while it sends heartbeats within its lease. A worker that lost its
+stays a member while it sends heartbeats within its lease. If its connection closes,
+it has only RETURN_SECONDS for the next heartbeat. A worker that lost its
 rank must join as a new process. The view begins when all ranks are held at once.
 Later joiners enter the view when they are activated. The epoch rises with every
 change of the view, and with nothing else.
@@ -13,11 +14,15 @@ time in which the server could not receive heartbeats.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Member, Sender, View
+
+RETURN_SECONDS = 4.0
+"""How long a process whose connection closed has for its next heartbeat: perhaps only the network failed."""
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
@@ -30,6 +35,11 @@ class _Lease:
     member: Member
     beaten: float
     active: bool = False
+    returns_by: float = math.inf
+    """When the lease of a holder whose connection closed expires."""
+
+    def expired(self, now: float, seconds: float) -> bool:
+        return now - self.beaten > seconds or now > self.returns_by
 
 
 class Membership:
@@ -122,12 +132,24 @@ class Membership:
         Raises:
             Fenced: This incarnation is no longer a member.
         """
-        self._lease_of(sender).beaten = now
+        lease = self._lease_of(sender)
+        lease.beaten, lease.returns_by = now, math.inf
+
+    def disconnect(self, sender: Sender, now: float) -> None:
+        """Shortens the lease of a holder whose connection closed, until its next heartbeat."""
+        lease = self._leases.get(sender.rank)
+        if lease is not None and lease.member.incarnation == sender.incarnation:
+            lease.returns_by = now + min(RETURN_SECONDS, self.lease_seconds)
+
+    def holder(self, token: str) -> Member | None:
+        """Returns the member that this worker process became, even if it lost the rank since."""
+        return self._tokens.get(token)
 
     def excuse(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         for lease in self._leases.values():
             lease.beaten = min(now, lease.beaten + seconds)
+            lease.returns_by += seconds
 
     def leave(self, sender: Sender) -> Member | None:
         """Frees the rank of a member that leaves; returns None if the sender is no member, as in a retry."""
@@ -139,14 +161,19 @@ class Membership:
 
     def expire(self, now: float) -> list[Member]:
         """Frees the ranks whose lease expired; returns their holders in rank order."""
-        silent = {member: now - self._leases[member.rank].beaten for member in self.members}
         lost = {
-            member: f"it sent no heartbeat for {seconds:.1f} s (lease: {self.lease_seconds:g} s)"
-            for member, seconds in silent.items()
-            if seconds > self.lease_seconds
+            lease.member: self._why(lease, now)
+            for _, lease in sorted(self._leases.items())
+            if lease.expired(now, self.lease_seconds)
         }
         self._vacate(lost)
         return list(lost)
+
+    def _why(self, lease: _Lease, now: float) -> str:
+        silence = f"it sent no heartbeat for {now - lease.beaten:.1f} s"
+        if now > lease.returns_by:
+            return f"its connection closed, and {silence}"
+        return f"{silence} (lease: {self.lease_seconds:g} s)"
 
     def _free_rank(self, rank: int | None) -> int:
         free = self.missing()
@@ -167,7 +194,8 @@ class Membership:
         if rank not in free:
             raise ConfigError(
                 f"{self._leases[rank].member} already holds this rank; start this worker with another --rank,"
-                f" or stop the other worker and wait {self.lease_seconds:g} s until its lease expires"
+                f" or stop the other worker and wait {min(RETURN_SECONDS, self.lease_seconds):g} s until its"
+                " rank is free"
             )
         return rank
 

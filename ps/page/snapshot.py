@@ -228,7 +228,6 @@ def _gone(ended: Mapping[str, Any]) -> Iterator[tuple[int, Worker]]:
 
 def _shard(row: Mapping[str, Any], lease: float, rates: Rates) -> Shard:
     since: float = row["seconds_since_heartbeat"]
-    every = lease / 5  # unlike a worker's, a shard's interval is not limited to a second
     return Shard(
         index=row["shard"],
         where=f"{row['host']} pid {row['pid']}",
@@ -240,5 +239,5 @@ def _shard(row: Mapping[str, Any], lease: float, rates: Rates) -> Shard:
         newest=row["newest_version"],
         pushes=row["pushes"],
         dropped=row["dropped"],
-        silent=since if overdue(since, every) else 0.0,
+        silent=since if overdue(since, heartbeat_seconds(lease)) else 0.0,
     )

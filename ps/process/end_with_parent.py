@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 
+PARENT = "HUBRING_PARENT"
+"""Environment variable with the id of the process whose end ends this process."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -25,6 +25,7 @@ from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import ConfigError, HubringError, ServerUnreachable
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
+from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.observe import logs
 from hubring.ps.shard import gpu
 from hubring.ps.shard.control_service import ShardControl
@@ -33,6 +34,7 @@ from hubring.ps.shard.spawn import Settings
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.channel import open_channel
+from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.port_probe import probe
 from hubring.ps.transport.registry import host_id, open_doors
 
@@ -40,8 +42,12 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """How long a shard tries to reach its coordinator."""
+BUSY_SECONDS = 90.0
+"""How long a coordinator that is reachable may not answer the registration."""
 SILENT_SECONDS = 4.0
-"""How long the server may not answer, even with a shorter lease: a paused server can recover."""
+"""Seconds for which a server may be unreachable. A server that is reachable but does not answer gets at least
+the lease: it can recover.
+"""
 
 
 class Registration:
@@ -76,7 +82,8 @@ class Registration:
             try:
                 reply = self._stub.RegisterShard(request, timeout=CONNECT_SECONDS)
             except grpc.RpcError as error:
-                if time.monotonic() - heard > CONNECT_SECONDS:
+                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if time.monotonic() - heard > (BUSY_SECONDS if timed_out else CONNECT_SECONDS):
                     raise ServerUnreachable(
                         f"no server answers at {self._control} for {CONNECT_SECONDS:g} s:"
                         f" {probe(self._control)} ({error.code().name}: {error.details()});"
@@ -118,17 +125,22 @@ class Registration:
         threading.Thread(target=self._beat, args=(lost,), name="heartbeat", daemon=True).start()
 
     def _beat(self, lost: Callable[[], None]) -> None:
-        lease, patience = self._reply.lease_seconds, max(self._reply.lease_seconds, SILENT_SECONDS)
+        lease, timeout = self._reply.lease_seconds, max(self._reply.lease_seconds, SILENT_SECONDS)
         request = pb.ShardHeartbeatRequest(token=self._token)
-        heard = time.monotonic()
+        presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(shard=self._token)))
+        heard, patience = time.monotonic(), timeout
         while time.monotonic() - heard < patience:
+            presence.keep()
             try:
-                if self._stub.ShardHeartbeat(request, timeout=patience).stop:
+                if self._stub.ShardHeartbeat(request, timeout=timeout).stop:
                     break
                 heard = time.monotonic()
             except grpc.RpcError as error:
                 log.debug("the coordinator does not answer: %s", error.code().name)
-            if self._orphaned.wait(min(1.0, lease / 5)):
+                # A server that was stopped recovers. One that cannot be reached has ended.
+                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                patience = timeout if timed_out else SILENT_SECONDS
+            if self._orphaned.wait(heartbeat_seconds(lease)):
                 break
         else:
             self.failure = ServerUnreachable(
@@ -136,6 +148,7 @@ class Registration:
                 " or disconnected). Restart the server with the same --checkpoint-dir, then restart its"
                 " shards and the workers"
             )
+        presence.close()
         lost()
 
 

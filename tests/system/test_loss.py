@@ -125,6 +125,18 @@ def test_a_stopped_worker_is_fenced_when_it_comes_back(cluster: Cluster, tmp_pat
     server.done()
 
 
+def test_a_killed_worker_is_lost_at_once_and_a_stopped_one_is_not(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "1000")
+    workers, go = three(cluster, address, tmp_path)
+    workers[0].process.send_signal(signal.SIGSTOP)
+    workers[1].process.kill()
+    workers[2].until_said("the job continues with 2 of 3 workers")
+    workers[0].process.send_signal(signal.SIGCONT)
+    go.touch()
+    assert [workers[rank].done()["steps"] for rank in (0, 2)] == [60, 60]
+    assert (server.done()["finished"], list(server.done()["lost"])) == ([0, 2], ["1"])
+
+
 def test_a_restarted_worker_takes_its_place_again(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
     workers, go = three(cluster, address, tmp_path)

@@ -112,3 +112,29 @@ def test_a_checkpoint_of_another_model_is_refused(cluster: Cluster, tmp_path: Pa
     assert "continuing from step 5" in again.said()
     other = cluster.run("third", "hubring.workers.programs.ps_worker", *saved, SMALL, "9", "12")
     assert "is of another model: '0.weight' is float32[8, 16] in the checkpoint" in other.done(78)["error"]
+
+
+@pytest.mark.parametrize("kind", ["hub", "ring"])
+def test_nobody_promises_a_checkpoint_that_is_not_written(
+    cluster: Cluster, tmp_path: Path, kind: str
+) -> None:
+    go = tmp_path / "go"
+    server, address = cluster.server("--workers", "1", "--once")
+    worker = cluster.worker(address, *KINDS[kind], SMALL, "60", "16", "hold", str(go), "20")
+    worker.until_said("holding at 20")
+    server.process.send_signal(signal.SIGTERM)
+    server.until_said("SIGTERM: workers finish their step; signal again to quit now")
+    if kind == "ring":
+        worker.until_said("the server asked all workers to stop")
+    go.touch()
+    worker.done(75)
+    server.done(75)
+    assert "nothing is saved: no --checkpoint-dir is set" in worker.said()
+    assert "last checkpoint" not in worker.said() + server.said()
+
+
+def test_a_server_without_a_job_promises_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    server, _ = cluster.server("--checkpoint-dir", str(tmp_path / "saved"))
+    server.process.send_signal(signal.SIGTERM)
+    assert server.done(75)["checkpoint"] == ""
+    assert "SIGTERM: the server stops; no job is running" in server.said()

@@ -5,6 +5,8 @@ Only typer is imported here and in the commands, so that `--help` is fast.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from hubring.ps.config import terminal
@@ -21,6 +23,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def program(version: Annotated[bool, terminal.version_option()] = False) -> None:
+    """Takes the options in front of a command."""
+
+
 app.command()(run)
 app.command()(report)
 app.command("list")(show_list)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from signal import SIGINT, SIGTERM
-from typing import Annotated
+from signal import SIGINT, SIGPIPE, SIGTERM
+from typing import Annotated, Any
 
 import typer
 
@@ -15,18 +17,19 @@ from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
 from hubring.ps.process.children import passing_on
 from hubring.ps.process.command import module_command
+from hubring.ps.process.end_with_parent import PARENT
 from hubring.workers.launchers.torchrun import OURS, place_variables
 from hubring.workers.localrun import host
+from hubring.workers.localrun.report import Report
+from hubring.workers.localrun.script_command import ScriptCommand
 from hubring.workers.localrun.server import Server
-from hubring.workers.localrun.team import Patience, Team, Verdict
+from hubring.workers.localrun.settings import Settings, settle
+from hubring.workers.localrun.team import Patience, Team
 
 RESTARTS = 3
 """How many workers elastic training restarts if --reset-limit is not set."""
-
-
-LEASE_SECONDS = 5.0
-"""How long the hub reserves the rank of a silent worker."""
-
+PAUSE_SECONDS = 7.5
+"""How long the hub needs to free the rank of a worker that was killed."""
 
 _cluster = partial(typer.Option, rich_help_panel="Cluster")
 _data_path = partial(typer.Option, rich_help_panel="Data path")
@@ -39,7 +42,9 @@ class LocalJob:
 
     num_proc: Annotated[
         int | None,
-        _cluster("-np", "--num-proc", min=1, help="number of workers [default: the hosts' slots, or 1]"),
+        _cluster(
+            "-np", "-n", "--num-proc", min=1, help="number of workers [default: the hosts' slots, or 1]"
+        ),
     ] = None
     hosts: Annotated[
         str | None, _cluster("-H", "--hosts", help="where to start workers: localhost:SLOTS")
@@ -67,20 +72,9 @@ class LocalJob:
     reset_limit: Annotated[
         int | None, _cluster(min=0, help=f"elastic: lost workers to replace [default: {RESTARTS}]")
     ] = None
-    shards: Annotated[int, _cluster(min=1, help="shard processes of the hub")] = 1
     start_timeout: Annotated[
         float, _cluster(envvar="HOROVOD_START_TIMEOUT", help="seconds within which the server must start")
     ] = 300.0
-    topology: Annotated[str, _data_path(help="hub or ring")] = "hub"
-    backend: Annotated[
-        str | None, _data_path(help="communication library of the ring: gloo or nccl [default: gloo]")
-    ] = None
-    transport: Annotated[
-        str | None, _data_path(help="transport to the hub: auto, shm, zmq or grpc [default: auto]")
-    ] = None
-    aggregate: Annotated[
-        bool, _data_path("--aggregate", help="the hub averages gradients; each worker runs its own optimizer")
-    ] = False
     fusion_threshold_mb: Annotated[
         int | None, _data_path(min=0, help="MiB of gradients that are exchanged together [default: 4]")
     ] = None
@@ -91,6 +85,7 @@ class LocalJob:
         str | None, _debugging(help="file for rank 0's trace of Horovod's operations")
     ] = None
     verbose: Annotated[bool, _debugging("--verbose", help="show the server's log")] = False
+    page: Annotated[bool, _debugging("--page", help="print the address of the server's status page")] = False
 
     @property
     def size(self) -> int:
@@ -111,27 +106,41 @@ class LocalJob:
         """Whether training continues when a worker is lost."""
         return self.min_num_proc is not None or self.host_discovery_script is not None
 
-    def run(self, words: list[str]) -> int:
-        """Runs a script with its arguments, and returns the exit code.
+    def run(self, command: ScriptCommand, given: Mapping[str, Any]) -> int:
+        """Runs a script or a module with its arguments, and returns the exit code.
+
+        Args:
+            command: The script or the module.
+            given: Settings of the server and the workers by field name; None if not set.
 
         Raises:
             UsageError: The flags contradict each other, or name another machine.
+            ConfigError: A setting is invalid.
             ServerUnreachable: The server did not start.
             DeadlineExceeded: The server did not start within `start_timeout`.
         """
-        size, flags = self.size, ["--shards", str(self.shards), "--lease", str(LEASE_SECONDS)]
-        patience, limit = self._patience(size), self.start_timeout
-        with Server(size, flags, environment(), verbose=self.verbose, timeout=limit) as server:
-            command = [*self._command(server.address), *words]
-            places = [self._variables(rank, size) for rank in range(size)]
-            team = Team([command] * size, places, self.output_filename, patience)
+        size = self.size
+        settings = settle(given, size, environment())
+        patience = self._patience(size, settings.topology)
+        report = Report(size, settings)
+        report.starting()
+        flags, limit = settings.server_words, self.start_timeout
+        variables = {**environment(), PARENT: str(os.getpid())}
+        with Server(size, flags, variables, verbose=self.verbose, timeout=limit) as server:
+            if self.page and not self.verbose:
+                report.page(server.banner)
+            words = [*_program(command, server.address, settings), *command.words]
+            places = [self._variables(rank, size, command) for rank in range(size)]
+            team = Team([words] * size, places, self.output_filename, patience)
             with passing_on((SIGINT, SIGTERM), team.signal):
-                code = team.run(_report)
-            if code:
+                code = team.run(partial(report.failure, team.say))
+            if code or not team.results:  # no worker joined, so the server still waits for the first
                 server.end(0.0)
+        if code != 128 + SIGPIPE:  # otherwise nobody reads any more
+            report.end(code, team.results)
         return code
 
-    def _patience(self, size: int) -> Patience | None:
+    def _patience(self, size: int, topology: str) -> Patience | None:
         least, most = self.min_num_proc or size, self.max_num_proc or size
         if not 1 <= least <= size <= most:
             raise UsageError(
@@ -140,7 +149,7 @@ class LocalJob:
             )
         if not self.elastic:
             return None
-        if self.topology == "ring":
+        if topology == "ring":
             raise UsageError(
                 "elastic training needs a hub: with --topology ring, a lost worker ends the job;"
                 " remove --min-num-proc and --host-discovery-script, or use --topology hub"
@@ -148,20 +157,14 @@ class LocalJob:
         if most > size:
             print(f"ps-run: --max-num-proc {most}: ps-run starts at most -np {size} workers", file=sys.stderr)
         restarts = RESTARTS if self.reset_limit is None else self.reset_limit
-        return Patience(least, restarts, pause=1.5 * LEASE_SECONDS)
+        return Patience(least, restarts, pause=PAUSE_SECONDS)
 
-    def _command(self, server: str) -> list[str]:
-        command = module_command("hubring.workers.programs.ps_worker", "--server", server, "--as-horovod")
-        command += ["--topology", self.topology]
-        if self.backend:
-            command += ["--backend", self.backend]
-        if self.transport:
-            command += ["--transport", self.transport]
-        return [*command, "--aggregate"] if self.aggregate else command
-
-    def _variables(self, rank: int, size: int) -> dict[str, str]:
+    def _variables(self, rank: int, size: int, command: ScriptCommand) -> dict[str, str]:
         variables = {**environment(), **place_variables(rank, size, rank, size, 0), OURS: "ps-run"}
         variables["PYTHONUNBUFFERED"] = "1"  # otherwise the last lines before a crash are lost
+        variables[PARENT] = str(os.getpid())
+        if command.safe_path:
+            variables["PYTHONSAFEPATH"] = "1"
         if self.timeline_filename:
             variables["HOROVOD_TIMELINE"] = self.timeline_filename
         if self.fusion_threshold_mb is not None:
@@ -171,5 +174,8 @@ class LocalJob:
         return variables
 
 
-def _report(rank: int, code: int, verdict: Verdict) -> None:
-    print(f"ps-run: rank {rank} exited with {code}; {verdict}", file=sys.stderr)
+def _program(command: ScriptCommand, server: str, settings: Settings) -> list[str]:
+    """Returns the command line of a worker, up to the script."""
+    flags = ["--server", server, "--as-horovod", *settings.worker_words]
+    flags += ["--module"] if command.is_module else []
+    return module_command("hubring.workers.programs.ps_worker", *flags, options=command.options)

@@ -9,11 +9,12 @@ from subprocess import DEVNULL
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
-from hubring.ps.core.errors import DeadlineExceeded, ServerUnreachable
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, HubringError, ServerUnreachable, UsageError
 from hubring.ps.process.child import Child
 from hubring.ps.process.command import module_command
 
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.05
+_KINDS: Mapping[int, type[HubringError]] = {kind.exit_code: kind for kind in (ConfigError, UsageError)}
 GRACE_SECONDS = 20.0
 """How long the server has to end by itself after the job."""
 
@@ -32,8 +33,10 @@ class Server:
         address: Address of the server.
 
     Raises:
-        ServerUnreachable: The server ended during the start. The message holds its log, or with `verbose` its
-            last line of output.
+        ConfigError: The server refused its settings. The message holds its log, or with `verbose` its last
+            line of output.
+        UsageError: A flag is unknown.
+        ServerUnreachable: The server ended during the start for another reason.
         DeadlineExceeded: The server did not listen within `timeout`.
     """
 
@@ -63,6 +66,11 @@ class Server:
             self.end(0.0)
             raise
 
+    @property
+    def banner(self) -> str:
+        """What the server printed so far; empty with `verbose`."""
+        return self._log.read_text(errors="replace")
+
     def __enter__(self) -> Server:
         return self
 
@@ -81,8 +89,9 @@ class Server:
         deadline = time.monotonic() + timeout
         while not where.exists():
             if self._child.wait(LOOK_SECONDS):
-                text = self._log.read_text(errors="replace") or f"it {self._child.ended}, with an empty log"
-                raise ServerUnreachable(f"the server did not start:\n{text}")
+                text = self.banner or f"it {self._child.ended}, with an empty log"
+                kind = _KINDS.get(self._child.exit_code(), ServerUnreachable)
+                raise kind(f"the server did not start:\n{text}")
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"the server did not start within {timeout:g} s (--start-timeout)")
         return where.read_text().strip()

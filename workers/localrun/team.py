@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from subprocess import PIPE
+from signal import SIGPIPE, SIGTERM
+from subprocess import DEVNULL, PIPE
+from typing import Any
 
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, first_ended
 from hubring.ps.process.output import Output
+from hubring.ps.process.screen import Screen, drop
+from hubring.workers.localrun import stdin
 
 OUTPUTS = ("stdout", "stderr")
+WATCH_SECONDS = 0.2
+"""How often the workers are looked after, if none ends."""
+QUIT_SECONDS = 5.0
+"""How long the workers have to end after a second signal."""
 HEAR_SECONDS, LOOK_SECONDS = 5.0, 0.1
 """Seconds to wait for the rest of the output of ended workers: for all together, and at least for each."""
 
@@ -36,23 +48,48 @@ class Worker(Child):
         command: Program and arguments.
         environment: All environment variables of the worker.
         folder: Folder for copies of the output; None: no copies.
+        screens: Where to show standard output and standard error.
+        source: Its standard input, as `subprocess.Popen` takes it.
     """
 
     def __init__(
-        self, rank: int, command: Sequence[str], environment: Mapping[str, str], folder: Path | None
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path | None,
+        screens: Sequence[Screen],
+        source: int | None,
     ) -> None:
-        super().__init__(f"rank {rank}", command, environment, stdout=PIPE, stderr=PIPE)
+        super().__init__(f"rank {rank}", command, environment, stdin=source, stdout=PIPE, stderr=PIPE)
         self.rank = rank
-        pipes = (self.stdout, sys.stdout.buffer), (self.stderr, sys.stderr.buffer)
+        pipes = zip(OUTPUTS, (self.stdout, self.stderr), screens, strict=True)
         self._outputs = [
-            Output(source, target, f"[{rank}]<{name}>:", folder / name if folder is not None else None)
-            for name, (source, target) in zip(OUTPUTS, pipes, strict=True)
+            Output(
+                pipe,
+                screen,
+                f"[{rank}]<{name}>:",
+                folder / name if folder is not None else None,
+                keeps_result=name == "stdout",
+            )
+            for name, pipe, screen in pipes
         ]
 
-    def hear_out(self, seconds: float) -> None:
-        """Returns once all output is written, or after `seconds` for each stream."""
+    def hear_out(self, seconds: float) -> dict[str, Any]:
+        """Returns the worker's result once all output is written, or after `seconds` for each stream.
+
+        The result is empty if the last line of the worker's output is not one.
+        """
+        shown, result = self._outputs[0], {}
         for output in self._outputs:
             output.join(seconds)
+        last = shown.join(0.0)
+        with contextlib.suppress(ValueError):
+            result = json.loads(last)
+        if last and "exit_code" not in result:  # a JSON line of the script
+            shown.show(last)
+            return {}
+        return result
 
 
 class Verdict(StrEnum):
@@ -98,6 +135,9 @@ class Team:
         environments: All environment variables, for each rank.
         folder: Folder for copies of the output, as rank.N/stdout and rank.N/stderr; None: no copies.
         patience: How many failures the job survives; None: none.
+
+    Attributes:
+        results: Rank to the result that the worker printed last; workers without a result are missing.
     """
 
     def __init__(
@@ -107,16 +147,31 @@ class Team:
         folder: Path | None = None,
         patience: Patience | None = None,
     ) -> None:
+        self.results: dict[int, dict[str, Any]] = {}
         self._commands, self._environments, self._folder = commands, environments, folder
         self._patience = patience or Patience(least=len(commands))
         self._workers: Children[Worker] = Children()
         self._running: list[Worker] = []
         self._places: dict[int, float] = {}
         """Rank of each worker to restart, to the time at which the rank is free."""
+        self._screens = _screens(self._lose_output)
+        self._stdin = stdin.source()
+        self._lost_output: OSError | None = None
+        self._signals: list[int] = []
+        self._quit_at = math.inf
+
+    def say(self, text: str) -> None:
+        """Writes a line to standard error, between the workers' lines."""
+        self._screens[1].write(self, b"", text.encode() + b"\n")
 
     def signal(self, number: int) -> None:
-        """Forwards a signal to all workers. After that, no worker is restarted."""
-        self._patience = Patience(least=len(self._commands))
+        """Forwards a signal to all workers. After that, no worker is restarted.
+
+        After the second signal, workers have `QUIT_SECONDS` to end.
+        """
+        self._signals.append(number)
+        if len(self._signals) == 2:
+            self._quit_at = time.monotonic() + QUIT_SECONDS
         self._workers.signal(number)
 
     def run(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
@@ -129,19 +184,31 @@ class Team:
             The exit code of the failure that ended the job; 0 without one.
         """
         try:
-            return self._supervise(on_failure)
+            code = self._supervise(on_failure)
         finally:
             deadline = time.monotonic() + HEAR_SECONDS
             for worker in self._workers.started:
-                worker.hear_out(max(LOOK_SECONDS, deadline - time.monotonic()))
+                result = worker.hear_out(max(LOOK_SECONDS, deadline - time.monotonic()))
+                if "rank" in result:
+                    self.results[worker.rank] = result
+        if self._lost_output is None:
+            return code
+        if isinstance(self._lost_output, BrokenPipeError):
+            return 128 + SIGPIPE
+        self.say(
+            f"ps-run: the output cannot be written: {self._lost_output}; free some space, or redirect it"
+        )
+        return os.EX_IOERR
 
     def _supervise(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
-        finished = 0
+        finished = failed = 0
         with self._workers:
             for rank in range(len(self._commands)):
                 self._start(rank)
             while self._running or self._places:
-                worker = first_ended(self._running, self._until_free())
+                if time.monotonic() > self._quit_at:
+                    return self._kill()
+                worker = first_ended(self._running, WATCH_SECONDS)
                 if worker is None:
                     self._fill(finished)
                     continue
@@ -149,25 +216,53 @@ class Team:
                 finished += worker.code == 0
                 if not worker.code:
                     continue
+                if self._signals:  # the others end as well, each after what it still has to save
+                    failed = failed or worker.exit_code()
+                    self._places.clear()
+                    continue
                 verdict = self._patience.verdict(len(self._running), finished)
                 on_failure(worker.rank, worker.exit_code(), verdict)
                 if verdict is Verdict.END:
                     return worker.exit_code()
                 if verdict is Verdict.RESTART:
                     self._places[worker.rank] = time.monotonic() + self._patience.pause
-        return 0
+        return failed
+
+    def _kill(self) -> int:
+        for worker in self._running:
+            worker.end(0.0)
+        return 128 + self._signals[-1]
 
     def _start(self, rank: int) -> None:
         folder = folder_of(self._folder, rank, len(self._commands))
-        worker = Worker(rank, self._commands[rank], self._environments[rank], folder)
+        source = DEVNULL if rank else self._stdin
+        worker = Worker(rank, self._commands[rank], self._environments[rank], folder, self._screens, source)
         self._running.append(self._workers.add(worker))
-
-    def _until_free(self) -> float | None:
-        return max(0.0, min(self._places.values()) - time.monotonic()) if self._places else None
+        for number in self._signals:  # they came while the workers before it started
+            worker.signal(number)
 
     def _fill(self, finished: int) -> None:
         """Restarts the lost workers whose ranks are free."""
         for rank in [rank for rank, free in self._places.items() if free <= time.monotonic()]:
             del self._places[rank]
-            if self._patience.pause and not finished:
+            if not (finished or self._signals):
                 self._start(rank)
+
+    def _lose_output(self, error: OSError) -> None:
+        """Ends the job, because nobody can read what it prints. An output's thread calls it."""
+        self._lost_output = error
+        self.signal(SIGTERM)
+
+
+def _screens(on_failure: Callable[[OSError], None]) -> tuple[Screen, Screen]:
+    """Returns the screens of standard output and standard error: one for both, if both are the same file."""
+    out, err = sys.stdout.buffer, sys.stderr.buffer
+    if not os.path.sameopenfile(out.fileno(), err.fileno()):
+        return Screen(out, on_failure), Screen(err, on_failure)
+
+    def lose_both(error: OSError) -> None:
+        drop(err)
+        on_failure(error)
+
+    screen = Screen(out, lose_both)
+    return screen, screen

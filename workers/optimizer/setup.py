@@ -79,6 +79,12 @@ def _checkpoints(here: Worker) -> Checkpoints | None:
     """Returns the worker's checkpoints, made for its first optimizer; None if this worker saves nothing."""
     directory = here.config.checkpoint_dir
     if directory is None:
+        unsaved = here.communicator.steps_on == "worker" and here.communicator.rank == 0
+        if unsaved and here.session is not None and here.session.saves:
+            log.warning(
+                "the server's --checkpoint-dir has no effect, because the workers step: pass --checkpoint-dir"
+                " to ps-worker, or --aggregate to ps-run"
+            )
         return None
     if here.communicator.steps_on == "server":
         log.info(

@@ -25,8 +25,9 @@ from hubring.ps.core.errors import ConfigError, Preempted
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, passing_on
 from hubring.ps.process.command import module_command
-from hubring.ps.process.end_with_parent import follow
+from hubring.ps.process.end_with_parent import PARENT, follow
 from hubring.ps.process.output import Output
+from hubring.ps.process.screen import Screen
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.launchers.torchrun import OURS, place_variables
 
@@ -35,8 +36,6 @@ log = logging.getLogger(__name__)
 LAUNCHER = "ps-worker"
 _OWN_FLAGS = ("nodes", "gpus", "nr")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-PARENT = "HUBRING_PARENT"
-"""Environment variable with the id of the process whose end ends the worker."""
 
 
 def wanted(config: WorkerConfig) -> bool:
@@ -82,7 +81,7 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
         config: The settings.
         flags: Field name to the value on the command line; None if the flag is absent.
         config_file: The value of `--config`.
-        words: The script and its arguments.
+        words: More words of the workers' command line: `--`, the script and its arguments.
 
     Returns:
         The exit code: 0 if all workers succeeded, 75 if every other worker was pre-empted, else the exit
@@ -91,15 +90,25 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
     variables = places(config, detect(environment()))
     if not os.path.exists("/dev/nvidia0") and config.backend != "nccl":
         log.info("no GPU on this host; --gpus %d starts %d worker(s) on the CPU", config.gpus, config.gpus)
-    command = module_command("hubring.workers.programs.ps_worker", *_again(flags, config_file), "--", *words)
+    command = module_command("hubring.workers.programs.ps_worker", *_again(flags, config_file), *words)
     own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}
     given[PARENT] = str(os.getpid())
+    lost: list[OSError] = []
+
+    def lose_output(error: OSError) -> None:
+        lost.append(error)
+        crew.signal(signal.SIGTERM)
+
     with Children[Worker]() as crew, passing_on(_SIGNALS, crew.signal):
+        screen = Screen(sys.stdout.buffer, lose_output)
         for number, place in enumerate(variables):
-            crew.add(Worker(f"worker {number}", command, {**given, **place}))
+            crew.add(Worker(f"worker {number}", command, {**given, **place}, screen))
         codes = [worker.exit_code() for worker in crew.started]
         code = next((code for code in codes if code not in (0, Preempted.exit_code)), max(codes))
+        if lost:
+            log.error("standard output cannot be written (%s); the workers were stopped", lost[0])
+            return 128 + signal.SIGPIPE if isinstance(lost[0], BrokenPipeError) else os.EX_IOERR
         terminal.last_line({"workers": [worker.result() for worker in crew.started], "exit_code": code})
         return code
 
@@ -125,9 +134,11 @@ def _again(flags: Mapping[str, object], config_file: Path | None) -> list[str]:
 class Worker(Child):
     """One worker. Its standard output is forwarded, except for the last line, which is its result."""
 
-    def __init__(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], variables: Mapping[str, str], screen: Screen
+    ) -> None:
         super().__init__(name, command, variables, stdin=None, stdout=PIPE)
-        self._output = Output(self.stdout, sys.stdout.buffer, keeps_last=True)
+        self._output = Output(self.stdout, screen, keeps_result=True)
 
     def result(self) -> dict[str, Any]:
         """Waits until the worker ends, and returns its result; empty if it ended without a result."""
@@ -135,6 +146,7 @@ class Worker(Child):
         try:
             result: dict[str, Any] = json.loads(last)
         except ValueError:
-            self._output.write(last)
+            if last:
+                self._output.show(last)
             return {}
         return result

@@ -11,6 +11,7 @@ The script and this package must be installed on every node.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,10 @@ from hubring.ps.core.errors import UsageError
 from hubring.ps.core.extras import require
 from hubring.ps.process.children import Children
 from hubring.ps.process.command import module_command
+from hubring.ps.process.end_with_parent import PARENT
+from hubring.ps.process.screen import Screen
 from hubring.workers.localrun.server import Server
-from hubring.workers.programs.node_launcher import PARENT, Worker
+from hubring.workers.programs.node_launcher import Worker
 
 
 def train(
@@ -111,7 +114,12 @@ def work(words: Sequence[str]) -> dict[str, Any]:
     variables = {**environment(), PARENT: str(os.getpid())}
     with Children[Worker]() as started:
         worker = started.add(
-            Worker("the worker", module_command("hubring.workers.programs.ps_worker", *words), variables)
+            Worker(
+                "the worker",
+                module_command("hubring.workers.programs.ps_worker", *words),
+                variables,
+                Screen(sys.stdout.buffer),
+            )
         )
         result, code = worker.result(), worker.exit_code()
     if worker.code != code:  # a signal ended the worker

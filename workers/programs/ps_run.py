@@ -5,10 +5,9 @@ This module imports nothing that imports torch, so that `--help` is fast.
 
 from __future__ import annotations
 
-import re
 import sys
 from inspect import signature
-from pathlib import Path
+from signal import SIGINT, SIGPIPE
 from typing import Annotated, Any
 
 import typer
@@ -16,45 +15,49 @@ import typer
 from hubring.ps.config import terminal
 from hubring.ps.config.options import Command, takes
 from hubring.ps.core.errors import HubringError, UsageError
+from hubring.ps.process.screen import drop
 from hubring.workers.localrun import ignored_flags
 from hubring.workers.localrun.host import ELSEWHERE
 from hubring.workers.localrun.job import LocalJob
+from hubring.workers.localrun.script_command import other_python, parse
+from hubring.workers.localrun.settings import SERVER, WORKER, setting_options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command(cls=Command, context_settings={"allow_interspersed_args": False})
-@takes(signature(LocalJob, eval_str=True).parameters.values(), ignored_flags.options())
+@takes(signature(LocalJob, eval_str=True).parameters.values(), setting_options(), ignored_flags.options())
 def run(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="your script, with or without python in front of it"),
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...", help="your script; python and its options may stand in front of it"
+        ),
     ] = None,
     check_build: Annotated[
         bool, typer.Option("-cb", "--check-build", help="print the features of this build, and exit")
     ] = False,
-    version: Annotated[
-        bool, typer.Option("-v", "--version", help="print the version of Horovod's API, and exit")
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m")
     ] = False,
+    version: Annotated[bool, terminal.version_option("-v")] = False,
     jsrun: Annotated[bool | None, typer.Option(hidden=True)] = None,
     **flags: Any,
 ) -> None:
     """Start a server and workers on this machine, and run a script on each worker.
 
-    The script can use hubring or horovod.torch. Each line of output starts with the worker's rank. If one
-    worker fails, ps-run stops all workers, and exits with the exit code of the first failure.
+    The script can use hubring or horovod.torch. Each line of output starts with the worker's rank. Rank 0
+    gets the standard input. If one worker fails, ps-run stops all workers, and exits with the exit code of
+    the first failure.
 
     ps-run accepts horovodrun's other flags, and prints which of them have no effect.
     """
-    if version:
-        print("0.28.1")
-        raise SystemExit(0)
-    raise SystemExit(_check_build() if check_build else _run(command or [], flags, jsrun=jsrun))
+    raise SystemExit(_check_build() if check_build else _run(command or [], module, flags, jsrun=jsrun))
 
 
 def main() -> None:
     """Console entry of `ps-run`."""
-    elsewhere = "set other options of the server and the workers with PS_* variables: PS_MODE=asp ps-run ..."
+    elsewhere = "set other options of the server and the workers with PS_* variables: PS_TRACE=DIR ps-run ..."
     terminal.run(app, "ps-run", elsewhere=elsewhere)
 
 
@@ -65,36 +68,28 @@ def _check_build() -> int:
     return 0
 
 
-def _run(command: list[str], flags: dict[str, Any], *, jsrun: bool | None) -> int:
+def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: bool | None) -> int:
     try:
-        words = script(command)
+        parsed = parse(command, is_module=is_module)
         if jsrun:
             raise UsageError(f"--jsrun: {ELSEWHERE}")
+        if other := other_python(command):
+            print(f"ps-run: workers run {sys.executable}, not {other}", file=sys.stderr)
         for line in ignored_flags.notices(name for name in ignored_flags.IDLE if flags.pop(name) is not None):
             print(f"ps-run: {line}", file=sys.stderr)
-        return LocalJob(**flags).run(words)
+        given = {name: flags.pop(name) for name in (*SERVER, *WORKER)}
+        return LocalJob(**flags).run(parsed, given)
     except HubringError as error:
         print(f"ps-run: {error}", file=sys.stderr)
         terminal.last_line({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
-
-
-def script(command: list[str]) -> list[str]:
-    """Returns the script and its arguments, without a leading `python` and `-u`.
-
-    Raises:
-        UsageError: The command names no script, or a file that does not exist.
-    """
-    left = command
-    if left and re.fullmatch(r"python(3(\.\d+)?)?", Path(left[0]).name):
-        left = left[1:]
-        left = left[1:] if left[:1] == ["-u"] else left
-    if not left or left[0].startswith("-"):
-        found = f"{left[0]!r} is not a script" if left else "the command line names none"
-        raise UsageError(f"a script is missing: {found}; for example: ps-run -np 2 train.py [ARGS]...")
-    if not Path(left[0]).is_file():  # checked here so that the error appears once, not once per worker
-        raise UsageError(f"script {left[0]} does not exist; for example: ps-run -np 2 train.py [ARGS]...")
-    return left
+    except KeyboardInterrupt:  # before the workers started; they get it later
+        print("ps-run: interrupted before the workers started", file=sys.stderr)
+        return 128 + SIGINT
+    except BrokenPipeError:  # the reader of our own lines is gone
+        for stream in (sys.stdout, sys.stderr):
+            drop(stream.buffer)
+        return 128 + SIGPIPE
 
 
 if __name__ == "__main__":

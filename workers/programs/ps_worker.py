@@ -33,6 +33,10 @@ def run(
             metavar="[SCRIPT] [ARGS]...", help="your script and its arguments [default: a built-in --job]"
         ),
     ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m")
+    ] = False,
+    version: Annotated[bool, terminal.version_option()] = False,
     config: ConfigFile = None,
     **flags: object,
 ) -> None:
@@ -44,7 +48,7 @@ def run(
 
     ps-worker env --explain prints this worker's rank and settings, and the source of each
     """
-    raise SystemExit(_run(flags, config, command or []))
+    raise SystemExit(_run(flags, config, command or [], is_module=module))
 
 
 def main() -> None:
@@ -61,7 +65,7 @@ def main() -> None:
     terminal.run(app, "ps-worker", elsewhere=elsewhere)
 
 
-def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -> int:
+def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *, is_module: bool) -> int:
     from hubring.ps.config.sources import load_worker
     from hubring.ps.core.errors import HubringError
     from hubring.ps.observe import logs
@@ -71,19 +75,20 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
         config = load_worker(flags, config_file)
         origin = logs.configure(config.log_format)
         if node_launcher.wanted(config):  # the launcher does not train, and does not import torch
-            return node_launcher.run(config, flags, config_file, words)
+            again = ["--module"] if is_module else []
+            return node_launcher.run(config, flags, config_file, [*again, "--", *words])
     except HubringError as error:
         return _end(error.exit_code, {}, str(error), f"ps-worker: {error}\n")
     node_launcher.follow_launcher()
-    return _train(config, origin, words)
+    return _train(config, origin, words, is_module=is_module)
 
 
-def _train(config: WorkerConfig, origin: LogOrigin, words: list[str]) -> int:
+def _train(config: WorkerConfig, origin: LogOrigin, words: list[str], *, is_module: bool) -> int:
     from hubring.ps.core.errors import HubringError
     from hubring.workers.run_script import Outcome, train
 
     try:
-        outcome = train(config, origin, JOBS[config.job], config.job, words)
+        outcome = train(config, origin, JOBS[config.job], config.job, words, is_module=is_module)
     except HubringError as error:
         outcome = Outcome(error.exit_code, {}, error=str(error))
     code = _end(outcome.code, outcome.result, outcome.error, outcome.text("ps-worker"))

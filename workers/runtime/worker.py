@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
@@ -47,6 +48,12 @@ class Worker:
     completed_steps: int = 0
     stop_code: int | None = None
     """Set by a signal handler: stop after this step and exit with this code."""
+    leaving: bool = False
+    """This worker stops: it saves what it must save, then leaves."""
+    step_seconds: float = 0.0
+    """How long the last step took."""
+    stepped: float = 0.0
+    """When the last step ended, in monotonic seconds."""
     notice: bool = False
     """The signal was a scheduler's notice (SIGUSR1), which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
@@ -95,6 +102,8 @@ class Worker:
             Preempted: The hub is draining, or a signal asked this worker to stop.
         """
         self.completed_steps = self.record.step = self.origin.step = step
+        now = time.monotonic()
+        self.step_seconds, self.stepped = now - (self.stepped or now), now
         if self.recorder is not None:
             self.recorder.stepped(step)
         if self.session is not None:
@@ -102,10 +111,12 @@ class Worker:
         if step == self.config.save_parameters_at and self.communicator.rank == 0:
             self._save_early(step)
         if self.communicator.draining:
-            self._stop(
-                "the server was asked to stop: all workers stop after this step; restart the server and the"
-                " workers to continue from the last checkpoint"
+            then = (
+                ""
+                if not self._is_saved
+                else ("; restart the server and the workers to continue from the last checkpoint")
             )
+            self._stop(f"the server was asked to stop: all workers stop after this step{then}")
         if self.communicator.topology == "ring":
             self._handle_ring_stop(step)
         elif self.stop_code is not None:
@@ -150,12 +161,19 @@ class Worker:
             self._stop("all workers stop after this step")
 
     def _stop(self, text: str) -> None:
+        self.leaving = True
         self.synchronize()
         if self.saves is not None:
             self.saves.save_together()
-        elif self.communicator.steps_on == "worker" and self.communicator.rank == 0:
+        elif not self._is_saved and self.communicator.rank == 0:
             log.warning("nothing is saved: no --checkpoint-dir is set; a restarted job starts from step 0")
         raise Preempted(text, self.stop_code or Preempted.exit_code)
+
+    @property
+    def _is_saved(self) -> bool:
+        """Whether a restarted job continues from a checkpoint, of the workers or of the server."""
+        session = self.session if self.communicator.steps_on == "server" else None
+        return self.saves is not None or (session is not None and session.saves)
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Records metrics and sends the loss to the hub.

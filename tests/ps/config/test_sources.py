@@ -55,6 +55,12 @@ def test_every_program_accepts_the_others_variables() -> None:
     assert load_server({}, environment={"PS_SERVER": "hub:5555"}) == ServerConfig()
 
 
+def test_every_program_refuses_what_is_wrong_for_another() -> None:
+    told = r"PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup"
+    with pytest.raises(ConfigError, match=told):
+        load_worker({}, environment={"PS_MODE": "async"})
+
+
 def test_process_environment_is_read_where_none_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PS_SERVER", "hub:5555")
     assert load_worker({}).server == "hub:5555"

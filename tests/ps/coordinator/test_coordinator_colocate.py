@@ -51,11 +51,12 @@ def test_a_job_begins_once_every_worker_has_brought_its_shard(monkeypatch: pytes
         alone = await hub.join("a", brings_shard=True)
         assert (alone.state, alone.text) == (
             pb.JoinReply.WAITING,
-            "waiting for 1 of 2 workers (rank 1 not started yet)",
+            "waiting for 1 of 2 workers (rank 1 not started yet). Start them, or restart the server with a"
+            " smaller --workers",
         )
         second = await hub.summoned("b")
         early = await hub.join("b", brings_shard=True)
-        assert (early.state, early.text) == (pb.JoinReply.WAITING, "waiting for 1 of 2 shards")
+        assert (early.state, early.text) == (pb.JoinReply.WAITING, "starting 1 of 2 shards")
         await hub.shard("shard of b", second.incarnation)
         ready = await hub.join("b", brings_shard=True)
         assert (ready.state, len(ready.shards)) == (pb.JoinReply.READY, 2)

@@ -41,8 +41,9 @@ def test_a_job_begins_once_other_hosts_have_brought_the_shards_it_waits_for(
         hub = Hub(monkeypatch, workers=1, shards=0, await_shards=2, lease=0.02)
         alone = await hub.join("a")
         told = (alone.state, alone.text)
+        restart = "restart the server with a smaller --await-shards"
         where = "(2 from other hosts: ps-server start --join ADDR)"
-        assert told == (pb.JoinReply.WAITING, f"waiting for 2 of 2 shards {where}")
+        assert told == (pb.JoinReply.WAITING, f"waiting for 2 of 2 shards {where}. Start them, or {restart}")
         await hub.shard("first")
         assert "waiting for 1 of 2 shards" in (await hub.join("a")).text
         await hub.shard("second")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,13 @@ def hangs() -> Iterator[Finding]:
     yield ok("never", "told")
 
 
+def works() -> Iterator[Finding]:
+    until = time.monotonic() + LONG
+    while time.monotonic() < until:
+        pass
+    yield ok("never", "told")
+
+
 def chatters() -> Iterator[Finding]:
     os.write(1, b"noise " * 1_000_000)
     yield ok("chatters", "on")
@@ -67,9 +75,17 @@ def test_one_that_crashes_tells_by_which_signal_and_its_last_words() -> None:
 
 @pytest.mark.slow
 def test_one_that_hangs_is_killed_when_its_time_is_over() -> None:
-    [late] = examine([Check("a", hangs, "fix it")], 0.5)
-    assert (late.name, late.state, late.found) == ("a", "failure", "no answer within 0.5 s")
-    assert late.fix == "fix it; if this machine is only slow, run ps-server doctor with a longer --timeout"
+    [late] = examine([Check("a", hangs, "fix it")], 3.0)
+    assert late == failure("a", "no answer within 3 s", "fix it")
+
+
+@pytest.mark.slow
+def test_one_that_works_slowly_is_told_from_one_that_hangs() -> None:
+    late, further = examine([Check("a", works, "fix it", ("b",))], 1.0)
+    assert (late.name, late.state) == ("a", "warning")
+    assert re.match(r"still at work after 1 s: this machine is slow or busy \(load [\d.]+ on", late.found)
+    assert late.fix == "ps-server doctor --timeout 60"
+    assert further.found == "a did not finish"
 
 
 @pytest.mark.slow

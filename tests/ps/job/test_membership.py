@@ -6,7 +6,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Member, Sender
-from hubring.ps.job.membership import Membership
+from hubring.ps.job.membership import RETURN_SECONDS, Membership
 
 
 def join(members: Membership, token: str, rank: int | None = None, now: float = 0.0) -> Member:
@@ -78,6 +78,28 @@ def test_a_lease_runs_out_only_after_its_time_and_raises_the_epoch_once() -> Non
     assert members.view.epoch == 2
     assert members.view.ranks == (2,)
     assert members.complete
+
+
+def test_who_disconnects_is_lost_soon_unless_it_is_heard_of() -> None:
+    members, (first, second, _) = full(3)
+    members.beat(Sender(2, 3), now=1.0)
+    for one in (first, second):
+        members.disconnect(sender(one), now=1.0)
+    members.beat(sender(second), now=2.0)
+    assert members.expire(1.0 + RETURN_SECONDS) == []
+    assert members.expire(1.5 + RETURN_SECONDS) == [first]
+    with pytest.raises(Fenced, match=r"its connection closed, and it sent no heartbeat for 5\.5 s"):
+        members.beat(sender(first), now=9.0)
+    members.disconnect(sender(first), now=9.0)
+    assert members.expire(10.0) == []
+
+
+def test_a_held_up_server_gives_more_time_to_who_disconnected() -> None:
+    members, (first, _) = full()
+    members.disconnect(sender(first), now=0.0)
+    members.excuse(3.0, now=3.0)
+    assert members.expire(2.5 + RETURN_SECONDS) == []
+    assert members.expire(3.5 + RETURN_SECONDS) == [first]
 
 
 def test_who_lost_its_place_is_told_since_when_and_why_and_who_holds_it() -> None:

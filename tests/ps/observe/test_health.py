@@ -39,7 +39,7 @@ def test_data_waits_for_all_shards_and_readiness_does_not(monkeypatch: pytest.Mo
     async def story() -> None:
         hub = Hub(monkeypatch, shards=2)
         await hub.shard("one")
-        assert hub.coordinator.troubles() == {**FINE, DATA: "waiting for 1 of 2 shards"}
+        assert hub.coordinator.troubles() == {**FINE, DATA: "starting 1 of 2 shards"}
         await hub.shard("two")
         assert hub.coordinator.troubles() == FINE
 

@@ -120,7 +120,7 @@ def test_what_workers_and_shards_tell_is_exported(monkeypatch: pytest.MonkeyPatc
             "ps_workers": {(): 2},
             "ps_epoch": {(): 1},
             "ps_steps_total": {(): 119},
-            "ps_lease_seconds": {(): 8},
+            "ps_lease_seconds": {(): 90},
             "ps_worker_steps_total": {("0",): 120, ("1",): 119},
             "ps_worker_waiting_seconds": {("0",): 3.5, ("1",): 0},
             "ps_worker_heartbeat_age_seconds": {("0",): 0.75, ("1",): 0.25},

@@ -1,14 +1,12 @@
-"""Child processes end when they should, say how, and are heard to the end."""
+"""Child processes end when they should, and say how."""
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ import pytest
 from hubring.ps.process.child import Child, ending
 from hubring.ps.process.children import Children, first_ended, passing_on
 from hubring.ps.process.command import module_command
-from hubring.ps.process.output import Output
 from tests.support.processes.process_tree import GRACE, ends_by
 
 SLEEPER = ("sleep", "600")
@@ -150,26 +147,3 @@ def test_a_signal_goes_to_all_children_while_the_block_lasts() -> None:
         signal.raise_signal(signal.SIGUSR1)
         assert [child.exit_code() for child in children.started] == [128 + signal.SIGUSR1] * 2
     assert signal.getsignal(signal.SIGUSR1) == before
-
-
-def carried(
-    lines: Sequence[bytes], copy: Path | None = None, *, keeps_last: bool = False
-) -> tuple[bytes, bytes]:
-    """What comes out, and what stays."""
-    target = io.BytesIO()
-    output = Output(io.BytesIO(b"".join(lines)), target, "[0]:", copy, keeps_last=keeps_last)
-    last = output.join()
-    return target.getvalue(), last
-
-
-def test_output_is_carried_in_whole_lines_with_marks_and_copied_without(tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    copy.write_bytes(b"earlier\n")
-    assert carried([b"a\n", b"\n", b"b"], copy) == (b"[0]:a\n[0]:\n[0]:b\n", b"")
-    assert copy.read_bytes() == b"earlier\na\n\nb"
-
-
-def test_the_last_line_of_an_output_may_stay() -> None:
-    assert carried([b"a\n", b"b\n"], keeps_last=True) == (b"[0]:a\n", b"b\n")
-    assert carried([b"a"], keeps_last=True) == (b"", b"a")
-    assert carried([], keeps_last=True) == (b"", b"")

@@ -13,11 +13,13 @@ from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
 RANK_1 = r"rank 1 \(.* pid \d+\)"
 SILENT = r"sent no heartbeat for \d+\.\d s"
+LEASE = ("--lease", "8")
+"""Shorter than the default, which is made for busy machines."""
 AGAIN = "Restart the server with the same --checkpoint-dir, then restart the workers"
 
 
 def two_held(stage: Stage, *flags: str, topology: str = "hub") -> list[Program]:
-    _, address = stage.cluster.server("--workers", "2", "--once", *flags)
+    _, address = stage.cluster.server("--workers", "2", "--once", *LEASE, *flags)
     return stage.hold(address, 2, "--topology", topology)
 
 
@@ -73,7 +75,7 @@ def a_killed_shard(stage: Stage, *, told: str) -> Program:
 
 
 def a_stopped_shard(stage: Stage) -> Program:
-    server, address = stage.cluster.server("--workers", "1", "--once")
+    server, address = stage.cluster.server("--workers", "1", "--once", *LEASE)
     (worker,) = stage.hold(address, 1)
     shard = shard_of(server)
     os.kill(shard, signal.SIGSTOP)
@@ -101,7 +103,7 @@ def a_lost_host(stage: Stage) -> Program:
 
 
 def a_lost_server(stage: Stage, *, how: signal.Signals) -> Program:
-    server, address = stage.cluster.server("--workers", "1", "--once")
+    server, address = stage.cluster.server("--workers", "1", "--once", *LEASE)
     (worker,) = stage.run(address, 1)
     stage.happens()
     server.process.send_signal(how)

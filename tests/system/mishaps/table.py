@@ -44,6 +44,9 @@ at fault, since when, why, and how to fix it. The last column is the exit code o
 message; 0 means that the program continued and finished. [TROUBLESHOOTING.md](TROUBLESHOOTING.md) is sorted
 by symptom.
 
+A program that is stopped or cut off keeps its connection, so it is noticed after its lease: 90 s by default
+(`--lease`), 8 s in these programs.
+
 This page is made from real programs: each row was provoked. Host names, folders, addresses, process ids and
 times are replaced by `HOST`, `DIR` or `N`. `python -m tests.system.mishaps.table` makes the page, and
 tests/system/test_mishaps.py fails if a program prints something else.

@@ -11,6 +11,7 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers.localrun import host
 from hubring.workers.localrun.ignored_flags import IDLE, notices
 from hubring.workers.localrun.job import LocalJob
+from hubring.workers.localrun.script_command import ScriptCommand
 from hubring.workers.localrun.team import Patience, Verdict
 from hubring.workers.programs import ps_run
 
@@ -69,14 +70,18 @@ def test_without_elastic_training_the_first_failure_ends_all() -> None:
     [
         ({"num_proc": 2, "min_num_proc": 3}, "min-num-proc <= np"),
         ({"num_proc": 2, "max_num_proc": 1}, "np <= max-num-proc"),
-        ({"num_proc": 2, "min_num_proc": 1, "topology": "ring"}, "elastic training needs a hub"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "the hosts have only 2 slot"),
         ({"hosts": "localhost", "hostfile": Path("hosts")}, "--hosts and --hostfile both set the hosts"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(flags: dict[str, object], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        LocalJob(**flags).run(["train.py"])  # type: ignore[arg-type]
+        LocalJob(**flags).run(ScriptCommand(["train.py"]), {})  # type: ignore[arg-type]
+
+
+def test_elastic_training_needs_a_hub() -> None:
+    with pytest.raises(UsageError, match="elastic training needs a hub"):
+        LocalJob(num_proc=2, min_num_proc=1).run(ScriptCommand(["train.py"]), {"topology": "ring"})
 
 
 def test_the_size_is_what_was_asked_for_or_what_there_is_room_for() -> None:

@@ -19,7 +19,7 @@ from hubring.workers.horovod.world.build import check_build, split_list
 from hubring.workers.horovod.world.hosts import Neighbourhood, neighbourhood
 from hubring.workers.horovod.world.variables import variables
 from hubring.workers.localrun import host
-from hubring.workers.programs.ps_run import app, script
+from hubring.workers.programs.ps_run import app
 
 
 def test_local_and_cross_ranks_count_hosts_as_horovod_does() -> None:
@@ -150,39 +150,12 @@ def test_check_build_lays_out_what_there_is() -> None:
     assert "    [X] Hub" in lines
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["train.py", "-x"], ["train.py", "-x"]),
-        (["python", "train.py"], ["train.py"]),
-        (["/usr/bin/python3.11", "-u", "train.py", "3"], ["train.py", "3"]),
-    ],
-)
-def test_a_script_may_stand_behind_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], found: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").touch()
-    assert script(words) == found
-
-
-def test_a_script_that_is_not_there_is_refused_before_anything_starts() -> None:
-    with pytest.raises(UsageError, match=r"script nosuch\.py does not exist; for example: ps-run"):
-        script(["python", "nosuch.py"])
-
-
 def test_ps_run_too_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         app(["-np", "2", "nosuch.py"], standalone_mode=False)
     told = capsys.readouterr()
     assert told.err.startswith("ps-run: script nosuch.py does not exist")
     assert json.loads(told.out) == {"error": told.err.strip().removeprefix("ps-run: "), "exit_code": 2}
-
-
-@pytest.mark.parametrize("words", [[], ["python"], ["python", "-m", "train"]])
-def test_a_command_without_a_script_is_refused(words: list[str]) -> None:
-    with pytest.raises(UsageError, match="a script is missing"):
-        script(words)
 
 
 def test_hosts_are_this_machine_alone(tmp_path: Path) -> None:

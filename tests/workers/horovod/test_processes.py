@@ -162,12 +162,12 @@ def test_a_function_that_does_not_call_init_knows_its_rank_and_the_server_is_not
 
 CALLER = """
 import sys
-from hubring.workers.horovod.runner.run import _Caller
+from hubring.workers.localrun.functions import _Caller
 def waits():
     import os, time
     os.write(1, b"here\\n")
     time.sleep(600)
-caller = _Caller(sys.executable, "rank 0", None)
+caller = _Caller(0, sys.executable, None)
 caller.ask({}, (waits, (), {}))
 print(caller.pid, flush=True)
 caller.wait()

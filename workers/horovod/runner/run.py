@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
-from hubring.ps.process.child import Child
-from hubring.ps.process.children import Children
-from hubring.ps.process.command import module_command
-from hubring.workers.horovod.runner.call import Answer, Circumstances
+from hubring.workers.horovod.runner.call import call
 from hubring.workers.horovod.world.hosts import Neighbourhood
 from hubring.workers.horovod.world.variables import variables
-from hubring.workers.localrun import host
-from hubring.workers.localrun.server import Server
-from hubring.workers.localrun.team import OUTPUTS, folder_of
+from hubring.workers.localrun import functions, host
+from hubring.workers.localrun.settings import settle
 
 
 def run(  # noqa: D417 - the other arguments have no effect
@@ -99,24 +91,18 @@ def run(  # noqa: D417 - the other arguments have no effect
     if room is not None and size > room:
         raise UsageError(f"num_proc={size}: the hosts have only {room} slot(s); add slots or reduce num_proc")
     limit = start_timeout or 300.0
-    with Server(size, [], environment(), verbose=bool(verbose), timeout=limit) as server:
-        job = {"PS_SERVER": server.address, "PS_TOPOLOGY": topology, "PS_TIMEOUT": str(limit)}
-        job["PS_WORLD_SIZE"] = str(size)
-        call = (func, tuple(args), dict(kwargs or {}))
-        program = executable or sys.executable
-        places = [
-            {**job, "PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)}
-            | variables(rank, size, Neighbourhood(rank, size))
-            for rank in range(size)
-        ]
-        folders = [folder_of(output_filename, rank, size) for rank in range(size)]
-        with Children[_Caller]() as callers:
-            for place, folder in zip(places, folders, strict=True):
-                callers.add(_Caller(program, f"rank {place['PS_RANK']}", folder)).ask(place, call)
-            answers = _collect(callers.started)
-        if not any(answer.joined for answer in answers):
-            server.end(0.0)  # it still waits for workers
-        return [answer.result for answer in answers]
+    settings = settle({"topology": topology, "timeout": limit}, size, environment())
+    task: functions.Task[Any] = call, (cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))),), {}
+    return functions.call(
+        task,
+        size,
+        settings,
+        timeout=limit,
+        verbose=bool(verbose),
+        outputs=output_filename,
+        program=executable or sys.executable,
+        variables=lambda rank: variables(rank, size, Neighbourhood(rank, size)),
+    )
 
 
 def _renamed(old: str, new: str, older: int | None, value: Any) -> Any:
@@ -139,49 +125,3 @@ def _check_sizes(size: int, least: int | None, most: int | None) -> None:
             f"num_proc={size}, min_num_proc={least}, max_num_proc={most}: expected"
             " 1 <= min_num_proc <= num_proc <= max_num_proc"
         )
-
-
-class _Caller(Child):
-    """One worker process and its pipe."""
-
-    def __init__(self, program: str, name: str, folder: Path | None) -> None:
-        self.pipe, there = Pipe()
-        words = str(there.fileno()), str(os.getpid())
-        command = module_command("hubring.workers.horovod.runner.call", *words, program=program)
-        with there, ExitStack() as files:
-            outputs = [files.enter_context((folder / name).open("wb")) for name in OUTPUTS] if folder else []
-            stdout, stderr = outputs or (None, None)
-            super().__init__(name, command, stdout=stdout, stderr=stderr, pass_fds=[there.fileno()])
-
-    def ask(self, variables: dict[str, str], call: tuple[Any, ...]) -> None:
-        """Sends the call."""
-        self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
-        self.pipe.send_bytes(cloudpickle.dumps(call))
-
-    def end(self, seconds: float) -> None:
-        super().end(seconds)
-        self.pipe.close()
-
-
-def _collect(callers: Sequence[_Caller]) -> list[Answer]:
-    """Returns the answers of all workers in rank order, once all have ended."""
-    ranks = {caller.pipe: rank for rank, caller in enumerate(callers)}
-    answers: dict[int, Answer] = {}
-    while ranks:
-        for pipe in wait(list(ranks)):
-            assert isinstance(pipe, Connection)
-            rank = ranks.pop(pipe)
-            answers[rank] = _answer(rank, pipe)
-    for caller in callers:
-        caller.wait()
-    return [answers[rank] for rank in range(len(callers))]
-
-
-def _answer(rank: int, pipe: Connection) -> Answer:
-    try:
-        answer = Answer(*cloudpickle.loads(pipe.recv_bytes()))
-    except EOFError as cause:
-        raise RuntimeError(f"rank {rank} ended before it returned a result") from cause
-    if not answer.well:
-        raise RuntimeError(f"rank {rank} failed:\n{answer.result}")
-    return answer

@@ -1,0 +1,43 @@
+"""The status for people names the job, every worker and every shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from hubring.ps.observe.status_table import render
+from tests.support.pages.status_hub import report, shard, worker
+
+
+def shown(*shards: dict[str, Any], **changes: Any) -> list[str]:
+    console = Console(width=120, color_system=None)
+    with console.capture() as capture:
+        console.print(render({**report(2, **changes), "shards": list(shards)}))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_the_job_its_workers_and_its_shards_are_shown() -> None:
+    lines = shown(shard(0), workers=[worker(0), worker(1, loss=None, seconds_waiting=3.0)])
+    assert lines[:4] == [
+        "job      train.py (hub, bsp): running",
+        "step     40",
+        "up       100 s, Hubring 0.1.0",
+        "saved    no checkpoint",
+    ]
+    assert lines[4].split() == ["rank", "host", "pid", "step", "steps/s", "loss", "waiting", "heartbeat"]
+    assert lines[5].split() == ["0", "node1", "1000", "40", "2", "0.5", "-", "0.3", "s", "ago"]
+    assert lines[6].split() == ["1", "node1", "1001", "40", "2", "-", "3.0", "s", "0.3", "s", "ago"]
+    assert lines[8].split() == ["0", "node0", "2000", "12", "40", "160", "4.0", "5.0", "0.2", "s", "ago"]
+
+
+def test_a_server_without_a_job_and_what_was_lost_are_shown() -> None:
+    ended = {"finished": [], "preempted": [], "failed": {}, "lost": {"1": "silent for 4.2 s [at] step 3"}}
+    waiting = {"job": "", "topology": "", "state": "waiting for the first worker", "workers": []}
+    lines = shown(**waiting, ended=ended)
+    assert lines[0] == "job      -: waiting for the first worker"
+    assert lines[-1] == "rank 1 lost: silent for 4.2 s [at] step 3"
+
+
+def test_a_shard_that_does_not_answer_says_so() -> None:
+    assert "does not answer" in shown(shard(0, error="it does not answer"))[-1]

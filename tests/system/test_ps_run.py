@@ -1,0 +1,239 @@
+"""ps-run as people use it: in a pipe, at a terminal, with settings, and stopped."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hubring.ps.process.command import module_command
+from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.process_tree import GRACE, ends_by
+
+pytestmark = pytest.mark.slow
+
+PS_RUN = "hubring.workers.programs.ps_run"
+TEAM = """
+import signal, sys
+from hubring.ps.config.environment import environment
+from hubring.ps.process.children import passing_on
+from hubring.workers.localrun import team
+team.QUIT_SECONDS = 0.2
+commands = [(sys.executable, "-c", code) for code in sys.argv[1:]]
+job = team.Team(commands, [environment()] * len(commands))
+with passing_on([signal.SIGTERM], job.signal):
+    sys.exit(job.run(print))
+"""
+ASK = "import sys; print('got', input('Name? ')); print(repr(sys.stdin.read()))"
+
+
+def team(*code: str) -> list[str]:
+    """The command line of a program that runs one worker for each piece of code."""
+    return [sys.executable, "-c", TEAM, *code]
+
+
+def test_a_pipe_that_closes_ends_the_workers_without_a_word() -> None:
+    endless = "while True: print('line')"
+    with subprocess.Popen(
+        team(endless, endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    ) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        assert b"stdout>:line" in program.stdout.readline()
+        program.stdout.close()
+        assert program.wait() == 128 + signal.SIGPIPE
+        assert program.stderr.read() == b""
+
+
+def test_a_reader_of_the_first_line_ends_ps_run_too(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text("while True: print('line')\n")
+    command = module_command(PS_RUN, "-n", "1", str(script))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as program:
+        assert program.stdout is not None
+        assert b"ps-run: starting 1 server" in program.stdout.readline()
+        program.stdout.close()
+        assert program.wait() == 128 + signal.SIGPIPE
+
+
+def test_a_full_disk_is_named() -> None:
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(team("print('line')"), stdout=full, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == os.EX_IOERR
+    assert b"the output cannot be written: [Errno 28] No space left on device" in ended.stderr
+
+
+def test_rank_0_alone_reads_a_pipe_to_its_end() -> None:
+    other = "import sys; print(repr(sys.stdin.read()))"
+    ended = subprocess.run(team(ASK, other), input=b"me\nmore\n", capture_output=True, check=True)
+    assert sorted(ended.stdout.splitlines()) == [
+        b"[0]<stdout>:'more\\n'",
+        b"[0]<stdout>:Name? got me",
+        b"[1]<stdout>:''",
+    ]
+
+
+@pytest.mark.parametrize("controlling", [False, True])
+def test_rank_0_reads_the_terminal(controlling: bool) -> None:
+    controller, terminal = pty.openpty()
+    take = "import os, fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY); os.execv({0!r}, {1!r})"
+    command = team(ASK)
+    if controlling:
+        command = [sys.executable, "-c", take.format(command[0], command)]
+    with (
+        subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, start_new_session=True) as program,
+        os.fdopen(controller, "wb", buffering=0) as keyboard,
+    ):
+        os.close(terminal)
+        assert program.stdout is not None
+        prompt = b"[0]<stdout>:Name? "
+        assert program.stdout.read(len(prompt)) == prompt
+        keyboard.write(b"me\n")
+        assert program.stdout.readline() == b"got me\n"
+        keyboard.write(b"rest\n\x04")
+        assert program.stdout.read() == b"[0]<stdout>:'rest\\n'\n"
+        assert program.wait() == 0
+
+
+def test_the_second_signal_ends_workers_that_do_not_listen() -> None:
+    deaf = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(team(deaf), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as program:
+        assert program.stdout is not None
+        assert b"here" in program.stdout.readline()
+        for _ in range(2):
+            program.send_signal(signal.SIGTERM)
+            time.sleep(0.1)  # two signals at once are one
+        assert program.wait() == 128 + signal.SIGTERM
+
+
+def test_after_a_signal_each_worker_may_finish_what_it_has_to_save() -> None:
+    ends = "import signal, time; print('here', flush=True); signal.sigwait([15]); raise SystemExit(75)"
+    saves = ends.replace("raise", "time.sleep(1); print('saved'); signal.sigpending() and exit(1); raise")
+    block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); "
+    command = team(block + ends, block + saves)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as program:
+        assert program.stdout is not None
+        assert b"here" in program.stdout.readline()
+        assert b"here" in program.stdout.readline()
+        program.send_signal(signal.SIGTERM)
+        assert program.stdout.read() == b"[1]<stdout>:saved\n"
+        assert program.wait() == 75
+
+
+def ps_run(cluster: Cluster, *arguments: str) -> Program:
+    return cluster.run("run", PS_RUN, *arguments)
+
+
+def test_settings_reach_both_sides_and_a_summary_ends_the_run(cluster: Cluster) -> None:
+    settings = ("--mode", "ssp", "--staleness", "2", "--compress", "int8", "--lease", "30", "--page")
+    program = ps_run(cluster, "-n", "2", *settings, SMALL, "8", "16")
+    assert program.wait() == 0, program.said()
+    first, *said = program.said().splitlines()
+    assert first == "ps-run: starting 1 server, 2 workers (hub, ssp)"
+    assert any(line.startswith("ps-run: status page: http://127.0.0.1:") for line in said)
+    assert said[-1].startswith("ps-run: 2 workers finished 8 steps in ")
+    assert '"exit_code"' not in program.out.read_text()
+
+
+def test_a_folder_for_checkpoints_that_nobody_writes_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(Path(SMALL).read_text().replace("hubring.init()", "hubring.init(aggregate=True)"))
+    program = ps_run(cluster, "-n", "2", "--checkpoint-dir", str(tmp_path / "saved"), str(script), "3", "16")
+    assert program.wait() == 0, program.said()
+    assert "--checkpoint-dir has no effect, because the workers step" in program.said()
+
+
+def test_ctrl_c_ends_a_start_too(cluster: Cluster, tmp_path: Path) -> None:
+    program = ps_run(cluster, "-n", "1", SMALL, "60", "16")
+    program.until_said("ps-run: starting 1 server")
+    program.process.send_signal(signal.SIGINT)
+    assert program.wait() == 130, program.said()
+    assert "Traceback" not in program.said()
+
+
+def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    program = ps_run(cluster, "-n", "2", SMALL, "60", "16", "hold", str(go), "20")
+    program.until(lambda: program.said().count("holding at 20") == 2, "hold")
+    program.process.send_signal(signal.SIGINT)
+    program.until(lambda: program.said().count("SIGINT: all workers stop after the same step") == 2, "notice")
+    go.touch()
+    assert program.wait() == 130, program.said()
+    assert "ps-run: interrupted after" in program.said().splitlines()[-1]
+
+
+def test_checkpoints_of_a_ring_are_kept_by_the_workers(cluster: Cluster, tmp_path: Path) -> None:
+    flags = ["-n", "2", "--topology", "ring", "--checkpoint-dir", str(tmp_path / "saved")]
+    assert ps_run(cluster, *flags, SMALL, "3", "16").wait() == 0
+    again = ps_run(cluster, *flags, SMALL, "5", "16")
+    assert again.wait() == 0
+    assert "continuing from step 3" in again.said()
+
+
+def test_workers_end_with_ps_run(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)\n")
+    program = ps_run(cluster, "-n", "1", str(script))
+    program.until(lambda: "pid" in program.out.read_text(), "start")
+    program.process.kill()
+    assert ends_by(int(program.out.read_text().split()[-1]), time.monotonic() + GRACE)
+
+
+def in_folder(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = module_command(PS_RUN, "-n", "1", *words)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "part.py").write_text("value = 5\n")
+    (package / "mod.py").write_text(
+        "import sys, warnings\n"
+        "from .part import value\n"
+        "import hubring\n"
+        "hubring.init()\n"
+        "warnings.warn('unheard')\n"
+        "print(value, __name__, __package__, sys.argv, sys.flags.dev_mode)\n"
+    )
+    ended = in_folder(tmp_path, "python", "-W", "ignore", "-X", "dev", "-m", "pkg.mod", "-x")
+    assert ended.returncode == 0, ended.stderr
+    said = f"5 __main__ pkg {[str(package / 'mod.py'), '-x']} True"
+    assert ended.stdout == f"[0]<stdout>:{said}\n"
+    assert "unheard" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        [PS_RUN, SMALL],
+        ["hubring.ps.cli", "start", "--port", "0"],
+        ["hubring.workers.programs.ps_worker", SMALL],
+    ],
+    ids=["ps-run", "ps-server", "ps-worker"],
+)
+def test_a_wrong_variable_ends_every_program_of_a_job_with_78(
+    cluster: Cluster, program: Sequence[str]
+) -> None:
+    started = cluster.run("program", *program, variables={"PS_MODE": "async"})
+    assert started.wait() == 78, started.said()
+    assert "PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup" in started.said()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [PS_RUN, "hubring.ps.cli", "hubring.workers.programs.ps_worker", "hubring.workers.compare.cli"],
+)
+def test_every_program_has_a_version(cluster: Cluster, module: str) -> None:
+    program = cluster.run("version", module, "--version")
+    assert program.wait() == 0, program.said()
+    assert program.out.read_text().startswith("Hubring ")

@@ -1,0 +1,74 @@
+"""hubring.launch: a function on several workers, its results by rank, and what its errors carry."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+import hubring
+from hubring.ps.core.errors import ConfigError, UsageError
+
+pytestmark = pytest.mark.slow
+
+
+def trained(topology: str, scale: float) -> list[tuple[int, str, float]]:
+    """Trains a model by two workers, whose function is defined here and needs a value from here."""
+
+    def train(factor: float) -> tuple[int, str, float]:
+        hubring.init()
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(torch.ones(4, 2)).sum() * factor * (hubring.rank() + 1)).backward()
+            optimizer.step()
+        return hubring.rank(), hubring.topology(), model.weight.sum().item()
+
+    return hubring.launch(train, scale, nproc=2, topology=topology, compress="fp16")
+
+
+def test_results_come_by_rank_and_are_those_of_one_process() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(torch.ones(4, 2)).sum() * 0.5 * 1.5).backward()
+        optimizer.step()
+    expected: Any = pytest.approx(model.weight.sum().item(), abs=1e-5)
+    for topology in ("hub", "ring"):
+        assert trained(topology, 0.5) == [(0, topology, expected), (1, topology, expected)]
+
+
+def test_an_error_carries_the_rank_and_its_traceback() -> None:
+    def fails() -> None:
+        hubring.init()
+        if hubring.rank() == 1:
+            raise LookupError("no such sample")
+        hubring.barrier()
+
+    with pytest.raises(RuntimeError, match=r"(?s)rank 1 failed:\nTraceback.*in fails\n.*no such sample"):
+        hubring.launch(fails)
+
+
+def test_a_killed_worker_is_named_with_its_signal() -> None:
+    with pytest.raises(RuntimeError, match=r"rank 0 was killed by signal 9 \(SIGKILL\) before it returned"):
+        hubring.launch(lambda: os.kill(os.getpid(), signal.SIGKILL), nproc=1)
+
+
+def test_a_function_that_does_not_join_returns_too() -> None:
+    assert hubring.launch(lambda value: value + 1, 4, nproc=2) == [5, 5]
+
+
+def test_settings_are_checked_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="did you mean topology"):
+        hubring.launch(print, topolgy="ring")
+    with pytest.raises(ConfigError, match="--mode async: expected one of bsp, asp, ssp, backup"):
+        hubring.launch(print, mode="async")
+    with pytest.raises(UsageError, match="nproc=0: expected at least 1"):
+        hubring.launch(print, nproc=0)

@@ -1,0 +1,53 @@
+"""Settings of ps-run reach the server or the workers, and are checked before either starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.localrun.settings import settle
+
+
+def test_each_setting_goes_where_it_belongs() -> None:
+    given = {"mode": "ssp", "staleness": 2, "compress": "int8", "shards": None, "lease": 5.0}
+    settings = settle(given, 2, {})
+    assert settings.server_words == ["--mode", "ssp", "--staleness", "2", "--lease", "5.0"]
+    assert settings.worker_words == ["--compress", "int8"]
+    assert (settings.mode, settings.topology) == ("ssp", "hub")
+
+
+@pytest.mark.parametrize("where", [{"topology": "ring"}, {"aggregate": True}])
+def test_workers_that_step_save_the_checkpoints(where: dict[str, object]) -> None:
+    settings = settle({"checkpoint_dir": Path("saved"), **where}, 2, {})
+    assert settings.server == {}
+    assert settings.worker == {"checkpoint_dir": Path("saved"), **where}
+    assert settle({"checkpoint_dir": Path("saved")}, 2, {}).server == {"checkpoint_dir": Path("saved")}
+
+
+def test_workers_get_settings_as_variables_too() -> None:
+    assert settle({"aggregate": True, "timeout": 9.0}, 2, {}).worker_variables == {
+        "PS_AGGREGATE": "true",
+        "PS_TIMEOUT": "9.0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "told"),
+    [
+        (
+            {},
+            {"PS_MODE": "async"},
+            "PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup",
+        ),
+        ({}, {"PS_TOPOLOGY": "star"}, "PS_TOPOLOGY='star' in the environment: expected one of hub, ring"),
+        ({"mode": "async"}, {}, "--mode async: expected one of bsp"),
+        ({"staleness": 2}, {}, "--staleness 2 requires --mode ssp"),
+        ({"topology": "ring", "aggregate": True}, {}, "--aggregate requires --topology hub"),
+        ({"stalness": 2}, {}, "did you mean staleness"),
+    ],
+)
+def test_what_is_invalid_is_named(given: dict[str, object], variables: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        settle(given, 2, variables)

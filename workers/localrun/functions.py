@@ -1,0 +1,164 @@
+"""Calls a function in several workers on this machine, which have a server of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from hubring.ps.config.environment import environment
+from hubring.ps.core.errors import UsageError
+from hubring.ps.process.child import Child
+from hubring.ps.process.children import Children
+from hubring.ps.process.command import module_command
+from hubring.ps.process.end_with_parent import PARENT
+from hubring.workers.localrun.call import Answer, Circumstances
+from hubring.workers.localrun.server import Server
+from hubring.workers.localrun.settings import Settings, settle
+from hubring.workers.localrun.team import OUTPUTS, folder_of
+
+T = TypeVar("T")
+Task = tuple[Callable[..., T], Sequence[Any], Mapping[str, Any]]
+"""A function, its arguments and its keyword arguments."""
+
+END_SECONDS = 5.0
+"""How long a worker whose pipe closed has to end."""
+
+
+def launch(
+    function: Callable[..., T],
+    *args: Any,
+    nproc: int = 2,
+    start_timeout: float = 300.0,
+    verbose: bool = False,
+    **settings: Any,
+) -> list[T]:
+    """Calls a function in several workers on this machine, and returns the result of each.
+
+    It starts a server and the workers, and ends them. The function calls `hubring.init()`. It may be defined
+    in a notebook or inside another function, and its script needs no `if __name__ == "__main__"`: workers get
+    only the function, by cloudpickle.
+
+        losses = hubring.launch(train, 0.1, nproc=4, topology="ring")
+
+    Args:
+        function: The function.
+        args: Its arguments.
+        nproc: Number of workers.
+        start_timeout: Seconds within which the server must start.
+        verbose: Whether to show the server's log.
+        settings: Settings of the server and the workers, named as in `deploy/SETTINGS.md`: `topology`,
+            `mode`, `staleness`, `aggregate`, `compress`, `shards`, `lease`, `checkpoint_dir` and other flags
+            of `ps-run`.
+
+    Returns:
+        The results in rank order.
+
+    Raises:
+        UsageError: `nproc` is below 1.
+        ConfigError: A setting is unknown or invalid, or settings contradict each other.
+        RuntimeError: A worker failed. The message holds its rank and its traceback.
+    """
+    if nproc < 1:
+        raise UsageError(f"nproc={nproc}: expected at least 1")
+    chosen = settle(settings, nproc, environment())
+    return call((function, args, {}), nproc, chosen, timeout=start_timeout, verbose=verbose)
+
+
+def call(
+    task: Task[T],
+    size: int,
+    settings: Settings,
+    *,
+    timeout: float,
+    verbose: bool = False,
+    outputs: Path | str | None = None,
+    program: str = sys.executable,
+    variables: Callable[[int], Mapping[str, str]] = lambda rank: {},
+) -> list[T]:
+    """Calls a function in each worker of a job, and returns the results in rank order.
+
+    Args:
+        task: What each worker calls.
+        size: Number of workers.
+        settings: Settings of the server and the workers.
+        timeout: Seconds within which the server must start.
+        verbose: Whether to show the server's log.
+        outputs: Folder for the workers' output, as rank.N/stdout and rank.N/stderr; None: not redirected.
+        program: The Python interpreter of the workers.
+        variables: Returns more environment variables for a rank.
+
+    Raises:
+        ServerUnreachable: The server did not start.
+        RuntimeError: A worker failed. The message holds its rank and its traceback.
+    """
+    inherited = {**environment(), PARENT: str(os.getpid())}
+    with Server(size, settings.server_words, inherited, verbose=verbose, timeout=timeout) as server:
+        job = {**settings.worker_variables, "PS_SERVER": server.address, "PS_WORLD_SIZE": str(size)}
+        with Children[_Caller]() as callers:
+            for rank in range(size):
+                caller = callers.add(_Caller(rank, program, folder_of(outputs, rank, size)))
+                place = {"PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)}
+                caller.ask({**job, **place, **variables(rank)}, task)
+            answers = _collect(callers.started)
+        if not any(each.joined for each in answers):  # the server still waits for the first worker
+            server.end(0.0)
+    return [each.result for each in answers]  # type: ignore[misc]
+
+
+class _Caller(Child):
+    """One worker process and its pipe."""
+
+    def __init__(self, rank: int, program: str, folder: Path | None) -> None:
+        self.rank = rank
+        self.pipe, there = Pipe()
+        words = str(there.fileno()), str(os.getpid())
+        command = module_command("hubring.workers.localrun.call", *words, program=program)
+        with there, ExitStack() as files:
+            outputs = [files.enter_context((folder / name).open("wb")) for name in OUTPUTS] if folder else []
+            stdout, stderr = outputs or (None, None)
+            super().__init__(f"rank {rank}", command, stdout=stdout, stderr=stderr, pass_fds=[there.fileno()])
+
+    def ask(self, variables: dict[str, str], task: Task[Any]) -> None:
+        """Sends the call."""
+        self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
+        self.pipe.send_bytes(cloudpickle.dumps(task))
+
+    def answer(self) -> Answer:
+        """Receives the answer.
+
+        Raises:
+            RuntimeError: The worker failed.
+        """
+        try:
+            found = Answer(*cloudpickle.loads(self.pipe.recv_bytes()))
+        except EOFError as cause:
+            self.wait(END_SECONDS)
+            raise RuntimeError(f"{self.name} {self.ended or 'ended'} before it returned a result") from cause
+        if not found.well:
+            raise RuntimeError(f"{self.name} failed:\n{found.result}")
+        return found
+
+    def end(self, seconds: float) -> None:
+        super().end(seconds)
+        self.pipe.close()
+
+
+def _collect(callers: Sequence[_Caller]) -> list[Answer]:
+    """Returns the answers of all workers, once all have ended. The first failure ends the others."""
+    waiting = {caller.pipe: caller for caller in callers}
+    answers: dict[int, Answer] = {}
+    while waiting:
+        for pipe in wait(list(waiting)):
+            assert isinstance(pipe, Connection)
+            caller = waiting.pop(pipe)
+            answers[caller.rank] = caller.answer()
+    for caller in callers:
+        caller.wait()
+    return [answers[rank] for rank in sorted(answers)]

@@ -1,0 +1,96 @@
+"""The settings that a job on this machine passes on to its server and to its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from inspect import Parameter
+from itertools import chain
+from typing import Any, NamedTuple
+
+from hubring.ps.config.options import options
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.config.settings import flag, refuse_unknown
+from hubring.ps.config.sources import load_server, load_worker
+from hubring.ps.config.worker import WorkerConfig
+
+SERVER = (
+    *("shards", "mode", "staleness", "backup", "nonfinite", "on_loss", "lease", "slice_bytes", "device"),
+    *("page_port", "checkpoint_dir", "checkpoint_every"),
+)
+WORKER = ("topology", "backend", "transport", "aggregate", "compress", "bucket_bytes", "timeout")
+_OF_BOTH = ("checkpoint_dir", "checkpoint_every")
+"""They go to the process that holds the optimizer's state: the server, or the workers."""
+_NO_ADDRESS = "127.0.0.1:1"
+
+
+def setting_options() -> Iterator[Parameter]:
+    """Yields the options of `ps-run` for these settings."""
+    yield from chain(options(WorkerConfig, WORKER), options(ServerConfig, SERVER))
+
+
+class Settings(NamedTuple):
+    """Settings by field name, checked.
+
+    Attributes:
+        server: For `ps-server start`.
+        worker: For each worker.
+        mode: The consistency mode.
+        topology: `hub` or `ring`.
+    """
+
+    server: dict[str, Any]
+    worker: dict[str, Any]
+    mode: str
+    topology: str
+
+    @property
+    def server_words(self) -> list[str]:
+        """The settings of the server as flags."""
+        return _words(self.server)
+
+    @property
+    def worker_words(self) -> list[str]:
+        """The settings of a worker as flags."""
+        return _words(self.worker)
+
+    @property
+    def worker_variables(self) -> dict[str, str]:
+        """The settings of a worker as environment variables."""
+        return {f"PS_{name.upper()}": _text(value) for name, value in self.worker.items()}
+
+
+def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) -> Settings:
+    """Sorts settings into those of the server and those of the workers, and checks all.
+
+    Args:
+        given: Field name to value; None if it is not set.
+        size: Number of workers.
+        variables: The environment of server and workers.
+
+    Raises:
+        ConfigError: A setting or a variable is unknown or invalid, or they contradict each other.
+    """
+    for name in given:
+        refuse_unknown(f"{name}={given[name]!r}", name, {*SERVER, *WORKER})
+    worker = _chosen(given, WORKER)
+    config = load_worker({**worker, "server": _NO_ADDRESS}, environment=variables)
+    server = _chosen(given, SERVER)
+    if config.topology == "ring" or config.aggregate:
+        worker |= {name: server.pop(name) for name in _OF_BOTH if name in server}
+    hub = load_server({**server, "workers": size, "port": 0}, environment=variables)
+    return Settings(server, worker, hub.mode, config.topology)
+
+
+def _chosen(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: given[name] for name in names if given.get(name) is not None}
+
+
+def _words(settings: Mapping[str, Any]) -> list[str]:
+    words = []
+    for name, value in settings.items():
+        words += [flag(name)] if value is True else [flag(name), str(value)]
+    return words
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
