@@ -20,6 +20,7 @@ from tests.contract.awkward import (
     KINDS,
     OPTIMIZERS,
     STEPPING_HERE,
+    Hub,
     assert_as_one,
     backward,
     batches,
@@ -193,7 +194,7 @@ def test_a_group_may_be_added(kind: type[Ranks]) -> None:
 # Optimizers that are made anew, and several over one model.
 
 
-@STEPPING_HERE
+@KINDS
 def test_an_optimizer_may_be_made_anew(kind: type[Ranks]) -> None:
     def train(communicator: Communicator | None) -> list[Tensor]:
         model = layers()
@@ -240,3 +241,15 @@ def test_torchs_synchronized_batch_norm_is_refused_with_what_to_use(kind: type[R
 def test_one_process_may_use_it() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
     DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=LocalCommunicator())
+
+
+def test_a_hub_refuses_an_optimizer_that_another_has_replaced() -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        earlier, later = momentum(model, communicator), momentum(model, communicator)
+        step(model, later, batches()[0], communicator)
+        step(model, earlier, batches()[1], communicator)
+        return []
+
+    with pytest.raises(ConfigError, match="a later DistributedOptimizer steps some of"):
+        ends(Hub, train)

@@ -58,6 +58,8 @@ class Checkpoints:
         self._lock = lock(self._directory) if communicator.rank == 0 else None
         self._found = self._read() if communicator.rank == 0 else []
         self._trained: list[Trained] = []
+        self._replaced: list[Trained] = []
+        """Those that took the place of an earlier one; they continue from no checkpoint."""
         self._saved_at = time.monotonic()
         self._saved_step = -1
 
@@ -67,6 +69,12 @@ class Checkpoints:
         Raises:
             ConfigError: The checkpoint is of another model. The error names the first difference.
         """
+        own = set(map(id, trained.named_parameters.values()))
+        for index, earlier in enumerate(self._trained):
+            if own.issuperset(map(id, earlier.named_parameters.values())):  # it is made anew, during training
+                self._trained[index] = trained
+                self._replaced.append(trained)
+                return
         self._trained.append(trained)
         saved = self._saved_of(trained)
         if saved is None:
@@ -159,6 +167,8 @@ class Checkpoints:
             self._lock.close()
 
     def _saved_of(self, trained: Trained) -> Saved | None:
+        if trained in self._replaced:
+            return None
         index = self._trained.index(trained)
         return self._found[index] if index < len(self._found) else None
 

@@ -192,6 +192,7 @@ class DistributedOptimizer(OptimizerWrapper):
             loss = self.wrapped.step(lambda: self._evaluate(closure))
             self._end_step()
             return loss
+        self._reducers.check_owner()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -270,6 +271,8 @@ class DistributedOptimizer(OptimizerWrapper):
         self._reducers.begin_step()
         if not set_to_none:
             self.settle()  # the gradients in flight must not change
+            for reducer in self._reducers:
+                reducer.exchange.free_memory()
             for bucket in self._reducers.buckets:
                 bucket.collect()
         self.wrapped.zero_grad(set_to_none)

@@ -55,10 +55,14 @@ class Reducers:
         self._on_server = communicator.steps_on == "server"
         self._groups = Groups(optimizer)
         self._seen_change = False
-        self._all = [] if self._on_server else reducers_of(communicator, self._held)
+        self._attached = False
+        self._all = reducers_of(communicator, self._held)
         self.inherited = bool(self._all)
         for reducer in self._all:
             reducer.passes.set_per_step(wishes.passes_per_step)
+            reducer.owner = self
+        if self.inherited and self._on_server:
+            self._check_kind()
         self.tensors = ModelTensors(model, self.buckets)
         self.hub_state = HubOptimizerState(optimizer, communicator, lambda: self.buckets, self.settle)
         if self._on_server:
@@ -112,6 +116,9 @@ class Reducers:
 
     def attach(self, buckets: list[Bucket]) -> int:
         """Gives all ranks rank 0's parameters; returns the completed steps to continue from."""
+        if self._on_server and self.inherited and not self._attached:
+            self._communicator.write_state(self.buckets, self.hub_state.take(self.buckets))
+        self._attached = True
         if not buckets:
             return self.steps
         states = self.hub_state.take(buckets) if self._on_server else None
@@ -127,7 +134,7 @@ class Reducers:
         """Exchanges the gradients of attached buckets from now on."""
         if not buckets:
             return None
-        reducer = Reducer(self._communicator, buckets, self._wishes, self._hyper, self._left_out, self._guard)
+        reducer = Reducer(self._communicator, buckets, self._wishes, self, self._guard)
         # Weak, because the hooks on the parameters reach the passes.
         begin = WeakMethod(self._extend_in_pass)
 
@@ -175,6 +182,30 @@ class Reducers:
     def _held(self) -> list[torch.nn.Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
+    def check_owner(self) -> None:
+        """Checks that no later optimizer has taken over the parameters, of which the hub has one optimizer.
+
+        Raises:
+            ConfigError: One has.
+        """
+        if self._on_server and any(reducer.owner is not self for reducer in self._all):
+            raise ConfigError(
+                "a later DistributedOptimizer steps some of this optimizer's parameters, and the hub steps"
+                " each parameter with one optimizer: use only the later one, or let the workers step with"
+                " hubring.init(aggregate=True) or --aggregate"
+            )
+
+    def _check_kind(self) -> None:
+        """Raises ConfigError if the hub steps the parameters with another kind of optimizer."""
+        name = self._name_on_server()
+        for bucket in self.buckets:
+            if bucket.spec.optimizer != name:
+                raise ConfigError(
+                    f"the hub steps {bucket.spec.tensors[0].name} with {bucket.spec.optimizer}, and the"
+                    f" script makes a {name} for it now: make all optimizers of one kind, or let the workers"
+                    " step with hubring.init(aggregate=True) or --aggregate"
+                )
+
     def _name_on_server(self) -> str:
         """Returns the name of the hub's optimizer; raises ConfigError if the hub cannot run it."""
         kind: type[Optimizer] = type(self._optimizer)
@@ -207,13 +238,15 @@ class Reducers:
         for reducer in self._all:
             reducer.exchange.settle_all()
 
-    def _hyper(self, bucket: Bucket) -> Hyper:
+    def hyper(self, bucket: Bucket) -> Hyper:
+        """Returns the hyperparameters with which the hub steps a bucket."""
         if not self._on_server:
             return {}
         group = self._groups.of(bucket)
         return hyper_of(self._optimizer.defaults if group is None else group, bucket.spec.optimizer)
 
-    def _left_out(self, bucket: Bucket) -> frozenset[int]:
+    def left_out(self, bucket: Bucket) -> frozenset[int]:
+        """Returns the positions of a bucket's parameters that the hub does not step."""
         return self._groups.without(bucket) if self._on_server else frozenset()
 
     def _guard(self, exchange: Exchange, buckets: list[Bucket]) -> ForwardGuard | None:

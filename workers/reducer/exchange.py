@@ -118,7 +118,7 @@ class Exchange:
         if self.complete:
             return
         self.settle_all()  # before together(), which holds messages back: no rank may wait meanwhile
-        self._send_writes()
+        self._prepare()
         with self._communicator.together():
             while not self.complete:
                 self._send(self._groups[self._sent])
@@ -128,9 +128,12 @@ class Exchange:
         """Whether the script has changed parameters since the last step that the hub took."""
         return any(bucket.written() for bucket in self._buckets if not self.has_left(bucket))
 
-    def _send_writes(self) -> None:
-        """Makes the hub's what the script has changed in parameters since the last step, before it steps."""
-        if self.begun or self._communicator.steps_on == "worker":
+    def _prepare(self) -> None:
+        """Prepares the first send of a step: parameters that the script has changed become the hub's."""
+        if self.begun:
+            return
+        self.free_memory()
+        if self._communicator.steps_on == "worker":
             return
         self.settle_all()
         for bucket in self._buckets:

@@ -7,7 +7,7 @@ same parameters, made anew or beside the first, steps with what that reducer exc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
 import torch
@@ -39,6 +39,16 @@ class Wishes(NamedTuple):
     recorder: FlightRecorder | None = None
 
 
+class Owner(Protocol):
+    """What a reducer needs from the optimizer of its parameters."""
+
+    def hyper(self, bucket: Bucket) -> Hyper:
+        """Returns the hyperparameters with which the hub steps a bucket."""
+
+    def left_out(self, bucket: Bucket) -> frozenset[int]:
+        """Returns the positions of a bucket's parameters that the hub does not step."""
+
+
 class Reducer:
     """Exchanges the gradients of attached buckets.
 
@@ -46,12 +56,12 @@ class Reducer:
         communicator: Connects the ranks.
         buckets: Attached buckets.
         wishes: How to exchange.
-        hyper: Returns the hyperparameters with which the hub steps a bucket.
-        left_out: Returns the positions of a bucket's parameters that the hub does not step.
+        owner: See below.
         guard: Makes what makes forwards wait, with `cross_barrier`.
 
     Attributes:
         parameters: The parameters of all buckets.
+        owner: Whose hyperparameters the hub uses: those of the newest optimizer of the parameters.
     """
 
     def __init__(
@@ -59,25 +69,25 @@ class Reducer:
         communicator: Communicator,
         buckets: list[Bucket],
         wishes: Wishes,
-        hyper: Callable[[Bucket], Hyper],
-        left_out: Callable[[Bucket], frozenset[int]],
+        owner: Owner,
         guard: Callable[[Exchange, list[Bucket]], ForwardGuard | None],
     ) -> None:
         self.communicator = communicator
         self.buckets = buckets
         self.parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
+        self.owner = owner
         self.exchange = Exchange(
             communicator,
             buckets,
-            hyper,
-            left_out,
+            self._hyper,
+            lambda bucket: self.owner.left_out(bucket),
             wishes.timeout,
             wishes.recorder,
         )
         made = guard(self.exchange, buckets)
         # Where workers step, the mean replaces the gradients in place before step().
         exact = wishes.overlap and communicator.steps_on == "server"
-        self.watch = ChangeWatch(buckets, hyper, exact=exact)
+        self.watch = ChangeWatch(buckets, self._hyper, exact=exact)
         self.overlap = Overlap(communicator, self.exchange, self.watch, made, wanted=wishes.overlap)
         self.passes = BackwardPasses(buckets, wishes.passes_per_step, self.watch, self.exchange, self.overlap)
         tuned = wishes.bucket_bytes is None
@@ -92,6 +102,9 @@ class Reducer:
     @steps.setter
     def steps(self, steps: int) -> None:
         self.exchange.steps = steps
+
+    def _hyper(self, bucket: Bucket) -> Hyper:
+        return self.owner.hyper(bucket)
 
     def begin_step(self) -> None:
         """Prepares for the next step's gradients."""

@@ -67,8 +67,13 @@ class Worker:
     """The process that joined. A forked child (a DataLoader's, for example) must not leave the job."""
 
     def adopt(self, trainer: Trainer) -> None:
-        """Adds an optimizer and restarts the clock. The optimizer calls it when its model is ready."""
-        self.trainers.append(trainer)
+        """Adds an optimizer and restarts the clock. The optimizer calls it when its model is ready.
+
+        It replaces earlier optimizers that have no other parameters, as a script makes them anew.
+        """
+        own = set(map(id, trainer.named_parameters.values()))
+        others = [one for one in self.trainers if not own.issuperset(map(id, one.named_parameters.values()))]
+        self.trainers = [*others, trainer]
         self.record.begin()
         self.cpu_before = usage().cpu_ns
 
