@@ -32,6 +32,7 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer import scaling
 from hubring.workers.optimizer.bucket_steps import Stepper
 from hubring.workers.optimizer.checkpoints import Checkpoints
+from hubring.workers.optimizer.first_batch import first_batch_of
 from hubring.workers.optimizer.hub_step import HubStep
 from hubring.workers.optimizer.model_tensors import check_batch_norm, check_model
 from hubring.workers.optimizer.reducers import Reducers
@@ -141,6 +142,7 @@ class DistributedOptimizer(OptimizerWrapper):
         # Before the reducer's hooks: hooks run in the order in which they were registered.
         self._begin_slow = setup.watch(self._reducers.parameters.union(*(one.parameters for one in buckets)))
         self._reducers.add(buckets)
+        self._first_batch = None if self._reducers.inherited else first_batch_of(model, communicator)
         self._asked = not self._steps or self._reducers.inherited
         setup.adopt(self)
         self._begin_slow(self._steps)
@@ -202,10 +204,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._uneven_inputs is not None:
             self._any_trains(self._uneven_inputs, trains=True)
         if self._must_skip():
-            self._reducers.begin_step()
-            for reducer in self._reducers:
-                if reducer.tuner is not None:
-                    reducer.tuner.note_skip()
+            self._reducers.note_skip()
         else:
             self._take_step()
             self._end_step()
@@ -379,13 +378,11 @@ class DistributedOptimizer(OptimizerWrapper):
         return mean if isinstance(loss, torch.Tensor) else mean.item()
 
     def _end_step(self) -> None:
-        self._reducers.begin_step()
         self._steps += 1
-        for reducer in self._reducers:
-            reducer.steps = max(reducer.steps, self._steps)
-            # If step() sends everything at once, the group size makes no difference.
-            if reducer.tuner is not None and reducer.overlap.backward:
-                reducer.tuner.note_step()
+        self._reducers.note_step(self._steps)
+        if self._first_batch is not None:
+            self._first_batch.compare()
+            self._first_batch = None
         if not self._asked:
             self._asked = True
             log.warning(

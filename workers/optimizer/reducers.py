@@ -227,6 +227,22 @@ class Reducers:
         for reducer in self._all:
             reducer.begin_step()
 
+    def note_step(self, steps: int) -> None:
+        """Records a completed step, and prepares for the next one."""
+        self.begin_step()
+        for reducer in self._all:
+            reducer.steps = max(reducer.steps, steps)
+            # If step() sends everything at once, the group size makes no difference.
+            if reducer.tuner is not None and reducer.overlap.backward:
+                reducer.tuner.note_step()
+
+    def note_skip(self) -> None:
+        """Records a step that was not taken, and prepares for the next one."""
+        self.begin_step()
+        for reducer in self._all:
+            if reducer.tuner is not None:
+                reducer.tuner.note_skip()
+
     def finish(self) -> None:
         """Sends what is left to send, and waits for everything. Raises as `Exchange.finish`."""
         for reducer in self._all:

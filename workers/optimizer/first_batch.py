@@ -1,0 +1,84 @@
+"""Compares the ranks' first batches, since the most common mistakes show there.
+
+Without a sharded sampler all ranks train on the same samples: nothing fails, and more ranks gain nothing.
+Batches of different sizes make the mean over ranks another mean than that over samples.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from hubring.ps.core.messages import ReduceOp
+from hubring.workers.collectives import allreduce
+from hubring.workers.communicators.base import Communicator
+
+log = logging.getLogger(__name__)
+
+_UNSEEN = -1
+
+
+class FirstBatch:
+    """Notes the input of a model's first forward, and compares it once.
+
+    Args:
+        model: The model.
+        communicator: Connects the ranks, which must be in lockstep.
+    """
+
+    def __init__(self, model: torch.nn.Module, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._rows = self._digest = _UNSEEN
+        self._hook = model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def compare(self) -> None:
+        """Warns on rank 0 if the batches are the same or of different sizes. All ranks must call it."""
+        self._hook.remove()
+        own = torch.tensor([self._rows, self._digest, -self._rows, -self._digest])
+        most = allreduce(own, ReduceOp.MAX, "first batch", communicator=self._communicator).tolist()
+        (largest, last), (smallest, first) = most[:2], (-most[2], -most[3])
+        if self._communicator.rank or smallest == _UNSEEN:
+            return
+        if smallest != largest:
+            log.warning(
+                "the ranks' first batches have %d to %d rows, and all ranks have the same weight: multiply"
+                " each"
+                " rank's mean loss by its rows * size / all rows, or use batches of one size",
+                smallest,
+                largest,
+            )
+        elif first == last:
+            log.warning(
+                "all ranks trained on the same first batch: give each rank its own samples, with"
+                " hubring.ShardedSampler(dataset) as the DataLoader's sampler"
+            )
+
+    def _note(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not torch.is_grad_enabled() or self._rows != _UNSEEN:
+            return
+        batch = next(_tensors([*args, *kwargs.values()]), None)
+        if batch is not None and batch.dim():
+            self._rows = batch.shape[0]
+            sample = batch.detach().reshape(-1)[:4096].cpu().contiguous()
+            self._digest = crc32(sample.view(torch.uint8).numpy().tobytes())
+
+
+def first_batch_of(model: torch.nn.Module | None, communicator: Communicator) -> FirstBatch | None:
+    """Returns what compares the first batches; None if there are no ranks in lockstep to compare with."""
+    compares = communicator.size > 1 and communicator.lockstep and not communicator.late
+    return FirstBatch(model, communicator) if model is not None and compares else None
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
