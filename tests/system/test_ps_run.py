@@ -152,12 +152,17 @@ def test_a_folder_for_checkpoints_that_nobody_writes_is_named(cluster: Cluster, 
     assert "--checkpoint-dir has no effect, because the workers step" in program.said()
 
 
-def test_ctrl_c_ends_a_start_too(cluster: Cluster, tmp_path: Path) -> None:
-    program = ps_run(cluster, "-n", "1", SMALL, "60", "16")
-    program.until_said("ps-run: starting 1 server")
-    program.process.send_signal(signal.SIGINT)
-    assert program.wait() == 130, program.said()
-    assert "Traceback" not in program.said()
+def test_ctrl_c_ends_a_start_too() -> None:
+    command = module_command(PS_RUN, "-n", "1", SMALL, "60", "16")
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as program:
+        assert program.stderr is not None
+        assert b"ps-run: starting 1 server" in program.stderr.readline()
+        program.send_signal(signal.SIGINT)
+        said = program.stderr.read()
+        assert program.wait() == 130, said
+        assert b"Traceback" not in said
 
 
 def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster, tmp_path: Path) -> None:
