@@ -31,6 +31,11 @@ class OptimizerState:
     fresh: tuple[int, ...] = ()
     separate: bool = False
 
+    def on_host(self) -> OptimizerState:
+        """Returns the state in host memory; its tensors are copies only if they were on another device."""
+        tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
+        return OptimizerState(tensors, self.fresh, self.separate)
+
     def saved(self) -> dict[str, Tensor]:
         """Returns the state as tensors for a checkpoint: one "step" for all parameters if they agree."""
         import torch

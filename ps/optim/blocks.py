@@ -63,6 +63,7 @@ class BlockSteps:
         self._make = partial(optimizer_for, name, values.dtype, values.device, finite=finite)
         self._parameters = parameters or [slice(0, values.numel())]
         self._separate = len(self._parameters) == 1
+        self._checked: Hyper | None = None
         self._blocks = list(self._cut(0, slice(0, max(values.numel(), 1))))
 
     def check(self, hyper: Hyper) -> None:
@@ -71,7 +72,10 @@ class BlockSteps:
         Raises:
             ConfigError: `step` cannot use them.
         """
-        self._blocks[0].optimizer.check(hyper)
+        if hyper != self._checked:
+            for block in self._blocks:
+                block.optimizer.check(hyper)
+            self._checked = hyper
 
     def step(
         self, gradients: Sequence[Tensor], hyper: Hyper, scratch: Tensor, absent: Collection[int] = ()
@@ -112,6 +116,7 @@ class BlockSteps:
 
     def load(self, state: OptimizerState) -> None:
         """Replaces the optimizer's state with a copy of one from `state()`; without tensors it is fresh."""
+        self._checked = None  # whether an option can be used depends on the state
         steps = state.tensors.get(STEP)
         if state.separate or state.fresh or (steps is not None and bool((steps != steps[:1]).any())):
             self._separate_parameters()

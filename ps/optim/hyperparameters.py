@@ -35,6 +35,11 @@ STATE: Mapping[str, tuple[str, ...]] = {
 }
 """The tensors that the state of every stepped parameter has; SGD's has none without momentum."""
 
+OPTIONAL_STATE: Mapping[str, Mapping[str, str]] = {
+    "RMSprop": {"momentum": "momentum_buffer", "centered": "grad_avg"}
+}
+"""The tensors that a parameter's state has only if its first step had an option, by the option."""
+
 _FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"})
 _SHARES = frozenset({"beta1", "beta2"})
 _REFUSED = ("differentiable", "capturable")

@@ -23,7 +23,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import Hyper
 from hubring.ps.optim.fused import KERNELS
 from hubring.ps.optim.fused_mean_step import OnePass, one_pass
-from hubring.ps.optim.hyperparameters import check_name, kwargs_of
+from hubring.ps.optim.hyperparameters import OPTIONAL_STATE, check_name, kwargs_of
 from hubring.ps.optim.sums import finite_sum, fits_loops, summed
 
 _CPU = torch.device("cpu")
@@ -141,6 +141,13 @@ class SliceOptimizer:
     def check(self, hyper: Hyper) -> None:
         if hyper != self._checked:
             kwargs_of(hyper, self._name)
+            state = self.state()
+            for option, tensor in OPTIONAL_STATE.get(self._name, {}).items():
+                if state and hyper[option] and tensor not in state:
+                    raise ConfigError(
+                        f"{self._name} got {option}={hyper[option]:g}, but its state has no {tensor}, because"
+                        f" earlier steps had no {option}; use {option} from the first step on"
+                    )
             self._checked = hyper
 
     def step(
@@ -166,6 +173,7 @@ class SliceOptimizer:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self._loaded = dict(state)
         self._optimizer = None
+        self._checked = None
 
     def _build(self, values: Tensor, hyper: Hyper) -> torch.optim.Optimizer:
         # `step` sets the options of the group, except the one that the initial state depends on.

@@ -245,7 +245,7 @@ class Entry:
 
     def export(self) -> KeyState:
         """Returns a copy of the state for a checkpoint, without clocks."""
-        state = {name: tensor.cpu() for name, tensor in self.optimizer.state().saved().items()}
+        state = self.optimizer.state().on_host().saved()
         return KeyState(self.values.to("cpu", copy=True), state, self.version)
 
     def restore(self, saved: KeyState) -> None:

@@ -256,7 +256,7 @@ class KVStore:
 
     def _on_read_state(self, entry: Entry, read: ReadState, ticket: Ticket) -> list[Delivery]:
         state = entry.writes.state_of(read.sender.rank) or entry.optimizer.state()
-        return [Delivery(ticket, State(entry.key, entry.version, state))]
+        return [Delivery(ticket, State(entry.key, entry.version, state.on_host()))]
 
     def _on_pull(self, entry: Entry, pull: Pull, ticket: Ticket) -> list[Delivery]:
         rank = pull.sender.rank

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.optimizer_state import OptimizerState
+from hubring.ps.optim.blocks import BlockSteps
 from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.mean_and_step import Assign, optimizer_for
-from tests.support.optimizers import CASES
+from tests.support.optimizers import CASES, hyper
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -175,3 +177,16 @@ def test_hyperparameters_that_no_step_could_use_are_refused(wrong: dict[str, flo
     for optimizer in (fresh, used):
         with pytest.raises(ConfigError, match="Adam got"):
             optimizer.check({**hyper, **wrong} if wrong else {})
+
+
+def test_an_option_that_the_state_has_no_tensor_for_is_refused_as_torch_refuses_it() -> None:
+    values, scratch = torch.ones(64), torch.empty(64)
+    steps = BlockSteps("RMSprop", values, parameters=[slice(0, 32), slice(32, 64)])
+    plain, momentum = hyper("RMSprop", {}), hyper("RMSprop", {"momentum": 0.9})
+    steps.check(momentum)
+    steps.step([torch.ones(64)], plain, scratch, absent=[0])
+    with pytest.raises(ConfigError, match=r"got momentum=0\.9, but its state has no momentum_buffer"):
+        steps.check(momentum)
+    steps.check(plain)
+    steps.load(OptimizerState())
+    steps.check(momentum)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from hubring.ps.core.messages import (
@@ -18,6 +20,7 @@ from hubring.ps.core.messages import (
     Refusal,
     Result,
     State,
+    Values,
     WriteParameters,
     WriteState,
 )
@@ -182,6 +185,44 @@ def test_a_lost_worker_leaves_no_write_behind() -> None:
     for push_ in (push(0, 1), Push(sender(1, 2), 0, 1, torch.ones(4), ADD)):
         store.handle(push_, "p")
     assert parameters(store).tolist() == [1.0] * 4
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.booleans(), min_size=4, max_size=4), st.lists(st.integers(0, 5), max_size=60))
+def test_repeats_and_reorderings_change_nothing(changes: list[bool], script: list[int]) -> None:
+    """Two ranks change the parameters before some steps, and any old message comes again at any time."""
+    store, sent = hub(BSP(), 2), list[Push | WriteParameters]()
+    clocks, wrote = [0, 0], [-1, -1]
+    waiting = [False, False]
+
+    def deliver(one: Push | WriteParameters, *, echo: bool = False) -> None:
+        ticket = None if echo else ("answer", one.sender.rank)
+        for to, reply in store.handle(one, ticket):
+            assert not isinstance(reply, Refusal)
+            if isinstance(reply, Values) and to is not None:
+                rank = to[1]  # type: ignore[index]
+                clocks[rank], waiting[rank] = reply.clock, False
+
+    for action in [*script, *[0, 1] * 12]:
+        rank, clock = action % 2, clocks[action % 2]
+        if action >= 4 and sent:
+            deliver(sent[-1 - action % min(len(sent), 3)], echo=True)
+        elif waiting[rank] or clock == len(changes):
+            continue
+        elif changes[clock] and wrote[rank] < clock:
+            wrote[rank] = clock
+            sent.append(write(rank, clock, 10.0 * clock, sequence=clock))
+            deliver(sent[-1])
+        else:
+            waiting[rank] = True
+            sent.append(push(rank, clock))
+            deliver(sent[-1])
+    assert clocks == [len(changes)] * 2
+    expected = 0.0
+    for clock, changed in enumerate(changes):
+        expected = (10.0 * clock if changed else expected) + 1
+    assert parameters(store).tolist() == [expected] * 4
 
 
 # Optimizer state.
