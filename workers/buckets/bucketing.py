@@ -160,6 +160,17 @@ class Bucket:
         self._follow_moved()
         return self._values.written(self._ends)
 
+    def has_writes(self) -> bool:
+        """Whether the script has changed parameters since the last answer. Ask before the bucket is sent.
+
+        Otherwise it forgets what the script wrote and took back, as swapping in averaged weights does: a page
+        that was written to would still show the old values when the next answer has landed.
+        """
+        if self.written():
+            return True
+        self.forget_writes()
+        return False
+
     def forget_writes(self) -> None:
         """Drops the script's changes: `values` is what landed last. `stage.arrive` does the same."""
         self._values.forget()

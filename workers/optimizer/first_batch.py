@@ -13,6 +13,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hubring.ps.core.messages import ReduceOp
 from hubring.workers.collectives import allreduce
@@ -58,14 +59,25 @@ class FirstBatch:
                 " hubring.ShardedSampler(dataset) as the DataLoader's sampler"
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copying a model copies its hooks; the copy notes nothing."""
+        return _Copy, ()
+
     def _note(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not torch.is_grad_enabled() or self._rows != _UNSEEN:
+        if not torch.is_grad_enabled() or self._rows != _UNSEEN or torch.compiler.is_compiling():
             return
         batch = next(_tensors([*args, *kwargs.values()]), None)
-        if batch is not None and batch.dim():
+        if batch is not None and batch.dim() and not is_functorch_wrapped_tensor(batch):
             self._rows = batch.shape[0]
             sample = batch.detach().reshape(-1)[:4096].cpu().contiguous()
             self._digest = crc32(sample.view(torch.uint8).numpy().tobytes())
+
+
+class _Copy:
+    """What a copied model has in the place of the hook."""
+
+    def _note(self, *_: object) -> None:
+        """Does nothing."""
 
 
 def first_batch_of(model: torch.nn.Module | None, communicator: Communicator) -> FirstBatch | None:

@@ -122,6 +122,10 @@ class Reducers:
         if not buckets:
             return self.steps
         states = self.hub_state.take(buckets) if self._on_server else None
+        if not self._on_server:
+            with torch.no_grad():
+                for bucket in buckets:
+                    bucket.copy_in()  # a checkpoint may have changed the parameters since
         with self._communicator.waiting:
             start = self._communicator.attach(buckets, states)
         if not self._on_server:
