@@ -17,4 +17,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason, patterns = KNOWN[name]
         if any(fnmatchcase(parameters.removesuffix("]"), pattern) for pattern in patterns.split()):
             item.add_marker(pytest.mark.xfail(strict=name not in RACES, reason=reason))
-

@@ -34,7 +34,7 @@ from tests.reports.training import (
 def test_activations_are_checkpointed(topology: Topology, reentrant: bool) -> None:
     def script(job: Job) -> list[Tensor]:
         model = mlp()
-        optimizer = job.wrap(momentum(model), model)
+        optimizer = job.wrap(momentum(model), model, timeout=5.0)
 
         def forward(part: Tensor) -> Any:
             return checkpoint(model, part.requires_grad_(), use_reentrant=reentrant)
@@ -51,7 +51,7 @@ def test_activations_are_checkpointed(topology: Topology, reentrant: bool) -> No
 def test_one_layer_is_checkpointed_twice(topology: Topology, reentrant: bool) -> None:
     def script(job: Job) -> list[Tensor]:
         model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
-        optimizer = job.wrap(momentum(model), model)
+        optimizer = job.wrap(momentum(model), model, timeout=5.0)
 
         def forward(part: Tensor) -> Any:
             once = checkpoint(model, part.requires_grad_(), use_reentrant=reentrant)
@@ -69,7 +69,7 @@ def test_one_layer_is_checkpointed_twice(topology: Topology, reentrant: bool) ->
 def test_segments_of_a_sequence_are_checkpointed(topology: Topology, reentrant: bool) -> None:
     def script(job: Job) -> list[Tensor]:
         model = seeded(lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]))
-        optimizer = job.wrap(momentum(model), model)
+        optimizer = job.wrap(momentum(model), model, timeout=5.0)
 
         def forward(part: Tensor) -> Any:
             return checkpoint_sequential(model, 2, part.requires_grad_(), use_reentrant=reentrant)
@@ -167,7 +167,7 @@ def test_inner_steps_on_copies_of_the_weights(topology: Topology) -> None:
         optimizer = job.wrap(adam(model), model)
 
         def outer(part: Tensor) -> Tensor:
-            fast = dict(model.named_parameters())
+            fast: dict[str, Tensor] = dict(model.named_parameters())
             for _ in range(2):
                 inner = torch.func.functional_call(model, fast, (part,)).square().mean()
                 slopes = torch.autograd.grad(inner, list(fast.values()), create_graph=True)

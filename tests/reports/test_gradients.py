@@ -65,7 +65,7 @@ def test_gradients_of_the_last_step_are_kept_for_the_next(topology: Topology, se
             last = [one.clone() for one in gradients(model)] if not set_to_none else gradients(model)
         return values(model)
 
-    assert_as_torch(topology, script)
+    assert_as_torch(topology, script, refusal="changes gradients")
 
 
 @topologies()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,11 @@ from tests.reports.training import (
     topologies,
     values,
 )
+
+
+def weighed(model: nn.Module, factors: Tensor) -> Callable[[int, Tensor], Tensor]:
+    """The loss of each rank, times the rank's factor."""
+    return lambda rank, part: model(part).square().mean() * factors[rank]
 
 
 @topologies()
@@ -66,9 +73,7 @@ def test_one_ranks_gradients_overflow_and_all_skip_the_step(topology: Topology) 
         for turn, batch in enumerate(batches()):
             factor = torch.tensor([float("inf"), 1.0]) if turn == 1 else torch.ones(2)
             optimizer.zero_grad()
-            loss = job.loss_by_rank(
-                batch, lambda rank, part, factor=factor: model(part).square().mean() * factor[rank]
-            )
+            loss = job.loss_by_rank(batch, weighed(model, factor))
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -134,9 +139,7 @@ def test_ranks_with_more_batches_go_on_with_uneven_inputs(topology: Topology) ->
         for turn, batch in enumerate(batches()):
             if turn < 2 or 0 in job.ranks:
                 optimizer.zero_grad()
-                loss = job.loss_by_rank(
-                    batch, lambda rank, part, turn=turn: model(part).square().mean() * (turn < 2 or rank == 0)
-                )
+                loss = job.loss_by_rank(batch, weighed(model, torch.tensor([1.0, turn < 2])))
                 loss.backward()
                 optimizer.step()
         if isinstance(optimizer, DistributedOptimizer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,11 @@ class Heads(nn.Module):
 
     def forward(self, batch: Tensor, head: int = 0) -> Tensor:
         return self.heads[head](torch.tanh(self.trunk(batch)))
+
+
+def task(model: Heads, head: int) -> Callable[[Tensor], Tensor]:
+    """The loss of a task that uses this head."""
+    return lambda part: model(part, head).square().mean()
 
 
 @topologies()
@@ -75,7 +81,7 @@ def test_tasks_that_take_turns_move_only_their_own_head(topology: Topology, make
         for turn, batch in enumerate(batches()):
             head = turn % 2
             optimizer.zero_grad()
-            job.loss(batch, lambda part, head=head: model(part, head).square().mean()).backward()
+            job.loss(batch, task(model, head)).backward()
             optimizer.step()
         return values(model)
 
@@ -91,7 +97,7 @@ def test_zeroed_gradients_of_an_unused_head_still_move_it(topology: Topology, ma
         for turn, batch in enumerate(batches()):
             head = min(turn, 1)
             optimizer.zero_grad(set_to_none=False)
-            job.loss(batch, lambda part, head=head: model(part, head).square().mean()).backward()
+            job.loss(batch, task(model, head)).backward()
             optimizer.step()
         return values(model)
 
@@ -222,7 +228,7 @@ def test_a_layer_is_dropped_at_random_on_each_rank(topology: Topology) -> None:
 
         for turn, batch in enumerate(batches()):
             optimizer.zero_grad()
-            job.loss_by_rank(batch, lambda rank, part, turn=turn: loss(turn, rank, part)).backward()
+            job.loss_by_rank(batch, partial(loss, turn)).backward()
             optimizer.step()
         return values(model)
 

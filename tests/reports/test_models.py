@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,11 +27,11 @@ from tests.reports.training import (
 )
 
 
-def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
+def recurrent(kind: Callable[..., nn.RNNBase]) -> nn.Module:
     class Last(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cells: nn.RNNBase = kind(2, 3, 2, batch_first=True)  # type: ignore[call-arg]
+            self.cells = kind(2, 3, 2, batch_first=True)
 
         def forward(self, batch: Tensor) -> Tensor:
             self.cells.flatten_parameters()
@@ -65,7 +66,7 @@ class WeightDrop(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         raw = self.layer.get_parameter("weight_raw")
-        self.layer.weight = raw * (torch.arange(16).view(4, 4) % 3 > 0)  # type: ignore[assignment]
+        self.layer.weight = raw * (torch.arange(16).view(4, 4) % 3 > 0)
         return self.layer(batch)
 
 
@@ -140,9 +141,9 @@ def test_weights_are_pruned_and_the_pruning_is_made_permanent(topology: Topology
         optimizer = job.wrap(momentum(model), model)
         for turn, batch in enumerate(batches()):
             if turn == 1:
-                prune.l1_unstructured(model[0], "weight", 0.5)  # type: ignore[no-untyped-call]
+                prune.l1_unstructured(model[0], "weight", 0.5)
             if turn == 3:
-                prune.remove(model[0], "weight")  # type: ignore[no-untyped-call]
+                prune.remove(model[0], "weight")
             step(job, model, optimizer, batch)
         return [one.detach().clone() for _, one in sorted(model.named_parameters())]
 

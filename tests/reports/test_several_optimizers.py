@@ -17,6 +17,7 @@ from tests.reports.training import (
     mlp,
     momentum,
     seeded,
+    square,
     topologies,
     values,
 )
@@ -145,7 +146,7 @@ def test_two_optimizers_share_an_encoder(topology: Topology) -> None:
         for batch in batches():
             for head, optimizer in zip(heads, optimizers, strict=True):
                 optimizer.zero_grad()
-                job.loss(batch, lambda part, head=head: head(encoder(part)).square().mean()).backward()
+                job.loss(batch, square(nn.Sequential(encoder, head))).backward()
                 optimizer.step()
         return values(both)
 

@@ -94,9 +94,13 @@ Script = Callable[[Job], Sequence[Tensor]]
 """Trains, and returns what must be as under torch."""
 
 
-def topologies(on: str = " ".join(TOPOLOGIES)) -> Any:
-    """Runs a test on each of these topologies."""
-    params = [pytest.param(TOPOLOGIES[name], id=name) for name in on.split()]
+def topologies(on: str = " ".join(TOPOLOGIES)) -> pytest.MarkDecorator:
+    """Runs a test on each of these topologies.
+
+    `make test` leaves `aggregate` out, where workers step as around a ring.
+    """
+    marks = {"aggregate": [pytest.mark.full]}
+    params = [pytest.param(TOPOLOGIES[name], id=name, marks=marks.get(name, [])) for name in on.split()]
     return pytest.mark.parametrize("topology", params)
 
 
