@@ -81,7 +81,7 @@ class Job:
         """Returns the optimizer that steps with all ranks' gradients; in the reference torch's own."""
         if self._communicator is None:
             return optimizer
-        options = {"bucket_bytes": 64, **options}
+        options = {"bucket_bytes": 64, "timeout": 10.0, **options}
         return DistributedOptimizer(optimizer, model, communicator=self._communicator, **options)
 
     def mean_over_ranks(self, value: Tensor) -> Tensor:
