@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 KNOWN: dict[str, tuple[str, str]] = {
+    "test_a_copy_of_the_model_follows_as_its_moving_average": (
+        "until the first batch is compared, the model has a hook that copy.deepcopy cannot copy",
+        "hub aggregate ring",
+    ),
+    "test_gradients_come_from_a_function_transform": (
+        "the comparison of first batches reads the memory of torch.func's tensors, which have none",
+        "hub aggregate ring",
+    ),
     "test_changes_after_the_first_steps_are_kept": (
         "S1: if the answer to a push comes before step(), the change is taken for one after backward",
         "*-hub",
@@ -36,8 +44,8 @@ KNOWN: dict[str, tuple[str, str]] = {
         "*-hub",
     ),
     "test_training_goes_on_from_averaged_weights": (
-        "S1: if the answer to a push comes before step(), the change is taken for one after backward",
-        "hub",
+        "until the first batch is compared, the model has a hook that copy.deepcopy cannot copy",
+        "hub aggregate ring",
     ),
     "test_look_ahead_pulls_weights_back_every_two_steps": (
         "S1: if the answer to a push comes before step(), the change is taken for one after backward",
@@ -160,7 +168,6 @@ RACES = frozenset(
         "test_embedding_with_max_norm_shortens_the_same_rows_on_all_ranks",
         "test_gradients_are_halved_from_the_third_step",
         "test_look_ahead_pulls_weights_back_every_two_steps",
-        "test_training_goes_on_from_averaged_weights",
         "test_training_goes_on_from_the_best_weights",
         "test_weights_are_pruned_and_the_pruning_is_made_permanent",
     }
