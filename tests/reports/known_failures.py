@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 KNOWN: dict[str, tuple[str, str]] = {
-    "test_a_copy_of_the_model_follows_as_its_moving_average": (
-        "until the first batch is compared, the model has a hook that copy.deepcopy cannot copy",
-        "hub aggregate ring",
-    ),
-    "test_gradients_come_from_a_function_transform": (
-        "the comparison of first batches reads the memory of torch.func's tensors, which have none",
-        "hub aggregate ring",
-    ),
     "test_changes_after_the_first_steps_are_kept": (
         "S1: if the answer to a push comes before step(), the change is taken for one after backward",
         "*-hub",
@@ -43,10 +35,6 @@ KNOWN: dict[str, tuple[str, str]] = {
         "S1: if the answer to a push comes before step(), the change is taken for one after backward",
         "*-hub",
     ),
-    "test_training_goes_on_from_averaged_weights": (
-        "until the first batch is compared, the model has a hook that copy.deepcopy cannot copy",
-        "hub aggregate ring",
-    ),
     "test_look_ahead_pulls_weights_back_every_two_steps": (
         "S1: if the answer to a push comes before step(), the change is taken for one after backward",
         "hub",
@@ -55,15 +43,6 @@ KNOWN: dict[str, tuple[str, str]] = {
         "S1: if the answer to a push comes before step(), the change is taken for one after backward",
         "hub",
     ),
-    "test_a_view_that_the_script_made_before_still_reads_and_writes_the_weights": (
-        "S6: a view from before is another memory on a hub",
-        "hub",
-    ),
-    "test_a_network_whose_weights_are_views_of_one_vector": (
-        "S6: the script's vector is another memory on a hub",
-        "hub",
-    ),
-    "test_gradients_are_detached_and_zeroed_by_hand": ("S4: p.grad is a view, which detach_() refuses", "*"),
     "test_gradients_are_halved_from_the_third_step": (
         "S8: changes that are not counted race the push",
         "halve_data-hub halve_numpy-hub",
@@ -87,14 +66,6 @@ KNOWN: dict[str, tuple[str, str]] = {
     "test_only_rank_0_has_the_checkpoint": (
         "S9: rank 0's state is not given to other ranks",
         "aggregate ring",
-    ),
-    "test_an_optimizer_is_pickled_as_a_whole": (
-        "pickling and copying end with an AttributeError; name state_dict instead",
-        "*",
-    ),
-    "test_an_optimizer_is_copied": (
-        "pickling and copying end with an AttributeError; name state_dict instead",
-        "*",
     ),
     "test_the_state_is_cleared_for_a_restart": (
         "S9: optimizer.state is not the hub's state, and reads and writes of it have no effect",
@@ -122,10 +93,6 @@ KNOWN: dict[str, tuple[str, str]] = {
     ),
     "test_a_running_mean_is_that_of_rank_0_in_every_forward": (
         "buffers are copied from rank 0 once, as documented; DDP does it before each forward",
-        "hub aggregate ring",
-    ),
-    "test_a_backward_goes_through_the_gradients_in_grad": (
-        "a backward through .grad sees the rank's own gradient, without an error",
         "hub aggregate ring",
     ),
     "test_a_sharpness_aware_step_is_written_into_the_loop": (

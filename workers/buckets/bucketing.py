@@ -65,7 +65,8 @@ class Bucket:
         self.spec = spec
         self.parameters = tuple(parameters)
         self.absent: frozenset[int] = frozenset()
-        self._moved: set[int] = set()
+        self._moved: dict[int, torch.Tensor] = {}
+        """Parameters whose memory is the script's, by position: what the script has seen of them last."""
         self._parity = 0
         self._looks = 0
         self.staging = staging
@@ -98,11 +99,16 @@ class Bucket:
     # Values.
 
     def move_in(self) -> None:
-        """Moves the parameters into `values`."""
+        """Moves the parameters into `values`; those that other tensors of the script show stay in place."""
         self.copy_in()
         self._values.forget()  # the copy is not the script's change
-        for parameter, view in zip(self.parameters, self._value_views, strict=True):
-            parameter.data = view
+        users = Counter(_storage(parameter) for parameter in self.parameters)
+        for position, (parameter, view) in enumerate(zip(self.parameters, self._value_views, strict=True)):
+            storage = parameter.untyped_storage()
+            if torch._C._storage_Use_Count(storage._cdata) - 1 > users[_storage(parameter)]:
+                self._moved[position] = view.detach().clone()
+            else:
+                parameter.data = view
 
     def copy_in(self) -> None:
         """Copies the parameters to `landing`."""
@@ -129,7 +135,7 @@ class Bucket:
         pairs = zip(self.spec.tensors, self.parameters, self._value_views, self._addresses, strict=True)
         for position, (tensor, parameter, view, address) in enumerate(pairs):
             if parameter.data_ptr() == address:
-                self._moved.discard(position)
+                self._moved.pop(position, None)
                 continue
             kinds = [(one.shape, one.dtype, one.device) for one in (parameter, view)]
             if kinds[0] != kinds[1]:
@@ -137,14 +143,18 @@ class Bucket:
                     f"parameter {tensor.name} was moved or converted after DistributedOptimizer was made:"
                     " call model.to(...), .half() and similar methods before you make DistributedOptimizer"
                 )
-            self._moved.add(position)
-            if not torch.equal(parameter.data, view):
+            if position not in self._moved:
+                self._moved[position] = view.detach().clone()
+            # Compared with what it was, since an answer that has landed already shows in the view.
+            if not torch.equal(parameter.data, self._moved[position]):
                 view.copy_(parameter.data)
+                self._moved[position].copy_(parameter.data)
 
     def show_values(self) -> None:
         """Copies an answer to the parameters that the script has given memory of their own."""
-        for position in self._moved:
-            self.parameters[position].data.copy_(self._value_views[position])
+        for position, seen in self._moved.items():
+            seen.copy_(self._value_views[position])
+            self.parameters[position].data.copy_(seen)
 
     def written(self) -> list[int]:
         """Returns the positions in `parameters` of those that the script changed since the last answer.
@@ -196,6 +206,11 @@ class Bucket:
     def changes(self) -> int:
         """Number of in-place changes of gradients by backward or the script; exchanges do not count."""
         return self._shown.changes
+
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether a gradient has a graph, so that a backward may go through it."""
+        return self._shown.keeps_graphs
 
     def free(self) -> bool:
         """Keeps the next gradients from overwriting what the script kept from an earlier step.
@@ -393,6 +408,10 @@ def _flat_like(parameter: torch.nn.Parameter, numel: int, allocate: Allocate) ->
     if parameter.device.type == "cpu":
         return allocate(numel, parameter.dtype)
     return torch.zeros(numel, dtype=parameter.dtype, device=parameter.device)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _plain(numel: int, dtype: torch.dtype) -> torch.Tensor:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from hubring.ps.core.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 
@@ -31,8 +33,8 @@ class GradientMemory:
     """
 
     def __init__(self, flat: Tensor, parameters: Sequence[torch.nn.Parameter]) -> None:
-        # The same memory with a storage and a version of its own: the storage counts only tensors that the
-        # script can reach, and the version only changes by backward and by the script.
+        # The same memory with a storage of its own, which counts only tensors that the script can reach.
+        # Their versions change only by backward and by the script.
         self._exchanged = flat
         self._flat = from_dlpack(flat.detach())
         self._parameters = parameters
@@ -48,7 +50,12 @@ class GradientMemory:
     @property
     def changes(self) -> int:
         """Number of in-place changes by backward or the script."""
-        return self._flat._version
+        return sum([view._version for view in self.views])
+
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether a gradient has a graph, so that a backward may go through it."""
+        return any(stray.requires_grad for stray, _ in self._strays.values())
 
     def clear(self, position: int) -> None:
         """Zeroes the memory of one parameter's gradient. It is not the script's change."""
@@ -71,6 +78,7 @@ class GradientMemory:
                 continue
             if gradient is self.views[position]:  # the script gave it other memory: gradient.data = ...
                 self.views[position] = self._view(position)
+            self._check_kind(gradient)
             if gradient.layout is torch.strided and not gradient.requires_grad:
                 moved.append(position)
                 continue
@@ -133,7 +141,18 @@ class GradientMemory:
         self._strays = earlier._strays
 
     def _view(self, position: int) -> Tensor:
-        return self._flat[self._parts[position]].view(self._parameters[position].shape)
+        # A tensor of its own over the same storage: torch refuses `detach_` for a view.
+        flat, shape = self._flat[self._parts[position]], self._parameters[position].shape
+        strides = flat.view(shape).stride()
+        return flat.new_empty(0).set_(self._flat.untyped_storage(), flat.storage_offset(), shape, strides)
+
+    def _check_kind(self, gradient: Tensor) -> None:
+        if (gradient.dtype, gradient.device) != (self._flat.dtype, self._flat.device):
+            raise ConfigError(
+                f"a gradient is {gradient.dtype} on {gradient.device}, and the parameter was"
+                f" {self._flat.dtype} on {self._flat.device} when DistributedOptimizer was made: call"
+                " model.to(...), .half(), .double() and similar methods before you make it"
+            )
 
     def _is_shown(self, position: int, gradient: Tensor) -> bool:
         view = self.views[position]

@@ -63,6 +63,17 @@ class OptimizerWrapper(Optimizer):
         """Loads into the wrapped optimizer."""
         self.wrapped.load_state_dict(state_dict)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Always raises: ranks, hooks and connections cannot be copied.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"a {type(self).__name__} cannot be copied or pickled: save optimizer.state_dict(), and load it"
+            " with load_state_dict()"
+        )
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.wrapped!r})"
 

@@ -60,6 +60,8 @@ class BackwardPasses:
         self._missing: dict[int, set[int]] = {bucket.spec.index: set() for bucket in buckets}
         self._all = {bucket.spec.index: frozenset(range(len(bucket.parameters))) for bucket in buckets}
         self._left: list[Bucket] = []
+        self._due: list[Bucket] = []
+        """Complete buckets, of which the script's hooks on the last gradient may not have run yet."""
         # Backward runs one thread per device. A model can span several devices; a bucket cannot.
         self._lock = threading.RLock()
         self.set_per_step(passes_per_step)
@@ -92,6 +94,7 @@ class BackwardPasses:
         self.count = 0
         self._graph_task = -1
         self._open = False
+        self._due.clear()
 
     def _hook(self, bucket: Bucket, position: int) -> Callable[[torch.Tensor], None]:
         """Returns the hook of one parameter. It runs in every pass, so it does as little as possible.
@@ -111,6 +114,8 @@ class BackwardPasses:
                 return
             if current() != passes._graph_task:
                 passes._enter_pass()
+            if passes._due:
+                passes._release()
             missing.discard(position)
             if large:
                 passes._take(passes._numbered[index], position)
@@ -129,6 +134,7 @@ class BackwardPasses:
                 return
             self._begin_exchange(self.count >= self._per_step)
             self.count += 1
+            self._check_graphs()
             self._watch.begin_pass()
             self._overlap.begin_pass()
             self._left = [bucket for bucket in self._buckets if self._exchange.has_left(bucket)]
@@ -137,6 +143,16 @@ class BackwardPasses:
             Variable._execution_engine.queue_callback(self._pass_ended)
             self._graph_task, self._open = graph_task, True
         self.on_begin()
+
+    def _check_graphs(self) -> None:
+        """Raises ConfigError if this pass may go through gradients that are not means."""
+        if self.count == 1 or self._overlap.means or not any(one.keeps_graphs for one in self._buckets):
+            return
+        raise ConfigError(
+            "backward ran again after backward(create_graph=True), and would go through this rank's own"
+            " gradients in parameter.grad instead of the mean: compute the first gradients with"
+            " torch.autograd.grad(loss, parameters, create_graph=True), and call backward once"
+        )
 
     def _begin_exchange(self, again: bool) -> None:
         """Prepares the exchange for more gradients; `again`: the step has had all the passes that it needs.
@@ -162,15 +178,24 @@ class BackwardPasses:
             bucket.take(position)
 
     def _filled(self, bucket: Bucket) -> None:
+        """Handles the last gradient of a bucket, which hooks of the script may still change."""
         with self._lock:
             self._check_settled(bucket)
-            bucket.collect()
-            self._watch.note_gradients(bucket)
-            if self.count >= self._per_step:
-                self._overlap.bucket_ready(bucket)
+            self._due.append(bucket)
+
+    def _release(self) -> None:
+        """Handles buckets whose hooks have all run."""
+        with self._lock:
+            due, self._due = self._due, []
+            for bucket in due:
+                bucket.collect()
+                self._watch.note_gradients(bucket)
+                if self.count >= self._per_step:
+                    self._overlap.bucket_ready(bucket)
 
     def _pass_ended(self) -> None:
         self._open = False
+        self._release()
         for bucket in self._left:
             self._check_settled(bucket)
             self._exchange.settle(bucket)

@@ -126,7 +126,8 @@ class Exchange:
     @property
     def has_writes(self) -> bool:
         """Whether the script has changed parameters since the last step that the hub took."""
-        return any([bucket.has_writes() for bucket in self._buckets if not self.has_left(bucket)])
+        found = [bucket.has_writes() for bucket in self._buckets if not self.has_left(bucket)]
+        return any(found)
 
     def _prepare(self) -> None:
         """Prepares the first send of a step: parameters that the script has changed become the hub's."""

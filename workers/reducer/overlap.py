@@ -75,6 +75,11 @@ class Overlap:
             self._exchange.send_rest()
 
     @property
+    def means(self) -> bool:
+        """Whether `parameter.grad` is the mean of all ranks' gradients now."""
+        return self._communicator.size == 1 or (not self._on_server and self._exchange.begun)
+
+    @property
     def sent(self) -> bool:
         """Whether gradients of this step were sent and can no longer be changed."""
         return bool(self._on_server or self.crossing) and self._exchange.begun

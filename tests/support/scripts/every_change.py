@@ -33,6 +33,10 @@ class Model(nn.Module):
         return self.tied(self.last(hidden))
 
 
+def clamp(weight: Tensor) -> None:
+    weight.data.clamp_(-0.2, 0.2)
+
+
 def train(model: Model, optimizer: torch.optim.Optimizer, inner: torch.optim.Optimizer, shares: Any) -> None:
     """Takes ten steps, each with a change of another kind."""
 
@@ -57,7 +61,7 @@ def train(model: Model, optimizer: torch.optim.Optimizer, inner: torch.optim.Opt
         if number == 4:
             optimizer.param_groups.reverse()
         if number == 5:
-            inner.register_step_post_hook(lambda *_: model.last.weight.data.clamp_(-0.2, 0.2))
+            inner.register_step_post_hook(lambda *_: clamp(model.last.weight))
         if number == 6:
             model.sometimes.requires_grad_(False)
             model.sometimes.zero_grad()
@@ -75,7 +79,8 @@ def main(mode: str, file: str) -> None:
     """Trains, and writes the parameters and the optimizer's state to a file; with ranks, rank 0 does."""
     torch.manual_seed(0)
     model = Model()
-    own = [{"params": [*model.first.parameters()], "lr": 0.1}, {"params": [*model.sometimes.parameters()]}]
+    own: list[dict[str, Any]] = [{"params": [*model.first.parameters()], "lr": 0.1}]
+    own += [{"params": [*model.sometimes.parameters()]}]
     own += [{"params": [*model.last.parameters(), model.tied.bias], "lr": 0.2}]
     inner = torch.optim.SGD(own, lr=0.05, momentum=0.9, weight_decay=0.01)
     if mode == "plain":
