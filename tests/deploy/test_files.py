@@ -94,6 +94,7 @@ def options(app: typer.Typer, name: str, words: list[str]) -> dict[str, Any]:
     said = dict(command.make_context(name, words).params)
     said.pop("config")
     said.pop("command", None)
+    said.pop("module", None)
     return said
 
 

@@ -92,7 +92,9 @@ def test_tensors_are_where_the_job_wants_them(
 ) -> None:
     monkeypatch.setattr(hubring, "init", lambda: None)
     monkeypatch.setattr(hubring, "topology", lambda: "hub")
-    monkeypatch.setattr(hubring, "DistributedOptimizer", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(
+        hubring, "DistributedOptimizer", lambda *_, **__: SimpleNamespace(zero_grad=lambda **_: None)
+    )
     job = Job(shape="resnet50", optimizer="sgd", size=2, directory="", device="meta")
     assert {tensor.device.type for tensor in tensors(job)} == {"meta"}
 

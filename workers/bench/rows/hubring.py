@@ -28,6 +28,9 @@ class Hubring(Side):
         self._optimizer = hubring.DistributedOptimizer(
             local, self._net, overlap=False, bucket_bytes=bucket_bytes
         )
+        for parameter in self._net.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.zero_grad(set_to_none=False)  # moves the gradients to where they are exchanged
 
     def gradients(self, rank: int) -> Sequence[Tensor]:
         return [gradient_of(parameter).view(-1) for parameter in self._net.parameters()]
@@ -40,6 +43,6 @@ class Hubring(Side):
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
-    """Returns the gradient that the optimizer has allocated for a parameter."""
+    """Returns a parameter's gradient."""
     assert parameter.grad is not None
     return parameter.grad

@@ -18,6 +18,7 @@ class Mpi(Peer):
 
     topology = "mpi"
     bytes_are = "computed"
+    sums_presence = True
     optimizer = AfterBackward
 
     def __init__(self, seat: Seat) -> None:
@@ -28,9 +29,9 @@ class Mpi(Peer):
         return self._world.gather(value)
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        self._world.sum(bucket.gradients)
-        bucket.gradients.div_(self.size)
-        self.count_allreduce(bucket.gradients.nbytes)
+        self._world.sum(bucket.memory)
+        bucket.memory.div_(self.size)
+        self.count_allreduce(bucket.memory.nbytes)
         return Work(f"the exchange of bucket {bucket.spec.index}", 0)
 
     def close(self, *, finished: bool) -> None:

@@ -52,6 +52,8 @@ class Served(Peer):
         return start
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        if self.steps_on == "worker":  # the server does not tell who has a gradient: absent ones are zeros
+            bucket.absent = frozenset()
         answers = [self._client.push_pull(*one, hyper) for one in self._slices[bucket.spec.index]]
         self.traffic.bytes_sent += bucket.gradients.nbytes
 
@@ -62,12 +64,24 @@ class Served(Peer):
 
         return Answer(f"the exchange of bucket {bucket.spec.index}", fetch)
 
+    def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            held = self._slices[bucket.spec.index]
+            parts = torch.split(bucket.gradients, self._numel(bucket))
+            self._slices[bucket.spec.index] = [
+                (number, rpc.own(part), part if self.steps_on == "worker" else target)
+                for (number, _, target), part in zip(held, parts, strict=True)
+            ]
+
     def close(self, *, finished: bool) -> None:
         if finished:  # else it could wait forever
             self._client.leave()
 
+    def _numel(self, bucket: Bucket) -> int:
+        return (self.slice_bytes or bucket.gradients.nbytes) // bucket.gradients.element_size()
+
     def _cut(self, bucket: Bucket) -> list[Slice]:
-        numel = (self.slice_bytes or bucket.gradients.nbytes) // bucket.gradients.element_size()
+        numel = self._numel(bucket)
         pairs = zip(torch.split(bucket.gradients, numel), torch.split(bucket.values, numel), strict=True)
         slices: list[Slice] = []
         for number, (gradients, values) in enumerate(pairs, start=sum(map(len, self._slices.values()))):
