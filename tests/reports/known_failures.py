@@ -27,22 +27,6 @@ KNOWN: dict[str, tuple[str, str]] = {
         "a hub that steps sees each rank's own gradient, as documented; aggregate=True gives the mean",
         "hub",
     ),
-    "test_only_rank_0_has_the_checkpoint": (
-        "S9: rank 0's state is not given to other ranks",
-        "aggregate ring",
-    ),
-    "test_the_state_is_cleared_for_a_restart": (
-        "S9: optimizer.state is not the hub's state, and reads and writes of it have no effect",
-        "hub",
-    ),
-    "test_moments_are_scaled_in_place": (
-        "S9: optimizer.state is not the hub's state, and reads and writes of it have no effect",
-        "hub",
-    ),
-    "test_moments_are_read_after_each_step": (
-        "S9: optimizer.state is not the hub's state, and reads and writes of it have no effect",
-        "hub",
-    ),
     "test_a_saved_part_of_a_model_is_no_larger_than_it": (
         "a part of a model is saved with its whole bucket",
         "hub",

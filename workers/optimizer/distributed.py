@@ -36,6 +36,7 @@ from hubring.workers.optimizer.first_batch import first_batch_of
 from hubring.workers.optimizer.hub_step import HubStep
 from hubring.workers.optimizer.model_tensors import check_batch_norm, check_model
 from hubring.workers.optimizer.reducers import Reducers
+from hubring.workers.optimizer.same_state import check_same_state
 from hubring.workers.optimizer.setup import Setup, check_options, ignore
 from hubring.workers.optimizer.uneven import UnevenInputs
 from hubring.workers.optimizer.wrapping import OptimizerWrapper, asks_for_loss
@@ -119,7 +120,7 @@ class DistributedOptimizer(OptimizerWrapper):
         super().__init__(optimizer)
         self._communicator = communicator = setup.communicator
         self._after_step = setup.after_step
-        self._steps_on_server = communicator.steps_on == "server"
+        self._steps_on_server = self._hub_holds_state = communicator.steps_on == "server"
         self._asks = asks_for_loss(optimizer)
         check_batch_norm(model, communicator)
         check_options(model, communicator, cross_barrier=cross_barrier, uneven=uneven, asks=self._asks)
@@ -298,6 +299,8 @@ class DistributedOptimizer(OptimizerWrapper):
         """Gives all ranks the same model and state; returns the completed steps to continue from."""
         if checkpoints is not None:
             checkpoints.adopt(self)
+        if not self._steps_on_server and not self._reducers.inherited:
+            check_same_state(self.wrapped, self._communicator)
         step = self._reducers.attach(buckets)
         if not self._communicator.late:
             share_from_rank_0(self._reducers.tensors.rest(), self._communicator, "model.rest", self._timeout)
@@ -351,8 +354,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if all(reducer.overlap.crossing for reducer in self._reducers):
             for reducer in self._reducers:
                 reducer.exchange.leave(self._stepper.prepare() if self._stepper else ignore)
-            if self._communicator.drains:
-                # The answer to the first bucket has the stop request, which all ranks need now.
+            if self._communicator.drains:  # the answer to the first bucket has the stop request
                 first = next(iter(self._reducers))
                 first.exchange.settle(first.buckets[0])
         elif self._steps_on_server:
@@ -360,7 +362,7 @@ class DistributedOptimizer(OptimizerWrapper):
         else:
             self._reducers.finish()
             self.wrapped.step()
-        # A scheduler of the wrapped optimizer warns if no step was taken before it.
+        # Else a scheduler of the wrapped optimizer warns.
         self.wrapped._opt_called = True  # type: ignore[attr-defined]
         for reducer in self._reducers:
             reducer.overlap.step_taken(reducer.passes.count)

@@ -7,16 +7,51 @@ plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators.base import Communicator
 
 States = dict[str, Mapping[str, Tensor]]
 """torch's state of each parameter, by the parameter's name."""
+
+
+class HeldByHub:
+    """In the place of `optimizer.state` where the hub steps: false, as an empty state; use is an error."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigError(
+            f"optimizer.state.{name}: the hub holds the optimizer's state. Read a copy with"
+            " optimizer.state_dict()['state'], change that, and replace the hub's with"
+            " optimizer.load_state_dict(...); or let the workers step with hubring.init(aggregate=True) or"
+            " --aggregate"
+        )
+
+    def __getitem__(self, key: object) -> Any:
+        return self.__getattr__("[...]")
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.__getattr__("[...]")
+
+    def __delitem__(self, key: object) -> None:
+        self.__getattr__("[...]")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.__getattr__("keys()"))
+
+    def __contains__(self, key: object) -> bool:
+        return bool(self.__getattr__("keys()"))
+
+    def __len__(self) -> int:
+        return len(self.__getattr__("keys()"))
 
 
 class HubOptimizerState:

@@ -8,6 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
+from hubring.workers.optimizer.hub_optimizer_state import HeldByHub
 
 
 def _of_wrapped(name: str) -> Any:
@@ -35,8 +36,8 @@ class OptimizerWrapper(Optimizer):
         ConfigError: The optimizer is already wrapped.
     """
 
+    _hub_holds_state = False
     param_groups = _of_wrapped("param_groups")
-    state = _of_wrapped("state")
     defaults = _of_wrapped("defaults")
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -50,6 +51,17 @@ class OptimizerWrapper(Optimizer):
         for name in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
             hooks = f"_optimizer_{name}_hooks"
             setattr(self, hooks, getattr(optimizer, hooks))
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's state; where the hub steps, an object that says how to reach the hub's."""
+        return HeldByHub() if self._hub_holds_state else self.wrapped.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._hub_holds_state:
+            HeldByHub().clear()  # raises: replacing the state is no different from clearing it
+        self.wrapped.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the wrapped optimizer."""
