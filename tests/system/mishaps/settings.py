@@ -93,7 +93,11 @@ def a_misused_optimizer(stage: Stage) -> Program:
     script.write_text(
         "import torch, hubring\nhubring.init()\nmodel = torch.nn.Linear(2, 1)\n"
         "optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
-        "for _ in range(2):\n    model(torch.ones(2)).sum().backward()\n"
+        "for passes in (1, 2):\n"
+        "    optimizer.zero_grad()\n"
+        "    for _ in range(passes):\n"
+        "        model(torch.ones(2)).sum().backward()\n"
+        "    optimizer.step()\n"
     )
     return stage.worker(str(script))
 
@@ -235,9 +239,9 @@ SETTINGS = [
         provoke=no_folder_for_the_record,
     ),
     Mishap(
-        "backward twice before a step",
+        "a second backward after the gradients were sent",
         "the worker",
-        who=r"twice\.py line 6",
+        who=r"twice\.py line 8",
         why="backward",
         fix="backward_passes_per_step",
         code=78,
