@@ -99,7 +99,9 @@ def a_misused_optimizer(stage: Stage) -> Program:
         "        model(torch.ones(2)).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    return stage.worker(str(script))
+    _, address = stage.cluster.server("--workers", "1", "--once")
+    stage.happens()
+    return stage.cluster.worker(address, str(script))
 
 
 SETTINGS = [
