@@ -51,8 +51,7 @@ class Control(ControlServicer):
             log.warning("refused the worker on %s (pid %d): %s", request.host, request.pid, error)
             return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
         if seat is None:
-            quorum = self._coordinator.quorum
-            text = ". ".join(filter(None, (quorum.waiting_for(), quorum.fix())))
+            text = self._coordinator.quorum.awaited(_joiner(request))
             return pb.JoinReply(state=pb.JoinReply.WAITING, text=text)
         config = self._coordinator.config
         if isinstance(seat, Summons):

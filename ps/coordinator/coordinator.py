@@ -118,7 +118,7 @@ class Coordinator:
     # Requests of workers.
 
     async def join(self, joiner: Joiner) -> Seat | Summons | None:
-        """Admits a worker; returns None while other workers are missing. The worker then asks again.
+        """Admits a worker; returns None while others are missing or the last job ends. It then asks again.
 
         Raises:
             HubringError: The worker cannot join.
@@ -127,10 +127,8 @@ class Coordinator:
             raise JobFailed("the server is stopping; restart the server, then restart the worker")
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
         patience = self.config.lease / 2
-        await self._notifier.wait_for(lambda: self._end is None, patience)
-        if self._end is not None:  # the last job is over, but its state is not cleared yet
-            return None
-        return await self._joining.join(joiner, patience)
+        await self._notifier.wait_for(lambda: self._begins_for(joiner), patience)
+        return await self._joining.join(joiner, patience) if self._begins_for(joiner) else None
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float) -> list[str]:
         """Renews a worker's lease; returns the news for it. Raises as `Job.beat`."""
@@ -323,6 +321,10 @@ class Coordinator:
         return self.job.started and self.job.failure is None and self.agreed_model.on_the_hub
 
     # Private.
+
+    def _begins_for(self, joiner: Joiner) -> bool:
+        """Whether no earlier job is ending, whose state is cleared before a worker joins the next one."""
+        return self._end is None and (self._closing or not self.job.ends_before(joiner))
 
     def _incarnation_after(self) -> int:
         """Returns a number above every incarnation so far; checkpoints carry it across restarts."""

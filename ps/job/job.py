@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
-from hubring.ps.job.membership import Membership
+from hubring.ps.job.membership import RETURN_SECONDS, Membership
 from hubring.ps.job.step_rate import StepRate
 
 log = logging.getLogger(__name__)
@@ -187,6 +187,31 @@ class Job:
                 f"this worker uses --topology {joiner.topology}, but the job uses --topology {self.topology};"
                 " start all workers with the same --topology"
             )
+
+    def ends_before(self, joiner: Joiner) -> bool:
+        """Whether this worker belongs to the next job, because this one is about to end."""
+        if self.membership is None or self.membership.holds(joiner.token):
+            return False
+        gone = self.membership.disconnected
+        if self.failure is not None or self.draining or len(gone) == len(self.members):
+            return True
+        try:
+            self._check(joiner)
+            self.membership.free_rank(joiner.rank)
+        except ConfigError:
+            return bool(gone)  # if they do not return, the worker has a place in this job or in the next one
+        return False
+
+    def ending(self) -> str:
+        """Returns what a worker of the next job waits for, in words."""
+        assert self.membership is not None
+        state = "has failed" if self.failure else "is stopping" if self.draining else "is ending"
+        gone = ", ".join(map(str, self.membership.disconnected))
+        left = ", ".join(str(each) for each in self.members if each not in self.membership.disconnected)
+        lost = f"the connection of {gone} closed, and it has {RETURN_SECONDS:g} s to return" if gone else ""
+        leaves = f"{left} must leave first" if left and (self.failure or self.draining) else ""
+        reasons = "; ".join(filter(None, (lost, leaves)))
+        return f"waiting for job {self.name!r}, which {state}{f': {reasons}' if reasons else ''}"
 
     @property
     def colocated(self) -> bool:

@@ -3,8 +3,8 @@
 The text is `pydoc_data.topics`, which is part of Python: about 450,000 characters. The last tenth is the test
 set, measured in bits per character.
 
-The batch is shared as equally as possible, and each worker's loss counts by its number of lines. So any number
-of workers trains the same model.
+The batch is shared as equally as possible, and each worker's loss counts by its number of lines. So any
+number of workers trains the same model.
 """
 
 from __future__ import annotations
