@@ -98,6 +98,7 @@ class Control(ControlServicer):
             draining=job.draining and job.topology == "ring",
             stop_after=job.stop_after,
             stop_agreed=agreed,
+            finished=job.finished(_sender(request)),
         )
 
     async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:

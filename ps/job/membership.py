@@ -57,6 +57,8 @@ class Membership:
         self.next_incarnation = first_incarnation
         self.complete = False
         """Whether all ranks have been held at once; stays true when workers leave later."""
+        self.finished = ""
+        """As `View.finished`."""
         self._epoch = 0
         self._leases: dict[int, _Lease] = {}
         self._tokens: dict[str, Member] = {}
@@ -77,7 +79,7 @@ class Membership:
     def view(self) -> View:
         """The active members at this epoch."""
         active = (lease.member for _, lease in sorted(self._leases.items()) if lease.active)
-        return View(self._epoch, tuple(active))
+        return View(self._epoch, tuple(active), self.finished)
 
     def member(self, sender: Sender) -> Member:
         """Returns the member that sent a message.
