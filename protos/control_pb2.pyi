@@ -66,7 +66,10 @@ class View(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    finished: _builtins.str
+    """lockstep modes: the error for later means, since a worker finished; empty before"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
@@ -74,10 +77,11 @@ class View(_message.Message):
         *,
         epoch: _builtins.int = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
+        finished: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "members", b"members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "finished", b"finished", "members", b"members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -276,6 +280,7 @@ class HeartbeatReply(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     STOP_AFTER_FIELD_NUMBER: _builtins.int
     STOP_AGREED_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """the lease expired: this incarnation has lost its place"""
     failed: _builtins.str
@@ -290,6 +295,8 @@ class HeartbeatReply(_message.Message):
     """ring: the step after which all members stop; 0: none"""
     stop_agreed: _builtins.bool
     """ring: every member knows stop_after"""
+    finished: _builtins.str
+    """the error if this worker takes another step, since a worker finished; empty before"""
     @_builtins.property
     def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """membership changes since this worker's last heartbeat"""
@@ -305,10 +312,11 @@ class HeartbeatReply(_message.Message):
         draining: _builtins.bool = ...,
         stop_after: _builtins.int = ...,
         stop_agreed: _builtins.bool = ...,
+        finished: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "exit_code", b"exit_code", "failed", b"failed", "fenced", b"fenced", "news", b"news", "slowest", b"slowest", "stop_after", b"stop_after", "stop_agreed", b"stop_agreed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "exit_code", b"exit_code", "failed", b"failed", "fenced", b"fenced", "finished", b"finished", "news", b"news", "slowest", b"slowest", "stop_after", b"stop_after", "stop_agreed", b"stop_agreed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,7 +94,7 @@ class Admission:
         if self.shard is not None and self.shard.ended:
             raise JobFailed(f"{self.shard} {self.shard.ended}; see its last log lines above")
         if waited > start_timeout:
-            raise DeadlineExceeded(f"the job did not start within {start_timeout:g} s: {reply.text}")
+            raise DeadlineExceeded(f"no start within {start_timeout:g} s (--timeout): {reply.text}")
 
     def _ask(self, request: pb.JoinRequest, again: bool = False) -> pb.JoinReply:
         """Sends a Join request.

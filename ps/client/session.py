@@ -114,7 +114,8 @@ class Session:
         self._stop_heard = threading.Event()
         self.failure: HubringError | None = None
         self._on_failure: list[Callable[[HubringError], None]] = []
-        self._failed = threading.Event()
+        self._finished = ""  # the error if this worker takes another step, because another worker finished
+        self._explained = threading.Event()  # set once `verdict` has an answer
         self._left = threading.Event()
         self._channel = open_channel(address)
         self._stub = ControlStub(self._channel)
@@ -160,14 +161,14 @@ class Session:
     def verdict(self) -> HubringError | None:
         """Returns the server's error for a loss that this worker noticed first, or None if it reports none.
 
-        A broken connection shows at once that a peer is lost. The server knows which worker
-        only when that worker's lease expires, which is soon after its connection closed.
+        A broken connection shows at once that a peer is lost. The server knows that the peer finished, or
+        which one it is when its lease expires, which is soon after its connection closed.
         """
         patience = self._lease + SILENT_SECONDS
         if self.failure is None:
             log.warning("a peer is lost; waiting until the server names it, at most %.0f s", patience)
-        self._failed.wait(patience)
-        return self.failure
+        self._explained.wait(patience)
+        return self.failure or (ConfigError(self._finished) if self._finished else None)
 
     def stop_ring(self, after: int) -> None:
         """Makes all members of a ring stop after step `after`, and waits until all of them know it.
@@ -223,7 +224,6 @@ class Session:
                     self._stop_heard.set()
                 if not self._handle(reply):
                     return
-                self._log_wait(reply.slowest)
 
     def _connect(self) -> Any:
         rank, incarnation = self.sender
@@ -242,12 +242,6 @@ class Session:
             stop_after=self.stop_after,
         )
 
-    def _log_wait(self, slowest: str) -> None:
-        """Logs a long wait and the slowest worker."""
-        seconds = self.waiting.due()
-        if seconds is not None:
-            log.warning("%s", wait_message(seconds, self.step, slowest))
-
     def _handle(self, reply: pb.HeartbeatReply) -> bool:
         """Handles a heartbeat's reply. Returns False if this worker cannot continue."""
         for line in reply.news:
@@ -255,7 +249,14 @@ class Session:
         if reply.draining and not self.draining:
             log.warning("the server asked all workers to stop")
             self.draining = True
+        self.waiting.slowest = reply.slowest
+        seconds = self.waiting.due()
+        if seconds is not None:
+            log.warning("%s", wait_message(seconds, self.step, reply.slowest))
         self.stop_after = reply.stop_after or self.stop_after
+        self._finished = reply.finished
+        if reply.finished:
+            self._explained.set()
         if reply.stop_agreed:
             self._stop_agreed.set()
         if reply.fenced:
@@ -266,7 +267,7 @@ class Session:
 
     def _fail(self, error: HubringError) -> None:
         self.failure = error
-        self._failed.set()
+        self._explained.set()
         for callback in self._on_failure:
             callback(error)
 
@@ -317,7 +318,7 @@ class Session:
             value = self._rendezvous(key, "", min(left, 2.0))
             if value:
                 return value
-        raise self.failure or DeadlineExceeded(f"no worker published {key!r} within {timeout:g} s")
+        raise self.failure or DeadlineExceeded(f"no rank published {key!r} within {timeout:g} s (--timeout)")
 
     def _rendezvous(self, key: str, value: str, wait: float) -> str:
         rank, incarnation = self.sender

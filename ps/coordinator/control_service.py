@@ -51,8 +51,7 @@ class Control(ControlServicer):
             log.warning("refused the worker on %s (pid %d): %s", request.host, request.pid, error)
             return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
         if seat is None:
-            quorum = self._coordinator.quorum
-            text = ". ".join(filter(None, (quorum.waiting_for(), quorum.fix())))
+            text = self._coordinator.quorum.awaited(_joiner(request))
             return pb.JoinReply(state=pb.JoinReply.WAITING, text=text)
         config = self._coordinator.config
         if isinstance(seat, Summons):
@@ -99,6 +98,7 @@ class Control(ControlServicer):
             draining=job.draining and job.topology == "ring",
             stop_after=job.stop_after,
             stop_agreed=agreed,
+            finished=job.finished(_sender(request)),
         )
 
     async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:

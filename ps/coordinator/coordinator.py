@@ -34,7 +34,8 @@ from hubring.ps.coordinator.view_publisher import ViewPublisher
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Sender, ShardPlan, Slicing
-from hubring.ps.job.job import Job, Joiner, Outcome, Reason
+from hubring.ps.job.job import Job, Joiner, Reason
+from hubring.ps.job.outcome import Outcome
 from hubring.ps.store.consistency import Consistency
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class Coordinator:
             lease_seconds=config.lease * (1 if config.on_loss == "drop" else 1.5),
             keep_going=config.on_loss == "drop",
             colocate=config.colocate,
+            lockstep=self.consistency.lockstep,
             first_incarnation=self._next_incarnation,
         )
         self.agreed_model = AgreedModel(self.consistency, config.mode, config.slice_bytes, restored)
@@ -118,7 +120,7 @@ class Coordinator:
     # Requests of workers.
 
     async def join(self, joiner: Joiner) -> Seat | Summons | None:
-        """Admits a worker; returns None while other workers are missing. The worker then asks again.
+        """Admits a worker; returns None while others are missing or the last job ends. It then asks again.
 
         Raises:
             HubringError: The worker cannot join.
@@ -127,10 +129,8 @@ class Coordinator:
             raise JobFailed("the server is stopping; restart the server, then restart the worker")
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
         patience = self.config.lease / 2
-        await self._notifier.wait_for(lambda: self._end is None, patience)
-        if self._end is not None:  # the last job is over, but its state is not cleared yet
-            return None
-        return await self._joining.join(joiner, patience)
+        await self._notifier.wait_for(lambda: self._begins_for(joiner), patience)
+        return await self._joining.join(joiner, patience) if self._begins_for(joiner) else None
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float) -> list[str]:
         """Renews a worker's lease; returns the news for it. Raises as `Job.beat`."""
@@ -292,9 +292,7 @@ class Coordinator:
     async def stop_with(self, sender: Sender) -> None:
         """Stops all workers after the same step, because a worker must stop and must not leave alone."""
         if not self.job.draining:
-            assert self.job.membership is not None
-            member = self.job.membership.member(sender)
-            log.warning("%s received a stop request; all workers stop after the same step", member)
+            log.warning("rank %d received a stop request; all workers stop after the same step", sender.rank)
             await self._shutdown.drain()
 
     async def status(self, patience: float = LOOK_SECONDS) -> dict[str, Any]:
@@ -324,11 +322,14 @@ class Coordinator:
 
     # Private.
 
+    def _begins_for(self, joiner: Joiner) -> bool:
+        """Whether no earlier job is ending, whose state is cleared before a worker joins the next one."""
+        return self._end is None and (self._closing or not self.job.ends_before(joiner))
+
     def _incarnation_after(self) -> int:
         """Returns a number above every incarnation so far; checkpoints carry it across restarts."""
-        if self.job.membership is None:
-            return self._next_incarnation
-        return self.job.membership.next_incarnation
+        membership = self.job.membership
+        return self._next_incarnation if membership is None else membership.next_incarnation
 
     def _job_of(self, sender: Sender) -> Job:
         if self.job.membership is None:

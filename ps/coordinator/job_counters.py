@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hubring.ps.job.job import Outcome
+from hubring.ps.job.outcome import Outcome
 
 RESULTS = ("finished", "preempted", "failed")
 """How a job ends."""

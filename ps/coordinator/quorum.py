@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.coordinator.shard_sources import ShardSources
-from hubring.ps.job.job import Job
+from hubring.ps.job.job import Job, Joiner
 
 
 class Quorum:
@@ -47,6 +47,12 @@ class Quorum:
         if missing <= 0:
             return ""
         return f"{'waiting for' if self._awaited else 'starting'} {missing} of {wanted} shards"
+
+    def awaited(self, joiner: Joiner) -> str:
+        """Returns what a worker that asked to join waits for, and the fix, in words."""
+        if self._job.ends_before(joiner):
+            return self._job.ending()
+        return ". ".join(filter(None, (self.waiting_for(), self.fix())))
 
     def waiting_for(self) -> str:
         """Returns what is missing before the job can begin, in words."""

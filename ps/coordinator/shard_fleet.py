@@ -136,7 +136,7 @@ class Fleet:
     async def set_view(self, view: View) -> None:
         """Sends the members to every shard; returns when all shards use them."""
         members = [pb.Member(rank=member.rank, incarnation=member.incarnation) for member in view.members]
-        message = pb.View(epoch=view.epoch, members=members)
+        message = pb.View(epoch=view.epoch, members=members, finished=view.finished)
         await self._all(lambda stub: stub.SetView(message, timeout=self._call_seconds))
 
     async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
-from hubring.ps.job.job import Job, Outcome
+from hubring.ps.job.job import Job
+from hubring.ps.job.outcome import Outcome
 
 
 def workers(job: Job, now: float) -> list[dict[str, Any]]:

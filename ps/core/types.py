@@ -133,6 +133,8 @@ class View:
 
     epoch: int = 0
     members: tuple[Member, ...] = ()
+    finished: str = ""
+    """In lockstep modes, the error for means of later steps, since a worker finished; empty before."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

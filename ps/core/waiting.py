@@ -1,7 +1,8 @@
-"""Measures how long this worker's training thread waits, for the heartbeat to report."""
+"""Measures how long this worker's training thread waits, for the heartbeat, and names the slowest worker."""
 
 from __future__ import annotations
 
+from hubring.ps.core.errors import DeadlineExceeded
 from hubring.ps.core.timing import SystemTime, TimeSource
 
 LOG_EVERY = 10.0
@@ -9,18 +10,26 @@ LOG_EVERY = 10.0
 
 
 class Waiting:
-    """A context that the waiting thread enters and another thread reads. One thread waits at a time."""
+    """A context that the waiting thread enters and another thread reads. One thread waits at a time.
+
+    Attributes:
+        slowest: The worker that the others wait for, in words; empty if the server knows none. A
+            DeadlineExceeded that leaves the context names it.
+    """
 
     def __init__(self, clock: TimeSource | None = None) -> None:
+        self.slowest = ""
         self._clock = clock or SystemTime()
         self._since: float | None = None
         self._logged: tuple[float, int] | None = None
 
     def __enter__(self) -> None:
-        self._since = self._clock.now()
+        self.slowest, self._since = "", self._clock.now()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._since = None
+        if isinstance(error, DeadlineExceeded) and self.slowest:
+            raise DeadlineExceeded(f"{error}. The slowest is {self.slowest}") from error
 
     @property
     def seconds(self) -> float:

@@ -96,7 +96,10 @@ class Work:
             if self.attend is not None:
                 self.attend(self, timeout)
             if not self._gate.acquire(timeout=-1 if end is None else max(0.0, end - time.monotonic())):
-                raise DeadlineExceeded(f"{self.what} did not finish within {timeout:g} s")
+                raise DeadlineExceeded(
+                    f"{self.what} did not finish within {timeout:g} s; raise --timeout, or timeout=... in the"
+                    " script, if a worker may take this long"
+                )
             self._gate.release()  # for other waiting threads
         if self._error is not None:
             if isinstance(self._error, HubringError):

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
-from hubring.ps.job.membership import Membership
+from hubring.ps.job.membership import RETURN_SECONDS, Membership
+from hubring.ps.job.outcome import Outcome
 from hubring.ps.job.step_rate import StepRate
+from hubring.ps.job.uneven_batches import Finish
 
 log = logging.getLogger(__name__)
 
@@ -61,44 +63,6 @@ class Progress:
     step_rate: StepRate = field(default_factory=StepRate)
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How a job ended, for the server's last line."""
-
-    finished: list[int] = field(default_factory=list)
-    preempted: list[int] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)
-    broke: bool = False
-    """The job failed. Some workers may have finished before."""
-    departures: Counter[str] = field(default_factory=Counter)
-    """Departures by the field names above. A rank that is lost twice counts twice."""
-
-    def leave(self, way: str, rank: int, text: str = "") -> None:
-        """Records that a worker left.
-
-        Args:
-            way: One of the field names above.
-            rank: The worker's rank.
-            text: Why the worker failed or was lost.
-        """
-        self.departures[way] += 1
-        known = getattr(self, way)
-        if isinstance(known, dict):
-            known[rank] = text
-        else:
-            known.append(rank)
-
-    @property
-    def ok(self) -> bool:
-        return bool(self.finished) and not self.broke
-
-    @property
-    def was_preempted(self) -> bool:
-        """Whether the job stopped on request, and for no other reason."""
-        return bool(self.preempted) and not (self.finished or self.failed or self.broke)
-
-
 class Job:
     """The state of one job.
 
@@ -107,6 +71,7 @@ class Job:
         lease_seconds: How long a worker may send no heartbeat.
         keep_going: Whether a hub's job continues without a lost worker. A ring never does.
         colocate: Whether each worker of a hub starts a shard. Such a job never continues either.
+        lockstep: Whether all workers of a hub do the same step at the same time. Those of a ring always do.
         first_incarnation: The incarnation of the first join.
     """
 
@@ -117,6 +82,7 @@ class Job:
         lease_seconds: float,
         keep_going: bool,
         colocate: bool = False,
+        lockstep: bool = True,
         first_incarnation: int = 1,
     ) -> None:
         self.name = ""
@@ -130,12 +96,16 @@ class Job:
         self._lease = lease_seconds
         self._keep_going = keep_going
         self._colocate = colocate
+        self._lockstep = lockstep
         self._first_incarnation = first_incarnation
         self._news: defaultdict[int, list[str]] = defaultdict(list)
         self.membership: Membership | None = None
         self.stop_after = 0
         """The step after which a ring stops; 0 if no member proposed one."""
         self._heard_stop: set[int] = set()
+        self.finish: Finish | None = None
+        """The first worker that finished, in lockstep."""
+        self._warned = False
 
     def admit(self, joiner: Joiner, now: float) -> Member:
         """Gives the worker a rank. The same token always gets the same rank.
@@ -187,6 +157,31 @@ class Job:
                 f"this worker uses --topology {joiner.topology}, but the job uses --topology {self.topology};"
                 " start all workers with the same --topology"
             )
+
+    def ends_before(self, joiner: Joiner) -> bool:
+        """Whether this worker belongs to the next job, because this one is about to end."""
+        if self.membership is None or self.membership.holds(joiner.token):
+            return False
+        gone = self.membership.disconnected
+        if self.failure is not None or self.draining or len(gone) == len(self.members):
+            return True
+        try:
+            self._check(joiner)
+            self.membership.free_rank(joiner.rank)
+        except ConfigError:
+            return bool(gone)  # if they do not return, the worker has a place in this job or in the next one
+        return False
+
+    def ending(self) -> str:
+        """Returns what a worker of the next job waits for, in words."""
+        assert self.membership is not None
+        state = "has failed" if self.failure else "is stopping" if self.draining else "is ending"
+        gone = ", ".join(map(str, self.membership.disconnected))
+        left = ", ".join(str(each) for each in self.members if each not in self.membership.disconnected)
+        lost = f"the connection of {gone} closed, and it has {RETURN_SECONDS:g} s to return" if gone else ""
+        leaves = f"{left} must leave first" if left and (self.failure or self.draining) else ""
+        reasons = "; ".join(filter(None, (lost, leaves)))
+        return f"waiting for job {self.name!r}, which {state}{f': {reasons}' if reasons else ''}"
 
     @property
     def colocated(self) -> bool:
@@ -242,6 +237,7 @@ class Job:
         progress.step = max(progress.step, step)  # a worker reports 0 until it has its plan
         progress.loss, progress.heard, progress.waiting = loss, now, waiting
         progress.step_rate.note(progress.step, now)
+        self._warn_of_uneven(sender.rank, progress.step)
         return self._news.pop(sender.rank, [])
 
     def stop(self, sender: Sender, after: int) -> bool:
@@ -293,9 +289,13 @@ class Job:
         if member is None:
             return []
         self.progress[member.rank].step = step
+        self._warn_of_uneven(member.rank, step)
         if reason is Reason.FINISHED:
             self.outcome.leave("finished", member.rank)
             log.info("%s finished after step %d", member, step)
+            if self.finish is None and (self._lockstep or self.topology == "ring"):
+                self.finish = Finish(member, step)
+                self.membership.finished = self.finish.ends_rest
         elif reason is Reason.PREEMPTED:
             self.outcome.leave("preempted", member.rank)
             if not self.draining and self.membership.members:
@@ -335,6 +335,20 @@ class Job:
             return ""
         member = min(busy, key=self._step)
         return f"{member} at step {self._step(member)}"
+
+    def finished(self, sender: Sender) -> str:
+        """Returns the error if this worker takes another step, because another one finished; or empty."""
+        late = self.finish is not None and self.progress[sender.rank].step >= self.finish.step
+        return self.finish.ends_rest if self.finish is not None and late else ""
+
+    def _warn_of_uneven(self, rank: int, step: int) -> None:
+        """Warns once if this rank completed a step without the one that finished, which only a hub allows."""
+        if self.finish is None or self._warned or step <= self.finish.step:
+            return
+        self._warned = True
+        log.warning("%s", self.finish.warning)
+        for each in {rank, *(member.rank for member in self.members)}:
+            self._news[each].append(self.finish.warning)
 
     def _lose(self, member: Member, why: str) -> None:
         assert self.membership is not None

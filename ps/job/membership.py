@@ -57,6 +57,8 @@ class Membership:
         self.next_incarnation = first_incarnation
         self.complete = False
         """Whether all ranks have been held at once; stays true when workers leave later."""
+        self.finished = ""
+        """As `View.finished`."""
         self._epoch = 0
         self._leases: dict[int, _Lease] = {}
         self._tokens: dict[str, Member] = {}
@@ -68,10 +70,16 @@ class Membership:
         return tuple(lease.member for _, lease in sorted(self._leases.items()))
 
     @property
+    def disconnected(self) -> tuple[Member, ...]:
+        """The holders whose connection closed and which sent no heartbeat since, in rank order."""
+        leases = (lease for _, lease in sorted(self._leases.items()))
+        return tuple(lease.member for lease in leases if lease.returns_by < math.inf)
+
+    @property
     def view(self) -> View:
         """The active members at this epoch."""
         active = (lease.member for _, lease in sorted(self._leases.items()) if lease.active)
-        return View(self._epoch, tuple(active))
+        return View(self._epoch, tuple(active), self.finished)
 
     def member(self, sender: Sender) -> Member:
         """Returns the member that sent a message.
@@ -107,7 +115,7 @@ class Membership:
             member = self._tokens[token]
             self.beat(Sender(member.rank, member.incarnation), now)
             return member
-        member = Member(self._free_rank(rank), self.next_incarnation, host, pid)
+        member = Member(self.free_rank(rank), self.next_incarnation, host, pid)
         self.next_incarnation += 1
         self._tokens[token] = member
         self._leases[member.rank] = _Lease(member, beaten=now)
@@ -169,13 +177,8 @@ class Membership:
         self._vacate(lost)
         return list(lost)
 
-    def _why(self, lease: _Lease, now: float) -> str:
-        silence = f"it sent no heartbeat for {now - lease.beaten:.1f} s"
-        if now > lease.returns_by:
-            return f"its connection closed, and {silence}"
-        return f"{silence} (lease: {self.lease_seconds:g} s)"
-
-    def _free_rank(self, rank: int | None) -> int:
+    def free_rank(self, rank: int | None) -> int:
+        """Returns `rank`, or the lowest free rank if `rank` is None. Raises ConfigError as `join`."""
         free = self.missing()
         if rank is None and not free:
             raise ConfigError(
@@ -198,6 +201,12 @@ class Membership:
                 " rank is free"
             )
         return rank
+
+    def _why(self, lease: _Lease, now: float) -> str:
+        silence = f"it sent no heartbeat for {now - lease.beaten:.1f} s"
+        if now > lease.returns_by:
+            return f"its connection closed, and {silence}"
+        return f"{silence} (lease: {self.lease_seconds:g} s)"
 
     def _lease_of(self, sender: Sender) -> _Lease:
         lease = self._leases.get(sender.rank)

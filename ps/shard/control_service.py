@@ -67,7 +67,7 @@ class ShardControl(ShardControlServicer):
 
     def SetView(self, request: pb.View, context: grpc.ServicerContext) -> pb.Ack:
         members = tuple(Member(member.rank, member.incarnation) for member in request.members)
-        view = View(request.epoch, members)
+        view = View(request.epoch, members, request.finished)
         self._in_loop(lambda loop: loop.send(loop.store.on_view(view)))
         return pb.Ack()
 

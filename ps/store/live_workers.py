@@ -22,12 +22,14 @@ class LiveWorkers:
         live: Incarnations by rank.
         epoch: Epoch of the last view.
         founders: The ranks of the first view with members.
+        finished: As `View.finished`.
     """
 
     def __init__(self) -> None:
         self.live: dict[int, int] = {}
         self.epoch = View().epoch
         self.founders: tuple[int, ...] = ()
+        self.finished = ""
 
     def senders(self) -> list[Sender]:
         """Returns all live workers."""
@@ -38,7 +40,7 @@ class LiveWorkers:
         if view.epoch < self.epoch:
             return None
         before = self.live
-        self.epoch = view.epoch
+        self.epoch, self.finished = view.epoch, view.finished
         self.live = {member.rank: member.incarnation for member in view.members}
         self.founders = self.founders or view.ranks
         left = [Sender(rank, one) for rank, one in before.items() if self.live.get(rank) != one]

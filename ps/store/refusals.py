@@ -99,8 +99,13 @@ def crowded(entry: Entry, sender: Sender, live: int) -> Refusal:
     return Refusal(Code.BAD_REQUEST, text)
 
 
-def of_other_steps(entry: Entry) -> Refusal | None:
-    """Returns why the gradients of a round must not be averaged: they are those of different steps."""
+def unpaired(entry: Entry, finished: str) -> Refusal | None:
+    """Returns why the gradients of a round must not be averaged: they are not those of all ranks' one step.
+
+    `finished` is `View.finished`.
+    """
+    if finished:
+        return Refusal(Code.MISMATCH, finished)
     steps = {rank: one.push.hyper.get("step") for rank, one in sorted(entry.contributions.items())}
     (first, step), *others = steps.items()
     for rank, other in others:

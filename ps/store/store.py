@@ -330,7 +330,7 @@ class KVStore:
         """Closes the round if the policy allows it, then answers the readers that may read."""
         contributors = len(entry.contributions)
         if contributors and self._consistency.may_apply(contributors, len(self._workers.live)):
-            refusal = refusals.of_other_steps(entry) if entry.averages else None
+            refusal = refusals.unpaired(entry, self._workers.finished) if entry.averages else None
             if refusal is not None:
                 return self.fail(refusal.text, refusal.code)
             try:

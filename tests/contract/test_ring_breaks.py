@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -114,6 +115,27 @@ def test_a_wait_ends_with_its_timeout(ring: Ranks) -> None:
             finally:
                 may_go_on.set()
         work.wait(LIMIT)
+
+    ring.run(action)
+
+
+def test_a_slow_member_is_not_called_lost(ring: Ranks) -> None:
+    """Gloo's own timeout ends an operation of a member that the others still wait for."""
+    may_go_on = threading.Event()
+
+    def action(communicator: Communicator) -> None:
+        assert isinstance(communicator, AllreduceCommunicator)
+        bucket, *_ = attached(communicator)
+        if communicator.rank == 1:
+            may_go_on.wait(LIMIT)
+            return
+        communicator.ring._group.set_timeout(timedelta(seconds=0.1))
+        try:
+            with pytest.raises(DeadlineExceeded, match=r"Timed out.*; raise --timeout"):
+                communicator.push_pull(bucket, {}).wait(LIMIT)
+        finally:
+            if communicator.rank == 0:
+                may_go_on.set()
 
     ring.run(action)
 

@@ -6,7 +6,7 @@ import pytest
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
-from hubring.ps.job.job import Outcome
+from hubring.ps.job.outcome import Outcome
 from hubring.ps.server import Server
 from tests.support.fakes.coordinator import Hub, run
 

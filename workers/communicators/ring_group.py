@@ -85,7 +85,8 @@ def open_group(
             return _open_nccl(rank, size, store, device, timeout)
     except RuntimeError as cause:
         raise RingBroken(
-            f"rank {rank} of {size} could not connect to the other ranks within {timeout:g} s: {gist(cause)}"
+            f"rank {rank} of {size} could not connect to the other ranks within {timeout:g} s (--timeout):"
+            f" {gist(cause)}"
         ) from cause
     raise ConfigError(f"the ring's backend is {backend!r}; use gloo or nccl")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from hubring.ps.core.errors import HubringError, RingBroken
+from hubring.ps.core.errors import DeadlineExceeded, HubringError, RingBroken
 from hubring.ps.core.work import Work
 from hubring.workers.communicators.ring_group import gist
 
@@ -101,11 +101,16 @@ class Operations:
 
     def break_in(self, work: RingWork, cause: RuntimeError) -> None:
         """Fails all operations with the backend's error for one of them."""
+        if "Timed out" in str(cause):  # Gloo has no other mark for its timeout
+            text = f"rank {self._rank}: {work.what} failed: {gist(cause)}"
+            self.fail(DeadlineExceeded(f"{text}; raise --timeout if a worker may take this long"))
+            return
         known = ", ".join(f"rank {rank}" for rank in sorted(self.lost)) or "which one is not known yet"
         self.fail(
             RingBroken(
                 f"rank {self._rank}: {work.what} failed because a member of the ring is lost ({known}):"
-                f" {gist(cause)}; restart the job"
+                f" {gist(cause)}; restart the job, with uneven=True in DistributedOptimizer if ranks have"
+                " different numbers of batches"
             )
         )
 

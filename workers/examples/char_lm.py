@@ -2,6 +2,9 @@
 
 The text is `pydoc_data.topics`, which is part of Python: about 450,000 characters. The last tenth is the test
 set, measured in bits per character.
+
+The batch is shared as equally as possible, and each worker's loss counts by its number of lines. So any
+number of workers trains the same model.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import sys
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, TensorDataset
 
 import hubring
 
@@ -28,14 +31,15 @@ def main(argv: list[str] | None = None) -> None:
     Args:
         argv: The command line; None: the process's own.
     """
-    options, share = _start(argv)
+    options = _start(argv)
     train, test, characters = split()
     torch.manual_seed(options.seed)
     model = Writer(characters).to(hubring.device())
     optimizer = hubring.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=options.lr), model)
-    sampler = hubring.ShardedSampler(train, shuffle=True, seed=options.seed)
+    rank, size = hubring.rank(), hubring.size()
+    order = hubring.ShardedSampler(train, shuffle=True, seed=options.seed, rank=0, size=1)  # of all workers
     # The last, smaller batch is dropped: its lines would have a larger weight than the others.
-    loader = DataLoader(train, batch_size=share, sampler=sampler, drop_last=True)
+    batches = BatchSampler(order, options.batch_size, drop_last=True)
 
     done, step = optimizer.completed_steps, 0  # done: steps of an earlier run, from the hub's checkpoint
     if done == 0:
@@ -43,14 +47,15 @@ def main(argv: list[str] | None = None) -> None:
     for epoch in range(options.epochs):
         if step >= done:
             _report(model, test, epoch, options.epochs)
-        sampler.set_epoch(epoch)
-        for (lines,) in loader:
+        order.set_epoch(epoch)
+        for batch in batches:
             step += 1
             if step <= done:
                 continue
+            (lines,) = train[batch[rank::size]]
             optimizer.zero_grad()
             loss = _loss(model, lines.to(hubring.device()))
-            loss.backward()
+            (loss * (len(lines) * size / len(batch))).backward()  # the mean over workers is that of the lines
             optimizer.step()
             hubring.report(loss=loss.item(), samples=len(lines))
 
@@ -85,8 +90,8 @@ def split() -> tuple[TensorDataset, TensorDataset, int]:
     return TensorDataset(lines[:cut]), TensorDataset(lines[cut:]), len(number)
 
 
-def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
-    """Returns the options, and this worker's number of lines per batch."""
+def _start(argv: list[str] | None) -> argparse.Namespace:
+    """Returns the options, once this worker has joined the job."""
     parser = argparse.ArgumentParser(prog="char-lm", description="Learn to write Python's documentation.")
     parser.add_argument("--epochs", type=int, default=4, help="passes over the text [default: 4]")
     parser.add_argument(
@@ -99,10 +104,12 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
     hubring.init()
     if options.threads:  # after init(), which sets each worker's share of the host's cores
         torch.set_num_threads(options.threads)
-    share, rest = divmod(options.batch_size, hubring.size())
-    if rest or not share:
-        parser.error(f"--batch-size {options.batch_size} is not divisible by {hubring.size()} workers")
-    return options, share
+    if options.batch_size < hubring.size():
+        parser.error(
+            f"--batch-size {options.batch_size} is too small for {hubring.size()} workers: each needs a line;"
+            f" use at least {hubring.size()}"
+        )
+    return options
 
 
 def _report(model: nn.Module, test: TensorDataset, epoch: int, epochs: int) -> None:

@@ -210,7 +210,7 @@ class Worker:
         return None if self.recorder is None else self.recorder.hidden_seconds
 
     def result(self) -> dict[str, Any]:
-        """Returns the result so far, for the program's last line."""
+        """Returns the result so far, for the program's last line. A metric that is not finite is text."""
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
         used, hidden = usage(), self._hidden
@@ -222,7 +222,7 @@ class Worker:
             "mode": self.session.mode if self.session and self.communicator.topology == "hub" else "",
             "steps": self.completed_steps,
             "seconds": round(self.record.seconds, 6),
-            "metrics": self.record.latest,
+            "metrics": {name: _in_json(value) for name, value in self.record.latest.items()},
             "exchange": {
                 "bytes_sent": traffic.bytes_sent,
                 "bytes_received": traffic.bytes_received,
@@ -239,6 +239,11 @@ class Worker:
             },
             **emulated,
         }
+
+
+def _in_json(value: Any) -> Any:
+    """Returns `"nan"`, `"inf"` or `"-inf"` for a number that JSON does not have."""
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def save_parameters(path: Path, trainers: list[Trainer]) -> None:

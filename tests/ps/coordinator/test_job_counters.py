@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from hubring.ps.coordinator.job_counters import JobCounters
-from hubring.ps.job.job import Outcome
+from hubring.ps.job.outcome import Outcome
 
 NOBODY = {"finished": 0, "preempted": 0, "failed": 0, "lost": 0}
 

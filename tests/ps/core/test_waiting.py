@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import pytest
 import torch
 
+from hubring.ps.core.errors import DeadlineExceeded
 from hubring.ps.core.messages import Call
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.waiting import Waiting, wait_message
@@ -35,6 +37,22 @@ def test_short_waits_do_not_add_up() -> None:
             time.advance(9.0)
             assert (waiting.seconds, waiting.due()) == (9.0, None)
         assert (waiting.seconds, waiting.due()) == (0.0, None)
+
+
+def test_a_wait_that_takes_too_long_names_the_flag_and_the_slowest_worker() -> None:
+    never = Work("the exchange of bucket 0")
+    text = "bucket 0 did not finish within 0 s; raise --timeout, or timeout=... .* may take this long"
+
+    def wait(slowest: str) -> None:
+        waiting = Waiting()
+        with waiting:
+            waiting.slowest = slowest  # as the heartbeat's reply says
+            never.wait(0.0)
+
+    with pytest.raises(DeadlineExceeded, match=rf"{text}\. The slowest is rank 1 \(here pid 1\) at step 7$"):
+        wait("rank 1 (here pid 1) at step 7")
+    with pytest.raises(DeadlineExceeded, match=f"{text}$"):
+        wait("")
 
 
 def test_the_next_wait_is_told_anew() -> None:

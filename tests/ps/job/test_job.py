@@ -199,3 +199,54 @@ def test_members_of_a_ring_that_stops_leave_without_breaking_it() -> None:
         assert begun.leave(member, Reason.PREEMPTED, "", 8) == []
     assert begun.failure is None
     assert begun.outcome.was_preempted
+
+
+def test_the_others_hear_once_that_they_step_without_one_that_finished(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running, (first, second) = full()
+    running.leave(first, Reason.FINISHED, "", 9)
+    assert running.beat(second, 9, 0.5, 1.0) == []
+    (news,) = running.beat(second, 10, 0.5, 2.0)
+    assert "rank 0 (here pid 1) finished after 9 steps; the other ranks go on without it" in news
+    assert "uneven=True" in news
+    assert [record.message for record in caplog.records if "go on" in record.message] == [news]
+    assert running.beat(second, 11, 0.5, 3.0) == []
+    assert running.leave(second, Reason.FINISHED, "", 12) == []
+
+
+def test_a_rank_that_ends_before_its_next_heartbeat_hears_of_it_as_it_leaves() -> None:
+    running, (first, second) = full()
+    running.leave(first, Reason.FINISHED, "", 9)
+    (news,) = running.leave(second, Reason.FINISHED, "", 12)
+    assert "rank 0 (here pid 1) finished after 9 steps" in news
+
+
+def test_ranks_that_finish_after_the_same_step_hear_nothing() -> None:
+    running, (first, second) = full()
+    running.leave(first, Reason.FINISHED, "", 9)
+    assert running.beat(second, 9, 0.5, 1.0) == []
+    assert running.leave(second, Reason.FINISHED, "", 9) == []
+
+
+def test_without_lockstep_ranks_may_take_any_number_of_steps() -> None:
+    running = Job(workers=2, lease_seconds=5.0, keep_going=True, lockstep=False)
+    first, second = [sender(running.admit(joiner(token), 0.0)) for token in "ab"]
+    running.leave(first, Reason.FINISHED, "", 9)
+    assert running.beat(second, 20, 0.5, 1.0) == []
+    assert running.finished(second) == ""
+    assert running.membership is not None
+    assert running.membership.view.finished == ""
+
+
+def test_who_can_take_no_other_step_is_told_whose_batches_ended() -> None:
+    running, (first, second) = full(topology="ring")
+    running.beat(second, 8, 0.5, 1.0)
+    running.leave(first, Reason.FINISHED, "", 9)
+    assert running.finished(second) == "", "its step 9 is under way"
+    running.beat(second, 9, 0.5, 1.0)
+    text = running.finished(second)
+    assert "rank 0 (here pid 1) finished after 9 steps, so no rank can take step 10" in text
+    assert "optimizer.join()" in text
+    assert running.membership is not None
+    assert running.membership.view.finished == text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -232,3 +234,24 @@ def test_buckets_that_the_hub_cannot_serve_are_refused_at_once() -> None:
         KVStore(BSP()).assign([piece], [bucket(4, "LBFGS")])
     with pytest.raises(ConfigError, match="bucket 0 has dtype int64; only floating"):
         KVStore(BSP()).assign([piece], [bucket(4, "SGD", "int64")])
+
+
+FINISHED = "rank 0 finished after 1 steps, so no rank can take step 2"
+
+
+def test_no_mean_is_made_without_a_worker_that_finished() -> None:
+    store = hub(BSP(), 2, optimizer="")
+    for rank in range(2):
+        store.handle(push(rank, 0), f"step 1 of {rank}")
+    deliveries = store.handle(push(1, 1), "step 2")
+    deliveries += store.on_view(replace(view(2, sender(1)), finished=FINISHED))
+    deliveries += store.handle(push(1, 1), "again")
+    refused = [delivery for delivery in deliveries if isinstance(delivery.reply, Refusal)]
+    assert refused == [Delivery(ticket, Refusal(Code.MISMATCH, FINISHED)) for ticket in ("step 2", "again")]
+
+
+def test_a_hub_that_steps_goes_on_without_a_worker_that_finished() -> None:
+    store = hub(BSP(), 2)
+    store.on_view(replace(view(2, sender(1)), finished=FINISHED))
+    (delivery,) = store.handle(push(1, 0), "step")
+    assert values_of(delivery.reply).version == 1

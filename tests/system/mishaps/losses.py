@@ -67,6 +67,17 @@ def a_worker_that_does_not_come_on(stage: Stage) -> Program:
     return first
 
 
+def fewer_batches(stage: Stage, *flags: str) -> Program:
+    """Rank 0 has fewer batches than rank 1; returns rank 1."""
+    _, address = stage.cluster.server("--workers", "2", "--once")
+    words = ("16", "hold", str(stage.go), "1")
+    ranks = [("--rank", str(rank), *flags, SMALL, str((rank + 1) * HOLD), *words) for rank in range(2)]
+    first, second = [stage.cluster.worker(address, *rank) for rank in ranks]
+    for worker in (first, second):
+        worker.until_said("holding at 1")
+    return at_once(stage, second)
+
+
 def a_killed_shard(stage: Stage, *, told: str) -> Program:
     server, address = stage.cluster.server("--workers", "1", "--once")
     (worker,) = stage.hold(address, 1)
@@ -202,6 +213,36 @@ LOSSES = [
         fix="see its log, or its stack: py-spy dump",
         code=0,
         provoke=a_worker_that_does_not_come_on,
+    ),
+    Mishap(
+        "a rank has fewer batches than the others",
+        "the other workers",
+        who=r"rank 0 \(.* pid \d+\)",
+        since=f"finished after {HOLD} steps",
+        why="the other ranks go on without it",
+        fix="pass uneven=True to DistributedOptimizer on all ranks",
+        code=0,
+        provoke=fewer_batches,
+    ),
+    Mishap(
+        "a rank has fewer batches than the others, under `--aggregate`",
+        "the other workers",
+        who=r"rank 0 \(.* pid \d+\)",
+        since=f"finished after {HOLD} steps",
+        why=f"no rank can take step {HOLD + 1}",
+        fix="pass uneven=True to DistributedOptimizer on all ranks",
+        code=78,
+        provoke=lambda stage: fewer_batches(stage, "--aggregate"),
+    ),
+    Mishap(
+        "a rank has fewer batches than the others, around the ring",
+        "the other members",
+        who=r"rank 0 \(.* pid \d+\)",
+        since=f"finished after {HOLD} steps",
+        why=f"no rank can take step {HOLD + 1}",
+        fix="pass uneven=True to DistributedOptimizer on all ranks",
+        code=78,
+        provoke=lambda stage: fewer_batches(stage, "--topology", "ring"),
     ),
     Mishap(
         "a member of the ring is killed",

@@ -96,6 +96,40 @@ def test_batches_that_cannot_be_shared_are_a_usage_error(
 
 
 @pytest.mark.slow
+def test_three_workers_lines_of_char_lm_are_together_those_of_one(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def first_gradient(rank: int, size: int) -> torch.Tensor:
+        def stop(*_: object) -> None:
+            raise Stop
+
+        monkeypatch.setattr(hubring, "rank", lambda: rank, raising=False)
+        monkeypatch.setattr(hubring, "size", lambda: size, raising=False)
+        monkeypatch.setattr(DistributedOptimizer, "step", stop)
+        monkeypatch.setattr(char_lm, "_report", lambda *_: None)
+        with pytest.raises(Stop):
+            char_lm.main(["--batch-size", "64", "--threads", "1"])
+        gradients = [parameter.grad for parameter in alone.models[-1].parameters()]
+        return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
+
+    mean = sum(first_gradient(rank, 3) for rank in range(3)) / 3
+    torch.testing.assert_close(mean, first_gradient(0, 1), rtol=1e-4, atol=1e-6)
+
+
+def test_fewer_lines_than_workers_are_a_usage_error(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hubring, "size", lambda: 3, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        char_lm.main(["--batch-size", "2"])
+    assert ended.value.code == 2
+    assert "--batch-size 2 is too small for 3 workers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_digits_learns_to_95_percent(alone: Alone, seed: int) -> None:
     digits.main(["--seed", str(seed), "--threads", "1"])

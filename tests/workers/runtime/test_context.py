@@ -78,6 +78,15 @@ def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often()
     assert counts == [1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5]
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_result_is_json_whatever_a_metric_is(value: str) -> None:
+    place = Placement(), LocalCommunicator(), torch.device("cpu")
+    alone = Worker(WorkerConfig(), *place, None, Record(None), logs.LogOrigin())
+    alone.report({"loss": float(value), "accuracy": 0.5})
+    result = json.loads(json.dumps(alone.result(), allow_nan=False))
+    assert result["metrics"] == {"loss": value, "accuracy": 0.5}
+
+
 def test_a_session_is_left_at_exit_even_if_init_fails_after_it_began(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

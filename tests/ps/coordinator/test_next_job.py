@@ -1,0 +1,104 @@
+"""A worker that comes while the last job ends waits for its place in the next one."""
+
+from __future__ import annotations
+
+import pytest
+
+from hubring.protos import control_pb2 as pb
+from hubring.ps.core.types import Sender
+from hubring.ps.job.membership import RETURN_SECONDS
+from tests.support.fakes.coordinator import Hub, run
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 0.01)
+
+
+async def members(hub: Hub, topology: str) -> list[pb.JoinReply]:
+    await hub.shard()
+    await hub.join("a", topology=topology)
+    second = await hub.join("b", topology=topology)
+    return [await hub.join("a", topology=topology), second]
+
+
+def lose(hub: Hub, joined: pb.JoinReply) -> None:
+    hub.coordinator.job.disconnect(Sender(joined.rank, joined.incarnation), hub.time.now())
+
+
+async def begins(hub: Hub, topology: str) -> None:
+    """Checks that workers of another script begin the next job."""
+    await hub.coordinator.tick()
+    first = await hub.join("c", job="next.py", topology=topology)
+    assert "waiting for 1 of 2 workers" in first.text
+    second = await hub.join("d", job="next.py", topology=topology)
+    assert (second.state, second.late) == (pb.JoinReply.READY, False)
+    assert hub.coordinator.job.name == "next.py"
+
+
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+def test_a_worker_waits_until_the_last_worker_of_a_failed_job_left(
+    monkeypatch: pytest.MonkeyPatch, topology: str
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, on_loss="wait")
+        first, second = await members(hub, topology)
+        await hub.leave(first, "FAILED")
+        early = await hub.join("c", job="next.py", topology=topology)
+        assert early.state == pb.JoinReply.WAITING
+        assert "job 'train.py', which has failed: rank 1" in early.text
+        assert "must leave first" in early.text
+        await hub.leave(second, "FAILED")
+        assert (await hub.join("c", job="next.py", topology=topology)).state == pb.JoinReply.WAITING
+        await begins(hub, topology)
+
+    run(story())
+
+
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+@pytest.mark.parametrize("script", ["train.py", "next.py"])
+def test_a_worker_waits_until_killed_workers_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, topology: str, script: str
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        for joined in await members(hub, topology):
+            lose(hub, joined)
+        early = await hub.join("c", job=script, topology=topology)
+        assert early.state == pb.JoinReply.WAITING
+        assert "it has 4 s to return" in early.text
+        hub.time.advance(RETURN_SECONDS + 0.1)
+        await hub.coordinator.tick()
+        await begins(hub, topology)
+
+    run(story())
+
+
+def test_a_rank_of_a_killed_worker_is_waited_for_and_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        first, second = await members(hub, "hub")
+        lose(hub, second)
+        assert (await hub.join("c", rank=second.rank)).state == pb.JoinReply.WAITING
+        assert (await hub.join("d", rank=first.rank)).state == pb.JoinReply.WAITING
+        hub.time.advance(RETURN_SECONDS + 0.1)
+        await hub.beat(first)
+        await hub.coordinator.tick()
+        replaced = await hub.join("c", rank=second.rank)
+        assert (replaced.state, replaced.late) == (pb.JoinReply.READY, True)
+        refused = await hub.join("d", rank=first.rank)
+        assert "already holds this rank" in refused.text
+
+    run(story())
+
+
+def test_a_server_for_one_job_refuses_the_next_ones_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, once=True, on_loss="wait")
+        first, _ = await members(hub, "hub")
+        await hub.leave(first, "FAILED")
+        refused = await hub.join("c")
+        assert (refused.state, refused.exit_code) == (pb.JoinReply.REFUSED, 69)
+        assert "the job has failed" in refused.text
+
+    run(story())
