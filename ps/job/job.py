@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
+from hubring.ps.job.completion import Completion
 from hubring.ps.job.membership import Membership
 from hubring.ps.job.step_rate import StepRate
+from hubring.ps.job.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ class Progress:
     waiting: float = 0.0
     """Seconds that the worker had been blocked when it sent the report."""
     step_rate: StepRate = field(default_factory=StepRate)
+    sample_rate: StepRate = field(default_factory=StepRate)
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
 
 @dataclass(slots=True)
@@ -126,6 +130,7 @@ class Job:
         """Whether all workers were asked to leave. Departures are then no news for the others."""
         self.failure: HubringError | None = None
         self.progress: dict[int, Progress] = {}
+        self.completion = Completion()
         self._workers = workers
         self._lease = lease_seconds
         self._keep_going = keep_going
@@ -223,7 +228,15 @@ class Job:
             f" (rank{'s' if count > 1 else ''} {', '.join(map(str, missing))} not started yet)"
         )
 
-    def beat(self, sender: Sender, step: int, loss: float, now: float, waiting: float = 0.0) -> list[str]:
+    def beat(
+        self,
+        sender: Sender,
+        step: int,
+        loss: float,
+        now: float,
+        waiting: float = 0.0,
+        telemetry: Telemetry | None = None,
+    ) -> list[str]:
         """Renews a lease; returns the news that this worker has not received yet.
 
         Args:
@@ -232,6 +245,7 @@ class Job:
             loss: Its last loss.
             now: Monotonic seconds.
             waiting: Seconds that it has been blocked.
+            telemetry: Its metrics and usage; None leaves them as they are.
 
         Raises:
             Fenced: This incarnation is no longer a member.
@@ -242,6 +256,10 @@ class Job:
         progress.step = max(progress.step, step)  # a worker reports 0 until it has its plan
         progress.loss, progress.heard, progress.waiting = loss, now, waiting
         progress.step_rate.note(progress.step, now)
+        if telemetry is not None:
+            progress.telemetry = telemetry
+            progress.sample_rate.note(telemetry.samples, now)
+            self.completion.note(self._part_done(), now)
         return self._news.pop(sender.rank, [])
 
     def stop(self, sender: Sender, after: int) -> bool:
@@ -324,6 +342,23 @@ class Job:
             return min(map(self._step, self.membership.members))
         return max((progress.step for progress in self.progress.values()), default=0)
 
+    def _part_done(self) -> float | None:
+        """Returns the least part of the job that any member reports as done."""
+        parts = (self.progress[member.rank].telemetry.progress for member in self.members)
+        return min((part for part in parts if part is not None), default=None)
+
+    @property
+    def replaceable(self) -> list[int]:
+        """The ranks without a worker that a new worker can take while the job continues."""
+        if not self.started or not self.members or self.failure or self.draining or not self._survives_loss:
+            return []
+        taken = {*(member.rank for member in self.members), *self.outcome.finished}
+        return [rank for rank in range(self.world_size) if rank not in taken]
+
+    @property
+    def _survives_loss(self) -> bool:
+        return self._keep_going and self.topology == "hub" and not self.colocated
+
     def slowest(self) -> str:
         """Returns the worker that the others wait for, in words.
 
@@ -342,7 +377,7 @@ class Job:
         if not self.started or self.failure is not None:
             log.warning("%s %s", member, why)
             return
-        if self._keep_going and self.topology == "hub" and not self.colocated:
+        if self._survives_loss:
             line = (
                 f"{member} {why}; the job continues with {left} of {self.membership.world_size} workers."
                 f" To replace the worker, start one with --rank {member.rank}"

@@ -316,7 +316,7 @@ def test_a_cut_network_is_told_in_few_sentences() -> None:
 def test_a_shard_that_holds_nothing_is_at_no_version() -> None:
     shards = [shard(0), shard(1, oldest_version=39), shard(2, keys=0, oldest_version=0, newest_version=0)]
     rows = SECTIONS["shards"](Snapshot.of(report() | {"shards": shards}, Rates(), (), ()), MarkupCache()).rows
-    for said, row in zip((">40<", ">39 to 40<", ">empty<"), rows.values(), strict=True):
+    for said, row in zip((">40<", ">39 to 40<", ">holds nothing<"), rows.values(), strict=True):
         assert said in row
 
 
