@@ -125,9 +125,8 @@ def _rows(rows: str, label: str, key: str) -> Read:
     return read
 
 
-def _known(rows: str, label: str, key: str) -> Read:
-    """Like `_rows`, where 0 means that the number is not known."""
-    read = _rows(rows, label, key)
+def _known(read: Read) -> Read:
+    """Reads the same where 0 means that the number is not known."""
     return lambda report: ((labels, value) for labels, value in read(report) if value)
 
 
@@ -217,14 +216,13 @@ METRICS = (
            "The loss that the script reported last. Omitted if there is none or it is not finite."),
     Metric("ps_worker_metric", "gauge", ("rank", "metric"), "", _metrics,
            "The last value of each reported number, at most 12 of them, and the learning rate as `lr`."),
-    Metric("ps_worker_samples_total", "counter", ("rank",), "samples", _known("workers", "rank", "samples"),
+    Metric("ps_worker_samples_total", "counter", ("rank",), "samples", _known(_workers("samples")),
            "Training samples that the script reported. Omitted if it reports none."),
-    Metric("ps_worker_cpu_seconds_total", "counter", ("rank",), "seconds",
-           _known("workers", "rank", "cpu_seconds"),
+    Metric("ps_worker_cpu_seconds_total", "counter", ("rank",), "seconds", _known(_workers("cpu_seconds")),
            "CPU time of the worker's process since it started, without child processes."),
-    Metric("ps_worker_memory_bytes", "gauge", ("rank",), "bytes", _known("workers", "rank", "memory_bytes"),
+    Metric("ps_worker_memory_bytes", "gauge", ("rank",), "bytes", _known(_workers("memory_bytes")),
            "Resident memory of the worker's process, including shared memory."),
-    Metric("ps_worker_gpu_memory_bytes", "gauge", ("rank",), "bytes", _known("workers", "rank", "gpu_bytes"),
+    Metric("ps_worker_gpu_memory_bytes", "gauge", ("rank",), "bytes", _known(_workers("gpu_bytes")),
            "GPU memory that torch holds in the worker's process. Omitted if it uses no GPU."),
     Metric("ps_worker_waiting_seconds", "gauge", ("rank",), "seconds", _workers("seconds_waiting"),
            "Time that the worker has been waiting for others. 0 while it computes."),
@@ -263,7 +261,7 @@ METRICS = (
            "Peak memory of the shard's process."),
     Metric("ps_shard_memory_bytes", "gauge", ("shard",), "bytes", _shards("memory_bytes"),
            "Resident memory of the shard's process, including shared memory."),
-    Metric("ps_shard_gpu_memory_bytes", "gauge", ("shard",), "bytes", _known("shards", "shard", "gpu_bytes"),
+    Metric("ps_shard_gpu_memory_bytes", "gauge", ("shard",), "bytes", _known(_shards("gpu_bytes")),
            "GPU memory that torch holds in the shard's process. Omitted if it uses no GPU."),
     Metric("ps_shard_keys", "gauge", ("shard",), "keys", _shards("keys"),
            "Slices of the model that the shard holds. 0 if the job does not use the shard."),

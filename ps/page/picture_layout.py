@@ -1,7 +1,7 @@
 """The layout of workers and shards in the topology chart.
 
 A ring's workers are on a circle. A hub's workers are on an arc above a row of shards. The row lies between
-the tangents at the arc's ends, so no link passes behind another worker or shard.
+the tangents at the arc's ends, so no link crosses another worker or shard.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MIDDLE = SIDE / 2
 RIM = 158
 """Radius of the circle of workers."""
 
-ARC = 0.85 * math.pi
+ARC = 0.65 * math.pi
 """Angle of the arc of a hub's workers."""
 
 ARC_MIDDLE = 205.0

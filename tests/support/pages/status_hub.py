@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,16 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
     return told | changes
 
 
-def snapshot(*shards: dict[str, Any], log: tuple[LogEntry, ...] = (), **changes: Any) -> Snapshot:
+SAMPLES = tuple(Sample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10))
+
+
+def snapshot(
+    *shards: dict[str, Any],
+    log: tuple[LogEntry, ...] = (),
+    samples: Sequence[Sample] = SAMPLES,
+    **changes: Any,
+) -> Snapshot:
     """Returns the page's view of a report."""
-    samples = [Sample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10)]
     return Snapshot.of(report(**changes) | {"shards": list(shards)}, Rates(), samples, log)
 
 
