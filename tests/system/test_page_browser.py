@@ -297,10 +297,9 @@ def test_numbers_are_one_step_away_for_those_who_look_rather_at_them(visit: Call
 def test_a_curves_value_is_shown_under_the_pointer_and_stays_when_it_grows(
     visit: Callable[..., Visit],
 ) -> None:
-    with served_page(seconds_up=100.0) as opened:
-        page = visit(opened.address).page
-        told = opened.hub.told
-        told["workers"] = [worker(0, loss=0.75, metrics={"accuracy": 0.25})]
+    workers = [worker(0, metrics={"accuracy": 0.25})]
+    with served_page(1, seconds_up=100.0, workers=workers) as opened:
+        page, told = visit(opened.address).page, opened.hub.told
         value = page.locator("#metric-0-chart").locator("xpath=..").locator(".value")
         expect(value).to_have_text("0.25")
         told["workers"], told["seconds_up"] = [worker(0, metrics={"accuracy": 0.5})], 110.0

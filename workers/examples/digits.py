@@ -32,10 +32,10 @@ def main(argv: list[str] | None = None) -> None:
     # The last, smaller batch is dropped: its images would have a larger weight than the others.
     loader = DataLoader(train, batch_size=share, sampler=sampler, drop_last=True)
 
-    hubring.report(total_steps=options.epochs * len(loader))
     done, step = optimizer.completed_steps, 0  # done: steps of an earlier run, from the hub's checkpoint
     if done == 0:
         hubring.barrier("start")  # with an asynchronous hub the first worker would otherwise run ahead
+    hubring.report(total_steps=options.epochs * len(loader))
     for epoch in range(options.epochs):
         if step >= done:
             _report(model, test, epoch, options.epochs)
