@@ -26,6 +26,8 @@ PROGRAMS = {name: shutil.which(name) for name in ("promtool", "prometheus")}
 pytestmark = [pytest.mark.slow, *needs(all(PROGRAMS.values()), "Prometheus", "apt-get install prometheus")]
 
 STEPS_DONE = 20
+UNFILLED = ["Alerts", "Samples per second", "Progress", "Time left", "GPU memory"]
+"""The panels of what the job does not report."""
 
 
 def promtool(*arguments: str, given: bytes | None = None) -> None:
@@ -110,7 +112,7 @@ def test_prometheus_scrapes_a_live_job(cluster: Cluster, tmp_path: Path) -> None
     assert (target["health"], target["lastError"]) == ("up", "")
     names = prometheus.ask("label/__name__/values")
     assert {name for name in names if name.startswith("ps_")} == exported() - set(UNREPORTED)
-    prometheus.program.until(lambda: empty(prometheus) == ["Alerts"], "data in every panel")
+    prometheus.program.until(lambda: empty(prometheus) == UNFILLED, "data in every panel")
     prometheus.program.until(lambda: rules(prometheus) == {"ok"}, "every rule evaluated")
 
     go.touch()
