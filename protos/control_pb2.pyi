@@ -235,6 +235,7 @@ class HeartbeatRequest(_message.Message):
     STOPPING_FIELD_NUMBER: _builtins.int
     SHARD_ENDED_FIELD_NUMBER: _builtins.int
     STOP_AFTER_FIELD_NUMBER: _builtins.int
+    TELEMETRY_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
     step: _builtins.int
@@ -248,6 +249,8 @@ class HeartbeatRequest(_message.Message):
     """how its shard ended; empty while the shard runs"""
     stop_after: _builtins.int
     """ring: the step after which it stops; 0: unknown"""
+    @_builtins.property
+    def telemetry(self) -> Global___Telemetry: ...
     def __init__(
         self,
         *,
@@ -259,14 +262,79 @@ class HeartbeatRequest(_message.Message):
         stopping: _builtins.bool = ...,
         shard_ended: _builtins.str = ...,
         stop_after: _builtins.int = ...,
+        telemetry: Global___Telemetry | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "loss", b"loss", "rank", b"rank", "shard_ended", b"shard_ended", "step", b"step", "stop_after", b"stop_after", "stopping", b"stopping", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "loss", b"loss", "rank", b"rank", "shard_ended", b"shard_ended", "step", b"step", "stop_after", b"stop_after", "stopping", b"stopping", "telemetry", b"telemetry", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class Telemetry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    METRICS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    CPU_NS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_BYTES_FIELD_NUMBER: _builtins.int
+    samples: _builtins.int
+    """that the script reported so far"""
+    progress: _builtins.float
+    """part of the job that is done, from 0 to 1"""
+    cpu_ns: _builtins.int
+    """CPU time of the process since it started"""
+    memory_bytes: _builtins.int
+    """resident memory of the process"""
+    gpu_bytes: _builtins.int
+    """GPU memory that torch holds in the process"""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """the script's last reported numbers, and its learning rate"""
+
+    def __init__(
+        self,
+        *,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        samples: _builtins.int = ...,
+        progress: _builtins.float | None = ...,
+        cpu_ns: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        gpu_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "cpu_ns", b"cpu_ns", "gpu_bytes", b"gpu_bytes", "memory_bytes", b"memory_bytes", "metrics", b"metrics", "progress", b"progress", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
+    _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
+
+Global___Telemetry: _TypeAlias = Telemetry  # noqa: Y015
 
 @_typing.final
 class HeartbeatReply(_message.Message):
@@ -1177,6 +1245,8 @@ class ShardStats(_message.Message):
     CPU_NS_FIELD_NUMBER: _builtins.int
     PEAK_BYTES_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_BYTES_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     bytes_in: _builtins.int
     bytes_out: _builtins.int
@@ -1197,6 +1267,10 @@ class ShardStats(_message.Message):
     """peak memory of the shard's process"""
     keys: _builtins.int
     """slices that the shard holds"""
+    memory_bytes: _builtins.int
+    """resident memory of the shard's process"""
+    gpu_bytes: _builtins.int
+    """GPU memory that torch holds in the shard's process"""
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     @_builtins.property
@@ -1226,10 +1300,12 @@ class ShardStats(_message.Message):
         cpu_ns: _builtins.int = ...,
         peak_bytes: _builtins.int = ...,
         keys: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        gpu_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "dropped", b"dropped", "duplicates", b"duplicates", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
+from msgspec.structs import replace
 
 from hubring.protos.control_pb2_grpc import add_ControlServicer_to_server
 from hubring.ps.checkpoint import checkpoint_folder as checkpoints
@@ -81,6 +82,7 @@ class Server:
         consistency = by_name(config.mode, config.staleness, config.backup)
         coordinator = Coordinator(config, consistency, SystemTime(), restored)
         server, port = await self._listen(coordinator)
+        coordinator.config = replace(config, port=port)  # --port 0 lets the system choose
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
         count = 0 if config.colocate else config.shards

@@ -71,5 +71,9 @@ def device() -> torch.device:
 
 
 def report(**metrics: Any) -> None:
-    """Records metrics of this step in the `--record` file and the last line; the hub's status has `loss`."""
+    """Records metrics of this step, for the status page, the `--record` file and the last line.
+
+    Numbers become curves on the page. `samples` is the number of samples of this step; `total_steps`, or
+    `progress` from 0 to 1, gives the time left.
+    """
     context.current().report(metrics)

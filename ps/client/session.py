@@ -36,6 +36,7 @@ from hubring.ps.core.waiting import Waiting, wait_message
 from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
+from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.shard.colocated import outlast
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
@@ -49,9 +50,7 @@ FAST_HEARTBEAT_SECONDS = 0.1
 """Seconds between heartbeats while the workers agree on the step to stop after."""
 
 SILENT_SECONDS = 4.0
-"""Seconds for which a server may be unreachable before the worker fails. A server that is reachable but
-does not answer gets at least the lease.
-"""
+"""Seconds for which a server may be unreachable. One that does not answer gets at least the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +98,7 @@ class Session:
         self.host = socket.gethostname()
         self.step = 0
         self.loss = float("nan")
+        self.telemetry: Callable[[], Telemetry] = Telemetry  # the heartbeat's thread calls it
         self.waiting = Waiting()
         """Entered by the training thread while it waits for other workers."""
         self.stopping = False
@@ -240,6 +240,7 @@ class Session:
             stopping=self.stopping,
             shard_ended=self._admission.shard.ended if self._admission.shard else "",
             stop_after=self.stop_after,
+            telemetry=self.telemetry().to_proto(),
         )
 
     def _handle(self, reply: pb.HeartbeatReply) -> bool:

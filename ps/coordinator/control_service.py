@@ -20,6 +20,7 @@ from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.joining import Summons
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError
 from hubring.ps.core.types import PROTOCOL, Sender, Slicing
+from hubring.ps.job import telemetry
 from hubring.ps.job.job import Joiner, Reason
 from hubring.ps.job.plan_protos import bucket_from_proto, slice_to_proto
 from hubring.ps.transport.host import reachable
@@ -80,7 +81,8 @@ class Control(ControlServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         try:
-            news = self._coordinator.beat(_sender(request), request.step, request.loss, request.waiting)
+            sent = telemetry.from_proto(request.telemetry)
+            news = self._coordinator.beat(_sender(request), request.step, request.loss, request.waiting, sent)
             if request.shard_ended:
                 self._coordinator.shard_ended(_sender(request), request.shard_ended)
             if request.stopping:

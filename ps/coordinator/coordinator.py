@@ -36,6 +36,7 @@ from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Sender, ShardPlan, Slicing
 from hubring.ps.job.job import Job, Joiner, Reason
 from hubring.ps.job.outcome import Outcome
+from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.store.consistency import Consistency
 
 log = logging.getLogger(__name__)
@@ -132,9 +133,9 @@ class Coordinator:
         await self._notifier.wait_for(lambda: self._begins_for(joiner), patience)
         return await self._joining.join(joiner, patience) if self._begins_for(joiner) else None
 
-    def beat(self, sender: Sender, step: int, loss: float, waiting: float) -> list[str]:
+    def beat(self, sender: Sender, step: int, loss: float, waiting: float, sent: Telemetry) -> list[str]:
         """Renews a worker's lease; returns the news for it. Raises as `Job.beat`."""
-        return self._job_of(sender).beat(sender, step, loss, self._clock.now(), waiting)
+        return self._job_of(sender).beat(sender, step, loss, self._clock.now(), waiting, sent)
 
     async def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
         """Removes a worker; returns its last news."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hubring.ps.coordinator import status
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY
+from hubring.ps.transport.host import bracketed, reachable
 
 if TYPE_CHECKING:
     from hubring.ps.coordinator.coordinator import Coordinator
@@ -46,11 +47,14 @@ class Reporter:
             "world_size": job.world_size or config.workers,
             "lease_seconds": config.lease,
             "step": job.step,
+            "progress": job.completion.part,
+            "seconds_left": job.completion.seconds_left(now),
             "workers": status.workers(job, now),
             "shards": status.heard(shards, hub.fleet, now),
             "shards_wanted": hub.quorum.shards_wanted,
             "slowest": job.slowest(),
             "ended": status.ends(job.outcome),
+            "replace": status.replacements(job, f"{bracketed(reachable(config.host))}:{config.port}"),
             "totals": hub.counters.counts(job.outcome),
             "checkpoint": str(checkpoints.last or ""),
             "checkpoints": checkpoints.written,

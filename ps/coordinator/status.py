@@ -16,6 +16,7 @@ def workers(job: Job, now: float) -> list[dict[str, Any]]:
     rows = []
     for member in job.members:
         progress = job.progress[member.rank]
+        sent = progress.telemetry
         rows.append(
             {
                 "rank": member.rank,
@@ -24,6 +25,12 @@ def workers(job: Job, now: float) -> list[dict[str, Any]]:
                 "step": progress.step,
                 "loss": progress.loss if math.isfinite(progress.loss) else None,
                 "steps_per_second": round(progress.step_rate.rate, 3),
+                "samples": sent.samples,
+                "samples_per_second": round(progress.sample_rate.rate, 3),
+                "metrics": dict(sent.metrics),
+                "cpu_seconds": sent.cpu_seconds,
+                "memory_bytes": sent.memory_bytes,
+                "gpu_bytes": sent.gpu_bytes,
                 "seconds_waiting": round(progress.waiting, 3),
                 "seconds_since_heartbeat": round(now - progress.heard, 3),
             }
@@ -82,6 +89,8 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
         "held_seconds": {str(rank): nanoseconds / 1e9 for rank, nanoseconds in sorted(stats.held_ns.items())},
         "cpu_seconds": stats.cpu_ns / 1e9,
         "peak_bytes": stats.peak_bytes,
+        "memory_bytes": stats.memory_bytes,
+        "gpu_bytes": stats.gpu_bytes,
         "staleness": {str(value): count for value, count in sorted(stats.staleness.items())},
         "partial_rounds": [
             {"key": run.key, "first": run.first, "last": run.last, "ranks": list(run.ranks)}
@@ -98,6 +107,11 @@ def ends(outcome: Outcome) -> dict[str, Any]:
         "failed": {str(rank): text for rank, text in sorted(outcome.failed.items())},
         "lost": {str(rank): text for rank, text in sorted(outcome.lost.items())},
     }
+
+
+def replacements(job: Job, address: str) -> dict[str, str]:
+    """Returns the command that replaces a lost worker, by rank; none if the job cannot go on."""
+    return {str(rank): f"ps-worker --server {address} --rank {rank} {job.name}" for rank in job.replaceable}
 
 
 def summary(outcome: Outcome) -> str:

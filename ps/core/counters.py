@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import sys
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,25 +97,36 @@ class Stats:
         self.partial.append(run)
 
 
-_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
-"""See proc(5). getrusage's ru_maxrss does not work: a program inherits it from its parent."""
+_MEMORY = re.compile(r"^Vm(?:HWM|RSS):\s+(\d+) kB$", re.MULTILINE)
+"""Peak and current resident memory, see proc(5). A program inherits getrusage's ru_maxrss from its parent."""
 
 
 class Usage(NamedTuple):
-    """CPU time and memory of this process since it started, over all threads.
+    """CPU time and memory of this process since it started, over all threads, without child processes.
 
     Attributes:
         cpu_ns: CPU time in user and kernel mode, in nanoseconds.
         peak_bytes: Peak resident memory, including shared memory.
+        memory_bytes: Resident memory now.
+        gpu_bytes: GPU memory that torch holds, on all GPUs; 0 if this process has not used a GPU.
     """
 
     cpu_ns: int
     peak_bytes: int
+    memory_bytes: int
+    gpu_bytes: int
 
 
 def usage() -> Usage:
     """Returns the usage of this process."""
-    peak = _PEAK.search(Path("/proc/self/status").read_text())
-    assert peak is not None, "Linux reports VmHWM for every process"
+    peak, memory = (int(size) << 10 for size in _MEMORY.findall(Path("/proc/self/status").read_text()))
     cpu = resource.getrusage(resource.RUSAGE_SELF)
-    return Usage(round((cpu.ru_utime + cpu.ru_stime) * 1e9), int(peak[1]) << 10)
+    return Usage(round((cpu.ru_utime + cpu.ru_stime) * 1e9), peak, memory, _gpu_bytes())
+
+
+def _gpu_bytes() -> int:
+    cuda = sys.modules.get("torch.cuda")
+    # Reads counters of torch's allocator, and makes no CUDA context in a process that has none.
+    if cuda is None or not cuda.is_initialized():
+        return 0
+    return sum(cuda.memory_reserved(index) for index in range(cuda.device_count()))

@@ -11,13 +11,15 @@ from __future__ import annotations
 import enum
 import logging
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
+from hubring.ps.job.completion import Completion
 from hubring.ps.job.membership import RETURN_SECONDS, Membership
 from hubring.ps.job.outcome import Outcome
-from hubring.ps.job.step_rate import StepRate
+from hubring.ps.job.progress import Progress
+from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.job.uneven_batches import Finish
 
 log = logging.getLogger(__name__)
@@ -51,18 +53,6 @@ class Joiner:
     """Whether the worker has started the shard that `--colocate` requires."""
 
 
-@dataclass(slots=True)
-class Progress:
-    """What a worker reported last."""
-
-    step: int = 0
-    loss: float = float("nan")
-    heard: float = 0.0
-    waiting: float = 0.0
-    """Seconds that the worker had been blocked when it sent the report."""
-    step_rate: StepRate = field(default_factory=StepRate)
-
-
 class Job:
     """The state of one job.
 
@@ -92,6 +82,7 @@ class Job:
         """Whether all workers were asked to leave. Departures are then no news for the others."""
         self.failure: HubringError | None = None
         self.progress: dict[int, Progress] = {}
+        self.completion = Completion()
         self._workers = workers
         self._lease = lease_seconds
         self._keep_going = keep_going
@@ -218,7 +209,15 @@ class Job:
             f" (rank{'s' if count > 1 else ''} {', '.join(map(str, missing))} not started yet)"
         )
 
-    def beat(self, sender: Sender, step: int, loss: float, now: float, waiting: float = 0.0) -> list[str]:
+    def beat(
+        self,
+        sender: Sender,
+        step: int,
+        loss: float,
+        now: float,
+        waiting: float = 0.0,
+        telemetry: Telemetry | None = None,
+    ) -> list[str]:
         """Renews a lease; returns the news that this worker has not received yet.
 
         Args:
@@ -227,6 +226,7 @@ class Job:
             loss: Its last loss.
             now: Monotonic seconds.
             waiting: Seconds that it has been blocked.
+            telemetry: Its metrics and usage; None leaves them as they are.
 
         Raises:
             Fenced: This incarnation is no longer a member.
@@ -238,6 +238,10 @@ class Job:
         progress.loss, progress.heard, progress.waiting = loss, now, waiting
         progress.step_rate.note(progress.step, now)
         self._warn_of_uneven(sender.rank, progress.step)
+        if telemetry is not None:
+            progress.telemetry = telemetry
+            progress.sample_rate.note(telemetry.samples, now)
+            self.completion.note(self._part_done(), now)
         return self._news.pop(sender.rank, [])
 
     def stop(self, sender: Sender, after: int) -> bool:
@@ -324,6 +328,23 @@ class Job:
             return min(map(self._step, self.membership.members))
         return max((progress.step for progress in self.progress.values()), default=0)
 
+    def _part_done(self) -> float | None:
+        """Returns the least part of the job that any member reports as done."""
+        parts = (self.progress[member.rank].telemetry.progress for member in self.members)
+        return min((part for part in parts if part is not None), default=None)
+
+    @property
+    def replaceable(self) -> list[int]:
+        """The ranks without a worker that a new worker can take while the job continues."""
+        if not self.started or not self.members or self.failure or self.draining or not self._survives_loss:
+            return []
+        taken = {*(member.rank for member in self.members), *self.outcome.finished}
+        return [rank for rank in range(self.world_size) if rank not in taken]
+
+    @property
+    def _survives_loss(self) -> bool:
+        return self._keep_going and self.topology == "hub" and not self.colocated
+
     def slowest(self) -> str:
         """Returns the worker that the others wait for, in words.
 
@@ -356,7 +377,7 @@ class Job:
         if not self.started or self.failure is not None:
             log.warning("%s %s", member, why)
             return
-        if self._keep_going and self.topology == "hub" and not self.colocated:
+        if self._survives_loss:
             line = (
                 f"{member} {why}; the job continues with {left} of {self.membership.world_size} workers."
                 f" To replace the worker, start one with --rank {member.rank}"

@@ -1,8 +1,9 @@
 """Exports a hub's status as Prometheus metrics.
 
 Law: METRICS names every metric once. The export and deploy/METRICS.md are made from it. The job bounds
-the number of label values: they are ranks, shards, or words from fixed lists. An unknown number (the loss
-before the first report, the counters of a dead shard) is omitted, never zero.
+the number of label values: they are ranks, shards, words from fixed lists, or the names of a worker's first
+metrics. An unknown number (the loss before the first report, the counters of a dead shard) is omitted, never
+zero.
 
 `python -m hubring.ps.observe.metrics > deploy/METRICS.md` writes that page.
 """
@@ -124,6 +125,17 @@ def _rows(rows: str, label: str, key: str) -> Read:
     return read
 
 
+def _known(read: Read) -> Read:
+    """Reads the same where 0 means that the number is not known."""
+    return lambda report: ((labels, value) for labels, value in read(report) if value)
+
+
+def _metrics(report: Report) -> Iterator[Reading]:
+    for row in report["workers"]:
+        for name, value in row["metrics"].items():
+            yield (str(row["rank"]), name), value
+
+
 def _shards(key: str) -> Read:
     """Like `_rows`, for shards that answer. The values of other shards are old."""
 
@@ -181,6 +193,11 @@ METRICS = (
     Metric("ps_steps_total", "counter", (), "steps", _steps,
            "Steps that all workers have completed, including steps before the checkpoint that the job"
            " resumed from. Omitted before the first step."),
+    Metric("ps_progress_ratio", "gauge", (), "", _hub("progress"),
+           "Part of the job that is done, from 0 to 1. Omitted unless the script reports `progress` or"
+           " `total_steps`."),
+    Metric("ps_left_seconds", "gauge", (), "seconds", _hub("seconds_left"),
+           "Estimated time until the job ends, from `ps_progress_ratio`. Omitted while it is unknown."),
     Metric("ps_lease_seconds", "gauge", (), "seconds", _hub("lease_seconds"),
            "Time without a heartbeat after which a worker or a shard is lost."),
     Metric("ps_checkpoints_total", "counter", (), "checkpoints", _hub("checkpoints"),
@@ -197,6 +214,16 @@ METRICS = (
            "The worker's speed over the last few seconds."),
     Metric("ps_worker_loss", "gauge", ("rank",), "", _workers("loss"),
            "The loss that the script reported last. Omitted if there is none or it is not finite."),
+    Metric("ps_worker_metric", "gauge", ("rank", "metric"), "", _metrics,
+           "The last value of each reported number, at most 12 of them, and the learning rate as `lr`."),
+    Metric("ps_worker_samples_total", "counter", ("rank",), "samples", _known(_workers("samples")),
+           "Training samples that the script reported. Omitted if it reports none."),
+    Metric("ps_worker_cpu_seconds_total", "counter", ("rank",), "seconds", _known(_workers("cpu_seconds")),
+           "CPU time of the worker's process since it started, without child processes."),
+    Metric("ps_worker_memory_bytes", "gauge", ("rank",), "bytes", _known(_workers("memory_bytes")),
+           "Resident memory of the worker's process, including shared memory."),
+    Metric("ps_worker_gpu_memory_bytes", "gauge", ("rank",), "bytes", _known(_workers("gpu_bytes")),
+           "GPU memory that torch holds in the worker's process. Omitted if it uses no GPU."),
     Metric("ps_worker_waiting_seconds", "gauge", ("rank",), "seconds", _workers("seconds_waiting"),
            "Time that the worker has been waiting for others. 0 while it computes."),
     Metric("ps_worker_heartbeat_age_seconds", "gauge", ("rank",), "seconds",
@@ -232,6 +259,10 @@ METRICS = (
            "CPU time of the shard's process since it started."),
     Metric("ps_shard_peak_bytes", "gauge", ("shard",), "bytes", _shards("peak_bytes"),
            "Peak memory of the shard's process."),
+    Metric("ps_shard_memory_bytes", "gauge", ("shard",), "bytes", _shards("memory_bytes"),
+           "Resident memory of the shard's process, including shared memory."),
+    Metric("ps_shard_gpu_memory_bytes", "gauge", ("shard",), "bytes", _known(_shards("gpu_bytes")),
+           "GPU memory that torch holds in the shard's process. Omitted if it uses no GPU."),
     Metric("ps_shard_keys", "gauge", ("shard",), "keys", _shards("keys"),
            "Slices of the model that the shard holds. 0 if the job does not use the shard."),
     Metric("ps_shard_oldest_version", "gauge", ("shard",), "versions", _versions("oldest_version"),

@@ -6,8 +6,11 @@ The samples therefore always span the whole job.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from hubring.ps.job.telemetry import MOST_METRICS
 
 MOST = 240
 """Largest number of samples; about as many as a chart can show."""
@@ -30,6 +33,10 @@ class Sample(NamedTuple):
     """Mean over the workers that report a finite loss."""
     rate: float
     """Steps per second, summed over all workers."""
+    samples_rate: float = 0.0
+    """Training samples per second, summed over all workers; 0 if the script does not report them."""
+    metrics: tuple[tuple[str, float], ...] = ()
+    """By name, the mean of each metric over the workers that report it."""
 
 
 class History:
@@ -71,9 +78,16 @@ class History:
 def sample(report: Mapping[str, Any]) -> Sample:
     """Summarizes a report as one sample."""
     losses = [worker["loss"] for worker in report["workers"] if worker["loss"] is not None]
+    metrics: defaultdict[str, list[float]] = defaultdict(list)
+    for worker in report["workers"]:
+        for name, value in worker["metrics"].items():
+            metrics[name].append(value)
+    means = ((name, sum(values) / len(values)) for name, values in metrics.items())
     return Sample(
         report["seconds_up"],
         report["step"],
         sum(losses) / len(losses) if losses else None,
         sum(worker["steps_per_second"] for worker in report["workers"]),
+        sum(worker["samples_per_second"] for worker in report["workers"]),
+        tuple(sorted(means)[:MOST_METRICS]),
     )

@@ -52,9 +52,50 @@ function replace(id, html) {
   restore(saved)
 }
 
+const SVG = "http://www.w3.org/2000/svg"
+let pointed = null // the chart under the pointer, by id, and the pointer's place in the window
+
+function timeText(seconds) {
+  const minutes = Math.floor(seconds / 60)
+  return minutes < 1 ? `${seconds} s` : minutes < 60 ? `${minutes} min ${seconds % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`
+}
+
+// Shows a curve's value under the pointer in its caption, with a line at its time.
+function showValue(chart, x) {
+  const times = chart.dataset.times.split(" ").map(Number)
+  const values = chart.dataset.values.split(" ")
+  const area = chart.querySelector("svg").getBoundingClientRect()
+  const first = times[0], across = times[times.length - 1] - first || 1
+  const time = first + across * (x - area.left) / area.width
+  const near = times.reduce((best, each, index) => Math.abs(each - time) < Math.abs(times[best] - time) ? index : best, 0)
+  let line = chart.querySelector(".pointer")
+  if (!line) {
+    line = chart.appendChild(document.createElementNS(SVG, "line"))
+    line.setAttribute("class", "pointer")
+    line.setAttribute("y2", "100%")
+  }
+  for (const end of ["x1", "x2"]) line.setAttribute(end, `${100 * (times[near] - first) / across}%`)
+  chart.closest("figure").querySelector(".value").textContent = `${values[near]} at ${timeText(times[near])}`
+}
+
+function hideValue(chart) {
+  chart.querySelector(".pointer")?.remove()
+  chart.closest("figure").querySelector(".value").textContent = chart.dataset.values.split(" ").pop()
+}
+
+function point(event) {
+  const chart = event.target.closest?.(".curve")
+  const left = pointed && document.getElementById(pointed.id)
+  if (left && left !== chart) hideValue(left)
+  pointed = chart ? { id: chart.id, x: event.clientX } : null
+  if (chart) showValue(chart, pointed.x)
+}
+
 function show(message) {
   const { elements, news: sentences } = JSON.parse(message.data)
   for (const [id, html] of Object.entries(elements)) replace(id, html)
+  const chart = pointed && document.getElementById(pointed.id)
+  if (chart) showValue(chart, pointed.x)
   if (sentences.length) news.textContent = sentences.join(". ")
   const headline = document.querySelector("#summary h1")
   if (headline) document.title = `${headline.textContent} – Hubring`
@@ -129,4 +170,8 @@ if (form) {
   form.addEventListener("submit", act)
   addEventListener("hashchange", takeToken)
 }
-if (live) watch()
+if (live) {
+  addEventListener("pointermove", point)
+  addEventListener("pointerdown", point)
+  watch()
+}

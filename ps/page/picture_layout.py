@@ -1,4 +1,8 @@
-"""The layout of workers and shards in the topology chart."""
+"""The layout of workers and shards in the topology chart.
+
+A ring's workers are on a circle. A hub's workers are on an arc above a row of shards. The row lies between
+the tangents at the arc's ends, so no link crosses another worker or shard.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,20 @@ MIDDLE = SIDE / 2
 RIM = 158
 """Radius of the circle of workers."""
 
+ARC = 0.65 * math.pi
+"""Angle of the arc of a hub's workers."""
+
+ARC_MIDDLE = 205.0
+"""Distance of the arc's centre from the top."""
+
 LARGEST, SMALLEST = 20.0, 2.0
 """Limits on the radius of a worker."""
+
+ROW_TOP, ROW_HEIGHT = 324.0, 60.0
+"""The row of shards: distance from the top, and height."""
+
+WIDEST, GAP = 104.0, 8.0
+"""Limits on the width of a shard, and on the gap to the next one."""
 
 
 class Point(NamedTuple):
@@ -32,25 +48,38 @@ def on_circle(index: float, count: int, radius: float) -> Point:
     return Point(MIDDLE + radius * math.cos(angle), MIDDLE + radius * math.sin(angle))
 
 
-def worker_radius(count: int) -> float:
-    """Returns the radius with which `count` workers fit on the circle."""
-    return max(SMALLEST, min(LARGEST, 0.35 * 2 * math.pi * RIM / count))
+def on_arc(index: int, count: int, radius: float) -> Point:
+    """Returns the position of one of `count` items on the arc, from left to right."""
+    angle = ARC * ((index + 0.5) / count - 0.5) - math.pi / 2
+    return Point(MIDDLE + radius * math.cos(angle), ARC_MIDDLE + radius * math.sin(angle))
+
+
+def worker_radius(count: int, angle: float = 2 * math.pi) -> float:
+    """Returns the radius with which `count` workers fit on `angle` of the circle."""
+    return max(SMALLEST, min(LARGEST, 0.35 * angle * RIM / count))
 
 
 class Box(NamedTuple):
-    """The size of a shard, and its distance from the middle."""
+    """The place of a shard."""
 
+    x: float
+    y: float
     width: float
     height: float
-    away: float
+
+    @property
+    def middle(self) -> Point:
+        return Point(self.x + self.width / 2, self.y + self.height / 2)
+
+    @property
+    def top(self) -> Point:
+        """Where links end."""
+        return Point(self.x + self.width / 2, self.y)
 
 
-def shard_box(count: int) -> Box:
-    """Returns the box with which `count` shards fit inside the circle. Up to 4 boxes can show traffic."""
-    if count == 1:
-        return Box(104, 60, 0)
-    if count <= 4:
-        return Box(78, 52, 56)
-    away = 86
-    width = min(40.0, 0.8 * 2 * math.pi * away / count)
-    return Box(width, min(24.0, width), away)
+def shard_boxes(count: int) -> tuple[Box, ...]:
+    """Returns the boxes of `count` shards in the row."""
+    apart = min(WIDEST + GAP, SIDE / max(1, count))
+    width = apart - min(GAP, apart / 4)
+    left = MIDDLE - count * apart / 2 + (apart - width) / 2
+    return tuple(Box(left + index * apart, ROW_TOP, width, ROW_HEIGHT) for index in range(count))

@@ -32,11 +32,11 @@ FRESH_SECONDS = 0.65
 SECTIONS: Mapping[str, Callable[[Snapshot, MarkupCache], Section]] = {
     "summary": summary,
     "picture": picture,
+    "waits": waits,
     "workers": workers,
     "course": course,
-    "waits": waits,
-    "staleness": staleness,
     "shards": shards,
+    "staleness": staleness,
     "log": log,
 }
 """The sections by id, in the order of the page."""

@@ -42,6 +42,11 @@ class Worker(NamedTuple):
         silent: Seconds since its last heartbeat.
         holding: Recent seconds per second for which shards delayed answers to it, summed over the shards.
         why: The reason if the worker failed or was lost.
+        samples: Recent training samples per second; None if the script does not report them.
+        cores: Recent CPU seconds per second.
+        memory: Resident memory in bytes; 0 if it is not known.
+        gpu: GPU memory in bytes; 0 without a GPU.
+        replace: The command that replaces the worker, if the job can continue without it.
     """
 
     rank: int
@@ -54,6 +59,11 @@ class Worker(NamedTuple):
     silent: float = 0.0
     holding: float = 0.0
     why: str = ""
+    samples: float | None = None
+    cores: float = 0.0
+    memory: int = 0
+    gpu: int = 0
+    replace: str = ""
 
     @property
     def present(self) -> bool:
@@ -87,6 +97,9 @@ class Shard:
         pushes: Gradients that were applied.
         dropped: Gradients that arrived too late for their round.
         silent: Seconds since the last heartbeat if it is overdue; otherwise 0.
+        cores: Recent CPU seconds per second.
+        memory: Resident memory in bytes.
+        gpu: GPU memory in bytes; 0 without a GPU.
     """
 
     index: int
@@ -100,6 +113,9 @@ class Shard:
     pushes: int
     dropped: int
     silent: float
+    cores: float
+    memory: int
+    gpu: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +217,20 @@ def _workers(report: Mapping[str, Any], held: Mapping[int, float], rates: Rates)
                 rate=row["steps_per_second"],
                 waiting=row["seconds_waiting"],
                 silent=row["seconds_since_heartbeat"],
-                holding=rates.of(f"held {rank}", int(1000 * held.get(rank, 0.0))) / 1000,
+                holding=_per_second(rates, f"held {rank}", held.get(rank, 0.0)),
+                samples=row["samples_per_second"] if row["samples"] else None,
+                cores=_per_second(rates, f"worker {rank}", row["cpu_seconds"]),
+                memory=row["memory_bytes"],
+                gpu=row["gpu_bytes"],
             )
         else:
-            yield gone.get(rank, Worker(rank, "missing"))
+            missing = gone.get(rank, Worker(rank, "missing"))
+            yield missing._replace(replace=report["replace"].get(str(rank), ""))
+
+
+def _per_second(rates: Rates, name: str, seconds: float) -> float:
+    """Returns how fast a time rises, in seconds per second."""
+    return rates.of(name, int(1000 * seconds)) / 1000
 
 
 def _state(row: Mapping[str, Any], report: Mapping[str, Any]) -> State:
@@ -240,4 +266,7 @@ def _shard(row: Mapping[str, Any], lease: float, rates: Rates) -> Shard:
         pushes=row["pushes"],
         dropped=row["dropped"],
         silent=since if overdue(since, heartbeat_seconds(lease)) else 0.0,
+        cores=_per_second(rates, f"shard {row['shard']}", row["cpu_seconds"]),
+        memory=row["memory_bytes"],
+        gpu=row["gpu_bytes"],
     )

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hubring.ps.observe.metrics import CONTENT_TYPE
 from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.support.processes.http import OPENER
+from tests.support.unreported_metrics import UNREPORTED
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "deploy" / "METRICS.md"
@@ -111,7 +112,7 @@ def test_a_live_job_exports_what_the_page_lists(cluster: Cluster, tmp_path: Path
     server, job = started(cluster, tmp_path, 2, ["--topology", topology], *saved)
     page = listed()
     assert len(page) > 30
-    never = set(OF_A_HUB) if topology == "ring" else set()
+    never = {*UNREPORTED, *(OF_A_HUB if topology == "ring" else ())}
     assert exported(scrape(server)) == {name: metric for name, metric in page.items() if name not in never}
     assert values(server, "ps_worker_steps_total") == {"0": HELD_AT, "1": HELD_AT}
     job.finish()

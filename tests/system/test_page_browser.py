@@ -294,6 +294,27 @@ def test_numbers_are_one_step_away_for_those_who_look_rather_at_them(visit: Call
         expect(page.locator("#course-table")).to_be_visible()
 
 
+def test_a_curves_value_is_shown_under_the_pointer_and_stays_when_it_grows(
+    visit: Callable[..., Visit],
+) -> None:
+    workers = [worker(0, metrics={"accuracy": 0.25})]
+    with served_page(1, seconds_up=100.0, workers=workers) as opened:
+        page, told = visit(opened.address).page, opened.hub.told
+        value = page.locator("#metric-0-chart").locator("xpath=..").locator(".value")
+        expect(value).to_have_text("0.25")
+        told["workers"], told["seconds_up"] = [worker(0, metrics={"accuracy": 0.5})], 110.0
+        expect(value).to_have_text("0.5")
+        page.locator("#metric-0-chart").hover(position={"x": 60, "y": 20})  # at the left end of the curve
+        expect(value).to_have_text("0.25 at 1 min 40 s")
+        told["workers"], told["seconds_up"] = [worker(0, metrics={"accuracy": 0.625})], 120.0
+        expect(page.locator("#metric-0-chart")).to_have_attribute("data-times", "100 110 120")
+        expect(value).to_have_text("0.25 at 1 min 40 s")
+        expect(page.locator("#metric-0-chart .pointer")).to_have_count(1)
+        page.locator("h1").hover()
+        expect(value).to_have_text("0.625")
+        expect(page.locator(".pointer")).to_have_count(0)
+
+
 def test_a_server_that_went_away_is_told(visit: Callable[..., Visit]) -> None:
     with served_page() as opened:
         page = visit(opened.address).page

@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     done, step = optimizer.completed_steps, 0  # done: steps of an earlier run, from the hub's checkpoint
     if done == 0:
         hubring.barrier("start")  # with an asynchronous hub the first worker would otherwise run ahead
+    hubring.report(total_steps=options.epochs * len(batches))
     for epoch in range(options.epochs):
         if step >= done:
             _report(model, test, epoch, options.epochs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ class Record:
     def __init__(self, path: Path | None) -> None:
         self.step = 0
         self.latest: dict[str, Any] = {}
+        self.samples = 0
+        """Training samples so far: the sum of the reported `samples`."""
         self._file = path.open("w", buffering=1) if path is not None else None
         self._began = time.monotonic()
 
@@ -50,6 +53,9 @@ class Record:
         """
         metrics = {name: _scalar(name, value) for name, value in metrics.items()}
         self.latest.update(metrics)
+        samples = metrics.get("samples")
+        if isinstance(samples, (int, float)) and 0 < samples < inf:
+            self.samples += int(samples)
         if self._file is not None:
             exchange = {
                 "exposed_seconds": round(exposed, 6),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -24,6 +24,10 @@ class Trainer(Protocol):
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:
         """All trained parameters by name."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the optimizer, with their learning rates."""
 
     def settle(self) -> None:
         """Waits until the parameters are the last step's result."""

@@ -17,6 +17,8 @@ from hubring.ps.client.session import Session
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import Preempted
+from hubring.ps.job import telemetry
+from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.observe import logs
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.launchers.placement import Placement
@@ -65,6 +67,10 @@ class Worker:
     """Number of consecutive reports with a value that is not finite."""
     pid: int = field(default_factory=os.getpid)
     """The process that joined. A forked child (a DataLoader's, for example) must not leave the job."""
+
+    def __post_init__(self) -> None:
+        if self.session is not None:
+            self.session.telemetry = self._telemetry
 
     def adopt(self, trainer: Trainer) -> None:
         """Adds an optimizer and restarts the clock. The optimizer calls it when its model is ready.
@@ -198,6 +204,19 @@ class Worker:
         loss = self.record.latest.get("loss")
         if self.session is not None and isinstance(loss, (int, float)):
             self.session.loss = float(loss)
+
+    def _telemetry(self) -> Telemetry:
+        """Returns what the next heartbeat carries. The heartbeat's thread calls it once per second."""
+        reported, used = self.record.latest.copy(), usage()
+        rates = (group.get("lr") for trainer in self.trainers[:1] for group in trainer.param_groups[:1])
+        return Telemetry(
+            metrics=telemetry.shown([*(("lr", rate) for rate in rates), *reported.items()]),
+            samples=self.record.samples,
+            progress=telemetry.progress(reported, self.completed_steps),
+            cpu_seconds=used.cpu_ns / 1e9,
+            memory_bytes=used.memory_bytes,
+            gpu_bytes=used.gpu_bytes,
+        )
 
     @property
     def _exposed(self) -> float:

@@ -1,8 +1,8 @@
-"""The section with loss and throughput since the job began."""
+"""The section with the curves of loss, throughput and metrics since the job began."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -49,26 +49,48 @@ def curve(
         "across": across,
         "first": write(first),
         "last": write(last),
+        # For the script, which shows the value under the pointer.
+        "times": " ".join(f"{at:.0f}" for at, _ in points),
+        "readings": " ".join(write(value) for _, value in points),
     }
 
 
 def course(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """Renders two curves, and the same samples as a table."""
+    """Renders the curves, and the same samples as a table."""
+    names = _metrics(snapshot.samples)
     rows = {
-        _name(each): cache(_name(each), _MACROS.row, _name(each), each) for each in _listed(snapshot.samples)
+        _name(each): cache(_name(each), _MACROS.row, _name(each), each, _cells(each, names))
+        for each in _listed(snapshot.samples)
     }
     return Section(cache("course", _made, snapshot.samples), rows)
 
 
 def _made(samples: tuple[Sample, ...]) -> Markup:
-    losses = [(each.seconds, each.loss) for each in samples if each.loss is not None]
-    rates = [(each.seconds, each.rate) for each in samples]
-    curves = (
-        curve("loss", "Loss, mean over workers", losses, loss),
-        curve("rate", "Steps per second, all workers together", rates, number),
-    )
-    made: Markup = _MACROS.section(curves if samples else ())
+    made: Markup = _MACROS.section(tuple(_curves(samples)) if samples else (), _metrics(samples))
     return made
+
+
+def _curves(samples: tuple[Sample, ...]) -> Iterator[dict[str, Any]]:
+    losses = [(each.seconds, each.loss) for each in samples if each.loss is not None]
+    yield curve("loss", "Loss, mean over workers", losses, loss)
+    rates = [(each.seconds, each.rate) for each in samples]
+    yield curve("rate", "Steps per second, all workers together", rates, number)
+    if any(each.samples_rate for each in samples):
+        speeds = [(each.seconds, each.samples_rate) for each in samples]
+        yield curve("speed", "Samples per second, all workers together", speeds, number)
+    for index, name in enumerate(_metrics(samples)):
+        points = [(each.seconds, value) for each in samples for known, value in each.metrics if known == name]
+        yield curve(f"metric-{index}", name, points, loss)
+
+
+def _metrics(samples: tuple[Sample, ...]) -> tuple[str, ...]:
+    """Returns the names of the metrics that workers report now."""
+    return tuple(name for name, _ in samples[-1].metrics) if samples else ()
+
+
+def _cells(sample: Sample, names: tuple[str, ...]) -> tuple[str, ...]:
+    values = dict(sample.metrics)
+    return tuple(loss(values.get(name)) for name in names)
 
 
 def _listed(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:

@@ -1,4 +1,4 @@
-"""The topology chart: workers on a circle, around the shards or linked to a ring."""
+"""The topology chart: workers on an arc above the shards, or on a circle as a ring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 from hubring.ps.page import picture_layout as place
 from hubring.ps.page.kit.figures import size
 from hubring.ps.page.markup_cache import MarkupCache
-from hubring.ps.page.picture_layout import RIM, Box, Point, on_circle, shard_box, worker_radius
+from hubring.ps.page.picture_layout import ARC, RIM, Box, Point, on_arc, on_circle, shard_boxes, worker_radius
 from hubring.ps.page.section import TEMPLATES, Section
 from hubring.ps.page.sections.workers import kind
 from hubring.ps.page.snapshot import Shard, Snapshot, State
@@ -53,6 +53,12 @@ MOST_LABELS = 32
 MANY_LINKS = 64
 """Links are thin if there are more than this."""
 
+EMPTY = ("holds", "nothing")
+"""The lines under the name of a shard without slices, which has no links."""
+
+ROOM_FOR_TRAFFIC, ROOM_FOR_NUMBER = 66.0, 15.0
+"""Smallest widths of a shard that shows its traffic and its number."""
+
 
 def picture(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """Renders one element per worker, with its links, and one per shard."""
@@ -79,20 +85,17 @@ def _description(snapshot: Snapshot) -> str:
 def _rows(snapshot: Snapshot, cache: MarkupCache) -> Iterator[tuple[str, Markup]]:
     """Yields the rows. Workers come before shards, because their links must lie under the shards."""
     count, workers = len(snapshot.workers), snapshot.workers
-    box = shard_box(len(snapshot.shards))
-    spots = tuple(on_circle(index, len(snapshot.shards), box.away) for index in range(len(snapshot.shards)))
+    boxes = shard_boxes(len(snapshot.shards))
+    holding = tuple(box.top for box, shard in zip(boxes, snapshot.shards, strict=True) if shard.keys)
     for index, worker in enumerate(workers):
         name = f"node-{worker.rank}"
         other = workers[(index + 1) % count] if snapshot.on_ring else worker
-        link, ends = _kind_of_link(worker.state, other.state), None if snapshot.on_ring else spots
+        link, ends = _kind_of_link(worker.state, other.state), None if snapshot.on_ring else holding
         shown = (worker.rank, worker.state, worker.where, worker.why)
         yield name, cache(name, _worker, shown, index, count, link, ends)
-    for shard, spot in zip(snapshot.shards, spots, strict=True):
+    for shard, box in zip(snapshot.shards, boxes, strict=True):
         name = f"box-{shard.index}"
-        yield (
-            name,
-            cache(name, _shard, shard.index, shard.where, _traffic(shard), shard.silent > 0, spot, box),
-        )
+        yield name, cache(name, _shard, shard.index, shard.where, _traffic(shard), shard.silent > 0, box)
 
 
 def _kind_of_link(one: State, other: State) -> str:
@@ -105,14 +108,16 @@ def _kind_of_link(one: State, other: State) -> str:
 def _worker(
     shown: tuple[int, State, str, str], index: int, count: int, link: str, shards: tuple[Point, ...] | None
 ) -> Markup:
-    """Renders a worker with its links: to every shard, or to the next worker if `shards` is None."""
+    """Renders a worker with its links: to these points of shards, or to the next worker if they are None."""
     rank, state, where, why = shown
-    radius, here = worker_radius(count), on_circle(index, count, RIM)
+    place = on_circle if shards is None else on_arc
+    radius = worker_radius(count) if shards is None else worker_radius(count, ARC)
+    here = place(index, count, RIM)
     within = radius >= ROOM_FOR_WORDS
     there = f" on {where}" if where else ""
     words = f"rank {rank}{there}: {MEANINGS[state]}{f', {why}' if why else ''}"
     course = _arc(index, count) if shards is None else "".join(f"M{here}L{spot}" for spot in shards)
-    beside = on_circle(index, count, RIM + radius + 13), _beside(rank, state, index, count, within)
+    beside = place(index, count, RIM + radius + 13), _beside(rank, state, index, count, within)
     made: Markup = _MACROS.worker(rank, kind(state), words, link, course, here, radius, within, *beside)
     return made
 
@@ -133,15 +138,21 @@ def _beside(rank: int, state: State, index: int, count: int, within: bool) -> st
     return f"{number}{SIGNS[state]}"
 
 
-def _traffic(shard: Shard) -> tuple[str, str]:
-    return size(shard.bytes_in), size(shard.bytes_out)
+def _traffic(shard: Shard) -> tuple[str, ...]:
+    """Returns the lines under a shard's name."""
+    if not shard.keys:
+        return EMPTY
+    return f"in {size(shard.bytes_in)}", f"out {size(shard.bytes_out)}"
 
 
-def _shard(index: int, where: str, traffic: tuple[str, str], silent: bool, spot: Point, box: Box) -> Markup:
-    came, went = traffic
-    words = f"shard {index} on {where}: {came} in, {went} out{', silent' if silent else ''}"
-    lines = [str(index)] if box.height < 40 else [f"shard {index}", f"in {came}", f"out {went}"]
-    made: Markup = _MACROS.shard(index, silent, words, lines, spot, box)
+def _shard(index: int, where: str, traffic: tuple[str, ...], silent: bool, box: Box) -> Markup:
+    empty = traffic == EMPTY
+    said = " ".join(traffic) if empty else ", ".join(traffic)
+    words = f"shard {index} on {where}: {said}{', silent' if silent else ''}"
+    lines = [str(index)] if box.width >= ROOM_FOR_NUMBER else []
+    if box.width >= ROOM_FOR_TRAFFIC:
+        lines = [f"shard {index}", *traffic]
+    made: Markup = _MACROS.shard(index, silent, empty, words, lines, box)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hubring.ps.page.history import sample
-from hubring.ps.page.kit.figures import NOTHING, duration, loss, number
+from hubring.ps.page.kit.figures import NOTHING, duration, loss, number, percent
 from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.section import TEMPLATES, Section
 from hubring.ps.page.snapshot import Snapshot
@@ -67,9 +67,15 @@ def _figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     report, present = snapshot.report, snapshot.present
     now = sample(report)
     yield "Step", f"{report['step']:,}" if report["job"] else NOTHING
+    if report["progress"] is not None:
+        yield "Done", percent(report["progress"])
+        left = report["seconds_left"]
+        yield "Time left, about", NOTHING if left is None else duration(left)
     yield "Loss", loss(now.loss)
     yield "Steps/s per worker", number(now.rate / len(present)) if present else NOTHING
     yield "Steps/s in total", number(now.rate) if present else NOTHING
+    if now.samples_rate:
+        yield "Samples/s in total", number(now.samples_rate)
     yield "Workers", f"{len(present)} of {report['world_size'] or '?'}"
     yield "Shards", NOTHING if snapshot.on_ring else f"{len(snapshot.shards)} of {report['shards_wanted']}"
     yield "Epoch", str(report["epoch"])

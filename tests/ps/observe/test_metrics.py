@@ -42,7 +42,10 @@ async def busy(monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A job of two workers on one shard, in full swing."""
     hub = Hub(monkeypatch)
     first, second = await hub.started()
-    await hub.beat(first, step=120, loss=0.25, waiting=3.5)
+    sent = pb.Telemetry(
+        metrics={"accuracy": 0.5}, progress=0.5, samples=64, cpu_ns=7_000_000_000, memory_bytes=1 << 29
+    )
+    await hub.beat(first, step=120, loss=0.25, waiting=3.5, telemetry=sent)
     hub.time.advance(0.5)
     await hub.beat(second, step=119, loss=float("nan"))
     hub.time.advance(0.25)
@@ -61,6 +64,8 @@ async def busy(monkeypatch: pytest.MonkeyPatch) -> Hub:
         held_ns={0: 4_000_000_000},
         cpu_ns=6_000_000_000,
         peak_bytes=1 << 28,
+        memory_bytes=1 << 27,
+        gpu_bytes=1 << 30,
     )
     return hub
 
@@ -122,6 +127,13 @@ def test_what_workers_and_shards_tell_is_exported(monkeypatch: pytest.MonkeyPatc
             "ps_steps_total": {(): 119},
             "ps_lease_seconds": {(): 90},
             "ps_worker_steps_total": {("0",): 120, ("1",): 119},
+            "ps_progress_ratio": {(): 0.5},
+            "ps_left_seconds": {},
+            "ps_worker_metric": {("accuracy", "0"): 0.5},
+            "ps_worker_samples_total": {("0",): 64},
+            "ps_worker_cpu_seconds_total": {("0",): 7},
+            "ps_worker_memory_bytes": {("0",): 1 << 29},
+            "ps_worker_gpu_memory_bytes": {},
             "ps_worker_waiting_seconds": {("0",): 3.5, ("1",): 0},
             "ps_worker_heartbeat_age_seconds": {("0",): 0.75, ("1",): 0.25},
             "ps_shards": {(): 1},
@@ -135,6 +147,8 @@ def test_what_workers_and_shards_tell_is_exported(monkeypatch: pytest.MonkeyPatc
             "ps_shard_handled_seconds_total": {("0",): 2.5},
             "ps_shard_cpu_seconds_total": {("0",): 6},
             "ps_shard_peak_bytes": {("0",): 1 << 28},
+            "ps_shard_memory_bytes": {("0",): 1 << 27},
+            "ps_shard_gpu_memory_bytes": {("0",): 1 << 30},
             "ps_shard_keys": {("0",): 3},
             "ps_shard_oldest_version": {("0",): 119},
             "ps_shard_newest_version": {("0",): 120},

@@ -18,16 +18,18 @@ def shown(*shards: dict[str, Any], **changes: Any) -> list[str]:
 
 
 def test_the_job_its_workers_and_its_shards_are_shown() -> None:
-    lines = shown(shard(0), workers=[worker(0), worker(1, loss=None, seconds_waiting=3.0)])
+    other = worker(1, loss=None, seconds_waiting=3.0, samples=640, samples_per_second=64.0)
+    lines = shown(shard(0), workers=[worker(0), other])
     assert lines[:4] == [
         "job      train.py (hub, bsp): running",
         "step     40",
         "up       100 s, Hubring 0.1.0",
         "saved    no checkpoint",
     ]
-    assert lines[4].split() == ["rank", "host", "pid", "step", "steps/s", "loss", "waiting", "heartbeat"]
-    assert lines[5].split() == ["0", "node1", "1000", "40", "2", "0.5", "-", "0.3", "s", "ago"]
-    assert lines[6].split() == ["1", "node1", "1001", "40", "2", "-", "3.0", "s", "0.3", "s", "ago"]
+    speeds = ["step", "steps/s", "samples/s", "loss"]
+    assert lines[4].split() == ["rank", "host", "pid", *speeds, "GB", "waiting", "heartbeat"]
+    assert lines[5].split() == ["0", "node1", "1000", "40", "2", "-", "0.5", "0.4", "-", "0.3", "s", "ago"]
+    assert lines[6].split()[3:] == ["40", "2", "64", "-", "0.4", "3.0", "s", "0.3", "s", "ago"]
     assert lines[8].split() == ["0", "node0", "2000", "12", "40", "160", "4.0", "5.0", "0.2", "s", "ago"]
 
 
@@ -37,6 +39,13 @@ def test_a_server_without_a_job_and_what_was_lost_are_shown() -> None:
     lines = shown(**waiting, ended=ended)
     assert lines[0] == "job      -: waiting for the first worker"
     assert lines[-1] == "rank 1 lost: silent for 4.2 s [at] step 3"
+
+
+def test_progress_and_how_to_replace_a_worker_are_shown() -> None:
+    command = "ps-worker --server 127.0.0.1:5555 --rank 1 train.py"
+    lines = shown(progress=0.42, seconds_left=83.4, replace={"1": command})
+    assert lines[1] == "step     40, 42% done, about 83 s left"
+    assert lines[-1] == f"replace rank 1 with: {command}"
 
 
 def test_a_shard_that_does_not_answer_says_so() -> None:

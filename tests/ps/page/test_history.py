@@ -15,6 +15,15 @@ def test_a_sample_is_the_mean_loss_and_the_sum_of_rates() -> None:
     assert history.samples == (Sample(100.0, 40, 1.5, 6.0),)
 
 
+def test_metrics_are_the_mean_over_those_who_report_them() -> None:
+    history = History()
+    speeds = {"samples_per_second": 32.0}
+    workers = [worker(0, metrics={"lr": 0.5, "accuracy": 0.25}, **speeds), worker(1, metrics={"lr": 0.25})]
+    history.note(report(2) | {"workers": workers})
+    (found,) = history.samples
+    assert (found.samples_rate, found.metrics) == (32.0, (("accuracy", 0.25), ("lr", 0.375)))
+
+
 def test_without_a_finite_loss_there_is_none() -> None:
     history = History()
     history.note(report(1) | {"workers": [worker(0, loss=None)]})

@@ -116,7 +116,12 @@ def test_text_of_a_hub_never_becomes_markup(view: dict[str, bool]) -> None:
     seen = snapshot(
         shard(0, host=evil, error=evil),
         log=(LogEntry(1, 1.7e9, "error", evil),),
-        workers=[worker(0, host=evil), worker(1, host=evil, seconds_since_heartbeat=3.0)],
+        workers=[
+            worker(0, host=evil, metrics={evil: 1.0}),
+            worker(1, host=evil, seconds_since_heartbeat=3.0),
+        ],
+        samples=[Sample(1.0, 1, 1.0, 1.0, 1.0, ((evil, 1.0),))],
+        replace={"3": evil},
         job=evil,
         state=evil,
         failure=evil,
@@ -274,6 +279,52 @@ def test_what_is_no_longer_asked_for_is_forgotten() -> None:
     assert len(cache._before) + len(cache._now) == 2
 
 
+def test_every_metric_has_a_curve_with_its_values_and_a_column() -> None:
+    samples = [Sample(float(at), at, 1.0, 8.0, 64.0, (("lr", 0.1 / (1 + at)),) * (at > 0)) for at in range(3)]
+    node = by_id(tree(snapshot(samples=samples)), "course")
+    titles = [each.text for each in node.all("figcaption")]
+    assert titles[2:] == ["Samples per second, all workers together: 64", "lr: 0.03333"]
+    chart = by_id(node, "metric-0-chart").attributes
+    assert (chart["data-times"], chart["data-values"]) == ("1 2", "0.05 0.03333")
+    assert node.one("thead").text.endswith("Samples/s in totallr")
+    rows = [by_id(node, f"sample-{1000 * at}").all("td") for at in (2, 0)]
+    assert [[*row][-1].text for row in rows] == ["0.03333", "–"]
+
+
+def test_progress_and_time_left_are_figures_where_the_job_reports_them() -> None:
+    figures = by_id(tree(snapshot(progress=0.425, seconds_left=125.0)), "summary").one("dl").text
+    assert "Done42\u00a0%" in figures
+    assert "Time left, about2 min 5\u00a0s" in figures
+    assert "Done" not in by_id(tree(SCENES["training"]), "summary").one("dl").text
+
+
+def test_usage_and_samples_stand_beside_each_worker_and_shard() -> None:
+    rates, sent = Rates(), {"gpu_bytes": 2_000_000_000, "samples": 9, "samples_per_second": 64.5}
+    for at in (0.0, 4.0):
+        workers = [worker(0, cpu_seconds=10.0 + 1.5 * at, **sent)]
+        shards = [shard(0, cpu_seconds=1.0 + at / 4)]
+        seen = Snapshot.of(report(workers=workers, seconds_up=at) | {"shards": shards}, rates, (), ())
+    node = tree(seen)
+    cells = [each.text.replace("\u00a0", " ") for each in by_id(node, "worker-0").all("td")]
+    assert cells[1:] == ["40", "2", "64.5", "0.5", "1.50", "400 MB", "2 GB", "node1 pid 1000"]
+    cells = [each.text.replace("\u00a0", " ") for each in by_id(node, "shard-0").all("td")]
+    assert cells[-4:] == ["0.25", "300 MB", "–", "node0 pid 2000"]
+
+
+def test_a_lost_rank_says_how_to_replace_it() -> None:
+    command = "ps-worker --server 127.0.0.1:5555 --rank 6 train.py"
+    node = tree(snapshot(shard(0), **ALL_STATES, replace={"6": command}))
+    assert by_id(node, "worker-6").one("code").text == command
+    assert not list(by_id(node, "worker-5").all("code"))
+
+
+def test_a_shard_that_holds_nothing_is_drawn_so_and_has_no_links() -> None:
+    node = by_id(tree(snapshot(shard(0), shard(1, keys=0), shard(2))), "picture")
+    assert by_id(node, "box-1").attributes["class"] == "shard empty"
+    assert "holdsnothing" in by_id(node, "box-1").text
+    assert [each.attributes["d"].count("L") for each in node.all("path")] == [2, 2, 2, 2]
+
+
 def test_one_value_alone_and_equal_values_can_be_drawn() -> None:
     for points in ([(0.0, 2.0)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, -1.0), (5.0, 1e9)]):
         drawn = curve("x", "a curve", points, number)["path"]
@@ -316,7 +367,7 @@ def test_a_cut_network_is_told_in_few_sentences() -> None:
 def test_a_shard_that_holds_nothing_is_at_no_version() -> None:
     shards = [shard(0), shard(1, oldest_version=39), shard(2, keys=0, oldest_version=0, newest_version=0)]
     rows = SECTIONS["shards"](Snapshot.of(report() | {"shards": shards}, Rates(), (), ()), MarkupCache()).rows
-    for said, row in zip((">40<", ">39 to 40<", ">empty<"), rows.values(), strict=True):
+    for said, row in zip((">40<", ">39 to 40<", ">holds nothing<"), rows.values(), strict=True):
         assert said in row
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ def worker(rank: int, **changes: Any) -> dict[str, Any]:
         "step": 40,
         "loss": 0.5,
         "steps_per_second": 2.0,
+        "samples": 0,
+        "samples_per_second": 0.0,
+        "metrics": {},
+        "cpu_seconds": 12.0,
+        "memory_bytes": 400_000_000,
+        "gpu_bytes": 0,
         "seconds_waiting": 0.0,
         "seconds_since_heartbeat": 0.3,
     }
@@ -50,6 +57,8 @@ def shard(index: int, **changes: Any) -> dict[str, Any]:
         "held_seconds": {"0": 1.0, "1": 2.0},
         "cpu_seconds": 0.5,
         "peak_bytes": 1 << 20,
+        "memory_bytes": 300_000_000,
+        "gpu_bytes": 0,
         "staleness": {"0": 150, "3": 10},
         "partial_rounds": [],
         "seconds_since_heartbeat": 0.2,
@@ -75,10 +84,13 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         "world_size": count,
         "lease_seconds": 5.0,
         "step": 40,
+        "progress": None,
+        "seconds_left": None,
         "workers": [worker(rank) for rank in range(count)],
         "shards_wanted": 2,
         "slowest": "",
         "ended": {"finished": [], "preempted": [], "failed": {}, "lost": {}},
+        "replace": {},
         "totals": {
             "jobs": {"finished": 0, "preempted": 0, "failed": 0},
             "workers": {"finished": 0, "preempted": 0, "failed": 0, "lost": 0},
@@ -91,9 +103,16 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
     return told | changes
 
 
-def snapshot(*shards: dict[str, Any], log: tuple[LogEntry, ...] = (), **changes: Any) -> Snapshot:
+SAMPLES = tuple(Sample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10))
+
+
+def snapshot(
+    *shards: dict[str, Any],
+    log: tuple[LogEntry, ...] = (),
+    samples: Sequence[Sample] = SAMPLES,
+    **changes: Any,
+) -> Snapshot:
     """Returns the page's view of a report."""
-    samples = [Sample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10)]
     return Snapshot.of(report(**changes) | {"shards": list(shards)}, Rates(), samples, log)
 
 

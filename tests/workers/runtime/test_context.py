@@ -62,6 +62,27 @@ def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> 
     assert [line["hidden_seconds"] for line in lines] == [None, 0]
 
 
+def test_a_heartbeat_carries_reports_usage_and_the_learning_rate() -> None:
+    place = Placement(), LocalCommunicator(), torch.device("cpu")
+    session: Any = SimpleNamespace()
+    worker = Worker(WorkerConfig(), *place, session, Record(None), logs.LogOrigin())
+    assert session.telemetry().metrics == {}
+    groups = [{"lr": 0.25}, {"lr": 0.5}]
+    worker.trainers.append(SimpleNamespace(param_groups=groups, exchange_seconds=0.0))
+    worker.report({"loss": torch.tensor(0.5), "samples": 32, "total_steps": 40})
+    worker.report({"accuracy": 0.75, "samples": 32.0, "note": "text"})
+    worker.report({"accuracy": 0.5, "samples": None})
+    worker.completed_steps = 10
+    sent = session.telemetry()
+    assert sent.metrics == {"lr": 0.25, "accuracy": 0.5}
+    assert (sent.samples, sent.progress, session.loss) == (64, 0.25, 0.5)
+    assert sent.cpu_seconds > 0
+    assert sent.memory_bytes > 10 << 20
+    groups[0]["lr"] = torch.tensor(0.1)  # type: ignore[assignment]  # Read from a GPU, it would stop the step
+    worker.report({"lr": 0.125})
+    assert session.telemetry().metrics["lr"] == 0.125, "the script knows better"
+
+
 def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often() -> None:
     place = Placement(), LocalCommunicator(), torch.device("cpu")
     alone = Worker(WorkerConfig(), *place, None, Record(None), logs.LogOrigin())

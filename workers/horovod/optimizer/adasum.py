@@ -66,7 +66,8 @@ class DeltaOptimizer(WrappedOptimizer):
         trained = self._trained()
         self._buckets = buckets_of(trained, check_groups(groups), global_process_set)
         self._compression, self._seconds = compression, 0.0
-        self._trainer = Trainer({name: one for one, name in trained.items()}, self.waited)
+        named = {name: one for one, name in trained.items()}
+        self._trainer = Trainer(named, self.waited, lambda: self.param_groups)
         self.op, self.process_set = Adasum, global_process_set
         self.backward_passes_per_step = backward_passes_per_step
         self._requires_update = set(trained)

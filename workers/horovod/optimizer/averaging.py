@@ -87,7 +87,8 @@ class AveragingOptimizer(WrappedOptimizer):
         trained = self._trained()
         buckets = buckets_of(trained, check_groups(groups), process_set)
         # Before the exchange, so that the delays of a slowed worker run before the exchange's gradient hooks.
-        self._trainer = Trainer({name: one for one, name in trained.items()}, lambda: self._exchange.seconds)
+        named = {name: one for one, name in trained.items()}
+        self._trainer = Trainer(named, lambda: self._exchange.seconds, lambda: self.param_groups)
         self._compression, self.backward_passes_per_step = compression, backward_passes_per_step
         self.op, self.process_set, self.sparse_as_dense = op, process_set, sparse_as_dense
         self.gradient_predivide_factor = gradient_predivide_factor

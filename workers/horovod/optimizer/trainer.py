@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,12 +20,14 @@ class Trainer:
     Attributes:
         named_parameters: Every trained parameter by name.
         waited: Returns the seconds that training has waited for exchanges.
+        groups: Returns the optimizer's parameter groups.
         completed_steps: Number of completed steps.
         ahead: By how many steps other ranks can be ahead; 0, since a step waits for all ranks.
     """
 
     named_parameters: dict[str, torch.Tensor]
     waited: Callable[[], float]
+    groups: Callable[[], list[dict[str, Any]]]
     completed_steps: int = 0
     ahead: int = 0
     _place: Worker | None = None
@@ -45,6 +48,10 @@ class Trainer:
     @property
     def exchange_seconds(self) -> float:
         return self.waited()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.groups()
 
     def settle(self) -> None:
         """Does nothing, since no exchange is running after a step."""

@@ -1,0 +1,11 @@
+"""Metrics that a plain job on a host without a GPU does not export."""
+
+from __future__ import annotations
+
+UNREPORTED = (
+    "ps_progress_ratio",
+    "ps_left_seconds",
+    "ps_worker_samples_total",
+    "ps_worker_gpu_memory_bytes",
+    "ps_shard_gpu_memory_bytes",
+)
