@@ -396,6 +396,5 @@ class Session:
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.PERMISSION_DENIED:
                 raise Fenced(str(error.details())) from error
-            raise self.failure or ServerUnreachable(
-                f"the server at {self.address} stopped answering ({describe(error)})"
-            ) from error
+            gone = f"the server at {self.address} stopped answering ({describe(error)})"
+            raise self.failure or ServerUnreachable(gone) from error

@@ -7,7 +7,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.communicators.base import Communicator
 
 T = TypeVar("T")

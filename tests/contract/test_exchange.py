@@ -15,7 +15,7 @@ from torch import nn
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.ring import AllreduceCommunicator

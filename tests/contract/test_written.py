@@ -18,7 +18,8 @@ from hubring.ps.transport.shm import window
 from hubring.ps.transport.shm.copies import AnyPages, Copies, ReadCopies, ScannedCopies, WatchedCopies
 from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.ps.transport.zmq.transport import ZmqTransport
-from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.buckets.value_memory import ComparedValues
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 
 OnAbsent = Callable[[tuple[int, ...]], None]
 """Receives the positions of the parameters without a gradient on every rank."""

@@ -26,7 +26,7 @@ from hubring.ps.store.collective import layout_of
 from hubring.workers.buckets.value_memory import OwnValues, ValueMemory
 
 if TYPE_CHECKING:
-    from hubring.workers.buckets.bucketing import Bucket
+    from hubring.workers.buckets.bucket import Bucket
 
 
 ParameterState = Mapping[str, torch.Tensor]

@@ -28,7 +28,7 @@ from hubring.ps.store.gpu_tensor import MAX_BYTES, Reached, SharedMemory
 from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
 from hubring.ps.transport.registry import ShardAddress
 from hubring.workers.buckets.absence import Absence
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.device_copies import Device
 from hubring.workers.buckets.pinning import Allocate
 from hubring.workers.buckets.staging import Lands, ThroughHost

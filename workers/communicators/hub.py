@@ -27,7 +27,7 @@ from hubring.ps.job.sharding import SLICE_BYTES
 from hubring.ps.store.gpu_tensor import Reached
 from hubring.ps.transport.base import Transport
 from hubring.workers.buckets.absence import Absence
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.staging import Lands
 from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory
 from hubring.workers.buckets.window_values import WindowValues

@@ -14,7 +14,7 @@ from hubring.ps.core.optimizer_state import STEP, OptimizerState
 from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.core.work import Work
 from hubring.ps.job.slice_parameters import parameter_parts
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import ParameterState
 
 

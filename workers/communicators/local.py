@@ -12,7 +12,7 @@ from hubring.ps.core.messages import Call, Collective, Refusal
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.ps.store.collective import Part, outcome
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 
 

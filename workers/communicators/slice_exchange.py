@@ -17,7 +17,7 @@ from hubring.ps.core.types import Hyper, Slice
 from hubring.ps.core.work import Work
 from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
 from hubring.workers.buckets.absence import Absence
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.pinning import Allocate
 from hubring.workers.communicators.base import Communicator
 

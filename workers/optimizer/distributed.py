@@ -24,7 +24,7 @@ import torch
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.layout import NamedParameters
 from hubring.workers.collectives import allreduce
 from hubring.workers.collectives.named_tensors import share_from_rank_0

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 
 Group = dict[str, Any]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import Communicator
 
 States = dict[str, Mapping[str, Tensor]]

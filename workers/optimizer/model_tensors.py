@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import Communicator
 
 

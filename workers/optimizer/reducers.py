@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import Hyper
 from hubring.ps.optim.hyperparameters import hyper_of
-from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.buckets.layout import NamedParameters
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.groups import Groups

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from hubring.ps.core.messages import Call, Collective, ReduceOp
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import Communicator
 
 

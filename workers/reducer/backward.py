@@ -15,7 +15,7 @@ import torch
 from torch.autograd import Variable
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.reducer.exchange import Exchange
 from hubring.workers.reducer.gradient_changes import ChangeWatch
 from hubring.workers.reducer.overlap import Overlap

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hubring.workers.buckets.bucketing import Bucket, join
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import join
 from hubring.workers.buckets.layout import Kind, kind_of
 
 

@@ -19,7 +19,8 @@ from torch.autograd.graph import increment_version
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket, move_gradients
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import move_gradients
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.reducer.bucket_group import BucketGroup, bucket_groups
 from hubring.workers.runtime.in_flight import FlightRecorder

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.reducer.exchange import Exchange
 
 

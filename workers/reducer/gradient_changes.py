@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from hubring.ps.core.types import Hyper
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 
 CHANGED = "changes gradients between backward and step, as clipping does"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.reducer.exchange import Exchange
 from hubring.workers.reducer.forward import ForwardGuard

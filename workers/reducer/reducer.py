@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 
 from hubring.ps.core.types import Hyper
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.reducer.backward import BackwardPasses
 from hubring.workers.reducer.exchange import Exchange

@@ -10,7 +10,8 @@ from hubring.ps.core.messages import Call
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.waiting import Waiting, wait_message
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.base import CollectiveWork, Then
 from hubring.workers.reducer.exchange import Exchange

@@ -21,7 +21,8 @@ from hubring.ps.store.store import KVStore
 from hubring.ps.transport.base import Transport
 from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
 from hubring.ps.transport.shm.transport import ShmTransport
-from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.buckets.pinning import pinned
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer

@@ -13,7 +13,7 @@ from hubring.ps.core.counters import Traffic
 from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 
 T = TypeVar("T")

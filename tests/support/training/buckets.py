@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import make_buckets
 
 
 def allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:

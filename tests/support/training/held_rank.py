@@ -11,7 +11,7 @@ from torch import nn
 from hubring.ps.core.errors import DeadlineExceeded
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.fakes.hub import FakeHub, FakeRank
 from tests.support.training.training_scripts import batches, build, plain_step, wrap

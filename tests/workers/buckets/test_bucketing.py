@@ -13,7 +13,8 @@ from torch import nn
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec
 from hubring.ps.job.plan_protos import LEAST_BUCKET, difference
-from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.buckets.layout import lay_out
 from hubring.workers.buckets.value_memory import ComparedValues
 from tests.support.training.buckets import allocate, buckets_of

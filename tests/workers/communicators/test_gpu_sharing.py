@@ -11,7 +11,7 @@ import torch
 
 from hubring.ps.store import gpu_tensor
 from hubring.ps.transport.registry import ShardAddress
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.staging import OnHost, ThroughHost
 from hubring.workers.communicators import gpu_sharing

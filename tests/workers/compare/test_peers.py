@@ -17,7 +17,8 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers import collectives
-from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.compare.experiment.experiment import Experiment, LinkTable
 from hubring.workers.compare.hardship.hosts import Hosts

@@ -14,7 +14,7 @@ from torch import nn
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.local import LocalCommunicator
 from tests.support.fakes.hub import FakeHub, FakeRank
 from tests.support.training.held_rank import SOON, HeldRank, Side, Step, bucket_of, crossing, waits

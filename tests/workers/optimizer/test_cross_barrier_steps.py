@@ -12,7 +12,7 @@ from hubring.ps.core.errors import ConfigError, DeadlineExceeded, Preempted, Rin
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.ps.observe import logs
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.launchers.placement import Placement

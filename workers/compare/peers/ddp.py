@@ -23,7 +23,7 @@ from torch.nn import Module
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives.broadcasts import broadcast_into
 from hubring.workers.compare.peers.peer import Peer
 from hubring.workers.optimizer.wrapping import OptimizerWrapper

@@ -6,7 +6,7 @@ from typing import Any
 
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.compare.peers.after_backward import AfterBackward
 from hubring.workers.compare.peers.peer import Peer
 from hubring.workers.peers.mpi import World

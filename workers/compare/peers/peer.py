@@ -12,7 +12,7 @@ from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import Call, Collective, Refusal
 from hubring.ps.store.collective import Part, outcome
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives.broadcasts import broadcast_into
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 from hubring.workers.optimizer.wrapping import OptimizerWrapper

@@ -11,7 +11,7 @@ from torch import Tensor
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import ParameterState, Start
 from hubring.workers.compare.peers.after_backward import AfterBackward
 from hubring.workers.compare.peers.peer import Peer
