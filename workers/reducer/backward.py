@@ -60,6 +60,8 @@ class BackwardPasses:
         self._missing: dict[int, set[int]] = {bucket.spec.index: set() for bucket in buckets}
         self._all = {bucket.spec.index: frozenset(range(len(bucket.parameters))) for bucket in buckets}
         self._left: list[Bucket] = []
+        self._hooks: dict[tuple[int, int], int] = {}
+        """Numbers of the hooks."""
         self._due: list[Bucket] = []
         """Complete buckets, of which the script's hooks on the last gradient may not have run yet."""
         # Backward runs one thread per device. A model can span several devices; a bucket cannot.
@@ -68,7 +70,8 @@ class BackwardPasses:
         for bucket in buckets:
             for position, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, position)
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._hooks[bucket.spec.index, position] = handle.id
 
     def set_per_step(self, passes: int) -> None:
         """Sets the number of passes after which a step's gradients are complete.
@@ -120,7 +123,7 @@ class BackwardPasses:
             if large:
                 passes._take(passes._numbered[index], position)
             if not missing:
-                passes._filled(passes._numbered[index])
+                passes._filled(passes._numbered[index], position)
 
         return accumulated
 
@@ -177,11 +180,14 @@ class BackwardPasses:
             self._check_settled(bucket)
             bucket.take(position)
 
-    def _filled(self, bucket: Bucket) -> None:
-        """Handles the last gradient of a bucket, which hooks of the script may still change."""
+    def _filled(self, bucket: Bucket, position: int) -> None:
+        """Handles the last gradient of a bucket. Hooks that the script has registered later may change it."""
         with self._lock:
             self._check_settled(bucket)
             self._due.append(bucket)
+            hooks = bucket.parameters[position]._post_accumulate_grad_hooks
+            if next(reversed(hooks)) == self._hooks[bucket.spec.index, position]:
+                self._release()
 
     def _release(self) -> None:
         """Handles buckets whose hooks have all run."""
