@@ -15,7 +15,7 @@ schedule of messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -46,6 +46,7 @@ from hubring.ps.store.gpu_tensor import is_placed
 from hubring.ps.store.key_state import Contribution, Entry, Reader, Settled
 from hubring.ps.store.key_table import KeyTable
 from hubring.ps.store.live_workers import LiveWorkers
+from hubring.ps.store.option_check import OptionCheck
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.store.pending_writes import Disagreement
 from hubring.ps.store.push_ledger import Ledger, Standing
@@ -72,6 +73,7 @@ class KVStore:
         self._ledger = Ledger()
         self._reading = Reading(consistency, self._ledger, self._memory)
         self._rounds = RoundBook()
+        self._options = OptionCheck()
         self._stats = Stats()
         self._capture: Capture | None = None
         self._draining = False
@@ -351,6 +353,7 @@ class KVStore:
             self._ledger.advance(push.sender, entry.key, push.clock + 1)
             self._settle(entry, push, tickets, Settled(push.clock, staleness, absent))
         if self._consistency.lockstep:
+            self._options.compare([push for push, *_ in contributions])
             ranks = tuple(push.sender.rank for push, *_ in contributions)
             if ranks != self._workers.founders:
                 self._stats.note_partial(entry.key, before, ranks)
@@ -370,12 +373,11 @@ class KVStore:
 
     # Members.
 
-    def _start_clocks(self, joined: Iterable[Sender]) -> None:
+    def _start_clocks(self, joined: Sequence[Sender]) -> None:
         """Starts joiners at the open round, or without rounds at the slowest live worker's clock.
 
         If no earlier worker is live, as after a restore, the clocks of the last workers count instead.
         """
-        joined = list(joined)
         stayed = self._workers.live.keys() - {sender.rank for sender in joined}
         if stayed:
             self._ledger.retain(stayed)
@@ -395,5 +397,4 @@ class KVStore:
         return None if isinstance(request, Contribute) else refusals.unfit(self._entries, request)
 
     def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:
-        expected = self._ledger.expected(push.sender, push.key)
-        return Delivery(ticket, refusals.out_of_order(push, expected))
+        return Delivery(ticket, refusals.out_of_order(push, self._ledger.expected(push.sender, push.key)))
