@@ -28,7 +28,8 @@ class Waiting:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._since = None
-        if isinstance(error, DeadlineExceeded) and self.slowest:
+        named = error is not None and isinstance(error.__cause__, DeadlineExceeded)  # by an inner wait
+        if isinstance(error, DeadlineExceeded) and self.slowest and not named:
             raise DeadlineExceeded(f"{error}. The slowest is {self.slowest}") from error
 
     @property

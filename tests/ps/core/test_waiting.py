@@ -46,7 +46,7 @@ def test_a_wait_that_takes_too_long_names_the_flag_and_the_slowest_worker() -> N
 
     def wait(slowest: str) -> None:
         waiting = Waiting()
-        with waiting:
+        with waiting, waiting:  # a collective in an exchange
             waiting.slowest = slowest  # as the heartbeat's reply says
             never.wait(0.0)
 
