@@ -44,10 +44,6 @@ KNOWN: dict[str, tuple[str, str]] = {
         "ends with torch's error about grad_dtype, not by saying when to convert",
         "aggregate ring alone",
     ),
-    "test_a_rank_that_runs_out_of_batches_is_named_with_uneven": (
-        "the error says that a member is lost, and does not name uneven=True",
-        "ring",
-    ),
 }
 """The reason, and patterns of the parameters, by the name of the test."""
 

@@ -10,6 +10,10 @@ from typing import Any
 
 from hubring.ps.core.errors import UsageError
 
+_EXPECTED = {"total_steps", "progress"}
+"""Metrics that tell how much there is to do. Alone they are no measurement, so they make no line of the"
+" record."""
+
 
 class Record:
     """Stores the latest value of every metric and writes each report to a file.
@@ -56,7 +60,7 @@ class Record:
         samples = metrics.get("samples")
         if isinstance(samples, (int, float)) and 0 < samples < inf:
             self.samples += int(samples)
-        if self._file is not None:
+        if self._file is not None and metrics.keys() - _EXPECTED:
             exchange = {
                 "exposed_seconds": round(exposed, 6),
                 "hidden_seconds": None if hidden is None else round(hidden, 6),
