@@ -232,8 +232,7 @@ class Bucket:
             left_out: Positions of parameters that are not to be stepped, whatever their gradient.
             steps: Completed steps.
         """
-        self.collect()
-        missing = self.missing()
+        missing = () if self._shown.collect() else self.missing()
         for position in missing:
             self._shown.clear(position)
         self.absent = left_out.union(missing)

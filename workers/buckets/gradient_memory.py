@@ -65,10 +65,12 @@ class GradientMemory:
         """Moves one parameter's gradient into the memory, if it has one."""
         self._take([position])
 
-    def collect(self) -> None:
-        """Moves all gradients into the memory."""
-        if not self._all_shown():
-            self._take(range(len(self.views)))
+    def collect(self) -> bool:
+        """Moves all gradients into the memory; returns whether all were there."""
+        if self._all_shown():
+            return True
+        self._take(range(len(self.views)))
+        return False
 
     def _take(self, positions: Iterable[int]) -> None:
         moved: list[int] = []
@@ -95,7 +97,7 @@ class GradientMemory:
     def show(self, absent: Collection[int]) -> None:
         """Makes every `parameter.grad` show the memory; None for the `absent` ones."""
         strays, self._strays = self._strays, {}
-        if not absent and not strays and self._all_shown():
+        if not absent and not strays and self._all_views():
             return
         for position, (parameter, view) in enumerate(zip(self._parameters, self.views, strict=True)):
             stray, _ = strays.get(position, (None, 0))
@@ -119,7 +121,7 @@ class GradientMemory:
         Returns:
             False if the script holds another view of the memory, which only new memory can free.
         """
-        if self._all_shown():  # backward adds to the gradients in place, as in torch
+        if self._all_views():  # backward adds to the gradients in place, as in torch
             return True
         counts = map(sys.getrefcount, self.views)
         kept = [
@@ -162,9 +164,10 @@ class GradientMemory:
         return gradient is stray and gradient._version == version
 
     def _all_shown(self) -> bool:
-        return all(map(is_, [parameter.grad for parameter in self._parameters], self.views)) and all(
-            view.data_ptr() == address for view, address in zip(self.views, self._addresses, strict=True)
-        )
+        return self._all_views() and [view.data_ptr() for view in self.views] == self._addresses
+
+    def _all_views(self) -> bool:
+        return all(map(is_, [parameter.grad for parameter in self._parameters], self.views))
 
 
 def _users(tensor: Tensor) -> int:

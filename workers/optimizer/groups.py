@@ -6,7 +6,8 @@ bucket's group is found by its parameters, never by the place of the group in th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -15,6 +16,12 @@ from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucket import Bucket
 
 Group = dict[str, Any]
+
+
+class _Place(NamedTuple):
+    groups: list[Group]
+    """The groups of a bucket's parameters, each once."""
+    without: frozenset[int]
 
 
 class Groups:
@@ -29,6 +36,7 @@ class Groups:
         self._seen: list[tuple[int, ...]] = []
         self._group_of: dict[torch.nn.Parameter, Group] = {}
         self._frozen: list[torch.nn.Parameter] = []
+        self._places: WeakKeyDictionary[Bucket, _Place] = WeakKeyDictionary()
 
     def look(self) -> bool:
         """Reads the optimizer's groups again; returns whether other parameters are in them."""
@@ -38,6 +46,7 @@ class Groups:
             return False
         self._seen = seen
         self._group_of = {one: group for group in groups for one in group["params"]}
+        self._places.clear()
         self._frozen = [one for one in self._group_of if not one.requires_grad]
         return True
 
@@ -52,15 +61,9 @@ class Groups:
         Raises:
             ConfigError: They are in several groups with different options.
         """
-        groups = [self._group_of[one] for one in bucket.parameters if one in self._group_of]
-        if not groups:
-            return None
-        first, options = groups[0], None
-        for group in groups:
-            if group is first:
-                continue
-            options = options or _options(first)
-            if _options(group) != options:
+        first, *others = self._place(bucket).groups or [None]
+        for other in others:
+            if _options(first) != _options(other):
                 names = [tensor.name for tensor in bucket.spec.tensors]
                 raise ConfigError(
                     f"the parameters {names[0]} to {names[-1]} were in one parameter group when"
@@ -72,14 +75,22 @@ class Groups:
 
     def without(self, bucket: Bucket) -> frozenset[int]:
         """Returns the positions of a bucket's parameters that are in no group any more."""
-        return frozenset(
-            position for position, one in enumerate(bucket.parameters) if one not in self._group_of
-        )
+        return self._place(bucket).without
+
+    def _place(self, bucket: Bucket) -> _Place:
+        """Returns the groups of a bucket's parameters, as of the last look."""
+        place = self._places.get(bucket)
+        if place is None:
+            found = [self._group_of.get(one) for one in bucket.parameters]
+            groups = {id(group): group for group in found if group is not None}
+            without = frozenset(position for position, group in enumerate(found) if group is None)
+            place = self._places[bucket] = _Place(list(groups.values()), without)
+        return place
 
     def unknown(self, known: set[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
         """Returns the parameters in the groups that need a gradient and are not `known`."""
         return [one for one in self._group_of if one not in known and one.requires_grad and one.numel()]
 
 
-def _options(group: Group) -> Group:
-    return {name: value for name, value in group.items() if name != "params"}
+def _options(group: Group | None) -> Group:
+    return {} if group is None else {name: value for name, value in group.items() if name != "params"}
