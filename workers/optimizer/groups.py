@@ -61,7 +61,10 @@ class Groups:
         Raises:
             ConfigError: They are in several groups with different options.
         """
-        first, *others = self._place(bucket).groups or [None]
+        groups = self._place(bucket).groups
+        if not groups:
+            return None
+        first, *others = groups
         for other in others:
             if _options(first) != _options(other):
                 names = [tensor.name for tensor in bucket.spec.tensors]
@@ -92,5 +95,5 @@ class Groups:
         return [one for one in self._group_of if one not in known and one.requires_grad and one.numel()]
 
 
-def _options(group: Group | None) -> Group:
-    return {} if group is None else {name: value for name, value in group.items() if name != "params"}
+def _options(group: Group) -> Group:
+    return {name: value for name, value in group.items() if name != "params"}
