@@ -115,7 +115,7 @@ def test_a_gradient_with_a_graph_keeps_it() -> None:
     assert weight.grad.tolist() == [6.0]
 
 
-def test_a_sparse_gradient_is_exchanged_dense_and_shown_sparse() -> None:
+def test_a_sparse_gradient_is_exchanged_dense_and_shown_sparse(caplog: pytest.LogCaptureFixture) -> None:
     layer = nn.Embedding(4, 2, sparse=True)
     (bucket,) = make_buckets(torch.optim.SparseAdam(layer.parameters()), None, allocate, 100, "")
     layer(torch.tensor([1, 3, 3])).sum().backward()
@@ -126,3 +126,4 @@ def test_a_sparse_gradient_is_exchanged_dense_and_shown_sparse() -> None:
     assert layer.weight.grad is not None
     assert layer.weight.grad.layout is torch.sparse_coo
     assert layer.weight.grad.coalesce().indices().tolist() == [[1, 3]]
+    assert "shape [4, 2] is sparse, and is exchanged as a dense tensor of 0.0 MB" in caplog.text
