@@ -136,7 +136,7 @@ class WriteParameters:
 class WriteState:
     """The script replaced the optimizer's state; a state without tensors makes the optimizer fresh.
 
-    As `WriteParameters`, except that the other modes apply a state at once, whoever is live.
+    As `WriteParameters`, except that the other modes apply a state at once, also if other workers are live.
     """
 
     sender: Sender

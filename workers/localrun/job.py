@@ -136,7 +136,7 @@ class LocalJob:
                 code = team.run(partial(report.failure, team.say))
             if code or not team.results:  # no worker joined, so the server still waits for the first
                 server.end(0.0)
-        if code != 128 + SIGPIPE:  # otherwise nobody reads any more
+        if code != 128 + SIGPIPE:  # otherwise no process reads the output any more
             report.end(code, team.results)
         return code
 

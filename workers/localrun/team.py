@@ -249,7 +249,7 @@ class Team:
                 self._start(rank)
 
     def _lose_output(self, error: OSError) -> None:
-        """Ends the job, because nobody can read what it prints. An output's thread calls it."""
+        """Ends the job, because no process reads what it prints. An output's thread calls it."""
         self._lost_output = error
         self.signal(SIGTERM)
 

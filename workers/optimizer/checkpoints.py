@@ -71,7 +71,7 @@ class Checkpoints:
         """
         own = set(map(id, trained.named_parameters.values()))
         for index, earlier in enumerate(self._trained):
-            if own.issuperset(map(id, earlier.named_parameters.values())):  # it is made anew, during training
+            if own.issuperset(map(id, earlier.named_parameters.values())):  # the script made a new one
                 self._trained[index] = trained
                 self._replaced.append(trained)
                 return

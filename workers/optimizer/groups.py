@@ -92,6 +92,7 @@ class Groups:
 
     def unknown(self, known: set[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
         """Returns the parameters in the groups that need a gradient and are not `known`."""
+        self._frozen = [one for one in self._group_of if not one.requires_grad]
         return [one for one in self._group_of if one not in known and one.requires_grad and one.numel()]
 
 

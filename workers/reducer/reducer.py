@@ -1,7 +1,7 @@
 """The exchange of one set of parameters' gradients, whichever optimizers step them.
 
 A parameter's gradient is exchanged by the reducer that got it first. A later `DistributedOptimizer` over the
-same parameters, made anew or beside the first, steps with what that reducer exchanges.
+same parameters, instead of the first or beside it, steps with what that reducer exchanges.
 """
 
 from __future__ import annotations

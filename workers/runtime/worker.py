@@ -75,7 +75,8 @@ class Worker:
     def adopt(self, trainer: Trainer) -> None:
         """Adds an optimizer and restarts the clock. The optimizer calls it when its model is ready.
 
-        It replaces earlier optimizers that have no other parameters, as a script makes them anew.
+        It replaces earlier optimizers that have no other parameters, because a script may make a new one of
+        the same parameters.
         """
         own = set(map(id, trainer.named_parameters.values()))
         others = [one for one in self.trainers if not own.issuperset(map(id, one.named_parameters.values()))]
