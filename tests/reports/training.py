@@ -97,9 +97,9 @@ Script = Callable[[Job], Sequence[Tensor]]
 def topologies(on: str = " ".join(TOPOLOGIES)) -> pytest.MarkDecorator:
     """Runs a test on each of these topologies.
 
-    `make test` leaves `aggregate` out, where workers step as around a ring.
+    `make test` runs them on a hub that steps, where most can go wrong, and `make test-full` on the others.
     """
-    marks = {"aggregate": [pytest.mark.full]}
+    marks = {name: [pytest.mark.full] for name in TOPOLOGIES if name != "hub"}
     params = [pytest.param(TOPOLOGIES[name], id=name, marks=marks.get(name, [])) for name in on.split()]
     return pytest.mark.parametrize("topology", params)
 

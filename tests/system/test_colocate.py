@@ -42,7 +42,9 @@ def shard_of(worker: Program) -> int:
     return shard
 
 
-@pytest.mark.parametrize("flags", [[], ["--transport", "zmq"]], ids=["shm", "zmq"])
+@pytest.mark.parametrize(
+    "flags", [[], pytest.param(["--transport", "zmq"], marks=pytest.mark.full)], ids=["shm", "zmq"]
+)
 def test_it_ends_in_the_same_bytes_as_a_hub_with_shards_of_its_own(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_killed_shard_ends_the_job_with_69(cluster: Cluster, tmp_path: Path) -
     server.done(1)
 
 
+@pytest.mark.full
 def test_a_killed_server_leaves_neither_workers_nor_shards(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--colocate", *SLICES)
     pair = workers(cluster, address, "worker", SMALL, "1000000")
@@ -166,6 +169,7 @@ def test_a_failing_script_ends_the_job_for_all(cluster: Cluster, tmp_path: Path)
     server.done(1)
 
 
+@pytest.mark.full
 def test_one_job_follows_the_other_with_shards_of_its_own(cluster: Cluster) -> None:
     server, address = cluster.server("--colocate", *SLICES)
     for number, count in enumerate((2, 3)):
@@ -176,6 +180,7 @@ def test_one_job_follows_the_other_with_shards_of_its_own(cluster: Cluster) -> N
         assert server.said().count("shard 0 (") == number + 1
 
 
+@pytest.mark.full
 def test_ctrl_c_saves_and_another_number_of_workers_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     common = ["--once", "--colocate", "--checkpoint-dir", str(tmp_path / "saved"), *SLICES]
     server, address = cluster.server("--workers", "2", *common, name="first")

@@ -32,6 +32,7 @@ def finished(folder: Path) -> dict[str, int]:
     return {file.parent.name: file.stat().st_mtime_ns for file in folder.glob("runs/*/outcome.json")}
 
 
+@pytest.mark.full
 def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(cluster: Cluster, tmp_path: Path) -> None:
     compare = cluster.run("compare", COMPARE, *SHORT, "--out", str(tmp_path / "out"))
     last = compare.done()

@@ -96,6 +96,7 @@ def test_a_whole_machine_has_no_failure(cluster: Cluster, tmp_path: Path) -> Non
         assert bool(found["fix"]) == (found["state"] in ("warning", "failure"))
 
 
+@pytest.mark.full
 def test_a_server_of_ours_is_found_well_and_its_port_is_known_as_taken(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--no-page", within=FRESH)
     port = address.rpartition(":")[2]
@@ -120,6 +121,7 @@ def test_an_address_at_which_nobody_listens_ends_with_69(cluster: Cluster) -> No
     assert [report[name]["state"] for name in ("versions", "clocks")] == ["skipped"] * 2
 
 
+@pytest.mark.full
 def test_who_listens_there_instead_is_told_from_a_server(cluster: Cluster) -> None:
     with contextlib.ExitStack() as stack:
         ssh = stack.enter_context(answering(b"SSH-2.0-OpenSSH_9.2\r\n"))
@@ -215,6 +217,7 @@ def test_an_address_that_is_none_is_refused_before_anything_is_looked_at(cluster
     assert "expected HOST:PORT" in program.done(78)["error"]
 
 
+@pytest.mark.full
 def test_somebody_elses_port_is_told_with_who_it_is(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -15,7 +15,15 @@ SCRIPT = str(Path(every_change.__file__))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["hub"], ["hub", "--aggregate"], ["ring"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["hub"],
+        pytest.param(["hub", "--aggregate"], marks=pytest.mark.full),
+        pytest.param(["ring"], marks=pytest.mark.full),
+    ],
+    ids=["hub", "aggregate", "ring"],
+)
 def test_every_change_has_its_effect(cluster: Cluster, tmp_path: Path, flags: list[str]) -> None:
     plain, ranks = tmp_path / "plain.pt", tmp_path / "ranks.pt"
     every_change.main("plain", str(plain))

@@ -115,6 +115,7 @@ def test_the_second_signal_ends_workers_that_do_not_listen() -> None:
         assert program.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.full
 def test_after_a_signal_each_worker_may_finish_what_it_has_to_save() -> None:
     ends = "import signal, time; print('here', flush=True); signal.sigwait([15]); raise SystemExit(75)"
     saves = ends.replace("raise", "time.sleep(1); print('saved'); signal.sigpending() and exit(1); raise")
@@ -152,6 +153,7 @@ def test_a_folder_for_checkpoints_that_nobody_writes_is_named(cluster: Cluster, 
     assert "--checkpoint-dir has no effect, because the workers step" in program.said()
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_a_start_too() -> None:
     command = module_command(PS_RUN, "-n", "1", SMALL, "60", "16")
     with subprocess.Popen(
@@ -165,6 +167,7 @@ def test_ctrl_c_ends_a_start_too() -> None:
         assert b"Traceback" not in said
 
 
+@pytest.mark.full
 def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster, tmp_path: Path) -> None:
     go = tmp_path / "go"
     program = ps_run(cluster, "-n", "2", SMALL, "60", "16", "hold", str(go), "20")
@@ -176,6 +179,7 @@ def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster, tmp_path: Path) -> 
     assert "ps-run: interrupted after" in program.said().splitlines()[-1]
 
 
+@pytest.mark.full
 def test_checkpoints_of_a_ring_are_kept_by_the_workers(cluster: Cluster, tmp_path: Path) -> None:
     flags = ["-n", "2", "--topology", "ring", "--checkpoint-dir", str(tmp_path / "saved")]
     assert ps_run(cluster, *flags, SMALL, "3", "16").wait() == 0
@@ -184,6 +188,7 @@ def test_checkpoints_of_a_ring_are_kept_by_the_workers(cluster: Cluster, tmp_pat
     assert "continuing from step 3" in again.said()
 
 
+@pytest.mark.full
 def test_workers_end_with_ps_run(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)\n")

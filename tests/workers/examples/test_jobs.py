@@ -168,7 +168,7 @@ def test_steps_of_an_earlier_run_are_skipped_not_repeated(alone: Alone) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", [digits.main, char_lm.main])
+@pytest.mark.parametrize("job", [digits.main, pytest.param(char_lm.main, marks=pytest.mark.full)])
 def test_the_last_measurement_comes_after_everyones_last_gradient(
     alone: Alone, job: Callable[[list[str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,7 @@ def peer(cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_calibrate_measures_every_wire_and_shows_its_spread(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: str
 ) -> None:
