@@ -25,7 +25,7 @@ from hubring.workers.compare.hardship.hosts import Hosts
 from hubring.workers.compare.peers.after_backward import AfterBackward
 from hubring.workers.compare.peers.peer import Peer
 from hubring.workers.compare.peers.programs import PeerPrograms, Program
-from hubring.workers.compare.peers.served import Answer
+from hubring.workers.compare.peers.served import Answer, Served
 from hubring.workers.peers.rows import find
 from hubring.workers.peers.seat import Seat
 
@@ -256,6 +256,39 @@ def test_another_model_is_refused() -> None:
 def test_what_cannot_travel_is_refused() -> None:
     with pytest.raises(ConfigError, match="float32 and float64, and bias is bfloat16"):
         Seated(0, Table()).attach(buckets_of(torch.nn.Linear(2, 1).bfloat16()))
+
+
+class Keeper:
+    """Servers of one worker, which take what they get and answer nothing."""
+
+    def __init__(self, seat: Seat) -> None:
+        """Connects to nothing."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def hold(self, number: int, values: torch.Tensor, optimizer: str) -> None:
+        """Takes a slice."""
+
+
+class OnServers(Served):
+    topology = "keeper"
+    client = Keeper  # type: ignore[assignment]  # as much of a client as is used
+
+
+def test_servers_that_keep_their_state_leave_the_dict_its_groups(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    adam = torch.optim.Adam(model.parameters(), lr=0.5)
+    model(torch.ones(2)).sum().backward()
+    adam.step()
+    optimizer = AfterBackward(adam, model, communicator=OnServers(Seat(rank=0, size=1, meet="/table")))
+    assert caplog.text.count("keeps its own state, not the loaded one") == 1
+    saved = optimizer.state_dict()
+    assert (saved["state"], saved["param_groups"][0]["lr"]) == ({}, 0.5)
+    optimizer.load_state_dict(saved)
+    assert caplog.text.count("keeps its own state, not the loaded one") == 1
 
 
 # When gradients go, and how answers come.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +18,8 @@ from hubring.workers.compare.peers.after_backward import AfterBackward
 from hubring.workers.compare.peers.peer import Peer
 from hubring.workers.peers import ray, rpc
 from hubring.workers.peers.seat import Seat
+
+log = logging.getLogger(__name__)
 
 Slice = tuple[int, Tensor, Tensor]
 """Number, gradients, and the buffer for the answer; both tensors are in the bucket's memory."""
@@ -46,6 +49,7 @@ class Served(Peer):
 
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         start = super().attach(buckets)
+        self.write_state(buckets, state or {})
         for bucket in buckets:
             self._slices[bucket.spec.index] = self._cut(bucket)
         self.gather(None)  # waits until the servers hold all parameters
@@ -63,6 +67,13 @@ class Served(Peer):
             self.traffic.bytes_received += bucket.gradients.nbytes
 
         return Answer(f"the exchange of bucket {bucket.spec.index}", fetch)
+
+    def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, Tensor]]:
+        return {}  # these servers cannot be asked for it
+
+    def write_state(self, buckets: Sequence[Bucket], states: Mapping[str, ParameterState]) -> None:
+        if states:
+            log.warning("%s: the servers' optimizer keeps its own state, not the loaded one", self.topology)
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
