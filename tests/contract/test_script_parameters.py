@@ -116,7 +116,7 @@ def test_a_change_that_one_rank_makes_ends_the_job_and_is_named() -> None:
 
 
 class Sometimes(nn.Module):
-    """Its second layer takes part when it is told to."""
+    """Its second layer takes part while `both` is set."""
 
     def __init__(self) -> None:
         super().__init__()

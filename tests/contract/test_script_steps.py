@@ -191,7 +191,7 @@ def test_a_group_may_be_added(kind: type[Ranks]) -> None:
     assert_as_one(kind, train)
 
 
-# Optimizers that are made anew, and several over one model.
+# New optimizers of the same parameters, and several over one model.
 
 
 @KINDS

@@ -93,6 +93,12 @@ class Bucket:
         self._shown = GradientMemory(self.gradients, self.parameters)
         self.stage = self.staging.stage(self.gradients, self.landing, self._values.forget)
 
+    @property
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The parameters with their names."""
+        names = (tensor.name for tensor in self.spec.tensors)
+        return zip(names, self.parameters, strict=True)
+
     # Values.
 
     def move_in(self) -> None:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.messages import ReduceOp
 from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.collectives.extremes import extremes
 from hubring.workers.collectives.gatherings import allgather
-from hubring.workers.collectives.reductions import allreduce
 from hubring.workers.communicators.base import Communicator
 
 Named = Sequence[tuple[str, Tensor]]
@@ -45,10 +44,9 @@ def share_from_rank_0(named: Named, communicator: Communicator, name: str, timeo
 def _compare(named: Named, communicator: Communicator, name: str) -> None:
     lines = [f"{what} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for what, one in named]
     text = "\n".join(lines).encode()
-    digest = torch.tensor(list(sha256(text).digest()), dtype=torch.uint8)
-    pair = torch.stack([digest, 255 - digest])
-    least = allreduce(pair, ReduceOp.MIN, f"{name}.digest", communicator=communicator)
-    if bool((least.sum(0, dtype=torch.int64) == 255).all()):  # the least and the largest digest are the same
+    digest = int.from_bytes(sha256(text).digest()[:7])
+    least, most = extremes([digest], f"{name}.digest", communicator)
+    if least == most:
         return
     length = torch.tensor([len(text)])
     lengths = allgather(length, f"{name}.length", communicator=communicator).tolist()

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from hubring.ps.core.messages import ReduceOp
-from hubring.workers.collectives import allreduce
+from hubring.workers.collectives.extremes import extremes
 from hubring.workers.communicators.base import Communicator
 
 log = logging.getLogger(__name__)
@@ -40,9 +39,8 @@ class FirstBatch:
     def compare(self) -> None:
         """Warns on rank 0 if the batches are the same or of different sizes. All ranks must call it."""
         self._hook.remove()
-        own = torch.tensor([self._rows, self._digest, -self._rows, -self._digest])
-        most = allreduce(own, ReduceOp.MAX, "first batch", communicator=self._communicator).tolist()
-        (largest, last), (smallest, first) = most[:2], (-most[2], -most[3])
+        own = [self._rows, self._digest]
+        (smallest, first), (largest, last) = extremes(own, "first batch", self._communicator)
         if self._communicator.rank or smallest == _UNSEEN:
             return
         if smallest != largest:

@@ -7,7 +7,7 @@ plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,10 +15,7 @@ from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators.base import Communicator
-
-States = dict[str, Mapping[str, Tensor]]
-"""torch's state of each parameter, by the parameter's name."""
+from hubring.workers.communicators.base import Communicator, ParameterState
 
 
 class HeldByHub:
@@ -83,15 +80,15 @@ class HubOptimizerState:
         optimizer.register_state_dict_post_hook(lambda *_: self._optimizer.state.clear())
         optimizer.register_load_state_dict_post_hook(lambda _: self._send())
 
-    def take(self, buckets: Sequence[Bucket]) -> States:
-        """Returns the state that the optimizer has, and takes it away."""
-        states: States = {}
+    def take(self, buckets: Sequence[Bucket]) -> dict[str, ParameterState]:
+        """Returns the state that the optimizer has, by parameter name, and takes it away."""
+        states: dict[str, ParameterState] = {}
         for bucket in buckets:
-            for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
+            for name, parameter in bucket.named_parameters:
                 state = self._optimizer.state.get(parameter, {})
-                own = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+                own = {key: value for key, value in state.items() if isinstance(value, Tensor)}
                 if own:
-                    states[tensor.name] = own
+                    states[name] = own
         self._optimizer.state.clear()
         return states
 
@@ -99,12 +96,12 @@ class HubOptimizerState:
         self._settle()
         states = self._communicator.read_state(self._buckets())
         for bucket in self._buckets():
-            for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
-                state = states.get(tensor.name)
+            for name, parameter in bucket.named_parameters:
+                state = states.get(name)
                 if state:
                     self._optimizer.state[parameter] = {
-                        name: value if name == "step" else value.to(parameter.device)
-                        for name, value in state.items()
+                        key: value if key == "step" else value.to(parameter.device)
+                        for key, value in state.items()
                     }
 
     def _send(self) -> None:

@@ -26,11 +26,7 @@ class ModelTensors:
 
     def trained(self) -> dict[str, torch.Tensor]:
         """Returns all exchanged parameters by name."""
-        return {
-            tensor.name: parameter
-            for bucket in self._buckets
-            for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True)
-        }
+        return {name: one for bucket in self._buckets for name, one in bucket.named_parameters}
 
     def rest(self) -> list[tuple[str, torch.Tensor]]:
         """Returns the model's buffers and frozen parameters, which are not exchanged."""

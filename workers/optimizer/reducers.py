@@ -59,11 +59,11 @@ class Reducers:
         self._attached = False
         self._all = reducers_of(communicator, self._held)
         self.inherited = bool(self._all)
+        if self.inherited and self._on_server:
+            self._check_kind()
         for reducer in self._all:
             reducer.passes.set_per_step(wishes.passes_per_step)
             reducer.owner = self
-        if self.inherited and self._on_server:
-            self._check_kind()
         self.tensors = ModelTensors(model, self.buckets)
         self.hub_state = HubOptimizerState(optimizer, communicator, lambda: self.buckets, self.settle)
         if self._on_server:
@@ -71,9 +71,6 @@ class Reducers:
 
     def __iter__(self) -> Iterator[Reducer]:
         return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
 
     @property
     def buckets(self) -> list[Bucket]:

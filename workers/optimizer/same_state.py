@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.messages import ReduceOp
-from hubring.workers.collectives import allreduce
+from hubring.workers.collectives.extremes import extremes
 from hubring.workers.communicators.base import Communicator
 
 
@@ -27,9 +26,8 @@ def check_same_state(optimizer: Optimizer, communicator: Communicator) -> None:
     digest = 0
     for part in _parts(optimizer.state_dict()["state"]):
         digest = crc32(part, digest)
-    own = torch.tensor([digest, -digest])
-    most, least = allreduce(own, ReduceOp.MAX, "optimizer state", communicator=communicator).tolist()
-    if most != -least:
+    least, most = extremes([digest], "optimizer state", communicator)
+    if least != most:
         raise ConfigError(
             "the ranks' optimizers have different state: load the same checkpoint on all ranks before"
             " DistributedOptimizer(...), or load it on none"

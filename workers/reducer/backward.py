@@ -88,10 +88,6 @@ class BackwardPasses:
         """Whether this step has had more passes than it needs."""
         return self.count > self._per_step
 
-    def enter(self) -> None:
-        """Counts the pass that runs now, of which gradients may have come before the hooks were there."""
-        self._enter_pass()
-
     def reset(self) -> None:
         """Prepares for the next step."""
         self.count = 0
@@ -116,7 +112,7 @@ class BackwardPasses:
             if passes is None:  # the optimizer was deleted and the model is still in use
                 return
             if current() != passes._graph_task:
-                passes._enter_pass()
+                passes.enter()
             if passes._due:
                 passes._release()
             missing.discard(position)
@@ -127,8 +123,8 @@ class BackwardPasses:
 
         return accumulated
 
-    def _enter_pass(self) -> None:
-        """Counts the pass at its first gradient. A pass that fails midway counts too."""
+    def enter(self) -> None:
+        """Counts the pass that runs now, once. A pass that fails midway counts too."""
         with self._lock:
             graph_task = torch._C._current_graph_task_id()
             if graph_task == self._graph_task:  # another device's thread was here first
@@ -138,8 +134,7 @@ class BackwardPasses:
             self._begin_exchange(self.count >= self._per_step)
             self.count += 1
             self._check_graphs()
-            self._watch.begin_pass()
-            self._overlap.begin_pass()
+            self._watch.begin_pass(writes=self._overlap.begin_pass())
             self._left = [bucket for bucket in self._buckets if self._exchange.has_left(bucket)]
             for bucket in self._buckets:
                 self._missing[bucket.spec.index].update(self._all[bucket.spec.index])

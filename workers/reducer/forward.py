@@ -76,10 +76,10 @@ class ForwardGuard:
         self._end_watching()
         self._visit(self._model, None)
         for bucket in self._buckets:
-            for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
+            for name, parameter in bucket.named_parameters:
                 if parameter not in self._waited_for:
                     raise ConfigError(
-                        f"cross_barrier=True: no module that contains {tensor.name} ran its forward in the"
+                        f"cross_barrier=True: no module that contains {name} ran its forward in the"
                         " first step, so nothing can wait for it: call the model itself, or remove"
                         " cross_barrier=True"
                     )

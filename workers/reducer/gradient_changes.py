@@ -44,15 +44,22 @@ class ChangeWatch:
         self._noted: dict[int, Noted] = {}
         self._hypers: list[Hyper] = []
         self._dropped = False
+        self._writes = False
 
-    def begin_pass(self) -> None:
-        """Starts a backward pass. Changes before it are allowed: the pass adds to the changed gradients."""
+    def begin_pass(self, *, writes: bool) -> None:
+        """Starts a backward pass. Changes before it are allowed: the pass adds to the changed gradients.
+
+        Args:
+            writes: Whether the script has changed parameters since the last step.
+        """
         self._noted = {}
+        self._writes = writes
 
     def note_gradients(self, bucket: Bucket) -> None:
         """Records a bucket whose last gradient was just accumulated."""
         copy = bucket.gradients.clone() if self.exact else None
-        written = {position: bucket.parameters[position].detach().clone() for position in bucket.written()}
+        positions = bucket.written() if self._writes else ()
+        written = {position: bucket.parameters[position].detach().clone() for position in positions}
         self._noted[bucket.spec.index] = Noted(bucket.changes, bucket.missing(), copy, written)
 
     def note_end(self) -> None:

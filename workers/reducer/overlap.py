@@ -54,13 +54,17 @@ class Overlap:
         self.fix = "overlap=False" if self._on_server else "cross_barrier=False"
         """The argument that makes the exchange wait for `step()`."""
 
-    def begin_pass(self) -> None:
+    def begin_pass(self) -> bool:
         """Handles the first gradient of a backward pass.
 
         If the script has changed parameters since the last step, this step's exchange waits for `step()`: the
         changes go first, and the script may go on changing.
+
+        Returns:
+            Whether it has.
         """
         self._holds = self._on_server and self._exchange.has_writes
+        return self._holds
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Handles a bucket whose gradients are complete."""

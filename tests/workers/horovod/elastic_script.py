@@ -29,7 +29,7 @@ def count_reset() -> None:
 state.register_reset_callbacks([count_reset])
 
 
-def begin_anew() -> None:
+def reset() -> None:
     hvd.shutdown()
     assert not hvd.is_initialized()
     hvd.init()
@@ -63,7 +63,7 @@ def train(state: hvd.elastic.TorchState) -> None:
         state.commit()
 
 
-training = run_fn(train, begin_anew) if sys.argv[1:] else hvd.elastic.run(train)
+training = run_fn(train, reset) if sys.argv[1:] else hvd.elastic.run(train)
 training(state)
 result = {"weight": model.weight.item(), "resets": state.resets}
 hubring.report(**result, removed=changes.removed, added=changes.added)

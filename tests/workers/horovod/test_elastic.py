@@ -212,7 +212,7 @@ def test_a_sampler_in_a_state_is_dealt_out_with_it(on_two: Everybody) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "arguments", [(), pytest.param(("anew",), marks=pytest.mark.full)], ids=["run", "run_fn"]
+    "arguments", [(), pytest.param(("reset",), marks=pytest.mark.full)], ids=["run", "run_fn"]
 )
 def test_training_goes_on_without_a_lost_worker_and_with_one_that_comes(
     cluster: Cluster, arguments: tuple[str, ...]
