@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,22 +14,28 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import HubRanks, Ranks, RingRanks
 
+DEVICE = torch.device(os.environ.get("HUBRING_TEST_DEVICE", "cpu"))
+"""Of the models and batches; `make gpu` sets it."""
+SIZE = 2 if DEVICE.type == "cpu" else 1
+"""Ranks. torch runs all backward passes on a GPU in one thread, where ranks would wait for each other."""
+NUMPY = ["numpy"] if DEVICE.type == "cpu" else []
+"""Ways to change tensors that the device has."""
 STEPS = 4
 RTOL, ATOL = 1e-5, 1e-6
 """Between one sum over all samples and the mean of the ranks' means, after STEPS steps in float32."""
 
 
 class Hub(HubRanks):
-    size = 2
+    size = SIZE
 
 
 class Aggregate(HubRanks):
-    size = 2
+    size = SIZE
     aggregate = True
 
 
 class Ring(RingRanks):
-    size = 2
+    size = SIZE
 
 
 ALL = {"hub": Hub, "aggregate": Aggregate, "ring": Ring}
@@ -63,8 +70,8 @@ def made(module: M) -> M:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.uniform_(-0.5, 0.5, generator=generator)
-    return module
+            parameter.copy_(torch.empty(parameter.shape).uniform_(-0.5, 0.5, generator=generator))
+    return module.to(DEVICE)
 
 
 def wrapped(
@@ -77,18 +84,20 @@ def wrapped(
 
 
 def momentum(model: nn.Module, communicator: Communicator | None, **options: Any) -> torch.optim.Optimizer:
-    sgd = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9)
+    own = [one for one in model.parameters() if one.requires_grad]
+    # One after the other, on a GPU too: parameters that share memory are stepped twice.
+    sgd = torch.optim.SGD(own, lr=0.1, momentum=0.9, foreach=False)
     return wrapped(sgd, model, communicator, **options)
 
 
 def parts(batch: Tensor, communicator: Communicator | None) -> list[Tensor]:
-    """This rank's half of a batch; of one process both."""
+    """This rank's half of a batch; of one process or rank both."""
     halves = batch.chunk(2)
-    return list(halves) if communicator is None else [halves[communicator.rank]]
+    return list(halves) if communicator is None or communicator.size == 1 else [halves[communicator.rank]]
 
 
 def batches(rows: int = 8, width: int = 4) -> Tensor:
-    return torch.randn(STEPS, rows, width, generator=torch.Generator().manual_seed(1))
+    return torch.randn(STEPS, rows, width, generator=torch.Generator().manual_seed(1)).to(DEVICE)
 
 
 def values(model: nn.Module) -> list[Tensor]:

@@ -64,6 +64,7 @@ def test_tied_frozen_and_twice_used_parameters_train_as_in_one_process(
     assert_as_one(kind, train)
 
 
+@pytest.mark.differing
 @KINDS
 def test_normalisation_sees_each_ranks_own_batch_and_keeps_its_own_statistics(kind: type[Ranks]) -> None:
     """As DDP without SyncBatchNorm: parameters are everybody's, running mean and variance a rank's own."""

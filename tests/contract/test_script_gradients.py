@@ -15,6 +15,7 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.awkward import (
     KINDS,
+    NUMPY,
     STEPPING_HERE,
     assert_as_one,
     backward,
@@ -115,7 +116,7 @@ def test_an_accumulation_may_be_dropped_and_begun_anew(kind: type[Ranks]) -> Non
 
 
 @KINDS
-@pytest.mark.parametrize("way", ["data", "replaced data", "numpy"])
+@pytest.mark.parametrize("way", ["data", "replaced data", *NUMPY])
 def test_gradients_changed_behind_torchs_back_count(kind: type[Ranks], way: str) -> None:
     """The same on both ranks and on their mean, since a hub gets each rank's own gradient."""
 
@@ -215,6 +216,7 @@ def test_sparse_gradients_stay_sparse_for_an_optimizer_that_needs_them(kind: typ
 # S5.
 
 
+@pytest.mark.differing
 @STEPPING_HERE
 @pytest.mark.parametrize("dropped", [True, False])
 def test_a_backward_that_only_one_rank_runs_ends_the_job(kind: type[Ranks], dropped: bool) -> None:

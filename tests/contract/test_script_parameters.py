@@ -14,6 +14,7 @@ from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.workers.communicators.base import Communicator
 from tests.contract.awkward import (
     KINDS,
+    NUMPY,
     OPTIMIZERS,
     STEPPING_HERE,
     Hub,
@@ -57,7 +58,7 @@ def load(model: Any, _: object) -> None:
 BETWEEN: dict[str, Between] = {
     "clamp": lambda model, _: [one.data.clamp_(-0.1, 0.1) for one in model.parameters()],
     "in place": lambda model, _: torch.no_grad()(model[0].weight.mul_)(0.9),
-    "numpy": with_numpy,
+    **dict.fromkeys(NUMPY, with_numpy),
     "one element": lambda model, _: model[2].bias.data[1:].fill_(0.25),
     "swap": swap,
     "reset": reset,
@@ -97,6 +98,7 @@ def test_parameters_changed_between_backward_and_step_stay_changed(kind: type[Ra
     assert_as_one(kind, train)
 
 
+@pytest.mark.differing
 def test_a_change_that_one_rank_makes_ends_the_job_and_is_named() -> None:
     def train(communicator: Communicator | None) -> list[Tensor]:
         assert communicator is not None
@@ -179,6 +181,7 @@ def test_frozen_and_thawed_parameters_are_stepped_as_in_torch(kind: type[Ranks],
 # S3: buffers and frozen parameters.
 
 
+@pytest.mark.differing
 @KINDS
 @pytest.mark.parametrize("shapes", [((3,), (4,)), ((4,), (2, 2))])
 def test_buffers_that_differ_by_rank_are_refused_naming_both(

@@ -228,6 +228,7 @@ def test_two_optimizers_may_share_an_encoder(kind: type[Ranks]) -> None:
 # S12.
 
 
+@pytest.mark.differing
 @pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
 def test_torchs_synchronized_batch_norm_is_refused_with_what_to_use(kind: type[Ranks]) -> None:
     def train(communicator: Communicator | None) -> list[Tensor]:

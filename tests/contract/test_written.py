@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from hubring.ps.core.errors import ConfigError
 from hubring.ps.store.consistency import Consistency, by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.base import Transport
@@ -23,6 +24,7 @@ from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.buckets.value_memory import ComparedValues
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.fakes.lazy_device import HastyDevice
 from tests.support.training.ranks import LIMIT, HubRanks, StagedRanks
 from tests.support.transports.inproc import InprocTransport
 
@@ -38,6 +40,10 @@ SLICE = 2 * mmap.PAGESIZE
 class Staged(StagedRanks):
     size = 2
     slice_bytes = SLICE
+
+
+class Hasty(Staged):
+    device = HastyDevice
 
 
 class Wired(HubRanks):
@@ -170,14 +176,52 @@ def test_it_is_whatever_the_kernel_can_tell(
     wired.run(check_writes)
 
 
-def test_it_is_on_a_device_where_values_pass_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters lie in memory as on a GPU."""
     monkeypatch.setattr(
         "hubring.workers.communicators.hub.PSCommunicator.allocate_values",
         lambda _, numel, dtype, device: ComparedValues(numel, dtype, device),
     )
+
+
+@pytest.mark.usefixtures("compared")
+def test_it_is_on_a_device_where_values_pass_through_the_host() -> None:
     ranks = Staged()
     ranks.run(check_writes)
     ranks.close()
+
+
+@pytest.mark.usefixtures("compared")
+@pytest.mark.parametrize("writes", [False, True])
+def test_an_answer_that_lands_before_step_is_no_change_and_hides_none(writes: bool) -> None:
+    def train(communicator: Communicator) -> None:
+        model = Model()
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1e-3), model, communicator=communicator
+        )
+        (reducer,) = optimizer._reducers
+        for number in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1)).backward()
+            for sent in reducer.exchange._under_way:
+                sent.work.wait(LIMIT)
+            assert len(reducer.exchange._under_way) == (number > 0)
+            if writes and number == 2:
+                bucket = reducer.buckets[0]
+                assert not torch.equal(bucket.landing, bucket.values)
+                bucket.parameters[0].data.mul_(2)
+            optimizer.step()
+
+    ranks = Hasty()
+    try:
+        if writes:
+            with pytest.raises(ConfigError, match="changes parameters between backward and step"):
+                ranks.run(train)
+        else:
+            ranks.run(train)
+    finally:
+        ranks.close()
 
 
 @pytest.mark.slow

@@ -32,7 +32,8 @@ def run(folder: Path) -> list[Row]:
     """Every part, whatever became of those before."""
     cluster, gpus = Cluster(folder), torch.cuda.device_count()
     parts: dict[str, Callable[[], list[Row]]] = {
-        "tests marked gpu": lambda: [pytests.run()],
+        "tests marked gpu": lambda: [pytests.run("tests marked gpu", pytests.MARKED)],
+        "scripts on the GPU": lambda: [pytests.run("scripts on the GPU", pytests.SCRIPTS)],
         "hub on the GPU": lambda: [training.hub(cluster)],
         "ring over NCCL": lambda: [training.ring(cluster, gpus, os.environ)],
         "bench": lambda: bench.run(folder),

@@ -46,7 +46,7 @@ def test_a_table_has_a_line_for_every_part_and_fails_with_any_of_them() -> None:
 def test_tests_that_fail_are_skipped_or_are_not_there_fail_the_part(
     code: int, summary: str, outcome: str
 ) -> None:
-    assert verdict(code, summary) == Row("tests marked gpu", outcome, summary)  # type: ignore[arg-type]
+    assert verdict("tests", code, summary) == Row("tests", outcome, summary)  # type: ignore[arg-type]
 
 
 def test_a_part_that_raises_is_a_row_that_says_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,16 +68,17 @@ def test_one_part_that_fails_keeps_no_other_from_running(
     for name in ("hub", "ring"):
         monkeypatch.setattr(training, name, breaks)
     rows = program.run(tmp_path)
-    assert [row.part for row in rows] == ["tests marked gpu", "hub on the GPU", "ring over NCCL", "bench"]
+    parts = ["tests marked gpu", "scripts on the GPU", "hub on the GPU", "ring over NCCL", "bench"]
+    assert [row.part for row in rows] == parts
     assert {row.outcome for row in rows} == {"failed"}
 
 
-def test_the_script_of_the_trainings_is_there() -> None:
-    assert Path(training.SCRIPT).exists()
+def test_what_the_parts_run_is_there() -> None:
+    assert all(Path(path).exists() for path in (training.SCRIPT, *pytests.FILES))
 
 
 def test_rows_of_the_bench_on_a_gpu_are_chosen() -> None:
-    assert bench.on_gpu(ROWS.values()) == ["ddp-nccl", "hub-cuda", "ring-nccl", "bound-cuda"]
+    assert bench.on_gpu(ROWS.values()) == ["ddp-nccl", "hub-cuda", "hub-shm-gpu", "ring-nccl", "bound-cuda"]
 
 
 def test_a_row_of_the_bench_that_came_out_wrong_has_failed() -> None:

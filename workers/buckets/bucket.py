@@ -22,7 +22,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec
 from hubring.workers.buckets.gradient_memory import GradientMemory
 from hubring.workers.buckets.staging import Staging
-from hubring.workers.buckets.value_memory import OwnValues, ValueMemory
+from hubring.workers.buckets.value_memory import Look, OwnValues, ValueMemory, nothing
 
 
 class Bucket:
@@ -164,7 +164,7 @@ class Bucket:
 
         Any write counts that changed a byte of `values`: through `.data`, NumPy, a kept view or native code.
         Empty where workers step, because nothing overwrites changes there. Ask before the bucket is sent.
-        After its answer has landed, neighbors of a changed parameter count too; on a GPU, all parameters do.
+        On the CPU, neighbors of a changed parameter count too after the next answer has landed.
 
         It takes microseconds where nothing changed. On a GPU it waits for the device.
         """
@@ -173,16 +173,12 @@ class Bucket:
         self._follow_moved()
         return self._values.written(self._ends)
 
-    def has_writes(self) -> bool:
-        """Whether the script has changed parameters since the last answer. Ask before the bucket is sent.
-
-        Otherwise it forgets what the script wrote and took back, as swapping in averaged weights does: a page
-        that was written to would still show the old values when the next answer has landed.
-        """
-        if self.written():
-            return True
-        self.forget_writes()
-        return False
+    def look_for_writes(self) -> Look:
+        """Starts to look whether the script has changed parameters; see `ValueMemory.look`."""
+        if not self._addresses:
+            return nothing
+        self._follow_moved()
+        return self._values.look()
 
     def forget_writes(self) -> None:
         """Drops the script's changes: `values` is what landed last. `stage.arrive` does the same."""

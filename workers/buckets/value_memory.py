@@ -35,9 +35,20 @@ class ValueMemory(Protocol):
             ends: The end of each part, in bytes, in order.
         """
 
+    def look(self) -> Look:
+        """Starts to look for what the script changed, before the next answer may land; does not wait.
+
+        If nothing has changed, it also forgets what the script wrote and took back, as swapping in averaged
+        weights does: a page that was written to would still show the old values when the next answer lands.
+        """
+
     def forget(self) -> None:
         """Makes what landed seen, and drops what the script wrote."""
 
+
+Look = Callable[[], bool]
+"""Returns whether the script had changed something when the look began. On a GPU it waits until the device
+has got there."""
 
 AllocateValues = Callable[[int, torch.dtype, torch.device], ValueMemory]
 """Makes zeroed memory for a number of parameters, as `Communicator.allocate_values` does."""
@@ -52,23 +63,55 @@ class OwnValues:
     def written(self, ends: Sequence[int]) -> list[int]:
         return []
 
+    def look(self) -> Look:
+        return nothing
+
     def forget(self) -> None:
         """Does nothing: what landed is seen."""
 
 
+def nothing() -> bool:
+    """A look that finds no change."""
+    return False
+
+
 class ComparedValues:
-    """Parameters on a GPU, twice in its memory. A question takes one comparison and waits for the device."""
+    """Parameters on a GPU, three times in its memory: landing, seen, and what the last answer made seen.
+
+    The next answer may land while the script trains, so only the third shows what the script has changed.
+    """
 
     def __init__(self, numel: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.landing, self.seen = (torch.zeros(numel, dtype=dtype, device=device) for _ in range(2))
-        self._bytes = [flat.view(torch.uint8) for flat in (self.landing, self.seen)]
+        made = [torch.zeros(numel, dtype=dtype, device=device) for _ in range(3)]
+        self.landing, self.seen, self._arrived = made
+        self._seen_bits, self._arrived_bits = (flat.view(_BITS[dtype.itemsize]) for flat in made[1:])
 
     def written(self, ends: Sequence[int]) -> list[int]:
-        if torch.equal(*self._bytes):
+        if not self.look()():
             return []
-        landed, seen = self._bytes
+        arrived, seen = self._arrived.view(torch.uint8), self.seen.view(torch.uint8)
         parts = enumerate(pairwise((0, *ends)))
-        return [part for part, (start, end) in parts if not torch.equal(landed[start:end], seen[start:end])]
+        return [part for part, (start, end) in parts if not torch.equal(arrived[start:end], seen[start:end])]
+
+    def look(self) -> Look:
+        found = (self._arrived_bits != self._seen_bits).any()
+        if not found.is_cuda:
+            return lambda: bool(found)
+        here = torch.empty((), dtype=torch.bool, pin_memory=True)
+        here.copy_(found, non_blocking=True)
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        copied.record(torch.cuda.current_stream(found.device))
+
+        def ask() -> bool:
+            copied.synchronize()
+            return bool(here)
+
+        return ask
 
     def forget(self) -> None:
         self.seen.copy_(self.landing)
+        self._arrived.copy_(self.landing)
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of an element: bits are compared, since a NaN equals itself."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hubring.ps.transport.base import Window
+from hubring.workers.buckets.value_memory import Look, nothing
 
 
 class WindowValues:
@@ -24,6 +25,12 @@ class WindowValues:
 
     def written(self, ends: Sequence[int]) -> list[int]:
         return self._window.written(ends)
+
+    def look(self) -> Look:
+        if self._window.written([self.seen.nbytes]):
+            return lambda: True
+        self._window.forget()
+        return nothing
 
     def forget(self) -> None:
         self._window.forget()

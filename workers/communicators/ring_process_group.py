@@ -147,6 +147,8 @@ class Ring:
             return
         self.operations.close()
         if not self.operations.failed:
+            if self.device.type == "cuda":
+                group.shutdown()  # NCCL warns of a group that is only dropped
             _python.Py_DecRef(group)
         self.operations.fail(RingBroken("this worker has left the ring"))
 

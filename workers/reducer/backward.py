@@ -134,7 +134,8 @@ class BackwardPasses:
             self._begin_exchange(self.count >= self._per_step)
             self.count += 1
             self._check_graphs()
-            self._watch.begin_pass(writes=self._overlap.begin_pass())
+            self._overlap.begin_pass()
+            self._watch.begin_pass()
             self._left = [bucket for bucket in self._buckets if self._exchange.has_left(bucket)]
             for bucket in self._buckets:
                 self._missing[bucket.spec.index].update(self._all[bucket.spec.index])
@@ -190,7 +191,7 @@ class BackwardPasses:
             due, self._due = self._due, []
             for bucket in due:
                 bucket.collect()
-                self._watch.note_gradients(bucket)
+                self._watch.note_gradients(bucket, writes=self._overlap.holds)
                 if self.count >= self._per_step:
                     self._overlap.bucket_ready(bucket)
 
@@ -203,7 +204,7 @@ class BackwardPasses:
         for bucket in self._buckets:
             if self._missing[bucket.spec.index]:
                 bucket.collect()
-        self._watch.note_end()
+        self._watch.note_end(writes=self._overlap.holds)
         if self.count >= self._per_step:
             self._overlap.backward_ended()
 

@@ -21,6 +21,7 @@ from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import move_gradients
+from hubring.workers.buckets.value_memory import Look
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.reducer.bucket_group import BucketGroup, bucket_groups
 from hubring.workers.runtime.in_flight import FlightRecorder
@@ -124,11 +125,10 @@ class Exchange:
             while not self.complete:
                 self._send(self._groups[self._sent])
 
-    @property
-    def has_writes(self) -> bool:
-        """Whether the script has changed parameters since the last step that the hub took."""
-        found = [bucket.has_writes() for bucket in self._buckets if not self.has_left(bucket)]
-        return any(found)
+    def look_for_writes(self) -> Look:
+        """Starts to look whether the script has changed parameters since the last step that the hub took."""
+        looks = [bucket.look_for_writes() for bucket in self._buckets if not self.has_left(bucket)]
+        return lambda: any(look() for look in looks)
 
     def _prepare(self) -> None:
         """Prepares the first send of a step: parameters that the script has changed become the hub's."""

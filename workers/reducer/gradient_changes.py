@@ -44,29 +44,28 @@ class ChangeWatch:
         self._noted: dict[int, Noted] = {}
         self._hypers: list[Hyper] = []
         self._dropped = False
-        self._writes = False
 
-    def begin_pass(self, *, writes: bool) -> None:
-        """Starts a backward pass. Changes before it are allowed: the pass adds to the changed gradients.
+    def begin_pass(self) -> None:
+        """Starts a backward pass. Changes before it are allowed: the pass adds to the changed gradients."""
+        self._noted = {}
+
+    def note_gradients(self, bucket: Bucket, *, writes: bool) -> None:
+        """Records a bucket whose last gradient was just accumulated.
 
         Args:
-            writes: Whether the script has changed parameters since the last step.
+            bucket: The bucket.
+            writes: Whether the script had changed parameters before this pass.
         """
-        self._noted = {}
-        self._writes = writes
-
-    def note_gradients(self, bucket: Bucket) -> None:
-        """Records a bucket whose last gradient was just accumulated."""
         copy = bucket.gradients.clone() if self.exact else None
-        positions = bucket.written() if self._writes else ()
+        positions = bucket.written() if writes else ()
         written = {position: bucket.parameters[position].detach().clone() for position in positions}
         self._noted[bucket.spec.index] = Noted(bucket.changes, bucket.missing(), copy, written)
 
-    def note_end(self) -> None:
-        """Records the end of a pass, including buckets that did not get all gradients."""
+    def note_end(self, *, writes: bool) -> None:
+        """Records the end of a pass, and buckets that did not get all gradients; see `note_gradients`."""
         for bucket in self._buckets:
             if bucket.spec.index not in self._noted:
-                self.note_gradients(bucket)
+                self.note_gradients(bucket, writes=writes)
         self._hypers = [self._hyper(bucket) for bucket in self._buckets]
 
     def note_dropped(self) -> None:

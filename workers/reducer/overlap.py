@@ -11,6 +11,7 @@ import logging
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.value_memory import Look, nothing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.reducer.exchange import Exchange
 from hubring.workers.reducer.forward import ForwardGuard
@@ -48,34 +49,38 @@ class Overlap:
         self._exchange = exchange
         self._watch = watch
         self._guard = guard
-        self._holds = False
+        self._look: Look = nothing
+        self._holds: bool | None = None
         self.backward: bool | None = None if wanted and self._on_server else wanted
         self.crossing: bool | None = False if guard is None else None
         self.fix = "overlap=False" if self._on_server else "cross_barrier=False"
         """The argument that makes the exchange wait for `step()`."""
 
-    def begin_pass(self) -> bool:
-        """Handles the first gradient of a backward pass.
+    def begin_pass(self) -> None:
+        """Handles the first gradient of a backward pass."""
+        self._look = self._exchange.look_for_writes() if self._on_server else nothing
+        self._holds = None
 
-        If the script has changed parameters since the last step, this step's exchange waits for `step()`: the
-        changes go first, and the script may go on changing.
+    @property
+    def holds(self) -> bool:
+        """Whether the script had changed parameters before this pass.
 
-        Returns:
-            Whether it has.
+        Then this step's exchange waits for `step()`: the changes go first, and the script may go on changing.
         """
-        self._holds = self._on_server and self._exchange.has_writes
+        if self._holds is None:  # asked when there is something to send: on a GPU the answer takes a while
+            self._holds = self._look()
         return self._holds
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Handles a bucket whose gradients are complete."""
-        if self.backward and not self._holds:
+        if self.backward and not self.holds:
             self._exchange.ready(bucket)
 
     def backward_ended(self) -> None:
         """Handles the end of the step's last backward pass."""
         if not self._on_server and not self.crossing:
             self._exchange.finish()
-        elif self.backward and not self._holds:
+        elif self.backward and not self.holds:
             self._exchange.send_rest()
 
     @property

@@ -6,6 +6,7 @@ ps-run -np 2 tests/support/scripts/every_change.py ranks FILE
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import hubring
+
+DEVICE = torch.device(os.environ.get("HUBRING_TEST_DEVICE", "cpu"))
 
 
 class Model(nn.Module):
@@ -44,7 +47,7 @@ def train(model: Model, optimizer: torch.optim.Optimizer, inner: torch.optim.Opt
         torch.stack([model(share).square().mean() for share in shares(batch)]).mean().backward()
 
     generator = torch.Generator().manual_seed(1)
-    for number, batch in enumerate(torch.randn(10, 8, 4, generator=generator)):
+    for number, batch in enumerate(torch.randn(10, 8, 4, generator=generator).to(DEVICE)):
         optimizer.zero_grad()
         model.both = number != 1  # no gradient: not stepped
         backward(batch)
@@ -69,7 +72,11 @@ def train(model: Model, optimizer: torch.optim.Optimizer, inner: torch.optim.Opt
         if number == 7:
             for one in model.parameters():
                 one.data.mul_(0.9)
-            model.first.bias.detach().numpy()[0] = 0.25
+            where = model.first.bias.detach()
+            if where.is_cuda:
+                where[0] = 0.25
+            else:
+                where.numpy()[0] = 0.25
         if number == 8:
             optimizer.load_state_dict(optimizer.state_dict())
             model.load_state_dict(model.state_dict())
@@ -78,7 +85,7 @@ def train(model: Model, optimizer: torch.optim.Optimizer, inner: torch.optim.Opt
 def main(mode: str, file: str) -> None:
     """Trains, and writes the parameters and the optimizer's state to a file; with ranks, rank 0 does."""
     torch.manual_seed(0)
-    model = Model()
+    model = Model().to(DEVICE)
     own: list[dict[str, Any]] = [{"params": [*model.first.parameters()], "lr": 0.1}]
     own += [{"params": [*model.sometimes.parameters()]}]
     own += [{"params": [*model.last.parameters(), model.tied.bias], "lr": 0.2}]

@@ -25,6 +25,7 @@ from hubring.ps.store.consistency import BSP, Consistency
 from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import ShardAddress
+from hubring.workers.buckets.device_copies import Device
 from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.staging import Stage, Staging, ThroughHost
 from hubring.workers.communicators import gpu_sharing
@@ -212,6 +213,8 @@ def _zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
 class StagedRanks(HubRanks):
     """Ranks whose buckets are on a lazy device, which copies only when a thread waits."""
 
+    device: ClassVar[type[Device]] = PromptDevice
+
     def __init__(self) -> None:
         self.waiter = DeviceWaiter()
         self.patch = patch.object(Staging, "stage", lambda _, *given: self.stage(*given))
@@ -219,7 +222,7 @@ class StagedRanks(HubRanks):
         super().__init__()
 
     def stage(self, gradients: torch.Tensor, values: torch.Tensor, reveal: Callable[[], None]) -> Stage:
-        return ThroughHost(gradients, values, PromptDevice(), self.waiter, _zeros, reveal)
+        return ThroughHost(gradients, values, self.device(), self.waiter, _zeros, reveal)
 
     def close(self) -> None:
         super().close()

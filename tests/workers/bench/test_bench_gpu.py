@@ -26,7 +26,7 @@ from hubring.workers.bench.team import Team
 from hubring.workers.compare.run.process import Processes
 from hubring.workers.compare.run.runner import clean_environment
 
-ON_GPU = ["ddp-nccl", "hub-cuda", "ring-nccl", "bound-cuda"]
+ON_GPU = ["ddp-nccl", "hub-cuda", "hub-shm-gpu", "ring-nccl", "bound-cuda"]
 
 
 @pytest.mark.parametrize("name", ON_GPU)

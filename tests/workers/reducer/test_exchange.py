@@ -80,11 +80,18 @@ def test_buckets_are_bounded_where_one_may_go_on_before_the_others(communicator:
     assert len(optimizer._reducers.buckets) == number_of_buckets()
 
 
-@pytest.mark.parametrize(("device", "bounded"), [("cpu", False), ("meta", True)])
-def test_buckets_that_are_copied_to_the_host_are_bounded(device: str, bounded: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "at_once", "most"),
+    [
+        ("cpu", True, setup.UNBOUNDED),
+        ("meta", True, setup.UNBOUNDED),
+        ("cpu", False, setup.BUCKET_BYTES),
+        ("meta", False, setup.GPU_BUCKET_BYTES),
+    ],
+)
+def test_buckets_on_a_device_are_larger(device: str, at_once: bool, most: int) -> None:
     parameters = [torch.zeros(1), torch.zeros(1, device=device)]
-    found = setup.bytes_of_bucket(parameters, at_once=True)
-    assert (found == setup.BUCKET_BYTES) is bounded
+    assert setup.bytes_of_bucket(parameters, at_once=at_once) == most
 
 
 @pytest.mark.parametrize("step", [plain_step, clipped_step])

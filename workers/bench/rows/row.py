@@ -126,6 +126,7 @@ ROWS = {
         _bound("train-alone", "", 0, "each rank computes without an exchange", "train:Alone"),
         _on_gpu(_peer("ddp-nccl", "ddp:Ddp", "DistributedDataParallel on NCCL, on GPUs", "ddp")),
         _on_gpu(_ours("hub-cuda", "--transport shm", "hub and workers on one GPU", "--device", "cuda")),
+        _on_gpu(_ours("hub-shm-gpu", "--transport shm", "hub-shm, workers on GPUs", shards=_MEMORY_SHARDS)),
         _on_gpu(_ours("ring-nccl", "--topology ring --backend nccl", "Hubring's ring on NCCL, on GPUs")),
         _on_gpu(_bound("bound-cuda", "bound:BoundCuda", 1, "mean and step of all gradients on one GPU")),
     )
