@@ -5,6 +5,9 @@ The control plane: membership, the slice plan, status. Always gRPC.
 
 The coordinator serves Control to workers, shards and tools.
 Every shard serves ShardControl to the coordinator.
+
+Each call carries "authorization: Bearer SECRET" (ps/security/policy.py says whose). An incarnation is a
+number that only its holder and the server's processes know: 8 bytes that rise with each join, 16 at random.
 """
 
 from collections import abc as _abc
@@ -45,12 +48,12 @@ class Member(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    incarnation: _builtins.int
+    incarnation: _builtins.bytes
     def __init__(
         self,
         *,
         rank: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -172,11 +175,13 @@ class JoinReply(_message.Message):
     SERVER_HOST_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
     INSECURE_FIELD_NUMBER: _builtins.int
+    SHARD_SECRET_FIELD_NUMBER: _builtins.int
+    PLAIN_DATA_FIELD_NUMBER: _builtins.int
     state: Global___JoinReply.State.ValueType
     text: _builtins.str
     """WAITING: who is missing, and the fix; REFUSED: the reason and the fix"""
     rank: _builtins.int
-    incarnation: _builtins.int
+    incarnation: _builtins.bytes
     world_size: _builtins.int
     lease_seconds: _builtins.float
     late: _builtins.bool
@@ -193,7 +198,11 @@ class JoinReply(_message.Message):
     saves: _builtins.bool
     """the server writes checkpoints of what its shards hold"""
     insecure: _builtins.bool
-    """BRING_SHARD: the shard may listen beyond loopback"""
+    """BRING_SHARD: the shard listens without credentials and encryption"""
+    shard_secret: _builtins.str
+    """BRING_SHARD: lets the shard register"""
+    plain_data: _builtins.bool
+    """BRING_SHARD: the shard sends gradients over ZeroMQ without encryption"""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardAddress]: ...
     def __init__(
@@ -202,7 +211,7 @@ class JoinReply(_message.Message):
         state: Global___JoinReply.State.ValueType = ...,
         text: _builtins.str = ...,
         rank: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
         world_size: _builtins.int = ...,
         lease_seconds: _builtins.float = ...,
         late: _builtins.bool = ...,
@@ -214,10 +223,12 @@ class JoinReply(_message.Message):
         server_host: _builtins.str = ...,
         saves: _builtins.bool = ...,
         insecure: _builtins.bool = ...,
+        shard_secret: _builtins.str = ...,
+        plain_data: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "insecure", b"insecure", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "rank", b"rank", "saves", b"saves", "server_host", b"server_host", "shards", b"shards", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "insecure", b"insecure", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "plain_data", b"plain_data", "rank", b"rank", "saves", b"saves", "server_host", b"server_host", "shard_secret", b"shard_secret", "shards", b"shards", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,7 +248,7 @@ class HeartbeatRequest(_message.Message):
     STOP_AFTER_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    incarnation: _builtins.int
+    incarnation: _builtins.bytes
     step: _builtins.int
     """completed steps"""
     loss: _builtins.float
@@ -255,7 +266,7 @@ class HeartbeatRequest(_message.Message):
         self,
         *,
         rank: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
         step: _builtins.int = ...,
         loss: _builtins.float = ...,
         waiting: _builtins.float = ...,
@@ -398,14 +409,14 @@ class ConnectRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    incarnation: _builtins.int
+    incarnation: _builtins.bytes
     shard: _builtins.str
     """a shard's token; empty for a worker"""
     def __init__(
         self,
         *,
         rank: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
         shard: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -444,7 +455,7 @@ class LeaveRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    incarnation: _builtins.int
+    incarnation: _builtins.bytes
     reason: Global___LeaveRequest.Reason.ValueType
     text: _builtins.str
     step: _builtins.int
@@ -455,7 +466,7 @@ class LeaveRequest(_message.Message):
         self,
         *,
         rank: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
         reason: Global___LeaveRequest.Reason.ValueType = ...,
         text: _builtins.str = ...,
         step: _builtins.int = ...,
@@ -615,6 +626,7 @@ class ShardAddress(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    DOOR_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     host_id: _builtins.str
     """equal only if shared memory works between the processes"""
@@ -622,20 +634,53 @@ class ShardAddress(_message.Message):
     def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport name -> address"""
 
+    @_builtins.property
+    def door(self) -> Global___Door: ...
     def __init__(
         self,
         *,
         shard: _builtins.int = ...,
         host_id: _builtins.str = ...,
         addresses: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        door: Global___Door | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["door", b"door"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "host_id", b"host_id", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "door", b"door", "host_id", b"host_id", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShardAddress: _TypeAlias = ShardAddress  # noqa: Y015
+
+@_typing.final
+class Door(_message.Message):
+    """What a worker needs to be let in by a shard. Never logged or shown."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECRET_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    CURVE_FIELD_NUMBER: _builtins.int
+    secret: _builtins.str
+    """authorizes streams of gRPC"""
+    certificate: _builtins.bytes
+    """PEM; empty: gRPC without TLS"""
+    curve: _builtins.str
+    """public key of ZeroMQ's CURVE; empty: without encryption"""
+    def __init__(
+        self,
+        *,
+        secret: _builtins.str = ...,
+        certificate: _builtins.bytes = ...,
+        curve: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "curve", b"curve", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Door: _TypeAlias = Door  # noqa: Y015
 
 @_typing.final
 class PlanRequest(_message.Message):
@@ -648,7 +693,7 @@ class PlanRequest(_message.Message):
     TRIAL_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    incarnation: _builtins.int
+    incarnation: _builtins.bytes
     slice_bytes: _builtins.int
     """largest slice, as the workers measured it; 0: the server's setting"""
     trial: _builtins.bool
@@ -663,7 +708,7 @@ class PlanRequest(_message.Message):
         self,
         *,
         rank: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
         buckets: _abc.Iterable[Global___BucketSpec] | None = ...,
         slice_bytes: _builtins.int = ...,
         trial: _builtins.bool = ...,
@@ -727,7 +772,7 @@ class RendezvousRequest(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    incarnation: _builtins.int
+    incarnation: _builtins.bytes
     key: _builtins.str
     value: _builtins.str
     """set: put; empty: get, waiting up to wait_seconds"""
@@ -736,7 +781,7 @@ class RendezvousRequest(_message.Message):
         self,
         *,
         rank: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
         key: _builtins.str = ...,
         value: _builtins.str = ...,
         wait_seconds: _builtins.float = ...,
@@ -880,6 +925,44 @@ class CheckpointReply(_message.Message):
 Global___CheckpointReply: _TypeAlias = CheckpointReply  # noqa: Y015
 
 @_typing.final
+class RotateTokenRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateTokenRequest: _TypeAlias = RotateTokenRequest  # noqa: Y015
+
+@_typing.final
+class RotateTokenReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """the server's file with the new tokens"""
+    refused: _builtins.str
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateTokenReply: _TypeAlias = RotateTokenReply  # noqa: Y015
+
+@_typing.final
 class RegisterShardRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -910,15 +993,18 @@ class RegisterShardRequest(_message.Message):
     ADDRESSES_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    DOOR_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     host: _builtins.str
     pid: _builtins.int
     host_id: _builtins.str
     token: _builtins.str
-    worker: _builtins.int
-    """incarnation of the worker that started it; 0: none"""
+    worker: _builtins.bytes
+    """incarnation of the worker that started it; empty: none"""
     @_builtins.property
     def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def door(self) -> Global___Door: ...
     def __init__(
         self,
         *,
@@ -928,11 +1014,12 @@ class RegisterShardRequest(_message.Message):
         host_id: _builtins.str = ...,
         addresses: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         token: _builtins.str = ...,
-        worker: _builtins.int = ...,
+        worker: _builtins.bytes = ...,
+        door: Global___Door | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["door", b"door"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "host", b"host", "host_id", b"host_id", "pid", b"pid", "protocol", b"protocol", "token", b"token", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "door", b"door", "host", b"host", "host_id", b"host_id", "pid", b"pid", "protocol", b"protocol", "token", b"token", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,6 +79,11 @@ class ControlStub:
                 request_serializer=hubring_dot_protos_dot_control__pb2.CheckpointRequest.SerializeToString,
                 response_deserializer=hubring_dot_protos_dot_control__pb2.CheckpointReply.FromString,
                 _registered_method=True)
+        self.RotateToken = channel.unary_unary(
+                '/hubring.v1.Control/RotateToken',
+                request_serializer=hubring_dot_protos_dot_control__pb2.RotateTokenRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.RotateTokenReply.FromString,
+                _registered_method=True)
         self.RegisterShard = channel.unary_unary(
                 '/hubring.v1.Control/RegisterShard',
                 request_serializer=hubring_dot_protos_dot_control__pb2.RegisterShardRequest.SerializeToString,
@@ -157,6 +162,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateToken(self, request, context):
+        """Makes new tokens. Who has joined stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterShard(self, request, context):
         """A shard registers, then renews its lease.
         """
@@ -217,6 +229,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=hubring_dot_protos_dot_control__pb2.CheckpointRequest.FromString,
                     response_serializer=hubring_dot_protos_dot_control__pb2.CheckpointReply.SerializeToString,
+            ),
+            'RotateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateToken,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.RotateTokenRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.RotateTokenReply.SerializeToString,
             ),
             'RegisterShard': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterShard,
@@ -472,6 +489,33 @@ class Control:
             '/hubring.v1.Control/Checkpoint',
             hubring_dot_protos_dot_control__pb2.CheckpointRequest.SerializeToString,
             hubring_dot_protos_dot_control__pb2.CheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.Control/RotateToken',
+            hubring_dot_protos_dot_control__pb2.RotateTokenRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.RotateTokenReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,9 @@ The control plane: membership, the slice plan, status. Always gRPC.
 
 The coordinator serves Control to workers, shards and tools.
 Every shard serves ShardControl to the coordinator.
+
+Each call carries "authorization: Bearer SECRET" (ps/security/policy.py says whose). An incarnation is a
+number that only its holder and the server's processes know: 8 bytes that rise with each join, 16 at random.
 """
 
 from collections import abc as _abc
@@ -55,6 +58,8 @@ class ControlStub:
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_control_pb2.CheckpointRequest, _control_pb2.CheckpointReply]
+    RotateToken: _grpc.UnaryUnaryMultiCallable[_control_pb2.RotateTokenRequest, _control_pb2.RotateTokenReply]
+    """Makes new tokens. Who has joined stays."""
     RegisterShard: _grpc.UnaryUnaryMultiCallable[_control_pb2.RegisterShardRequest, _control_pb2.RegisterShardReply]
     """A shard registers, then renews its lease."""
     ShardHeartbeat: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShardHeartbeatRequest, _control_pb2.ShardHeartbeatReply]
@@ -82,6 +87,8 @@ class ControlAsyncStub(ControlStub):
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]  # type: ignore[assignment]
     Checkpoint: _aio.UnaryUnaryMultiCallable[_control_pb2.CheckpointRequest, _control_pb2.CheckpointReply]  # type: ignore[assignment]
+    RotateToken: _aio.UnaryUnaryMultiCallable[_control_pb2.RotateTokenRequest, _control_pb2.RotateTokenReply]  # type: ignore[assignment]
+    """Makes new tokens. Who has joined stays."""
     RegisterShard: _aio.UnaryUnaryMultiCallable[_control_pb2.RegisterShardRequest, _control_pb2.RegisterShardReply]  # type: ignore[assignment]
     """A shard registers, then renews its lease."""
     ShardHeartbeat: _aio.UnaryUnaryMultiCallable[_control_pb2.ShardHeartbeatRequest, _control_pb2.ShardHeartbeatReply]  # type: ignore[assignment]
@@ -160,6 +167,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.CheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.CheckpointReply, _abc.Awaitable[_control_pb2.CheckpointReply]]: ...
+
+    @_abc_1.abstractmethod
+    def RotateToken(
+        self,
+        request: _control_pb2.RotateTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RotateTokenReply, _abc.Awaitable[_control_pb2.RotateTokenReply]]:
+        """Makes new tokens. Who has joined stays."""
 
     @_abc_1.abstractmethod
     def RegisterShard(

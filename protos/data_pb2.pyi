@@ -215,7 +215,7 @@ class Header(_message.Message):
     """compresses the payload, for example "int8" or "topk:0.01"; empty: none"""
     rank: _builtins.int
     """Requests carry the sender; replies do not."""
-    incarnation: _builtins.int
+    incarnation: _builtins.bytes
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the payload; empty with a payload of one element: 0-d"""
@@ -251,7 +251,7 @@ class Header(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         codec: _builtins.str = ...,
         rank: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
         init: Global___Init | None = ...,
         push: Global___Push | None = ...,
         pull: Global___Pull | None = ...,

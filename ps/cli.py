@@ -36,7 +36,19 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+tokens = typer.Typer(help="Show, make or replace the tokens of a server.", no_args_is_help=True)
+app.add_typer(tokens, name="token")
+
 Address = Annotated[str, typer.Argument(help="HOST:PORT of the server, from its banner")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        envvar="PS_TOKEN_FILE",
+        show_envvar=False,
+        help="file with the server's token [default: that of your server on this host]",
+    ),
+]
 
 
 @app.callback()
@@ -57,9 +69,10 @@ def status(
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object, as without a terminal")
     ] = False,
+    token_file: TokenFile = None,
 ) -> None:
     """Print the status of a hub: as tables on a terminal, otherwise as one JSON object."""
-    _run(lambda: (0, _status(server, as_json=as_json or not sys.stdout.isatty())))
+    _run(lambda: (0, _status(server, token_file, as_json=as_json or not sys.stdout.isatty())))
 
 
 @app.command()
@@ -77,13 +90,39 @@ def health(
 
 
 @app.command()
-def checkpoint(server: Address) -> None:
+def checkpoint(server: Address, token_file: TokenFile = None) -> None:
     """Make a hub write a checkpoint now."""
-    _run(lambda: (0, _checkpoint(server)))
+    _run(lambda: (0, _checkpoint(server, token_file)))
+
+
+@tokens.command("show")
+def show_token(
+    server: Annotated[str | None, typer.Argument(help="HOST:PORT of your server on this host")] = None,
+    token_file: TokenFile = None,
+    role: Annotated[str, typer.Option(help="worker, shard, reader or operator: print only this token")] = "",
+) -> None:
+    """Print a server's tokens, one in each line: copy them to a file of mode 0600 on another host."""
+    from hubring.ps.security.commands import show
+
+    _run(lambda: (show(server, token_file, role), None))
+
+
+@tokens.command("new")
+def new_token(file: Annotated[Path, typer.Argument(help="file to write, and FILE.key beside it")]) -> None:
+    """Make tokens and a certificate for a server that starts later, with --token-file FILE."""
+    from hubring.ps.security.keyring import make_files
+
+    _run(lambda: (0, {"tokens": str(make_files(file))}))
+
+
+@tokens.command("rotate")
+def rotate_token(server: Address, token_file: TokenFile = None) -> None:
+    """Replace the tokens of a running server. Workers and shards that have joined stay."""
+    _run(lambda: (0, _rotate(server, token_file)))
 
 
 @app.command(cls=Command)
-@takes(options(ServerConfig, ["checkpoint_dir"]))
+@takes(options(ServerConfig, ["checkpoint_dir", "token_file"]))
 def doctor(
     server: Annotated[
         str | None, typer.Argument(help="HOST:PORT of a running server; also checks the connection to it")
@@ -162,11 +201,11 @@ def _submit(
     return submit(flags, script, config_file, dry_run=dry_run)
 
 
-def _status(server: str, *, as_json: bool) -> dict[str, Any] | None:
+def _status(server: str, token_file: Path | None, *, as_json: bool) -> dict[str, Any] | None:
     from hubring.protos import control_pb2 as pb
 
     report: dict[str, Any] = json.loads(
-        _ask(server, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
+        _ask(server, "reader", token_file, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
     )
     if as_json:
         return report
@@ -183,11 +222,23 @@ def _health(server: str, service: str) -> dict[str, Any]:
     return {"address": server, "service": service, "serving": True}
 
 
-def _checkpoint(server: str) -> dict[str, Any]:
+def _rotate(server: str, token_file: Path | None) -> dict[str, Any]:
     from hubring.protos import control_pb2 as pb
     from hubring.ps.core.errors import ConfigError
 
-    reply = _ask(server, lambda stub: stub.Checkpoint(pb.CheckpointRequest(), timeout=120))
+    request = pb.RotateTokenRequest()
+    reply = _ask(server, "operator", token_file, lambda stub: stub.RotateToken(request, timeout=10))
+    if reply.refused:
+        raise ConfigError(reply.refused)
+    return {"tokens": reply.path}
+
+
+def _checkpoint(server: str, token_file: Path | None) -> dict[str, Any]:
+    from hubring.protos import control_pb2 as pb
+    from hubring.ps.core.errors import ConfigError
+
+    request = pb.CheckpointRequest()
+    reply = _ask(server, "operator", token_file, lambda stub: stub.Checkpoint(request, timeout=120))
     if reply.refused:
         raise ConfigError(reply.refused)
     return {"checkpoint": reply.path, "step": reply.step}
@@ -214,20 +265,25 @@ def _doctor(
     return result(server, findings)
 
 
-def _ask(server: str, call: Any) -> Any:
+def _ask(server: str, role: str, token_file: Path | None, call: Any) -> Any:
     import grpc
 
     from hubring.protos.control_pb2_grpc import ControlStub
     from hubring.ps.config.address import address
     from hubring.ps.core.errors import ServerUnreachable
+    from hubring.ps.security.access import LOOK_SECONDS, find, no_entry
+    from hubring.ps.security.policy import Role
     from hubring.ps.transport.grpc.channel import open_channel
     from hubring.ps.transport.port_probe import probe
 
     _, port = address(server)
-    with open_channel(server) as channel:
+    access = find(server, Role(role), token_file, LOOK_SECONDS)
+    with open_channel(server, access) as channel:
         try:
             return call(ControlStub(channel))
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise no_entry(server, error.details() or "") from error
             raise ServerUnreachable(
                 f"no server answers at {server}: {probe(server)} ({error.code().name}: {error.details()});"
                 f" check the address, or start one: ps-server start --port {port}; to diagnose:"

@@ -31,8 +31,13 @@ from hubring.ps.observe.health import CONTROL, HubHealth
 from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, first_ended
+from hubring.ps.security.access import NO_ACCESS, Access, find
+from hubring.ps.security.guard import AsyncGuard
+from hubring.ps.security.keyring import Keyring
+from hubring.ps.security.policy import Role
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.store.consistency import by_name
+from hubring.ps.transport.grpc.channel import server_credentials
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
 
 log = logging.getLogger(__name__)
@@ -43,6 +48,8 @@ HELD_UP_SECONDS = 0.5
 
 Their holders may have sent heartbeats in time that this process did not read.
 """
+CONNECT_SECONDS = 10.0
+"""How long `--join` waits for the coordinator and for its token file."""
 GOODBYE_SECONDS = 5.0
 """How long shards and workers have to learn that the server stops."""
 
@@ -56,6 +63,7 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._keyring = None if config.insecure else Keyring(config.token_file, encrypts=config.encrypts)
         self._health = HubHealth()
         self._signals = 0
         self._signal: signal.Signals | None = None
@@ -92,7 +100,7 @@ class Server:
         opening: asyncio.Task[None] | None = None
         try:
             site = None if config.no_page else Site(config)
-            _start_shards(shards, count, control, config)
+            _start_shards(shards, count, control, config, self._shards_access())
             self._banner(address, restored, site)
             if site is not None:
                 opening = asyncio.create_task(_open(site, coordinator))  # a task, because leases already run
@@ -109,11 +117,15 @@ class Server:
             if site is not None:
                 await site.close()
             await server.stop(GOODBYE_SECONDS if coordinator.failure else 0.5)
+            if self._keyring is not None:
+                self._keyring.withdraw()
         return self._exit_code(coordinator), result
 
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        add_ControlServicer_to_server(Control(coordinator), server)
+        keyring = self._keyring
+        guards = [] if keyring is None else [AsyncGuard(keyring.guard)]
+        server = grpc.aio.server(interceptors=guards, options=[("grpc.so_reuseport", 0)])
+        add_ControlServicer_to_server(Control(coordinator, keyring), server)
         self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host, port = numeric(self._config.host), self._config.port
@@ -121,15 +133,29 @@ class Server:
             # Check the port first: gRPC prints an obscure line if it cannot listen.
             if why := objection(host, port):
                 raise RuntimeError(why)
-            port = server.add_insecure_port(f"{bracketed(host)}:{port}")
+            place = f"{bracketed(host)}:{port}"
+            if keyring is not None and keyring.identity is not None:
+                port = server.add_secure_port(place, server_credentials(keyring.identity))
+            else:
+                port = server.add_insecure_port(place)
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen on {bracketed(host)}:{port}: {error}; use --port 0 for a free port, or"
                 " another --host"
             ) from error
         await self._health.tell(coordinator.troubles())
+        if keyring is not None:
+            keyring.publish(port)
         await server.start()
         return server, port
+
+    def _shards_access(self) -> Access:
+        """Returns how this host's shards reach the coordinator."""
+        keyring = self._keyring
+        if keyring is None:
+            return NO_ACCESS
+        certificate = keyring.identity.certificate if keyring.identity else b""
+        return Access(keyring.secret(Role.SHARD), certificate)
 
     def _add_signal_handlers(self, coordinator: Coordinator) -> None:
         loop = asyncio.get_running_loop()
@@ -171,6 +197,7 @@ class Server:
             f"  workers   ps-worker --server {address}{count}",
             f"  ring      ps-worker --server {address} --topology ring",
             f"  status    ps-server status {address}",
+            f"  tokens    {self._tokens()}",
             *(site.banner() if site is not None else ()),
         ]
         if restored:
@@ -178,6 +205,11 @@ class Server:
         print("\n".join(lines), file=sys.stderr, flush=True)
         if config.address_file:
             _write_address(config.address_file, address)
+
+    def _tokens(self) -> str:
+        if self._keyring is None:
+            return "none, and no encryption (--insecure): every client can change the model"
+        return f"in {self._keyring.path}; workers on other hosts need a copy, in --token-file"
 
     async def _supervise(self, coordinator: Coordinator, shards: Children[Child]) -> None:
         """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""
@@ -238,10 +270,20 @@ class Server:
         return 0
 
 
-def _start_shards(shards: Children[Child], count: int, control: str, config: ServerConfig) -> None:
+def _start_shards(
+    shards: Children[Child], count: int, control: str, config: ServerConfig, access: Access
+) -> None:
     """Starts this host's shards; each registers itself with the coordinator."""
-    trace = str(config.trace or "")
-    settings = Settings(control, config.host, config.log_format, device=config.device, trace=trace)
+    settings = Settings(
+        control,
+        config.host,
+        config.log_format,
+        device=config.device,
+        trace=str(config.trace or ""),
+        access=access,
+        insecure=config.insecure,
+        plain_data=config.plain_data,
+    )
     for _ in range(count):
         shards.add(start("a shard process", settings))
 
@@ -268,7 +310,9 @@ async def join(config: ServerConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         loop.add_signal_handler(number, quit_.set)
-    _start_shards(shards, config.shards, config.join or "", config)
+    there = config.join or ""
+    access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS)
+    _start_shards(shards, config.shards, there, config, access)
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
     while (ended := first_ended(shards.started, 0.0)) is None and not quit_.is_set():
         with contextlib.suppress(TimeoutError):

@@ -24,6 +24,7 @@ from hubring.ps.core.errors import (
     ServerUnreachable,
 )
 from hubring.ps.process.child import Child
+from hubring.ps.security.access import Access, no_entry
 from hubring.ps.shard.colocated import place
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.transport.port_probe import probe
@@ -45,6 +46,7 @@ class Admission:
     Args:
         address: The server's `HOST:PORT`.
         stub: The gRPC stub of the server.
+        access: What the stub's channel was opened with.
         log_format: Log format of the shard that the worker starts.
         trace: Folder for that shard's trace; empty for no trace.
 
@@ -52,9 +54,12 @@ class Admission:
         shard: The shard process that this worker started; None if the hub wants none.
     """
 
-    def __init__(self, address: str, stub: ControlStub, log_format: LogFormat, trace: str) -> None:
+    def __init__(
+        self, address: str, stub: ControlStub, access: Access, log_format: LogFormat, trace: str
+    ) -> None:
         self._address = address
         self._stub = stub
+        self._access = access
         self._log_format = log_format
         self._trace = trace
         self.shard: Child | None = None
@@ -86,7 +91,17 @@ class Admission:
     def _bring_shard(self, reply: pb.JoinReply) -> None:
         dialled, _ = split(self._address)
         host = place(dialled, reply.server_host, reply.insecure)
-        settings = Settings(self._address, host, self._log_format, reply.incarnation, trace=self._trace)
+        worker = reply.incarnation.hex()
+        settings = Settings(
+            self._address,
+            host,
+            self._log_format,
+            worker,
+            trace=self._trace,
+            access=self._access._replace(secret=reply.shard_secret),
+            insecure=reply.insecure,
+            plain_data=reply.plain_data,
+        )
         self.shard = start("this worker's shard", settings)
         log.info("the hub runs its shards on the workers' hosts; this worker starts one on %s", host)
 
@@ -113,6 +128,8 @@ class Admission:
                         f"the gRPC service at {self._address} is not ps-server;"
                         " use the port that the server's banner shows"
                     ) from error
+                if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                    raise no_entry(self._address, error.details() or "") from error
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 if again and not (timed_out and time.monotonic() < began + BUSY_SECONDS):
                     raise ServerUnreachable(

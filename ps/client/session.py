@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe
+from hubring.ps.client.join import BY_EXIT_CODE, CONNECT_SECONDS, Admission, describe
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
@@ -31,12 +32,15 @@ from hubring.ps.core.errors import (
     JobFailed,
     ServerUnreachable,
 )
-from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing
+from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing, incarnation_from_wire
 from hubring.ps.core.waiting import Waiting, wait_message
 from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Telemetry
+from hubring.ps.security.access import find
+from hubring.ps.security.door import Door
+from hubring.ps.security.policy import Role
 from hubring.ps.shard.colocated import outlast
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
@@ -74,6 +78,7 @@ class Session:
         rank: The worker's rank; None to let the server choose.
         world_size: Number of workers; None to use the server's setting.
         start_timeout: Seconds to wait for the other workers.
+        token_file: File with the server's tokens; None for that of this user's server on this host.
         log_format: Log format of the shard that this worker starts.
         trace: Folder for that shard's trace; empty for no trace.
 
@@ -91,6 +96,7 @@ class Session:
         rank: int | None = None,
         world_size: int | None = None,
         start_timeout: float = 300.0,
+        token_file: Path | None = None,
         log_format: LogFormat = "text",
         trace: str = "",
     ) -> None:
@@ -117,9 +123,10 @@ class Session:
         self._finished = ""  # the error if this worker takes another step, because another worker finished
         self._explained = threading.Event()  # set once `verdict` has an answer
         self._left = threading.Event()
-        self._channel = open_channel(address)
+        access = find(address, Role.WORKER, token_file, CONNECT_SECONDS)
+        self._channel = open_channel(address, access)
         self._stub = ControlStub(self._channel)
-        self._admission = Admission(address, self._stub, log_format, trace)
+        self._admission = Admission(address, self._stub, access, log_format, trace)
         request = pb.JoinRequest(
             protocol=PROTOCOL,
             token=secrets.token_hex(16),
@@ -135,13 +142,17 @@ class Session:
         except BaseException:
             self.close()
             raise
-        self.sender = Sender(joined.rank, joined.incarnation)
+        self.sender = Sender(joined.rank, incarnation_from_wire(joined.incarnation))
+        self._identity = joined.rank, joined.incarnation
         self.size = joined.world_size
         self.late = joined.late
         self.neighbours = joined.neighbours
         self.mode, self.saves = joined.mode, joined.saves
         self.lockstep = joined.lockstep
-        self.shards = [ShardAddress(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
+        self.shards = [
+            ShardAddress(shard.host_id, dict(shard.addresses), Door.from_proto(shard.door))
+            for shard in joined.shards
+        ]
         self._lease = joined.lease_seconds
         self._presence = OpenCall(self._connect)
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
@@ -226,11 +237,11 @@ class Session:
                     return
 
     def _connect(self) -> Any:
-        rank, incarnation = self.sender
+        rank, incarnation = self._identity
         return self._stub.Connect(pb.ConnectRequest(rank=rank, incarnation=incarnation))
 
     def _beat(self) -> pb.HeartbeatRequest:
-        rank, incarnation = self.sender
+        rank, incarnation = self._identity
         return pb.HeartbeatRequest(
             rank=rank,
             incarnation=incarnation,
@@ -288,7 +299,7 @@ class Session:
             ConfigError: The job, or the hub's checkpoint, has another model. Names the first difference.
             JobFailed: A shard cannot take its part.
         """
-        rank, incarnation = self.sender
+        rank, incarnation = self._identity
         slice_bytes, shards = slicing or (0, 0)
         request = pb.PlanRequest(
             rank=rank,
@@ -322,7 +333,7 @@ class Session:
         raise self.failure or DeadlineExceeded(f"no rank published {key!r} within {timeout:g} s (--timeout)")
 
     def _rendezvous(self, key: str, value: str, wait: float) -> str:
-        rank, incarnation = self.sender
+        rank, incarnation = self._identity
         request = pb.RendezvousRequest(
             rank=rank, incarnation=incarnation, key=key, value=value, wait_seconds=wait
         )
@@ -347,7 +358,7 @@ class Session:
             return
         self._left.set()
         self._thread.join()
-        rank, incarnation = self.sender
+        rank, incarnation = self._identity
         self._leave_request = pb.LeaveRequest(
             rank=rank,
             incarnation=incarnation,

@@ -23,16 +23,23 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ConfigError: Two settings contradict each other. The message names both and suggests a fix.
     """
 
-    host: Annotated[str, cluster("address to listen on; beyond loopback, it needs --insecure")] = "127.0.0.1"
+    host: Annotated[str, cluster("address to listen on; beyond loopback with TLS")] = "127.0.0.1"
     port: Annotated[Port, cluster("control port; 0 picks a free one")] = 5555
     page_port: Annotated[
         Port | None,
         cluster("port of the status page and /metrics", "--port plus 1, or a free port if --port is 0"),
     ] = None
     no_page: Annotated[bool, cluster("serve no status page and no /metrics")] = False
-    token_file: Annotated[
+    page_token_file: Annotated[
         Path | None,
         cluster("file with the token for the page's buttons", "a random token, shown in the banner"),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        cluster(
+            "file with the tokens that let workers, shards and people in; made if it does not exist",
+            "a file in the user's runtime directory",
+        ),
     ] = None
     shards: Annotated[
         Whole, cluster("shard processes on the server's host; 0 if other hosts add all shards")
@@ -68,7 +75,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     lease: Annotated[
         Seconds, cluster("seconds without a heartbeat before a connected worker or shard is lost")
     ] = 90.0
-    insecure: Annotated[bool, cluster("allow listening beyond loopback without credentials")] = False
+    insecure: Annotated[
+        bool, cluster("ask for no tokens and encrypt nothing: every client can change the model")
+    ] = False
+    plain_data: Annotated[
+        bool,
+        cluster("beyond loopback, send gradients over ZeroMQ without encryption"),
+    ] = False
     address_file: Annotated[Path | None, cluster("file to write HOST:PORT to once the server listens")] = None
     slice_bytes: Annotated[
         Bytes | None,
@@ -84,14 +97,18 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         self._check_mode()
         self._check_page()
         self._check_shards()
-        if not is_loopback(self.host) and not self.insecure:
+        if self.insecure and self.token_file is not None:
             raise ConfigError(
-                f"--host {self.host} is reachable from other machines, and the server does not authenticate"
-                " workers: every client there can read or change the model. Listen on 127.0.0.1, or add"
-                " --insecure on a trusted network"
+                f"--token-file {self.token_file} lets in clients with a token, but --insecure lets in all;"
+                " remove one of the two"
             )
         if self.join is not None:
             self._check_join(self.join)
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether TLS is used: beyond loopback, unless the server is insecure."""
+        return not (self.insecure or is_loopback(self.host))
 
     def _check_mode(self) -> None:
         if self.staleness and self.mode != "ssp":
@@ -107,7 +124,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             )
 
     def _check_page(self) -> None:
-        for name in ("page_port", "token_file"):
+        for name in ("page_port", "page_token_file"):
             given = getattr(self, name)
             if self.no_page and given is not None:
                 raise ConfigError(
@@ -158,9 +175,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         if is_loopback(self.host) and not is_loopback(there):
             raise ConfigError(
                 f"shards on --host {self.host} cannot be reached from {coordinator}; set --host to this"
-                " machine's address, and add --insecure"
+                " machine's address"
             )
 
 
-_SHARD_HOST = {"join", "host", "shards", "device", "insecure", "trace", "log_format"}
+_SHARD_HOST = {
+    *("join", "host", "shards", "device", "trace", "log_format"),
+    *("insecure", "plain_data", "token_file"),
+}
 """The settings of a host that only adds shards; all others are settings of the coordinator."""

@@ -24,6 +24,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """
 
     server: Annotated[str | None, cluster("HOST:PORT of the hub", "none; the worker trains alone")] = None
+    token_file: Annotated[
+        Path | None,
+        cluster("file with the server's token", "that of this user's server on this host"),
+    ] = None
     topology: Annotated[
         Literal["hub", "ring"], data_path("train through a parameter server or an allreduce ring")
     ] = "hub"

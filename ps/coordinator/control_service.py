@@ -19,10 +19,12 @@ from hubring.protos.control_pb2_grpc import ControlServicer
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.joining import Summons
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError
-from hubring.ps.core.types import PROTOCOL, Sender, Slicing
+from hubring.ps.core.types import PROTOCOL, Sender, Slicing, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job import telemetry
 from hubring.ps.job.job import Joiner, Reason
 from hubring.ps.job.plan_protos import bucket_from_proto, slice_to_proto
+from hubring.ps.security.keyring import Keyring
+from hubring.ps.security.policy import Role
 from hubring.ps.transport.host import reachable
 
 log = logging.getLogger(__name__)
@@ -34,10 +36,16 @@ STATUS_SECONDS = 5.0
 
 
 class Control(ControlServicer):
-    """Serves `Control` for one coordinator."""
+    """Serves `Control` for one coordinator.
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    Args:
+        coordinator: Acts on the messages.
+        keyring: The server's tokens; None if it asks for none.
+    """
+
+    def __init__(self, coordinator: Coordinator, keyring: Keyring | None = None) -> None:
         self._coordinator = coordinator
+        self._keyring = keyring
 
     # Workers.
 
@@ -58,14 +66,16 @@ class Control(ControlServicer):
         if isinstance(seat, Summons):
             return pb.JoinReply(
                 state=pb.JoinReply.BRING_SHARD,
-                incarnation=seat.member.incarnation,
+                incarnation=incarnation_to_wire(seat.member.incarnation),
                 server_host=reachable(config.host),
                 insecure=config.insecure,
+                plain_data=config.plain_data,
+                shard_secret=self._keyring.secret(Role.SHARD) if self._keyring else "",
             )
         return pb.JoinReply(
             state=pb.JoinReply.READY,
             rank=seat.member.rank,
-            incarnation=seat.member.incarnation,
+            incarnation=incarnation_to_wire(seat.member.incarnation),
             world_size=seat.world_size,
             lease_seconds=config.lease,
             late=seat.late,
@@ -74,7 +84,12 @@ class Control(ControlServicer):
             saves=config.checkpoint_dir is not None,
             lockstep=self._coordinator.consistency.lockstep,
             shards=[
-                pb.ShardAddress(shard=shard.index, host_id=shard.host_id, addresses=shard.addresses)
+                pb.ShardAddress(
+                    shard=shard.index,
+                    host_id=shard.host_id,
+                    addresses=shard.addresses,
+                    door=shard.door.to_proto(),
+                )
                 for shard in self._coordinator.fleet.shards
             ],
         )
@@ -157,6 +172,15 @@ class Control(ControlServicer):
             return pb.CheckpointReply(refused=str(error))
         return pb.CheckpointReply(path=str(path), step=step)
 
+    async def RotateToken(self, request: pb.RotateTokenRequest, context: Context) -> pb.RotateTokenReply:
+        if self._keyring is None:
+            return pb.RotateTokenReply(refused="this server runs with --insecure and has no tokens")
+        try:
+            self._keyring.rotate()
+        except ConfigError as error:
+            return pb.RotateTokenReply(refused=str(error))
+        return pb.RotateTokenReply(path=str(self._keyring.path))
+
     # Shards.
 
     async def RegisterShard(
@@ -213,4 +237,4 @@ def _sender(
     | pb.PlanRequest
     | pb.RendezvousRequest,
 ) -> Sender:
-    return Sender(request.rank, request.incarnation)
+    return Sender(request.rank, incarnation_from_wire(request.incarnation))

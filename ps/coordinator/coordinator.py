@@ -33,7 +33,7 @@ from hubring.ps.coordinator.shutdown import Shutdown
 from hubring.ps.coordinator.view_publisher import ViewPublisher
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
-from hubring.ps.core.types import Sender, ShardPlan, Slicing
+from hubring.ps.core.types import Sender, ShardPlan, Slicing, incarnation_from_wire
 from hubring.ps.job.job import Job, Joiner, Reason
 from hubring.ps.job.outcome import Outcome
 from hubring.ps.job.telemetry import Telemetry
@@ -204,7 +204,8 @@ class Coordinator:
         known = self.fleet.find(request.token)
         if known is not None:
             return known
-        index = self._sources.number(request.worker, self.job, self.fleet.shards)
+        worker = incarnation_from_wire(request.worker)
+        index = self._sources.number(worker, self.job, self.fleet.shards)
         if self.quorum.complete and self.quorum.shards_wanted:
             return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())

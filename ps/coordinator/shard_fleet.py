@@ -15,9 +15,10 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
-from hubring.ps.core.types import BucketSpec, ShardPlan, View
+from hubring.ps.core.types import BucketSpec, ShardPlan, View, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
+from hubring.ps.security.door import Door
 from hubring.ps.transport.grpc.channel import open_async_channel
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Shard:
     pid: int
     host_id: str
     addresses: dict[str, str]
+    door: Door
     channel: grpc.aio.Channel
     stub: ShardControlAsyncStub
     heard: float
@@ -94,7 +96,8 @@ class Fleet:
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         """Adds a shard with this number."""
-        channel = open_async_channel(request.addresses["grpc"])
+        door = Door.from_proto(request.door)
+        channel = open_async_channel(request.addresses["grpc"], door.for_hub(request.token))
         shard = Shard(
             index=index,
             token=request.token,
@@ -102,10 +105,11 @@ class Fleet:
             pid=request.pid,
             host_id=request.host_id,
             addresses=dict(request.addresses),
+            door=door,
             channel=channel,
             stub=ShardControlStub(channel),
             heard=now,
-            worker=request.worker,
+            worker=incarnation_from_wire(request.worker),
         )
         self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
@@ -135,7 +139,10 @@ class Fleet:
 
     async def set_view(self, view: View) -> None:
         """Sends the members to every shard; returns when all shards use them."""
-        members = [pb.Member(rank=member.rank, incarnation=member.incarnation) for member in view.members]
+        members = [
+            pb.Member(rank=member.rank, incarnation=incarnation_to_wire(member.incarnation))
+            for member in view.members
+        ]
         message = pb.View(epoch=view.epoch, members=members, finished=view.finished)
         await self._all(lambda stub: stub.SetView(message, timeout=self._call_seconds))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Protocol version. Increase it when an older peer could misunderstand a newer one."""
 
 Hyper = Mapping[str, float]
@@ -28,11 +29,41 @@ DTYPE_BYTES: Mapping[str, int] = {
 """The dtypes that can be sent, by torch's name, with the bytes of one element."""
 
 
+_INCARNATION_BYTES = 24
+
+
+def new_incarnation(number: int) -> int:
+    """Returns the incarnation of a job's join with this number: the number, and 128 random bits below it.
+
+    So incarnations are in the order of the joins, and nobody guesses one.
+    """
+    return number << 128 | secrets.randbits(128)
+
+
+def incarnation_to_wire(incarnation: int) -> bytes:
+    """Returns an incarnation as the bytes of a message."""
+    return incarnation.to_bytes(_INCARNATION_BYTES)
+
+
+def incarnation_from_wire(data: bytes) -> int:
+    """Returns the incarnation in a message's bytes; 0, which nobody has, for another number of bytes."""
+    return int.from_bytes(data) if len(data) == _INCARNATION_BYTES else 0
+
+
 class Sender(NamedTuple):
-    """A sender's rank and incarnation. A higher incarnation fences the lower ones."""
+    """A sender's rank and incarnation. A higher incarnation fences the lower ones.
+
+    Only the sender and the server's processes know an incarnation, so it also proves who sends. Logs show its
+    number.
+    """
 
     rank: int
     incarnation: int
+
+    @property
+    def number(self) -> int:
+        """The number of the sender's join."""
+        return self.incarnation >> 128
 
 
 class Layout(NamedTuple):

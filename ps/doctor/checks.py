@@ -92,7 +92,7 @@ def _server(subject: Subject) -> list[Check]:
         Check(network.SERVER_NAME, partial(network.examine_server_name, subject.server_host), _RESOLVER),
         Check(
             server.SERVER,
-            partial(server.examine, subject.server, subject.seconds),
+            partial(server.examine, subject.server, subject.config.token_file, subject.seconds),
             f"run ps-server status {subject.server}",
             further=(server.VERSIONS, server.CLOCKS),
         ),

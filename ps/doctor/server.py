@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hubring.ps.config.address import address
@@ -70,6 +71,12 @@ def judge_refusal(server: str, status: str, details: str, seconds: float) -> Fin
             "on that host, find the process with ss -ltnp; if its state is T (ps -o stat), kill -CONT it;"
             f" otherwise {_BANNER}",
         )
+    if status == "UNAUTHENTICATED":
+        return failure(
+            SERVER,
+            f"the server at {server} refuses this user: {details}",
+            "copy the token file that its banner names, and pass it with --token-file or PS_TOKEN_FILE",
+        )
     found = f"the process at {server} does not answer as a ps-server does ({status}: {details})"
     return _unreachable(found, _BANNER)
 
@@ -111,7 +118,7 @@ def judge_clocks(measured: Offset, server: str) -> Finding:
     return ok(CLOCKS, found)
 
 
-def examine(server: str, seconds: float) -> Iterator[Finding]:
+def examine(server: str, token_file: Path | None, seconds: float) -> Iterator[Finding]:
     """Connects to the server, requests its status, then its time."""
     patience = min(SHARE * seconds, MOST_SECONDS)
     try:
@@ -120,17 +127,26 @@ def examine(server: str, seconds: float) -> Iterator[Finding]:
         yield judge_connection(server, error, patience)
         yield from _left_out(server)
     else:
-        yield from _ask(server, patience)
+        yield from _ask(server, token_file, patience)
 
 
-def _ask(server: str, seconds: float) -> Iterator[Finding]:
+def _ask(server: str, token_file: Path | None, seconds: float) -> Iterator[Finding]:
     import grpc
 
     from hubring.protos import control_pb2 as pb
     from hubring.protos.control_pb2_grpc import ControlStub
+    from hubring.ps.core.errors import HubringError
+    from hubring.ps.security.access import find
+    from hubring.ps.security.policy import Role
     from hubring.ps.transport.grpc.channel import open_channel
 
-    with open_channel(server) as channel:
+    try:
+        access = find(server, Role.READER, token_file, seconds)
+    except HubringError as error:
+        yield failure(SERVER, str(error), "copy the server's token file again", error.exit_code)
+        yield from _left_out(server)
+        return
+    with open_channel(server, access) as channel:
         stub = ControlStub(channel)
         try:
             report = json.loads(stub.Status(pb.StatusRequest(), timeout=seconds).json)

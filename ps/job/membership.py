@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hubring.ps.core.errors import ConfigError, Fenced
-from hubring.ps.core.types import Member, Sender, View
+from hubring.ps.core.types import Member, Sender, View, new_incarnation
 
 RETURN_SECONDS = 4.0
 """How long a process whose connection closed has for its next heartbeat: perhaps only the network failed."""
@@ -48,7 +48,7 @@ class Membership:
     Args:
         world_size: How many ranks there are: 0 to world_size - 1.
         lease_seconds: How long a holder may send no heartbeat.
-        first_incarnation: The incarnation of the first join; a restored job continues at `next_incarnation`.
+        first_incarnation: The number of the first join; a restored job continues at `next_incarnation`.
     """
 
     def __init__(self, world_size: int, lease_seconds: float, first_incarnation: int = 1) -> None:
@@ -115,7 +115,7 @@ class Membership:
             member = self._tokens[token]
             self.beat(Sender(member.rank, member.incarnation), now)
             return member
-        member = Member(self.free_rank(rank), self.next_incarnation, host, pid)
+        member = Member(self.free_rank(rank), new_incarnation(self.next_incarnation), host, pid)
         self.next_incarnation += 1
         self._tokens[token] = member
         self._leases[member.rank] = _Lease(member, beaten=now)

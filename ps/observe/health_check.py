@@ -11,6 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hubring.ps.config.address import address as split
 from hubring.ps.core.errors import HubringError, ServerUnreachable, UsageError
 from hubring.ps.observe.health import CONTROL, DATA, READY, SHARD_CONTROL, WHY
+from hubring.ps.security.access import Access
+from hubring.ps.security.certificate import peek
 from hubring.ps.transport.grpc.channel import open_channel
 
 PATIENCE = 3.0
@@ -34,7 +36,8 @@ def probe(address: str, service: str, timeout: float = PATIENCE) -> None:
     """
     split(address)
     request = health_pb2.HealthCheckRequest(service=service)
-    with open_channel(address) as channel:
+    access = Access(certificate=peek(address, timeout))  # without a secret, so whose it is does not matter
+    with open_channel(address, access) as channel:
         try:
             answer, call = health_pb2_grpc.HealthStub(channel).Check.with_call(request, timeout=timeout)
         except grpc.RpcError as error:

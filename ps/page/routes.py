@@ -52,7 +52,7 @@ HEADERS = {
 }
 """Headers of every response. They forbid foreign content in the page, and the page in foreign sites."""
 
-BANNER = "find it after #token= in the banner of ps-server start, or in the file of --token-file"
+BANNER = "find it after #token= in the banner of ps-server start, or in the file of --page-token-file"
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -35,7 +35,7 @@ class Site:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._token = tokens.settle(config.token_file)
+        self._token = tokens.settle(config.page_token_file)
         self._listening = port.take(config.host, port.choose(config.page_port, config.port))
         here = bracketed(reachable(config.host))
         self.address = f"http://{here}:{self._listening.getsockname()[1]}"
@@ -50,8 +50,8 @@ class Site:
     def banner(self) -> list[str]:
         """Returns lines for the server's banner. The token is in the fragment, which browsers do not send."""
         page = f"{self.address}/#token={self._token}"
-        if self._config.token_file is not None:
-            page = f"{self.address}/  (token: {self._config.token_file})"
+        if self._config.page_token_file is not None:
+            page = f"{self.address}/  (token: {self._config.page_token_file})"
         return [f"  page      {page}", f"  metrics   {self.address}/metrics"]
 
     async def serve(self, hub: Hub) -> None:

@@ -23,12 +23,12 @@ def settle(file: Path | None) -> str:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read --token-file {file}: {error}; create it, or omit --token-file for a random token"
+            f"cannot read --page-token-file {file}: {error}; create it, or omit the option for a random token"
         ) from error
     if len(token) < SHORTEST:
         raise ConfigError(
-            f"--token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}. Make one"
-            " with head -c 18 /dev/urandom | base64"
+            f"--page-token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}. Make"
+            " one with head -c 18 /dev/urandom | base64"
         )
     return token
 

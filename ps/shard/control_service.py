@@ -24,7 +24,7 @@ from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import Code
-from hubring.ps.core.types import Member, View
+from hubring.ps.core.types import Member, View, incarnation_from_wire
 from hubring.ps.job.plan_protos import bucket_from_proto, slice_from_proto
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite
@@ -66,7 +66,9 @@ class ShardControl(ShardControlServicer):
         self._health.tell({SHARD_CONTROL: "", DATA: ""})
 
     def SetView(self, request: pb.View, context: grpc.ServicerContext) -> pb.Ack:
-        members = tuple(Member(member.rank, member.incarnation) for member in request.members)
+        members = tuple(
+            Member(member.rank, incarnation_from_wire(member.incarnation)) for member in request.members
+        )
         view = View(request.epoch, members, request.finished)
         self._in_loop(lambda loop: loop.send(loop.store.on_view(view)))
         return pb.Ack()

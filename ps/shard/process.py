@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import select
 import signal
 import socket
@@ -21,16 +20,20 @@ import torch
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.config.address import is_loopback
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import ConfigError, HubringError, ServerUnreachable
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.observe import logs
+from hubring.ps.security.access import no_entry
+from hubring.ps.security.door import Lock
+from hubring.ps.security.door import lock as make_lock
 from hubring.ps.shard import gpu
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.spawn import Settings
+from hubring.ps.shard.spawn import VARIABLE, Settings
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.channel import open_channel
@@ -54,14 +57,19 @@ class Registration:
     """Registers this shard with the coordinator, and renews its lease."""
 
     def __init__(
-        self, settings: Settings, host_id: str, addresses: dict[str, str], orphaned: threading.Event
+        self,
+        settings: Settings,
+        host_id: str,
+        addresses: dict[str, str],
+        lock: Lock,
+        orphaned: threading.Event,
     ) -> None:
         self.failure: HubringError | None = None
         """Why the shard exits without a request to exit."""
         self._orphaned = orphaned
         self._control = settings.control
-        self._stub = ControlStub(open_channel(settings.control))
-        self._token = secrets.token_hex(16)
+        self._stub = ControlStub(open_channel(settings.control, settings.access))
+        self._token = lock.token
         request = pb.RegisterShardRequest(
             protocol=PROTOCOL,
             host=socket.gethostname(),
@@ -69,7 +77,8 @@ class Registration:
             host_id=host_id,
             addresses=addresses,
             token=self._token,
-            worker=settings.worker,
+            worker=bytes.fromhex(settings.worker),
+            door=lock.door.to_proto(),
         )
         self._reply = self._register(request)
         self.index = self._reply.shard
@@ -82,6 +91,8 @@ class Registration:
             try:
                 reply = self._stub.RegisterShard(request, timeout=CONNECT_SECONDS)
             except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    raise no_entry(self._control, error.details() or "") from error
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 if time.monotonic() - heard > (BUSY_SECONDS if timed_out else CONNECT_SECONDS):
                     raise ServerUnreachable(
@@ -152,9 +163,9 @@ class Registration:
         lost()
 
 
-def main(argument: str) -> None:
+def main() -> None:
     """Runs one shard until the coordinator requests the exit, or the coordinator or the parent is gone."""
-    settings = msgspec.json.decode(argument, type=Settings)
+    settings = msgspec.json.decode(os.environ.pop(VARIABLE), type=Settings)
     # torch's fused optimizers wake their thread pool even for a small slice. On a host with busy
     # workers that costs milliseconds. Start more shards to use more cores.
     torch.set_num_threads(1)
@@ -164,14 +175,16 @@ def main(argument: str) -> None:
     watched = (settings.parent, orphaned)
     threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
     control = ShardControl()
-    doors = open_doors(settings.host, register=[control.add_to])
+    encrypts = not (settings.insecure or is_loopback(settings.host))
+    lock = make_lock(tls=encrypts, curve=encrypts and not settings.plain_data)
+    doors = open_doors(settings.host, [control.add_to], lock)
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
     memory: ParameterMemory = HostMemory(doors.allocate)
     if settings.device != "cpu":
         room = gpu.room(settings.device)
         memory = room.parameters
         addresses |= room.addresses
-    registration = Registration(settings, host_id(), addresses, orphaned)
+    registration = Registration(settings, host_id(), addresses, lock, orphaned)
     place.role = f"shard{registration.index}"
     trace = None
     if settings.trace:
@@ -203,7 +216,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        main(sys.argv[1])
+        main()
     except HubringError as error:
         log.error("%s", error)
         raise SystemExit(error.exit_code) from error

@@ -10,6 +10,7 @@ import msgspec
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.process.child import Child
 from hubring.ps.process.command import module_command
+from hubring.ps.security.access import NO_ACCESS, Access
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -19,22 +20,32 @@ class Settings(msgspec.Struct, frozen=True):
         control: The coordinator's `HOST:PORT`.
         host: Address to listen on.
         log_format: Format of the log.
-        worker: Incarnation of the worker that starts the shard; 0 if `ps-server` starts it.
+        worker: Incarnation of the worker that starts the shard, in hexadecimal; empty if a server starts it.
         parent: Process id; the shard exits when this process exits.
         device: Device of the parameters: cpu, cuda or cuda:N.
         trace: Folder for a trace; empty disables the trace.
+        access: How to reach the coordinator.
+        insecure: Whether to listen beyond loopback without encryption.
+        plain_data: Whether ZeroMQ sends gradients without encryption.
     """
 
     control: str
     host: str = "127.0.0.1"
     log_format: LogFormat = "text"
-    worker: int = 0
+    worker: str = ""
     parent: int = msgspec.field(default_factory=os.getpid)
     device: str = "cpu"
     trace: str = ""
+    access: Access = NO_ACCESS
+    insecure: bool = False
+    plain_data: bool = False
+
+
+VARIABLE = "HUBRING_SHARD"
+"""Holds the settings: other users can read a process's command line, but not its environment."""
 
 
 def start(name: str, settings: Settings) -> Child:
     """Starts a shard process. It exits when its standard input receives a byte or is closed."""
-    words = msgspec.json.encode(settings).decode()
-    return Child(name, module_command("hubring.ps.shard.process", words), stdin=PIPE)
+    environment = {**os.environ, VARIABLE: msgspec.json.encode(settings).decode()}
+    return Child(name, module_command("hubring.ps.shard.process"), stdin=PIPE, environment=environment)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def fenced(sender: Sender, epoch: int) -> Refusal:
     """The sender is not in the view."""
     text = (
-        f"rank {sender.rank} (incarnation {sender.incarnation}) is not a member at epoch {epoch}:"
+        f"rank {sender.rank} (join {sender.number}) is not a member at epoch {epoch}:"
         " its lease expired, or it left the job. Restart the worker to rejoin"
     )
     return Refusal(Code.FENCED, text)

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hubring.ps.security.door import OPEN, Door
+
 MAX_HEADER = 32 << 10
 """Maximum bytes of a header."""
 
@@ -142,8 +144,8 @@ class Transport(Protocol):
     def listen(self, host: str) -> Listener:
         """Opens a listener on a free port (or name) of `host`."""
 
-    def dial(self, address: str, timeout: float) -> Connection:
-        """Connects to a Listener's address within `timeout` seconds.
+    def dial(self, address: str, timeout: float, door: Door = OPEN) -> Connection:
+        """Connects to a Listener's address within `timeout` seconds; `door` is the listener's.
 
         Raises:
             ServerUnreachable: No listener answers there with this transport.

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.security.door import OPEN, Door, Lock
 from hubring.ps.transport.base import Connection, Listener, Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.host import host_id
@@ -34,10 +35,11 @@ DIAL_SECONDS = 5.0
 
 
 class ShardAddress(NamedTuple):
-    """A shard's host (`host_id`) and its address for each transport."""
+    """A shard's host (`host_id`), its address for each transport, and what lets a worker in."""
 
     host_id: str
     addresses: Mapping[str, str]
+    door: Door = OPEN
 
 
 def transport(name: str, *, alone: bool = False) -> Transport:
@@ -67,13 +69,15 @@ class Doors(NamedTuple):
     allocate: Callable[[int], memoryview]
 
 
-def open_doors(host: str, register: Sequence[Callable[[grpc.Server], None]] = ()) -> Doors:
+def open_doors(
+    host: str, register: Sequence[Callable[[grpc.Server], None]] = (), lock: Lock | None = None
+) -> Doors:
     """Opens listeners on free ports of `host` for every transport.
 
-    Services in `register` share gRPC's port.
+    Services in `register` share gRPC's port. Without a `lock` anybody may connect.
     """
     shared = ShmTransport(guarded=True)
-    kinds: list[Transport] = [shared, ZmqTransport(), GrpcTransport(register)]
+    kinds: list[Transport] = [shared, ZmqTransport(lock=lock), GrpcTransport(register, lock=lock)]
     listeners: dict[str, Listener] = {}
     try:
         for kind in kinds:
@@ -120,7 +124,7 @@ def choose(shards: Sequence[ShardAddress], want: str = "auto", timeout: float = 
     best = next(kind for kind in kinds.values() if kind in chosen)
     return Routes(
         best,
-        lambda number: chosen[number].dial(shards[number].addresses[chosen[number].name], timeout),
+        lambda number: _dial_by(chosen[number], shards[number], timeout),
         wired=any(kind.name != "shm" for kind in chosen),
     )
 
@@ -152,4 +156,4 @@ def _dial_by(kind: Transport, shard: ShardAddress, timeout: float) -> Connection
         raise ServerUnreachable(f"the shard listens only with {', '.join(shard.addresses) or 'no transport'}")
     if kind.name == "shm" and shard.host_id != host_id():
         raise ServerUnreachable(f"{address} is on another host or belongs to another user ({shard.host_id})")
-    return kind.dial(address, timeout)
+    return kind.dial(address, timeout, shard.door)

@@ -41,7 +41,13 @@ from hubring.ps.core.messages import (
     WriteState,
 )
 from hubring.ps.core.optimizer_state import OptimizerState
-from hubring.ps.core.types import Hyper, Layout, Sender
+from hubring.ps.core.types import (
+    Hyper,
+    Layout,
+    Sender,
+    incarnation_from_wire,
+    incarnation_to_wire,
+)
 from hubring.ps.store.collective import layout_of
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.payload import MalformedMessage as MalformedMessage
@@ -70,7 +76,7 @@ def encode_request(request: Request, number: int) -> Message:
         UsageError: The request is too large.
     """
     rank, incarnation = request.sender
-    header = pb.Header(request=number, rank=rank, incarnation=incarnation)
+    header = pb.Header(request=number, rank=rank, incarnation=incarnation_to_wire(incarnation))
     match request:
         case Push():
             push = header.push
@@ -141,7 +147,7 @@ def decode_request(message: Message) -> tuple[int, Request]:
         MalformedMessage: The message is invalid. The text gives the reason.
     """
     header = _header(message)
-    sender = Sender(header.rank, header.incarnation)
+    sender = Sender(header.rank, incarnation_from_wire(header.incarnation))
     body = header.WhichOneof("body")
     if body == "contribute":
         part = header.contribute

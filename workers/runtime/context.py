@@ -226,6 +226,7 @@ def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, jo
         world_size=placement.size,
         start_timeout=config.timeout,
         log_format=config.log_format,
+        token_file=config.token_file,
         trace=str(config.trace or ""),
     )
     origin.role = f"w{session.sender.rank}"

@@ -11,9 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.security.door import Lock
+from hubring.ps.security.guard import ThreadGuard
 from hubring.ps.transport.backlog import Backlog, weigh
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.grpc.channel import server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import Outbox
@@ -51,13 +54,16 @@ _SERVER = (
 class GrpcListener:
     """A shard's end. Each stream has two threads: gRPC's thread sends replies, ours reads requests."""
 
-    def __init__(self, host: str, register: Sequence[Callable[[grpc.Server], None]]) -> None:
+    def __init__(
+        self, host: str, register: Sequence[Callable[[grpc.Server], None]], lock: Lock | None = None
+    ) -> None:
         here = numeric(host)
         self._inbox: deque[Envelope] = deque()
         self._bell = Bell()
         self._streams: set[_Stream] = set()
         self._threads = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="grpc")
-        self._server = grpc.server(self._threads, options=_SERVER)
+        guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard)]
+        self._server = grpc.server(self._threads, interceptors=guards, options=_SERVER)
         exchange: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._exchange)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: exchange}),)
@@ -65,7 +71,11 @@ class GrpcListener:
         for add in register:
             add(self._server)
         try:
-            port = self._server.add_insecure_port(f"{bracketed(here)}:0")
+            place = f"{bracketed(here)}:0"
+            if lock is not None and lock.identity is not None:
+                port = self._server.add_secure_port(place, server_credentials(lock.identity))
+            else:
+                port = self._server.add_insecure_port(place)
         except RuntimeError as error:
             self.close()
             raise ConfigError(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.security.door import OPEN, Door, Lock
 from hubring.ps.transport.backlog import Backlog, weigh
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
@@ -47,20 +48,27 @@ class GrpcTransport:
         register: Each adds a service to the servers that `listen` starts, like `add_..._to_server`. A shard's
             control thus shares the data port.
         lanes: Streams of each connection that `dial` opens.
+        lock: Guards the listeners; None: they are open.
     """
 
     name = "grpc"
 
-    def __init__(self, register: Sequence[Callable[[grpc.Server], None]] = (), lanes: int = LANES) -> None:
+    def __init__(
+        self,
+        register: Sequence[Callable[[grpc.Server], None]] = (),
+        lanes: int = LANES,
+        lock: Lock | None = None,
+    ) -> None:
         self._register = register
+        self._lock = lock
         self._lanes = lanes
         self._windows = Windows(Arena())
 
     def listen(self, host: str) -> GrpcListener:
-        return GrpcListener(host, self._register)
+        return GrpcListener(host, self._register, self._lock)
 
-    def dial(self, address: str, timeout: float) -> GrpcConnection:
-        connection = GrpcConnection(address, self._lanes)
+    def dial(self, address: str, timeout: float, door: Door = OPEN) -> GrpcConnection:
+        connection = GrpcConnection(address, self._lanes, door)
         try:
             connection.await_greeting(timeout)
         except ServerUnreachable:
@@ -82,7 +90,7 @@ class GrpcConnection:
     Replies without a landing place wait in the backlog, up to its bound.
     """
 
-    def __init__(self, address: str, lanes: int) -> None:
+    def __init__(self, address: str, lanes: int, door: Door) -> None:
         self._address = address
         self._ends: list[str] = []  # why each lane ended
         self._inbox: deque[Message] = deque()
@@ -90,7 +98,7 @@ class GrpcConnection:
         self._outbox: Outbox[Iterator[bytes]] = Outbox()
         self._rooms: dict[int, memoryview] = {}
         self._bell = Bell()
-        self._lanes = [_Lane(self, address, self._outbox) for _ in range(lanes)]
+        self._lanes = [_Lane(self, address, self._outbox, door) for _ in range(lanes)]
         for lane in self._lanes:
             lane.start()
 
@@ -175,11 +183,13 @@ class GrpcConnection:
 class _Lane:
     """One channel, its stream, and the thread that reads it."""
 
-    def __init__(self, connection: GrpcConnection, address: str, outbox: Outbox[Iterator[bytes]]) -> None:
+    def __init__(
+        self, connection: GrpcConnection, address: str, outbox: Outbox[Iterator[bytes]], door: Door
+    ) -> None:
         self.opened = threading.Event()
         """Set once a shard's listener has answered, or the lane has ended."""
         self._connection = connection
-        self._channel = open_channel(address, _CLIENT)
+        self._channel = open_channel(address, door.access, _CLIENT)
         exchange: grpc.StreamStreamMultiCallable[bytes, bytes]
         exchange = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
         self._call = exchange(frame for frames in outbox for frame in frames)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 
 from hubring.ps.core import huge_pages
+from hubring.ps.security.door import OPEN, Door
 from hubring.ps.transport.shm.connection import ShmConnection
 from hubring.ps.transport.shm.listener import ShmListener
 from hubring.ps.transport.shm.segment import Arena
@@ -35,7 +36,8 @@ class ShmTransport:
     def listen(self, host: str) -> ShmListener:
         return ShmListener(self._arena)
 
-    def dial(self, address: str, timeout: float) -> ShmConnection:
+    def dial(self, address: str, timeout: float, door: Door = OPEN) -> ShmConnection:
+        # The socket checks that both ends have one user.
         return ShmConnection(self._arena, self._windows, address, timeout)
 
     def allocate(self, nbytes: int) -> memoryview:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import zmq
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.security.door import Lock
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.host import bracketed, numeric, reachable
@@ -38,7 +39,7 @@ class ZmqListener:
     ZeroMQ drops messages to a worker that is gone, as a Listener must.
     """
 
-    def __init__(self, sockets: Sockets, host: str) -> None:
+    def __init__(self, sockets: Sockets, host: str, lock: Lock | None = None) -> None:
         self._sockets = sockets
         here = numeric(host)
         self._reply_routes: dict[bytes, bytes] = {}
@@ -48,6 +49,10 @@ class ZmqListener:
         self._router = sockets.open(zmq.ROUTER, here)
         self._router.linger = LINGER_MS
         self._router.ipv6 = ":" in here
+        if lock is not None and lock.curve is not None:
+            private, public = lock.curve
+            self._router.curve_secretkey, self._router.curve_publickey = private.encode(), public.encode()
+            self._router.curve_server = True
         self._bell = Bell()
         self._epoll = poller(descriptor_of(self._router), self._bell.waitable)
         self._waitable = self._epoll.fileno()

@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.security.door import OPEN, Door, Lock
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.memory import plain_memory
@@ -56,20 +57,22 @@ class ZmqTransport:
 
     Args:
         apart: Whether replies use a separate connection, so that each end has one thread per direction.
+        lock: Guards the listeners; None: they are open.
     """
 
     name = "zmq"
 
-    def __init__(self, *, apart: bool = False) -> None:
+    def __init__(self, *, apart: bool = False, lock: Lock | None = None) -> None:
         self._apart = apart
+        self._lock = lock
         self._windows = Windows(Arena())
         self._sockets = Sockets()
 
     def listen(self, host: str) -> ZmqListener:
-        return ZmqListener(self._sockets, host)
+        return ZmqListener(self._sockets, host, self._lock)
 
-    def dial(self, address: str, timeout: float) -> ZmqConnection:
-        connection = ZmqConnection(self._sockets, address, apart=self._apart)
+    def dial(self, address: str, timeout: float, door: Door = OPEN) -> ZmqConnection:
+        connection = ZmqConnection(self._sockets, address, door.curve, apart=self._apart)
         try:
             connection.await_handshake(timeout)
         except ServerUnreachable:
@@ -91,7 +94,7 @@ class ZmqConnection:
     left. Code that leaves messages therefore rings a bell.
     """
 
-    def __init__(self, sockets: Sockets, address: str, *, apart: bool) -> None:
+    def __init__(self, sockets: Sockets, address: str, curve: str, *, apart: bool) -> None:
         self._address = address
         self._lost = ""
         self._drain_timer: threading.Timer | None = None
@@ -100,9 +103,9 @@ class ZmqConnection:
         self._bell = Bell()
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
         name = secrets.token_bytes(16).replace(b"\0", b"\1")  # ZeroMQ's own routing ids begin with a zero
-        self._lanes = [_Lane(sockets, address, name)]
+        self._lanes = [_Lane(sockets, address, name, curve)]
         if apart:
-            self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES))
+            self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES, curve))
         watched = [descriptor for lane in self._lanes for descriptor in lane.descriptors]
         self._epoll = poller(*watched, self._bell.waitable)
         self._waitable = self._epoll.fileno()
@@ -182,7 +185,7 @@ class ZmqConnection:
 class _Lane:
     """A DEALER and its monitor, which reports a loss even while nothing is sent."""
 
-    def __init__(self, sockets: Sockets, address: str, name: bytes) -> None:
+    def __init__(self, sockets: Sockets, address: str, name: bytes, curve: str) -> None:
         self._sockets = sockets
         self._address = address
         self.lost = ""
@@ -191,6 +194,9 @@ class _Lane:
         self.dealer = sockets.open(zmq.DEALER, host)
         self.dealer.routing_id = name
         self.dealer.ipv6 = "[" in address
+        if curve:  # any client key will do: an incarnation proves who sends
+            self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
+            self.dealer.curve_serverkey = curve.encode()
         self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
         self._monitor = self.dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.descriptors = descriptor_of(self.dealer), descriptor_of(self._monitor)

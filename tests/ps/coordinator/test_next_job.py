@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.core.types import Sender
+from hubring.ps.core.types import Sender, incarnation_from_wire
 from hubring.ps.job.membership import RETURN_SECONDS
 from tests.support.fakes.coordinator import Hub, run
 
@@ -23,7 +23,9 @@ async def members(hub: Hub, topology: str) -> list[pb.JoinReply]:
 
 
 def lose(hub: Hub, joined: pb.JoinReply) -> None:
-    hub.coordinator.job.disconnect(Sender(joined.rank, joined.incarnation), hub.time.now())
+    hub.coordinator.job.disconnect(
+        Sender(joined.rank, incarnation_from_wire(joined.incarnation)), hub.time.now()
+    )
 
 
 async def begins(hub: Hub, topology: str) -> None:

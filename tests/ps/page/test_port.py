@@ -49,7 +49,7 @@ def test_whoever_comes_before_anything_answers_waits_rather_than_fails() -> None
     ("flags", "words"),
     [
         ({"no_page": True, "page_port": 8080}, "--page-port 8080 configures the status page"),
-        ({"no_page": True, "token_file": Path("t")}, "--token-file t configures the status page"),
+        ({"no_page": True, "page_token_file": Path("t")}, "--page-token-file t configures the status page"),
         ({"port": 5555, "page_port": 5555}, "--page-port 5555 is also the control port"),
         ({"page_port": 70000}, "a port from 0 to 65535"),
         ({"join": "127.0.0.1:5555", "page_port": 8080}, "--page-port is a setting of the coordinator"),
@@ -78,7 +78,7 @@ def test_a_token_comes_from_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "cannot read --token-file"), (b"short\n", "5 characters"), (b"\xff", "cannot read")],
+    [(None, "cannot read --page-token-file"), (b"short\n", "5 characters"), (b"\xff", "cannot read")],
 )
 def test_a_token_file_that_is_none_is_reported_with_a_fix(
     tmp_path: Path, content: bytes | None, words: str

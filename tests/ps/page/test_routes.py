@@ -52,7 +52,7 @@ def test_without_the_token_nothing_happens_and_a_sentence_says_why(action: str, 
         run(ask(serve(hub), action, "POST", urlencode({"token": token}).encode(), **FORM)),
     ):
         assert refused.status == 403
-        assert "--token-file" in refused.text
+        assert "--page-token-file" in refused.text
         assert TOKEN not in refused.text.replace(TOKEN + "x", "")
     assert hub.done == []
 

@@ -118,7 +118,7 @@ def test_the_banner_shows_a_drawn_token_and_no_other(tmp_path: Path) -> None:
         assert TOKEN not in "".join(site.banner())
         assert str(file) in site.banner()[0]
 
-    visit(hidden, token_file=file)
+    visit(hidden, page_token_file=file)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: local"])

@@ -19,8 +19,17 @@ from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
 from hubring.ps.core.errors import HubringError, JobFailed
-from hubring.ps.core.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
+from hubring.ps.core.types import (
+    PROTOCOL,
+    BucketSpec,
+    ShardPlan,
+    Slice,
+    TensorSpec,
+    View,
+    incarnation_from_wire,
+)
 from hubring.ps.job.plan_protos import bucket_to_proto
+from hubring.ps.security.door import OPEN
 from hubring.ps.store.consistency import by_name
 from tests.support.fakes.clock import FakeTime
 
@@ -54,7 +63,10 @@ class FakeFleet(Fleet):
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         none: Any = None
-        shard = Shard(index, request.token, "here", 1, "host", {}, none, none, float("inf"), request.worker)
+        shard = Shard(
+            *(index, request.token, "here", 1, "host", {}, OPEN, none, none, float("inf")),
+            incarnation_from_wire(request.worker),
+        )
         self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
 
@@ -134,7 +146,7 @@ class Hub:
         assert isinstance(fleet, FakeFleet)
         self.fleet = fleet
 
-    async def shard(self, token: str = "s", worker: int = 0) -> pb.RegisterShardReply:
+    async def shard(self, token: str = "s", worker: bytes = b"") -> pb.RegisterShardReply:
         return await self.control.RegisterShard(
             pb.RegisterShardRequest(protocol=PROTOCOL, token=token, worker=worker), CONTEXT
         )

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import grpc
-
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.security.access import find
+from hubring.ps.security.policy import Role
+from hubring.ps.transport.grpc.channel import open_channel
 from tests.support.processes.fork_server import Forked, ForkServer
 from tests.support.processes.process_tree import command, entry
 from tests.support.processes.stopwatch import Stopwatch
@@ -175,7 +176,7 @@ class Cluster:
 
     def status(self, address: str) -> dict[str, Any]:
         """Returns the output of `ps-server status`, without a new process."""
-        with grpc.insecure_channel(address) as channel:
+        with open_channel(address, find(address, Role.READER, None, PATIENCE)) as channel:
             reply = ControlStub(channel).Status(pb.StatusRequest(), timeout=PATIENCE)
         return json.loads(reply.json)
 

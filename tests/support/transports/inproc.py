@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.security.door import OPEN, Door
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.memory import land, plain_memory
@@ -176,7 +177,7 @@ class InprocTransport:
     def listen(self, host: str) -> InprocListener:
         return self._network.add(host)
 
-    def dial(self, address: str, timeout: float) -> InprocConnection:
+    def dial(self, address: str, timeout: float, door: Door = OPEN) -> InprocConnection:
         return self._network.connect(address)
 
     def allocate(self, nbytes: int) -> memoryview:

@@ -1,0 +1,1 @@
+"""Who may do what: tokens, roles, the policy of every RPC, certificates."""

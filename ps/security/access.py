@@ -1,0 +1,98 @@
+"""What a client needs to be let in by a server: a secret, and the certificate to expect."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from hubring.ps.config.address import address as split
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.security import token_file as files
+from hubring.ps.security.certificate import fetch, peek
+from hubring.ps.security.policy import Role
+from hubring.ps.security.token import Tokens, choose
+
+LOOK_SECONDS = 0.1
+
+
+class Access(NamedTuple):
+    """What a channel is opened with.
+
+    Attributes:
+        secret: Sent with every call; empty for none.
+        certificate: The server's, as PEM; empty for no TLS.
+    """
+
+    secret: str = ""
+    certificate: bytes = b""
+
+
+NO_ACCESS = Access()
+
+
+def find(address: str, role: Role, file: Path | None, seconds: float) -> Access:
+    """Returns the access of this user to a server.
+
+    It waits up to `seconds` for the server to listen, and for its token file: both may be starting.
+
+    Args:
+        address: The server's `HOST:PORT`.
+        role: What the caller wants to do.
+        file: A file with tokens; None for that of this user's server on this host and port, if there is one.
+        seconds: How long to wait.
+
+    Raises:
+        ConfigError: The file has no token for this role, or the server is another one than it says.
+        ServerUnreachable: The server does not answer with TLS.
+    """
+    deadline = time.monotonic() + seconds
+    listens = _await_listener(address, deadline)
+    tokens = _read(file, deadline) if file is not None else _of_this_user(address)
+    if not tokens:
+        if listens and peek(address, seconds):
+            raise no_entry(address, "it has no token, and the server uses TLS")
+        return NO_ACCESS
+    token = choose(tokens, role)
+    if token is None:
+        raise ConfigError(
+            f"the tokens in {file or 'the runtime directory'} are for {', '.join(tokens)}; this program needs"
+            f" one for {role}: ps-server token show --role {role}"
+        )
+    if not token.digest or not listens:
+        return Access(token.secret)
+    return Access(token.secret, fetch(address, token.digest, max(LOOK_SECONDS, deadline - time.monotonic())))
+
+
+def no_entry(address: str, why: str) -> ConfigError:
+    """Returns the error of a client that a server does not let in."""
+    return ConfigError(
+        f"the server at {address} refused this program: {why}. Copy the server's token file, which its banner"
+        " names, to this host, and pass it with --token-file or PS_TOKEN_FILE"
+    )
+
+
+def _read(file: Path, deadline: float) -> Tokens:
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return files.read(file)
+
+
+def _of_this_user(address: str) -> Tokens:
+    _, port = split(address)
+    file = files.runtime_file(port)
+    return files.read(file) if file.exists() else {}
+
+
+def _await_listener(address: str, deadline: float) -> bool:
+    place = split(address)
+    while True:
+        try:
+            socket.create_connection(place, max(LOOK_SECONDS, deadline - time.monotonic())).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        else:
+            return True

@@ -1,0 +1,115 @@
+"""Refuses calls whose secret does not fit the policy of their RPC."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from hubring.ps.security.policy import POLICIES, Role
+
+log = logging.getLogger(__name__)
+
+HEADER = "authorization"
+SCHEME = "Bearer "
+
+
+class Guard:
+    """The secrets of one server.
+
+    Args:
+        secrets: The secret of each role that this server knows.
+
+    Attributes:
+        refused: Number of refused calls.
+    """
+
+    def __init__(self, secrets: Mapping[Role, str]) -> None:
+        self.refused = 0
+        self._secrets = dict(secrets)
+        self._former: list[Mapping[Role, str]] = []
+
+    def rotate(self, secrets: Mapping[Role, str]) -> None:
+        """Replaces the secrets. Members that joined with earlier ones stay."""
+        self._former.append(self._secrets)
+        self._secrets = dict(secrets)
+
+    def objection(self, method: str, metadata: Sequence[tuple[str, str | bytes]]) -> str:
+        """Returns why a call is refused; empty if it is allowed."""
+        policy = POLICIES.get(method)
+        if policy is None:
+            return f"{method} has no policy"
+        if policy.open:
+            return ""
+        given = next((str(value) for key, value in metadata if key == HEADER), "")
+        secret = given.removeprefix(SCHEME)
+        known = [self._secrets, *(self._former if policy.member else ())]
+        if any(self._fits(secret, each, policy.roles) for each in known):
+            return ""
+        self.refused += 1
+        if not secret:
+            return "the call has no token"
+        if any(self._fits(secret, each, frozenset(Role)) for each in [self._secrets]):
+            return "the token is for another role"
+        if any(self._fits(secret, each, frozenset(Role)) for each in self._former):
+            return "the token has expired, because the server's tokens were rotated"
+        return "the token is not this server's"
+
+    @staticmethod
+    def _fits(secret: str, secrets: Mapping[Role, str], roles: frozenset[Role]) -> bool:
+        found = [
+            hmac.compare_digest(secret.encode(), secrets[role].encode()) for role in roles & secrets.keys()
+        ]
+        return any(found)
+
+
+class ThreadGuard(grpc.ServerInterceptor):
+    """Guards a server with threads."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:
+        objection = self._guard.objection(call.method, call.invocation_metadata)
+        handler = continuation(call)
+        if not objection or handler is None:
+            return handler
+        log.warning("refused a call of %s: %s", call.method, objection)
+
+        def refuse(_: Any, context: grpc.ServicerContext) -> Any:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
+
+        return _like(handler, refuse)
+
+
+class AsyncGuard(grpc.aio.ServerInterceptor):
+    """Guards a server of an event loop."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        objection = self._guard.objection(call.method, call.invocation_metadata)
+        handler = await continuation(call)
+        if not objection or handler is None:
+            return handler
+        log.warning("refused a call of %s: %s", call.method, objection)
+
+        async def refuse(_: Any, context: Any) -> Any:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
+
+        return _like(handler, refuse)
+
+
+def _like(handler: Any, behavior: Callable[..., Any]) -> Any:
+    """Returns a handler of the same shape with another behavior."""
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return make(behavior)

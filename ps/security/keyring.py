@@ -1,0 +1,111 @@
+"""The tokens and the certificate of one server, from its start to its end."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.security import certificate
+from hubring.ps.security import token_file as files
+from hubring.ps.security.certificate import Identity
+from hubring.ps.security.guard import Guard
+from hubring.ps.security.policy import Role
+from hubring.ps.security.token import Tokens, draw
+
+
+class Keyring:
+    """Makes or reads a server's tokens.
+
+    Args:
+        file: The file of the tokens, which are used if they are there already; None for a new file in the
+            user's runtime directory, named after the port.
+        encrypts: Whether the server needs a certificate.
+
+    Attributes:
+        guard: Checks the calls of a server.
+        identity: The certificate and its key; None without TLS.
+        path: Where the tokens are; None before `publish`.
+
+    Raises:
+        ConfigError: The file cannot be used, or its certificate is missing or another one.
+    """
+
+    def __init__(self, file: Path | None, *, encrypts: bool) -> None:
+        self._file = file
+        self.identity: Identity | None = None
+        if file is not None and file.exists():
+            self.tokens = files.read(file)
+            self.identity = self._read_identity(file) if encrypts else None
+        else:
+            self.identity = certificate.make() if encrypts else None
+            self.tokens = draw(self.identity.digest if self.identity else "")
+        self.guard = Guard(_secrets(self.tokens))
+        self.path: Path | None = None
+
+    def secret(self, role: Role) -> str:
+        """Returns the current secret of a role; empty if the server's file has none for it."""
+        return self.tokens[role].secret if role in self.tokens else ""
+
+    def publish(self, port: int) -> None:
+        """Writes the tokens, for the clients of a server that will listen on this port."""
+        self.path = self._file or files.runtime_file(port)
+        if self._file is not None and self._file.exists():
+            return
+        if self._file is not None and self.identity is not None:
+            _write_identity(self._file, self.identity)
+        files.write_tokens(self.path, self.tokens)
+
+    def rotate(self) -> None:
+        """Replaces the tokens; who has joined stays. Raises as `publish`."""
+        assert self.path is not None
+        self.tokens = draw(self.identity.digest if self.identity else "")
+        self.guard.rotate(_secrets(self.tokens))
+        files.write_tokens(self.path, self.tokens)
+
+    def withdraw(self) -> None:
+        """Deletes the tokens of a server that ends, unless its user has named their file."""
+        if self._file is None and self.path is not None:
+            with contextlib.suppress(OSError, ConfigError):
+                if files.read(self.path) == self.tokens:  # and not those of a later server on this port
+                    self.path.unlink()
+
+    def _read_identity(self, file: Path) -> Identity:
+        key = _key_file(file)
+        try:
+            text = key.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"the server needs the private key of its certificate beside {file}, but cannot read {key}:"
+                f" {error.strerror}; delete {file} to make both anew, or run: ps-server token new {file}"
+            ) from error
+        end = b"-----END CERTIFICATE-----\n"
+        before, found, after = text.partition(end)
+        identity = Identity(before + found, after)
+        if {token.digest for token in self.tokens.values()} != {identity.digest}:
+            raise ConfigError(f"the tokens in {file} are for another certificate than the one in {key}")
+        return identity
+
+
+def make_files(file: Path) -> Path:
+    """Writes new tokens with a new certificate, for engines that copy them before the server starts.
+
+    Returns:
+        The file of the tokens. The certificate and its key are beside it.
+    """
+    identity = certificate.make()
+    _write_identity(file, identity)
+    files.write_tokens(file, draw(identity.digest))
+    return file
+
+
+def _secrets(tokens: Tokens) -> dict[Role, str]:
+    return {role: token.secret for role, token in tokens.items()}
+
+
+def _key_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.key")
+
+
+def _write_identity(file: Path, identity: Identity) -> None:
+    files.write(_key_file(file), (identity.certificate + identity.key).decode())

@@ -1,0 +1,76 @@
+"""Who may call which RPC.
+
+Every RPC of every service has an entry, and a guard refuses those without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Role(StrEnum):
+    """What a secret lets its holder do."""
+
+    WORKER = "worker"
+    SHARD = "shard"
+    READER = "reader"
+    """Reads the status."""
+    OPERATOR = "operator"
+    """Reads the status and changes the server."""
+    HUB = "hub"
+    """The coordinator that a shard has registered with."""
+    MEMBER = "member"
+    """A worker that the shard's coordinator has let in."""
+
+
+class Policy(NamedTuple):
+    """Who may call one RPC.
+
+    Attributes:
+        roles: The roles that may call it.
+        open: Why anybody may call it; empty if only these roles may.
+        member: Whether each call also has an incarnation or a shard's token, so that secrets from before a
+            rotation are good enough.
+    """
+
+    roles: frozenset[Role] = frozenset()
+    open: str = ""
+    member: bool = False
+
+
+def _only(*roles: Role, member: bool = False) -> Policy:
+    return Policy(frozenset(roles), member=member)
+
+
+_ANYBODY = Policy(open="probes of containers have no secret, and learn only whether a service serves")
+_SCHEMA = Policy(open="it describes the published .proto files")
+
+POLICIES: Mapping[str, Policy] = {
+    "/hubring.v1.Control/Join": _only(Role.WORKER),
+    "/hubring.v1.Control/Heartbeat": _only(Role.WORKER, member=True),
+    "/hubring.v1.Control/Connect": _only(Role.WORKER, Role.SHARD, member=True),
+    "/hubring.v1.Control/Leave": _only(Role.WORKER, member=True),
+    "/hubring.v1.Control/Plan": _only(Role.WORKER, member=True),
+    "/hubring.v1.Control/Rendezvous": _only(Role.WORKER, member=True),
+    "/hubring.v1.Control/Clock": _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR, member=True),
+    "/hubring.v1.Control/Status": _only(Role.READER, Role.OPERATOR, Role.WORKER),
+    "/hubring.v1.Control/Checkpoint": _only(Role.OPERATOR),
+    "/hubring.v1.Control/RotateToken": _only(Role.OPERATOR),
+    "/hubring.v1.Control/RegisterShard": _only(Role.SHARD),
+    "/hubring.v1.Control/ShardHeartbeat": _only(Role.SHARD, member=True),
+    "/hubring.v1.ShardControl/SetView": _only(Role.HUB),
+    "/hubring.v1.ShardControl/SetPlan": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Drain": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Fail": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Reset": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Save": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Stats": _only(Role.HUB),
+    "/hubring.v1.Data/Exchange": _only(Role.MEMBER),
+    "/grpc.health.v1.Health/Check": _ANYBODY,
+    "/grpc.health.v1.Health/List": _ANYBODY,
+    "/grpc.health.v1.Health/Watch": _ANYBODY,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _SCHEMA,
+}
+"""By method, as gRPC names it."""

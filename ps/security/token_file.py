@@ -1,0 +1,106 @@
+"""Files with tokens, which only their user can read.
+
+A server without `--token-file` writes its tokens to the user's runtime directory, in a file that is named
+after its port. So a program of the same user on the same host finds them, and nobody types anything.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.security.token import Tokens, parse
+
+
+def runtime_file(port: int) -> Path:
+    """Returns the file for the tokens of this user's server on a port of this host.
+
+    Raises:
+        ConfigError: The directory belongs to another user, or others may use it.
+    """
+    # Each network namespace has its own ports.
+    network = os.stat("/proc/self/ns/net").st_ino
+    return _runtime_directory() / f"{port}-{network}.token"
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file that only this user can read, in one piece.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        fresh.rename(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the tokens to {path}: {error.strerror}; use a --token-file in a writable folder"
+        ) from error
+
+
+def write_tokens(path: Path, tokens: Tokens) -> None:
+    """Writes tokens, one in each line. Raises as `write`."""
+    write(path, "".join(f"{token}\n" for token in tokens.values()))
+
+
+def read(path: Path) -> Tokens:
+    """Returns the tokens in a file.
+
+    Raises:
+        ConfigError: The file cannot be read, others can read it, or it has no valid token.
+    """
+    try:
+        with path.open() as file:
+            status = os.fstat(file.fileno())
+            text = file.read(1 << 16)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"cannot read the tokens in {path}: {why}; check --token-file") from error
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and not _is_mounted_secret(path):
+        raise ConfigError(f"other users can read the tokens in {path}; run: chmod 600 {path}")
+    return parse(text.splitlines(), str(path))
+
+
+def _is_mounted_secret(path: Path) -> bool:
+    """Whether an engine has mounted the file, whose mode it chooses: a Secret of Kubernetes or Compose."""
+    return path.is_relative_to("/run/secrets") or path.is_relative_to("/var/run/secrets")
+
+
+def _runtime_directory() -> Path:
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    for parent in (given, f"/run/user/{os.getuid()}"):
+        if parent and _is_private(Path(parent)):
+            return _made(Path(parent) / "hubring")
+    return _made(Path(tempfile.gettempdir()) / f"hubring-{os.getuid()}")
+
+
+def _made(directory: Path) -> Path:
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the directory {directory} for tokens: {error.strerror}; set XDG_RUNTIME_DIR or"
+            " use --token-file"
+        ) from error
+    if not _is_private(directory):
+        raise ConfigError(
+            f"{directory}, the directory for tokens, belongs to another user or is open to others; remove it,"
+            " set XDG_RUNTIME_DIR, or use --token-file"
+        )
+    return directory
+
+
+def _is_private(directory: Path) -> bool:
+    try:
+        status = os.lstat(directory)
+    except OSError:
+        return False
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return ours and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
