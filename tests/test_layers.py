@@ -31,17 +31,19 @@ ps/store: ps/compression ps/core ps/job ps/optim
 ps/checkpoint: ps/core ps/store
 ps/process
 ps/config: ps/core
-ps/transport: protos ps/compression ps/config ps/core ps/store
-ps/observe: protos ps/config ps/core ps/transport
-ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/process ps/store ps/transport
-ps/client: protos ps/config ps/core ps/job ps/process ps/shard ps/transport
-ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/store ps/transport
+ps/security: protos ps/config ps/core
+ps/transport: protos ps/compression ps/config ps/core ps/security ps/store
+ps/observe: protos ps/config ps/core ps/security ps/transport
+ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/process ps/security ps/store
+    ps/transport
+ps/client: protos ps/config ps/core ps/job ps/process ps/security ps/shard ps/transport
+ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/security ps/store ps/transport
 ps/page: ps/config ps/coordinator ps/core ps/job ps/observe ps/transport
-ps/server.py: protos ps/checkpoint ps/config ps/coordinator ps/core ps/observe ps/page ps/process ps/shard
-    ps/store ps/transport
+ps/server.py: protos ps/checkpoint ps/config ps/coordinator ps/core ps/observe ps/page ps/process
+    ps/security ps/shard ps/store ps/transport
 ps/submit: ps/config ps/core ps/process
-ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/transport
-ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/process ps/server.py ps/shard
+ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/security ps/transport
+ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/process ps/security ps/server.py ps/shard
     ps/submit ps/transport
 workers/launchers: ps/core
 workers/buckets: ps/core ps/store ps/transport

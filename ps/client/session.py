@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.join import BY_EXIT_CODE, CONNECT_SECONDS, Admission, describe
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
@@ -55,17 +55,6 @@ FAST_HEARTBEAT_SECONDS = 0.1
 
 SILENT_SECONDS = 4.0
 """Seconds for which a server may be unreachable. One that does not answer gets at least the lease."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The coordinator's answer to this worker's buckets."""
-
-    plan: ShardPlan
-    step: int
-    initialised: bool
-    undecided: bool = False
-    """There is no plan yet: the workers must measure which slice size is fastest."""
 
 
 class Session:

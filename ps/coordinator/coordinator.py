@@ -204,8 +204,7 @@ class Coordinator:
         known = self.fleet.find(request.token)
         if known is not None:
             return known
-        worker = incarnation_from_wire(request.worker)
-        index = self._sources.number(worker, self.job, self.fleet.shards)
+        index = self._sources.number(incarnation_from_wire(request.worker), self.job, self.fleet.shards)
         if self.quorum.complete and self.quorum.shards_wanted:
             return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())

@@ -66,11 +66,16 @@ def fetch(address: str, digest: str, seconds: float) -> bytes:
     """Returns the certificate, as PEM, of the server at an address.
 
     Raises:
-        ServerUnreachable: No server with TLS answers there within `seconds`.
-        ConfigError: The server has another certificate than the token says.
+        ServerUnreachable: No server answers there within `seconds`.
+        ConfigError: The server has another certificate than the token says, or none.
     """
     try:
         found = _presented(address, seconds)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"the server at {address} does not use TLS, but the token is for one that does: it is another"
+            " server's; copy the token file again"
+        ) from error
     except OSError as error:
         raise ServerUnreachable(f"no server with TLS answers at {address} ({error})") from error
     if not hmac.compare_digest(hashlib.sha256(found).hexdigest(), digest):

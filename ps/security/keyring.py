@@ -20,7 +20,7 @@ class Keyring:
     Args:
         file: The file of the tokens, which are used if they are there already; None for a new file in the
             user's runtime directory, named after the port.
-        encrypts: Whether the server needs a certificate.
+        encrypts: Whether the server needs a certificate, whatever the tokens in the file say.
 
     Attributes:
         guard: Checks the calls of a server.
@@ -36,7 +36,8 @@ class Keyring:
         self.identity: Identity | None = None
         if file is not None and file.exists():
             self.tokens = files.read(file)
-            self.identity = self._read_identity(file) if encrypts else None
+            pinned = any(token.digest for token in self.tokens.values())
+            self.identity = self._read_identity(file) if encrypts or pinned else None
         else:
             self.identity = certificate.make() if encrypts else None
             self.tokens = draw(self.identity.digest if self.identity else "")

@@ -11,6 +11,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security.token import Tokens, parse
 
@@ -74,7 +75,7 @@ def _is_mounted_secret(path: Path) -> bool:
 
 
 def _runtime_directory() -> Path:
-    given = os.environ.get("XDG_RUNTIME_DIR")
+    given = environment().get("XDG_RUNTIME_DIR")
     for parent in (given, f"/run/user/{os.getuid()}"):
         if parent and _is_private(Path(parent)):
             return _made(Path(parent) / "hubring")

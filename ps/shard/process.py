@@ -21,6 +21,7 @@ import torch
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.config.address import is_loopback
+from hubring.ps.config.environment import environment
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import ConfigError, HubringError, ServerUnreachable
 from hubring.ps.core.trace import Trace
@@ -165,7 +166,7 @@ class Registration:
 
 def main() -> None:
     """Runs one shard until the coordinator requests the exit, or the coordinator or the parent is gone."""
-    settings = msgspec.json.decode(os.environ.pop(VARIABLE), type=Settings)
+    settings = msgspec.json.decode(environment()[VARIABLE], type=Settings)
     # torch's fused optimizers wake their thread pool even for a small slice. On a host with busy
     # workers that costs milliseconds. Start more shards to use more cores.
     torch.set_num_threads(1)

@@ -7,6 +7,7 @@ from subprocess import PIPE
 
 import msgspec
 
+from hubring.ps.config.environment import environment
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.process.child import Child
 from hubring.ps.process.command import module_command
@@ -47,5 +48,5 @@ VARIABLE = "HUBRING_SHARD"
 
 def start(name: str, settings: Settings) -> Child:
     """Starts a shard process. It exits when its standard input receives a byte or is closed."""
-    environment = {**os.environ, VARIABLE: msgspec.json.encode(settings).decode()}
-    return Child(name, module_command("hubring.ps.shard.process"), stdin=PIPE, environment=environment)
+    variables = {**environment(), VARIABLE: msgspec.json.encode(settings).decode()}
+    return Child(name, module_command("hubring.ps.shard.process"), stdin=PIPE, environment=variables)

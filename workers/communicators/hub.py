@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.client import KVClient
-from hubring.ps.client.session import Assignment, Session
+from hubring.ps.client.session import Session
 from hubring.ps.core.codecs import CodecSpec, parse
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded
 from hubring.ps.core.messages import Call, Collective, Contribute

@@ -57,7 +57,7 @@ def test_what_a_dead_worker_gave_is_discarded_and_its_tries_are_refused() -> Non
     assert refusal_of(store.on_view(view(2, sender(0), sender(2)))).code is Code.FENCED
     refusal = refusal_of(store.handle(push(1, 0), "zombie"))
     assert refusal.code is Code.FENCED
-    assert "rank 1 (incarnation 101) is not a member at epoch 2" in refusal.text
+    assert "rank 1 (join 0) is not a member at epoch 2" in refusal.text
     assert answered(store.handle(push(2, 0), "c")) == ["a", "c"]
     assert parameters(store).tolist() == [1.0] * 4
 
@@ -214,7 +214,7 @@ def test_collectives_meet_on_the_store_without_any_plan() -> None:
         (push(0, 0, hyper={}), Code.BAD_REQUEST, "rank 0: SGD got"),
         (push(0, 0, hyper={**ADD, "lr": float("nan")}), Code.BAD_REQUEST, "lr=nan"),
         (Pull(Sender(7, 1), 0), Code.FENCED, "rank 7"),
-        (Contribute(Sender(0, 99), 1, Call(Collective.BARRIER, "x")), Code.FENCED, "incarnation 99"),
+        (Contribute(Sender(0, 99), 1, Call(Collective.BARRIER, "x")), Code.FENCED, "rank 0 (join 0)"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_named_and_changes_nothing(

@@ -14,8 +14,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.client import KVClient
-from hubring.ps.client.session import Assignment, Session
+from hubring.ps.client.session import Session
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.types import BucketSpec, Member, Sender, ShardPlan, Slicing, View
 from hubring.ps.job.sharding import plan

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from hubring.ps.client.session import Assignment
+from hubring.ps.client.assignment import Assignment
 from hubring.ps.core.errors import DeadlineExceeded, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
 from hubring.ps.job.sharding import plan

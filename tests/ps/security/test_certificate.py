@@ -1,0 +1,86 @@
+"""Certificates are pinned: a client talks only to the server of its token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.security import token_file
+from hubring.ps.security.access import Access, find
+from hubring.ps.security.certificate import Identity, digest_of, fetch, make, peek
+from hubring.ps.security.policy import Role
+from hubring.ps.security.token import draw
+from hubring.ps.transport.grpc.channel import open_channel, server_credentials
+
+SECONDS = 10.0
+
+
+@contextmanager
+def serving(identity: Identity | None) -> Iterator[str]:
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads)
+        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+        if identity is None:
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = server.add_secure_port("127.0.0.1:0", server_credentials(identity))
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()
+
+
+def asks(address: str, access: Access) -> int:
+    with open_channel(address, access) as channel:
+        request = health_pb2.HealthCheckRequest()
+        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=SECONDS).status
+
+
+def test_a_client_fetches_the_certificate_of_its_token_and_talks_to_no_other() -> None:
+    own, other = make(), make()
+    assert own.digest == digest_of(own.certificate) != other.digest
+    with serving(own) as address:
+        assert fetch(address, own.digest, SECONDS) == own.certificate == peek(address, SECONDS)
+        assert asks(address, Access(certificate=own.certificate)) == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(ConfigError, match="has another certificate than the token says"):
+            fetch(address, other.digest, SECONDS)
+        with pytest.raises(grpc.RpcError):
+            asks(address, Access(certificate=other.certificate))
+
+
+def test_a_server_without_tls_is_told_apart() -> None:
+    with serving(None) as address:
+        assert peek(address, SECONDS) == b""
+        with pytest.raises(ConfigError, match="does not use TLS, but the token is for one that does"):
+            fetch(address, make().digest, SECONDS)
+
+
+def test_no_server_is_no_other_server() -> None:
+    with serving(None) as address:
+        pass
+    with pytest.raises(ServerUnreachable, match="no server with TLS answers"):
+        fetch(address, make().digest, SECONDS)
+
+
+def test_who_has_no_token_for_a_server_with_tls_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with serving(make()) as address, pytest.raises(ConfigError, match=r"it has no token.*--token-file"):
+        find(address, Role.WORKER, None, SECONDS)
+
+
+def test_a_file_without_the_role_names_the_roles_that_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    token_file.write_tokens(file, {Role.READER: draw()[Role.READER]})
+    with serving(None) as address, pytest.raises(ConfigError, match="are for reader; this program needs"):
+        find(address, Role.WORKER, file, SECONDS)

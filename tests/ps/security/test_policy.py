@@ -1,0 +1,78 @@
+"""Every RPC has a policy, and a guard follows it."""
+
+from __future__ import annotations
+
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from hubring.protos import control_pb2, data_pb2
+from hubring.ps.security.guard import HEADER, SCHEME, Guard
+from hubring.ps.security.policy import POLICIES, Role
+
+SERVED = (control_pb2, data_pb2, health_pb2, reflection_pb2)
+"""The .proto files of all services that a server or a shard registers."""
+METHODS = {
+    f"/{service.full_name}/{method.name}"
+    for module in SERVED
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+SECRETS = {role: f"{role} secret" for role in Role}
+MEMBERS = sorted(method for method, policy in POLICIES.items() if policy.member)
+
+
+def metadata(secret: str) -> list[tuple[str, str | bytes]]:
+    return [("user-agent", "grpc"), (HEADER, SCHEME + secret)]
+
+
+def test_every_rpc_has_a_policy_and_every_policy_an_rpc() -> None:
+    assert POLICIES.keys() == METHODS
+
+
+def test_every_policy_names_roles_or_says_why_anybody_may_call() -> None:
+    for method, policy in POLICIES.items():
+        assert bool(policy.roles) != bool(policy.open), method
+
+
+@pytest.mark.parametrize("method", sorted(POLICIES))
+def test_a_guard_lets_in_the_roles_of_the_policy_and_nobody_else(method: str) -> None:
+    guard, policy = Guard(SECRETS), POLICIES[method]
+    for role, secret in SECRETS.items():
+        allowed = bool(policy.open) or role in policy.roles
+        assert (guard.objection(method, metadata(secret)) == "") is allowed
+    for stranger in ("", "guessed", "worker"):
+        assert (guard.objection(method, metadata(stranger)) == "") is bool(policy.open)
+    assert (guard.objection(method, []) == "") is bool(policy.open)
+
+
+def test_an_rpc_without_a_policy_is_refused_whatever_the_secret() -> None:
+    guard = Guard(SECRETS)
+    for secret in SECRETS.values():
+        assert guard.objection("/hubring.v1.Control/New", metadata(secret)).endswith("has no policy")
+
+
+def test_refusals_say_what_is_wrong_without_the_secret() -> None:
+    guard = Guard({Role.WORKER: "old"})
+    join = "/hubring.v1.Control/Join"
+    assert guard.objection(join, []) == "the call has no token"
+    assert guard.objection(join, metadata("no such")) == "the token is not this server's"
+    guard.rotate({Role.WORKER: "new", Role.READER: "reads"})
+    assert guard.objection(join, metadata("reads")) == "the token is for another role"
+    assert guard.objection(join, metadata("old")).startswith("the token has expired")
+    assert guard.objection(join, metadata("new")) == ""
+    assert guard.refused == 4
+
+
+@pytest.mark.parametrize("method", MEMBERS)
+def test_who_has_joined_stays_when_tokens_are_rotated(method: str) -> None:
+    guard = Guard(SECRETS)
+    guard.rotate({role: f"new {role}" for role in Role})
+    roles = POLICIES[method].roles
+    assert all(guard.objection(method, metadata(SECRETS[role])) == "" for role in roles)
+
+
+def test_only_calls_that_prove_a_membership_take_earlier_secrets() -> None:
+    assert {method.rpartition("/")[2] for method in MEMBERS} == {
+        *("Heartbeat", "Connect", "Leave", "Plan", "Rendezvous", "Clock", "ShardHeartbeat"),
+    }

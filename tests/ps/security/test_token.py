@@ -1,0 +1,153 @@
+"""Tokens as text, and the files that hold them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.security import token_file
+from hubring.ps.security.commands import show
+from hubring.ps.security.keyring import Keyring, make_files
+from hubring.ps.security.policy import Role
+from hubring.ps.security.token import ROLES, choose, draw, parse
+
+DIGEST = "0123456789abcdef" * 4
+
+
+def test_tokens_are_read_as_they_were_written_and_no_two_are_alike() -> None:
+    tokens = draw(DIGEST)
+    assert parse((str(token) for token in tokens.values()), "here") == tokens
+    assert len({token.secret for token in tokens.values()}) == len(ROLES)
+    assert draw() != draw()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "secret",
+        "hubring:worker:x:y",
+        f"hubring:hub::{DIGEST}",
+        f"hubring:nobody::{DIGEST}",
+        f"hubring:worker:{DIGEST}:{DIGEST[:-1]}",
+        f"hubring:worker::{DIGEST}\x1b[31m",
+    ],
+)
+def test_a_line_that_is_no_token_is_named_and_not_repeated(line: str) -> None:
+    with pytest.raises(ConfigError, match="here, line 2, is no token") as refusal:
+        parse([str(draw()[Role.READER]), line], "here")
+    assert line not in str(refusal.value)
+
+
+def test_no_token_and_two_for_one_role_are_refused() -> None:
+    with pytest.raises(ConfigError, match="here has no token"):
+        parse(["", "  "], "here")
+    with pytest.raises(ConfigError, match="line 2, is a second token for the role worker"):
+        parse([str(draw()[Role.WORKER]), str(draw()[Role.WORKER])], "here")
+
+
+def test_an_operator_and_a_worker_may_read_and_a_reader_no_more() -> None:
+    tokens = draw()
+    for role in (Role.READER, Role.OPERATOR, Role.WORKER):
+        assert choose({role: tokens[role]}, Role.READER) == tokens[role]
+    assert choose({Role.SHARD: tokens[Role.SHARD]}, Role.READER) is None
+    assert choose({Role.READER: tokens[Role.READER]}, Role.WORKER) is None
+
+
+def test_only_their_user_can_read_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    make_files(file)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+        "tokens": 0o600,
+        "tokens.key": 0o600,
+    }
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match=f"other users can read the tokens in {file}; run: chmod 600"):
+        token_file.read(file)
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        token_file.read(tmp_path / "none")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "binary").chmod(0o600)
+    with pytest.raises(ConfigError, match="it is no text"):
+        token_file.read(tmp_path / "binary")
+    with pytest.raises(ConfigError, match="use a --token-file in a writable folder"):
+        token_file.write_tokens(tmp_path / "no" / "folder", draw())
+
+
+def test_the_runtime_directory_is_this_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    file = token_file.runtime_file(5555)
+    assert file.parent == tmp_path / "hubring"
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    file.parent.chmod(0o755)
+    with pytest.raises(ConfigError, match="belongs to another user or is open to others"):
+        token_file.runtime_file(5555)
+    file.parent.rmdir()
+    file.parent.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="belongs to another user or is open to others"):
+        token_file.runtime_file(5555)
+
+
+def test_a_server_without_a_file_has_new_tokens_and_takes_them_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    first = Keyring(None, encrypts=False)
+    first.publish(5555)
+    assert first.path is not None
+    assert token_file.read(first.path) == first.tokens
+    second = Keyring(None, encrypts=False)
+    second.publish(5555)
+    first.withdraw()
+    assert token_file.read(first.path) == second.tokens != first.tokens
+    second.withdraw()
+    assert not first.path.exists()
+
+
+def test_a_server_with_a_file_makes_it_once_and_leaves_it(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    first = Keyring(file, encrypts=True)
+    first.publish(5555)
+    first.withdraw()
+    again = Keyring(file, encrypts=True)
+    assert (again.tokens, again.identity) == (first.tokens, first.identity)
+    (tmp_path / "tokens.key").unlink()
+    with pytest.raises(ConfigError, match="needs the private key of its certificate beside"):
+        Keyring(file, encrypts=True)
+    make_files(tmp_path / "other")
+    (tmp_path / "other.key").rename(tmp_path / "tokens.key")
+    with pytest.raises(ConfigError, match="are for another certificate"):
+        Keyring(file, encrypts=True)
+
+
+def test_rotation_writes_new_tokens_for_the_same_certificate(tmp_path: Path) -> None:
+    keyring = Keyring(tmp_path / "tokens", encrypts=True)
+    keyring.publish(5555)
+    before = dict(keyring.tokens)
+    keyring.rotate()
+    after = token_file.read(tmp_path / "tokens")
+    assert all(after[role].digest == before[role].digest for role in ROLES)
+    assert all(after[role].secret != before[role].secret for role in ROLES)
+
+
+def test_tokens_are_shown_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_files(tmp_path / "tokens")
+    tokens = token_file.read(tmp_path / "tokens")
+    assert show(None, tmp_path / "tokens", "worker") == 0
+    assert capsys.readouterr().out == f"{tokens[Role.WORKER]}\n"
+    show(None, tmp_path / "tokens", "")
+    assert capsys.readouterr().out.splitlines() == [str(token) for token in tokens.values()]
+
+
+def test_no_process_shows_a_secret_in_its_command_line() -> None:
+    """Other users can read it."""
+    source = (Path(token_file.__file__).parents[1] / "shard" / "spawn.py").read_text()
+    assert 'module_command("hubring.ps.shard.process")' in source
+    assert os.stat("/proc/self/environ").st_mode & 0o077 == 0
