@@ -49,19 +49,27 @@ class Admission:
         access: What the stub's channel was opened with.
         log_format: Log format of the shard that the worker starts.
         trace: Folder for that shard's trace; empty for no trace.
+        began: When the worker began to look for the server, by `time.monotonic`.
 
     Attributes:
         shard: The shard process that this worker started; None if the hub wants none.
     """
 
     def __init__(
-        self, address: str, stub: ControlStub, access: Access, log_format: LogFormat, trace: str
+        self,
+        address: str,
+        stub: ControlStub,
+        access: Access,
+        log_format: LogFormat,
+        trace: str,
+        began: float,
     ) -> None:
         self._address = address
         self._stub = stub
         self._access = access
         self._log_format = log_format
         self._trace = trace
+        self._began = began
         self.shard: Child | None = None
 
     def join(self, request: pb.JoinRequest, start_timeout: float) -> pb.JoinReply:
@@ -118,7 +126,7 @@ class Admission:
         BUSY_SECONDS, but not out of reach.
         """
         began, logged = time.monotonic(), False
-        deadline = began + CONNECT_SECONDS
+        deadline = self._began + CONNECT_SECONDS
         while True:
             try:
                 return self._stub.Join(request, timeout=CONNECT_SECONDS)

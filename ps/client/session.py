@@ -112,10 +112,11 @@ class Session:
         self._finished = ""  # the error if this worker takes another step, because another worker finished
         self._explained = threading.Event()  # set once `verdict` has an answer
         self._left = threading.Event()
+        began = time.monotonic()
         access = find(address, Role.WORKER, token_file, CONNECT_SECONDS)
         self._channel = open_channel(address, access)
         self._stub = ControlStub(self._channel)
-        self._admission = Admission(address, self._stub, access, log_format, trace)
+        self._admission = Admission(address, self._stub, access, log_format, trace, began)
         request = pb.JoinRequest(
             protocol=PROTOCOL,
             token=secrets.token_hex(16),
