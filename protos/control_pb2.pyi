@@ -1030,7 +1030,7 @@ class ShardAssignment(_message.Message):
     extends: _builtins.bool
     """add these buckets' slices to those that the shard has"""
     version: _builtins.int
-    """with extends: version of the new keys in lockstep modes, at least"""
+    """version of restored keys in lockstep modes; with extends: at least"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]: ...
     @_builtins.property

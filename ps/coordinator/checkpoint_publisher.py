@@ -30,6 +30,8 @@ class Held:
     next_incarnation: int
     lockstep: bool
     """Whether versions are steps."""
+    together: bool
+    """Whether every step is a round of every key. With backup workers, keys can close different rounds."""
     running: bool
     """Whether workers push during the save."""
     step: int
@@ -67,7 +69,8 @@ class CheckpointWriter:
 
         In a running lockstep job, the checkpoint has a version that no key has passed
         yet. Each shard clones a key when the key reaches that version, so no worker
-        waits. A stopped or asynchronous job is saved in its current state.
+        waits. A stopped or asynchronous job is saved in its current state. With backup
+        workers, its step is then that of the slowest key.
 
         Returns:
             The checkpoint's folder and its step.
@@ -84,8 +87,8 @@ class CheckpointWriter:
                 holding = {piece.shard for piece in held.plan.slices}  # the other shards have no step
                 stats = [each for each in await self._fleet.stats() if each.shard in holding]
                 oldest, newest = min(each.oldest for each in stats), max(each.newest for each in stats)
-                step, version = (newest + 1, newest + 1) if held.running else (newest, -1)
-                if not held.running and oldest != newest:
+                step, version = (newest + 1, newest + 1) if held.running else (oldest, -1)
+                if not held.running and held.together and oldest != newest:
                     raise ConfigError(
                         f"the job stopped between steps {oldest} and {newest}, so the shards hold no complete"
                         " step; the previous checkpoint is still the newest"

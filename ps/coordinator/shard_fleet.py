@@ -139,9 +139,12 @@ class Fleet:
         message = pb.View(epoch=view.epoch, members=members, finished=view.finished)
         await self._all(lambda stub: stub.SetView(message, timeout=self._call_seconds))
 
-    async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
-        """Sends every shard its slices, zeroed or restored from a checkpoint."""
+    async def set_plan(
+        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, step: int = 0
+    ) -> None:
+        """Sends every shard its slices, zeroed or restored from a checkpoint of this step."""
         message = _assignment(buckets, plan, restore)
+        message.version = step
         await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
 
     async def extend_plan(

@@ -82,7 +82,7 @@ class ShardControl(ShardControlServicer):
                 return
             loop.assign(slices, buckets)
             if snapshot is not None:
-                loop.store.restore(snapshot)
+                loop.store.restore(snapshot, request.version)
 
         try:
             snapshot = shard_file.load(Path(request.restore), keys) if request.restore else None

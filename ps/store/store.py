@@ -140,13 +140,15 @@ class KVStore:
             extends=extends,
         )
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: Snapshot, step: int | None = None) -> None:
         """Restores a checkpoint, which may also contain keys of other shards.
+
+        In lockstep modes every key starts at `step`, if given: the mode that saved may leave keys apart.
 
         Raises:
             CheckpointCorrupt: A key of this shard is missing, or has another size.
         """
-        self._entries.restore(snapshot, self._ledger)
+        self._entries.restore(snapshot, self._ledger, step if self._consistency.lockstep else None)
         self._start_clocks(self._workers.senders())
 
     def on_view(self, view: View) -> list[Delivery]:

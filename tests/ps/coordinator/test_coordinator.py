@@ -157,6 +157,23 @@ def test_a_shard_that_holds_nothing_does_not_keep_a_step_from_being_whole(
     run(story())
 
 
+def test_the_last_checkpoint_of_backup_workers_has_the_step_of_the_slowest_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, mode="backup", backup=1, checkpoint_dir=tmp_path)
+        hub.fleet.may_save.set()
+        both = await hub.started()
+        await hub.plan(both[0])
+        hub.fleet.versions[0], hub.fleet.apart = 5, 2
+        for joined in both:
+            await hub.leave(joined)
+        await hub.coordinator.tick()
+        assert [path.name for path in tmp_path.iterdir()] == ["000001-step-5"]
+
+    run(story())
+
+
 def test_a_view_that_a_leave_did_not_bring_about_is_brought_by_the_next_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
