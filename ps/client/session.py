@@ -20,6 +20,7 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.client.departure import SILENT_SECONDS, Departure, patience
 from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
@@ -37,7 +38,6 @@ from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Telemetry
-from hubring.ps.shard.colocated import outlast
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.registry import ShardAddress
@@ -48,9 +48,6 @@ _T = TypeVar("_T")
 
 FAST_HEARTBEAT_SECONDS = 0.1
 """Seconds between heartbeats while the workers agree on the step to stop after."""
-
-SILENT_SECONDS = 4.0
-"""Seconds for which a server may be unreachable. One that does not answer gets at least the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +114,7 @@ class Session:
         self._finished = ""  # the error if this worker takes another step, because another worker finished
         self._explained = threading.Event()  # set once `verdict` has an answer
         self._left = threading.Event()
+        self._departure: Departure | None = None
         self._channel = open_channel(address)
         self._stub = ControlStub(self._channel)
         self._admission = Admission(address, self._stub, log_format, trace)
@@ -198,18 +196,16 @@ class Session:
     def _keep_alive(self) -> None:
         self._presence.keep()
         interval = heartbeat_seconds(self._lease)
-        patience = max(self._lease, SILENT_SECONDS)
         heard = time.monotonic()
         # Other workers wait while all agree on the step to stop after.
         while not self._left.wait(FAST_HEARTBEAT_SECONDS if self.stop_after or self.stopping else interval):
             self._presence.keep()
             beat = self._beat()
             try:
-                reply = self._stub.Heartbeat(beat, timeout=patience)
+                reply = self._stub.Heartbeat(beat, timeout=max(self._lease, SILENT_SECONDS))
             except grpc.RpcError as error:
                 silent = time.monotonic() - heard
-                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if silent > (patience if timed_out else SILENT_SECONDS) and not self._left.is_set():
+                if silent > patience(error, self._lease) and not self._left.is_set():
                     self._fail(
                         ServerUnreachable(
                             f"the server at {self.address} has not answered for {silent:.1f} s"
@@ -342,47 +338,39 @@ class Session:
         return self._admission.shard is not None
 
     def leave(self, reason: Reason, text: str = "") -> None:
-        """Leaves the job. A server that is already gone is no error."""
+        """Leaves the job.
+
+        Raises:
+            ServerUnreachable: This worker finished, but the server did not acknowledge it.
+        """
         if self._left.is_set():
             return
         self._left.set()
         self._thread.join()
         rank, incarnation = self.sender
-        self._leave_request = pb.LeaveRequest(
+        request = pb.LeaveRequest(
             rank=rank,
             incarnation=incarnation,
             reason=pb.LeaveRequest.Reason.Value(reason.name),
             text=text,
             step=self.step,
         )
-        self._send_leave()
-        self._presence.close()
+        self._departure = Departure(self.address, self._stub, request, self._lease, self._admission.shard)
+        try:
+            self._departure.leave(insists=self.failure is None)
+        finally:
+            self._presence.close()
+
+    def await_end(self) -> None:
+        """Waits until the job is over; call it after `leave`. See `Departure.await_end`."""
+        if self._departure is not None:
+            self._departure.await_end()
 
     def close(self) -> None:
-        """Stops this worker's shard once no other worker needs it, and closes the channel to the server.
-
-        In modes without lockstep this can be long after `leave`. The log names the workers that still need
-        the shard. If the server is gone, `close` does not wait.
-        """
-        try:
-            if self._left.is_set() and self._admission.shard is not None:
-                self._leave_request.wait_seconds = 2.0
-                outlast(self._admission.shard, self._send_leave)
-        finally:
-            if self._admission.shard is not None:
-                self._admission.shard.stop()
-            self._channel.close()
-
-    def _send_leave(self) -> str:
-        """Sends the leave request. Returns the workers that still need this worker's shard."""
-        try:
-            reply = self._stub.Leave(self._leave_request, timeout=self._leave_request.wait_seconds + 2.0)
-        except grpc.RpcError as error:
-            log.debug("the server did not receive the leave request: %s", describe(error))
-            return ""
-        for line in reply.news:
-            log.warning("%s", line)
-        return reply.needed_by
+        """Stops this worker's shard, and closes the channel to the server."""
+        if self._admission.shard is not None:
+            self._admission.shard.stop()
+        self._channel.close()
 
     def _call(self, call: Callable[[], _T]) -> _T:
         """Calls the server.

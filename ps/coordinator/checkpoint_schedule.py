@@ -41,6 +41,8 @@ class CheckpointSchedule:
         self.last = last
         self.written = 0
         """Checkpoints that this server wrote."""
+        self.failure: HubringError | None = None
+        """Why the job's last attempt to save failed."""
         self._writer = CheckpointWriter(fleet, directory) if directory else None
         self._directory = directory
         self._every = every
@@ -53,6 +55,7 @@ class CheckpointSchedule:
 
     def begin(self) -> None:
         """Restarts the time until the next checkpoint; called at the start of a job and after each save."""
+        self.failure = None
         self._tried_at = self._saved_at = self._clock.now()
 
     def due(self, now: float) -> bool:
@@ -111,4 +114,5 @@ class CheckpointSchedule:
         except HubringError as error:
             newest = f"the newest checkpoint is {self.last}" if self.last else "there is no checkpoint yet"
             log.error("checkpoint failed: %s; %s", error, newest)
+            self.failure = error
             self._tried_at = self._clock.now()

@@ -268,6 +268,7 @@ hubring.init()
 class Session:
     step = 0; mode = "bsp"; serves = False; stop_after = 0
     def leave(self, reason, text): print(reason.name, text, flush=True)
+    def await_end(self): pass
     def close(self): pass
 context.current().session = Session()
 """

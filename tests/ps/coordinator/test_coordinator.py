@@ -13,6 +13,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.core.types import BucketSpec, Slice
+from hubring.ps.job.membership import JOIN_SECONDS
 from tests.support.fakes.coordinator import BUCKET, CONTEXT, LIMIT, Hub, Refused, checkpointed, run
 
 
@@ -56,7 +57,7 @@ def test_a_start_that_came_to_nothing_neither_ends_the_server_nor_forgets_its_ch
         await hub.shard()
         lonely = await hub.join("a", job="other.py")
         assert lonely.state == pb.JoinReply.WAITING
-        hub.time.advance(1.0)
+        hub.time.advance(JOIN_SECONDS + 1.0)
         await hub.coordinator.tick()
         assert not hub.coordinator.done.is_set()
         joined = await asyncio.gather(hub.join("b"), hub.join("c"))

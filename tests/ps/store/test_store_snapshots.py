@@ -47,6 +47,7 @@ def test_keys_that_backup_workers_left_apart_start_at_one_step() -> None:
     for key, values in ((0, 2.0), (1, 1.0)):
         reply = values_of(restored.handle(Pull(sender(1), key), "pull")[0].reply)
         assert reply.clock == 1
+        assert isinstance(reply.values, torch.Tensor)
         assert torch.equal(reply.values, torch.full((4,), values))
 
 

@@ -102,7 +102,9 @@ class FakeFleet(Fleet):
             raise JobFailed("shard 0 does not answer")
         return [
             pb.ShardStats(
-                shard=each.index, oldest=self.versions[each.index], newest=self.versions[each.index] + self.apart
+                shard=each.index,
+                oldest=self.versions[each.index],
+                newest=self.versions[each.index] + self.apart,
             )
             for each in self.shards
         ]
