@@ -104,8 +104,8 @@ class Departure:
             if self._shard is not None and self._shard.ended:
                 raise JobFailed(f"{self._shard} {self._shard.ended}, before the job was over")
             if time.monotonic() - logged > LOG_EVERY:
-                serves = f"; {self._shard} still serves the job" if self._shard is not None else ""
-                log.info("training has finished; waiting for %s%s", reply.awaits, serves)
+                what = f"{self._shard} still serves" if self._shard is not None else "waiting for"
+                log.info("training has finished; %s %s", what, reply.awaits)
                 logged = time.monotonic()
         if reply.failed:
             raise BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed)
@@ -121,7 +121,7 @@ class Departure:
                     raise ServerUnreachable(
                         f"this worker left its job, but the server at {self._address} has not answered for"
                         f" {silent:.1f} s ({describe(error)}): the job may have failed, and its last"
-                        " checkpoint may be missing. See the server's log; if the job did not finish, restart it"
+                        " checkpoint may be missing. See the server's log; restart the job if it did not finish"
                     ) from error
                 time.sleep(RETRY_SECONDS)
             else:

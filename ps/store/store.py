@@ -141,9 +141,7 @@ class KVStore:
         )
 
     def restore(self, snapshot: Snapshot, step: int | None = None) -> None:
-        """Restores a checkpoint, which may also contain keys of other shards.
-
-        In lockstep modes every key starts at `step`, if given: the mode that saved may leave keys apart.
+        """Restores a checkpoint, also with keys of other shards; in lockstep modes, at `step` if given.
 
         Raises:
             CheckpointCorrupt: A key of this shard is missing, or has another size.
