@@ -16,25 +16,18 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.join import BY_EXIT_CODE, describe
+from hubring.ps.client.silence import patience
 from hubring.ps.core.errors import HubringError, JobFailed, ServerUnreachable
 from hubring.ps.core.waiting import LOG_EVERY
 from hubring.ps.process.child import Child
 
 log = logging.getLogger(__name__)
 
-SILENT_SECONDS = 4.0
-"""Seconds for which a server may be unreachable. One that does not answer gets at least the lease."""
 ANSWER_SECONDS = 2.0
 """How long one request waits for its reply, beyond the time that the server may hold it."""
 HOLD_SECONDS = 2.0
 """How long the server may hold a request of a worker that waits for the end of the job."""
 RETRY_SECONDS = 0.2
-
-
-def patience(error: grpc.RpcError, lease_seconds: float) -> float:
-    """Returns for how long calls may fail like this: a stopped server recovers, one that ended does not."""
-    timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    return max(lease_seconds, SILENT_SECONDS) if timed_out else SILENT_SECONDS
 
 
 class Departure:
@@ -121,7 +114,7 @@ class Departure:
                     raise ServerUnreachable(
                         f"this worker left its job, but the server at {self._address} has not answered for"
                         f" {silent:.1f} s ({describe(error)}): the job may have failed, and its last"
-                        " checkpoint may be missing. See the server's log; restart the job if it did not finish"
+                        " checkpoint may be missing. See the server's log, and restart a job that failed"
                     ) from error
                 time.sleep(RETRY_SECONDS)
             else:

@@ -20,8 +20,9 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.client.departure import SILENT_SECONDS, Departure, patience
+from hubring.ps.client.departure import Departure
 from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe
+from hubring.ps.client.silence import SILENT_SECONDS, Silence
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
@@ -111,6 +112,8 @@ class Session:
         self._stop_heard = threading.Event()
         self.failure: HubringError | None = None
         self._on_failure: list[Callable[[HubringError], None]] = []
+        self._failing = threading.Lock()
+        """Guards `failure` and `_on_failure`, so that each callback is called once."""
         self._finished = ""  # the error if this worker takes another step, because another worker finished
         self._explained = threading.Event()  # set once `verdict` has an answer
         self._left = threading.Event()
@@ -152,9 +155,11 @@ class Session:
 
         The heartbeat thread calls it. If this worker has failed already, this method calls it.
         """
-        self._on_failure.append(callback)
-        if self.failure is not None:
-            callback(self.failure)
+        with self._failing:
+            self._on_failure.append(callback)
+            failure = self.failure
+        if failure is not None:
+            callback(failure)
 
     def verdict(self) -> HubringError | None:
         """Returns the server's error for a loss that this worker noticed first, or None if it reports none.
@@ -196,30 +201,31 @@ class Session:
     def _keep_alive(self) -> None:
         self._presence.keep()
         interval = heartbeat_seconds(self._lease)
-        heard = time.monotonic()
-        # Other workers wait while all agree on the step to stop after.
-        while not self._left.wait(FAST_HEARTBEAT_SECONDS if self.stop_after or self.stopping else interval):
+        silence = Silence(self.address, self._lease)
+        while not self._leaves(silence, interval):
             self._presence.keep()
             beat = self._beat()
             try:
-                reply = self._stub.Heartbeat(beat, timeout=max(self._lease, SILENT_SECONDS))
+                with silence.pauses.within(silence.timeout):
+                    reply = self._stub.Heartbeat(beat, timeout=silence.timeout)
             except grpc.RpcError as error:
-                silent = time.monotonic() - heard
-                if silent > patience(error, self._lease) and not self._left.is_set():
-                    self._fail(
-                        ServerUnreachable(
-                            f"the server at {self.address} has not answered for {silent:.1f} s"
-                            f" ({describe(error)}). The server stopped or the network is down."
-                            " Restart the server with the same --checkpoint-dir, then restart the workers"
-                        )
-                    )
+                lost = silence.meaning(error)
+                if lost is not None and not self._left.is_set():
+                    self._fail(lost)
                     return
             else:
-                heard = time.monotonic()
+                silence.end()
                 if beat.stopping:
                     self._stop_heard.set()
                 if not self._handle(reply):
                     return
+
+    def _leaves(self, silence: Silence, interval: float) -> bool:
+        """Waits for the time of the next heartbeat; returns whether this worker leaves."""
+        # Other workers wait while all agree on the step to stop after.
+        seconds = FAST_HEARTBEAT_SECONDS if self.stop_after or self.stopping else interval
+        with silence.pauses.within(seconds):
+            return self._left.wait(seconds)
 
     def _connect(self) -> Any:
         rank, incarnation = self.sender
@@ -263,9 +269,10 @@ class Session:
         return self.failure is None
 
     def _fail(self, error: HubringError) -> None:
-        self.failure = error
+        with self._failing:
+            self.failure, callbacks = error, tuple(self._on_failure)
         self._explained.set()
-        for callback in self._on_failure:
+        for callback in callbacks:
             callback(error)
 
     # The job.
