@@ -60,6 +60,7 @@ class Server:
         self._signals = 0
         self._signal: signal.Signals | None = None
         self._quit = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> tuple[int, dict[str, Any]]:
         """Serves until the server stops.
@@ -190,6 +191,8 @@ class Server:
                     coordinator.excuse(late)
                 if (shard := first_ended(shards.started, 0.0)) is not None:
                     coordinator.shard_lost(f"{shard} {shard.ended}")
+                if self._draining is not None and self._draining.done():
+                    self._draining.result()
                 await coordinator.tick()
                 await self._health.tell(coordinator.troubles())
                 due = time.monotonic() + TICK_SECONDS

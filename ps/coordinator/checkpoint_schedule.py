@@ -85,6 +85,7 @@ class CheckpointSchedule:
                 await asyncio.wait([work])
             finally:
                 work.cancel()  # if the caller was cancelled
+                await asyncio.wait([work])
             if work.cancelled():
                 raise ConfigError("the job stopped before all shards reached the step to save")
             self.last, step = work.result()
@@ -94,6 +95,8 @@ class CheckpointSchedule:
 
     def save_in_passing(self) -> None:
         """Begins a checkpoint without waiting: it can take many steps, and the leases need checks."""
+        if self._passing is not None:
+            self._passing.result()  # raises what was not expected
         self._passing = asyncio.create_task(self._try_to_save())
 
     async def give_up(self) -> None:
@@ -102,6 +105,9 @@ class CheckpointSchedule:
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+        if self._passing is not None and not self._passing.cancelled():
+            self._passing.result()
+        self._passing = None
 
     async def save_last(self) -> None:
         """Writes a checkpoint of the stopped job, if there is a checkpoint directory."""
