@@ -104,7 +104,7 @@ class Departure:
             raise BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed)
 
     def _send(self, *, insists: bool) -> pb.LeaveReply:
-        began = time.monotonic()
+        began, logged = time.monotonic(), False
         while True:
             try:
                 reply = self._stub.Leave(self._request, timeout=self._request.wait_seconds + ANSWER_SECONDS)
@@ -116,6 +116,9 @@ class Departure:
                         f" {silent:.1f} s ({describe(error)}): the job may have failed, and its last"
                         " checkpoint may be missing. See the server's log, and restart a job that failed"
                     ) from error
+                if not logged:
+                    log.warning("the server does not answer this worker, which leaves; asking again")
+                logged = True
                 time.sleep(RETRY_SECONDS)
             else:
                 for line in reply.news:

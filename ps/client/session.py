@@ -217,7 +217,7 @@ class Session:
                 silence.end()
                 if beat.stopping:
                     self._stop_heard.set()
-                if not self._handle(reply):
+                if (reply.fenced and self._left.is_set()) or not self._handle(reply):
                     return
 
     def _leaves(self, silence: Silence, interval: float) -> bool:
@@ -353,7 +353,6 @@ class Session:
         if self._left.is_set():
             return
         self._left.set()
-        self._thread.join()
         rank, incarnation = self.sender
         request = pb.LeaveRequest(
             rank=rank,
@@ -366,6 +365,7 @@ class Session:
         try:
             self._departure.leave(insists=self.failure is None)
         finally:
+            self._thread.join()  # its last call is answered by now, or has failed as this one did
             self._presence.close()
 
     def await_end(self) -> None:

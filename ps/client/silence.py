@@ -6,13 +6,12 @@ out, and is given at least the lease, because it recovers. Pauses of this proces
 
 from __future__ import annotations
 
-import time
-
 import grpc
 
 from hubring.ps.client.join import describe
 from hubring.ps.core.errors import Fenced, HubringError, ServerUnreachable
 from hubring.ps.core.pauses import Pauses
+from hubring.ps.core.timing import SystemTime, TimeSource
 
 SILENT_SECONDS = 4.0
 
@@ -29,16 +28,18 @@ class Silence:
     Args:
         address: The server's address, for messages.
         lease_seconds: The worker's lease.
+        clock: The source of the time.
 
     Attributes:
         pauses: Encloses the waits of the thread that calls the server.
     """
 
-    def __init__(self, address: str, lease_seconds: float) -> None:
-        self.pauses = Pauses()
+    def __init__(self, address: str, lease_seconds: float, clock: TimeSource | None = None) -> None:
+        self._clock = clock or SystemTime()
+        self.pauses = Pauses(self._clock)
         self._address = address
         self._lease = lease_seconds
-        self._heard = time.monotonic()
+        self._heard = self._clock.now()
 
     @property
     def timeout(self) -> float:
@@ -47,12 +48,12 @@ class Silence:
 
     def end(self) -> None:
         """Notes a reply."""
-        self._heard = time.monotonic()
+        self._heard = self._clock.now()
         self.pauses.clear()
 
     def meaning(self, error: grpc.RpcError) -> HubringError | None:
         """Returns why this worker cannot continue after a call that failed; None if it can call again."""
-        silent, paused = time.monotonic() - self._heard - self.pauses.seconds, self.pauses.seconds
+        silent, paused = self._clock.now() - self._heard - self.pauses.seconds, self.pauses.seconds
         if silent <= patience(error, self._lease):
             return None
         if paused > self._lease:

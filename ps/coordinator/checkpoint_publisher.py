@@ -135,7 +135,7 @@ class CheckpointWriter:
 
 
 async def _in_thread(function: Callable[..., _T], *arguments: object) -> _T:
-    """Uses the disk in a thread, because the loop must answer heartbeats; a cancellation waits for the end."""
+    """Works in a thread, because the loop must answer heartbeats. A cancellation waits for the end."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:
         return await asyncio.shield(work)

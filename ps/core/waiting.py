@@ -23,7 +23,7 @@ class Waiting:
         self.slowest = ""
         self._clock = clock or SystemTime()
         self._waits: list[tuple[int, float]] = []
-        """Thread and beginning of each wait, also within a wait. Threads change the list in single operations."""
+        """Thread and beginning of each wait, also within a wait. Each change is a single operation."""
         self._logged: tuple[float, int] | None = None
 
     def __enter__(self) -> None:
