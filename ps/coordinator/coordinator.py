@@ -251,6 +251,7 @@ class Coordinator:
             await self.fleet.dismiss(self._sources.orphans(self.job, self.fleet.shards, leases_from))
         silent = self.fleet.silent(now)
         if silent is not None:
+            silent.lost = True
             self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
         # Also completes a Leave whose caller disconnected in the middle.
         await self._publish_or_fail()

@@ -154,11 +154,12 @@ class Registration:
                 " or disconnected). Restart the server with the same --checkpoint-dir, then restart its"
                 " shards and the workers"
             )
-        if pauses.seconds > lease:
+        silent = time.monotonic() - heard
+        if silent - pauses.seconds <= lease < silent:
             self.failure = Fenced(
-                f"this shard was suspended for about {pauses.seconds:.0f} s, longer than its lease of"
-                f" {lease:g} s, so the server at {self._control} has given it up, and its part of the"
-                " parameters is lost. Restart the job from its checkpoint; to allow longer pauses, restart"
+                f"this shard was suspended for about {pauses.seconds:.0f} s. The server at {self._control}"
+                f" had no heartbeat within the lease of {lease:g} s and has given the shard up, so its part of"
+                " the parameters is lost. Restart the job from its checkpoint; to allow longer pauses, restart"
                 " the server with a longer --lease"
             )
         presence.close()

@@ -70,11 +70,12 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_all_programs(
 
 def test_a_shard_that_was_suspended_past_its_lease_says_so(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--lease", "2")
-    workers, _ = held(cluster, address, tmp_path)
+    workers, go = held(cluster, address, tmp_path)
     (shard,) = server.children("hubring.ps.shard.process")
     os.kill(shard, signal.SIGSTOP)
     server.until_said("sent no heartbeat")
     os.kill(shard, signal.SIGCONT)
+    go.touch()
     server.done(69)
     assert "this shard was suspended for about" in server.said()
     assert "Traceback" not in server.said()
