@@ -158,9 +158,9 @@ class Registration:
         if silent - pauses.seconds <= lease < silent:
             self.failure = Fenced(
                 f"this shard was suspended for about {pauses.seconds:.0f} s. The server at {self._control}"
-                f" had no heartbeat within the lease of {lease:g} s and has given the shard up, so its part of"
-                " the parameters is lost. Restart the job from its checkpoint; to allow longer pauses, restart"
-                " the server with a longer --lease"
+                f" had no heartbeat within the lease of {lease:g} s and has given up the shard, so its part"
+                " of the parameters is lost. Restart the job from its checkpoint; to allow longer pauses,"
+                " restart the server with a longer --lease"
             )
         presence.close()
         lost()
