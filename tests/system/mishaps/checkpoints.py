@@ -157,7 +157,7 @@ CHECKPOINTS = [
         since="there is no checkpoint yet",
         why="No space left on device",
         fix=r"needs \d+ bytes, but only \d+ bytes are free\. Free some space, or use another disk",
-        code=0,
+        code=78,
         provoke=a_full_disk,
     ),
     Mishap(
