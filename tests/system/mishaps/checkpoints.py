@@ -152,7 +152,7 @@ CHECKPOINTS = [
     ),
     Mishap(
         "the disk is full",
-        "the server, which continues",
+        "the server, after the job",
         who=r"checkpoint failed: .*cannot write .*shard-0\.safetensors",
         since="there is no checkpoint yet",
         why="No space left on device",
