@@ -43,7 +43,7 @@ class Departures:
         await self._notifier.announce()
 
     def verdict(self, sender: Sender) -> Verdict | None:
-        """Returns how this worker's job ended; None while it runs."""
+        """Returns how the job ended that this worker left; None while it runs."""
         return self._ended.find(sender)
 
     async def await_verdict(self, sender: Sender, seconds: float) -> Verdict | None:

@@ -49,8 +49,12 @@ class EndedJobs:
         self._ended.append((departed, verdict))
 
     def find(self, sender: Sender) -> Verdict | None:
-        """Returns how this worker's job ended; None if it runs, or is not known."""
-        return next((verdict for departed, verdict in self._ended if sender.incarnation in departed), None)
+        """Returns how the job ended that this worker left; None if it runs, or the worker did not leave."""
+        for departed, verdict in self._ended:
+            gone = departed.get(sender.incarnation)
+            if gone is not None and gone.left:
+                return verdict
+        return None
 
     def absence(self, sender: Sender) -> str:
         """Returns what happened to a worker of an ended job, and how the job ended, in words; or empty."""
