@@ -461,7 +461,7 @@ class LeaveRequest(_message.Message):
     step: _builtins.int
     """completed steps"""
     wait_seconds: _builtins.float
-    """how long to wait until no worker needs its shard"""
+    """how long to wait until the job is over"""
     def __init__(
         self,
         *,
@@ -485,9 +485,15 @@ class LeaveReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NEWS_FIELD_NUMBER: _builtins.int
-    NEEDED_BY_FIELD_NUMBER: _builtins.int
-    needed_by: _builtins.str
-    """the workers that need its shard: call Leave again; empty: the shard may end"""
+    AWAITS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
+    awaits: _builtins.str
+    """what the end of the job waits for: call Leave again; empty: the job is over"""
+    failed: _builtins.str
+    """job over: why it failed, or has no last checkpoint; otherwise: why the worker is refused"""
+    exit_code: _builtins.int
+    """goes with failed"""
     @_builtins.property
     def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """as in HeartbeatReply"""
@@ -496,11 +502,13 @@ class LeaveReply(_message.Message):
         self,
         *,
         news: _abc.Iterable[_builtins.str] | None = ...,
-        needed_by: _builtins.str = ...,
+        awaits: _builtins.str = ...,
+        failed: _builtins.str = ...,
+        exit_code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["needed_by", b"needed_by", "news", b"news"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaits", b"awaits", "exit_code", b"exit_code", "failed", b"failed", "news", b"news"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1117,7 +1125,7 @@ class ShardAssignment(_message.Message):
     extends: _builtins.bool
     """add these buckets' slices to those that the shard has"""
     version: _builtins.int
-    """with extends: version of the new keys in lockstep modes, at least"""
+    """version of restored keys in lockstep modes; with extends: at least"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]: ...
     @_builtins.property

@@ -124,7 +124,9 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A worker leaves. One that finished, or that runs a shard, calls again until the job is over. A second
+        call of a worker that left changes nothing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

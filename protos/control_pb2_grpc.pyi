@@ -50,6 +50,9 @@ class ControlStub:
     the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_control_pb2.LeaveRequest, _control_pb2.LeaveReply]
+    """A worker leaves. One that finished, or that runs a shard, calls again until the job is over. A second
+    call of a worker that left changes nothing.
+    """
     Plan: _grpc.UnaryUnaryMultiCallable[_control_pb2.PlanRequest, _control_pb2.PlanReply]
     """A worker sends its buckets. The reply lists the shard of each slice."""
     Rendezvous: _grpc.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]
@@ -79,6 +82,9 @@ class ControlAsyncStub(ControlStub):
     the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_control_pb2.LeaveRequest, _control_pb2.LeaveReply]  # type: ignore[assignment]
+    """A worker leaves. One that finished, or that runs a shard, calls again until the job is over. A second
+    call of a worker that left changes nothing.
+    """
     Plan: _aio.UnaryUnaryMultiCallable[_control_pb2.PlanRequest, _control_pb2.PlanReply]  # type: ignore[assignment]
     """A worker sends its buckets. The reply lists the shard of each slice."""
     Rendezvous: _aio.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]  # type: ignore[assignment]
@@ -128,7 +134,10 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _control_pb2.LeaveRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.LeaveReply, _abc.Awaitable[_control_pb2.LeaveReply]]: ...
+    ) -> _typing.Union[_control_pb2.LeaveReply, _abc.Awaitable[_control_pb2.LeaveReply]]:
+        """A worker leaves. One that finished, or that runs a shard, calls again until the job is over. A second
+        call of a worker that left changes nothing.
+        """
 
     @_abc_1.abstractmethod
     def Plan(

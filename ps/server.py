@@ -68,6 +68,7 @@ class Server:
         self._signals = 0
         self._signal: signal.Signals | None = None
         self._quit = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> tuple[int, dict[str, Any]]:
         """Serves until the server stops.
@@ -222,6 +223,8 @@ class Server:
                     coordinator.excuse(late)
                 if (shard := first_ended(shards.started, 0.0)) is not None:
                     coordinator.shard_lost(f"{shard} {shard.ended}")
+                if self._draining is not None and self._draining.done():
+                    self._draining.result()
                 await coordinator.tick()
                 await self._health.tell(coordinator.troubles())
                 due = time.monotonic() + TICK_SECONDS
@@ -229,6 +232,7 @@ class Server:
         finally:
             for task in ends:
                 task.cancel()
+            await asyncio.wait(ends)
 
     @staticmethod
     def _remote_shards(coordinator: Coordinator, shards: Children[Child]) -> list[Shard]:
@@ -249,15 +253,22 @@ class Server:
             "mode": self._config.mode,
             "steps": coordinator.last_step,
             **ends(outcome),
-            "error": str(coordinator.failure or coordinator.job.failure or ""),
+            "error": str(self._failure(coordinator) or ""),
             "shards": coordinator.last_stats,
             "checkpoint": str(coordinator.checkpoints.last or ""),
         }
 
+    @staticmethod
+    def _failure(coordinator: Coordinator) -> HubringError | None:
+        """Returns why the server or its last job failed, or why the last checkpoint was not written."""
+        return coordinator.failure or coordinator.job.failure or coordinator.checkpoints.failure
+
     def _exit_code(self, coordinator: Coordinator) -> int:
         if coordinator.failure is not None:
             return coordinator.failure.exit_code
-        failed = coordinator.job.failure
+        failed = self._failure(coordinator)
+        if failed is not None and failed is coordinator.checkpoints.failure:
+            return failed.exit_code
         if self._config.once and isinstance(failed, NonFinite | ConfigError):
             return failed.exit_code  # a restart does not help
         if self._signal in (signal.SIGTERM, signal.SIGUSR1) and self._signals == 1:

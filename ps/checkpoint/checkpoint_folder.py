@@ -47,8 +47,8 @@ class FileEntry(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """What a checkpoint contains, except the tensors.
 
-    `step` is the number of completed steps: of every key in lockstep modes, of
-    the slowest key in other modes. `joined` are the numbers of buckets of those
+    `step` is the number of completed steps: of every key with `bsp`, of the
+    slowest key or worker in other modes. `joined` are the numbers of buckets of those
     that joined together, in order, if some joined later than others.
     """
 

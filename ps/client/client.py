@@ -55,7 +55,10 @@ _ERRORS: dict[Code, type[HubringError]] = {
     Code.FENCED: Fenced,
     Code.JOB_FAILED: JobFailed,
     Code.NOT_FINITE: NonFinite,
+    Code.MISMATCH: ConfigError,
+    Code.BAD_REQUEST: ConfigError,
 }
+"""The error for each refusal that has its own. The others are errors of the protocol, not of settings."""
 
 
 class KVClient:
@@ -231,7 +234,7 @@ class KVClient:
     def _settle(self, shard: int, reply: Reply, into: Tensor | None, decode: Decode | None) -> None:
         """Applies a reply. An exception fails the request."""
         if isinstance(reply, Refusal):
-            raise _ERRORS.get(reply.code, ConfigError)(f"shard {shard} refused: {reply.text}")
+            raise _ERRORS.get(reply.code, HubringError)(f"shard {shard} refused: {reply.text}")
         if isinstance(reply, Values):
             self._clocks[reply.key] = reply.clock
             if reply.key == 0 and reply.drain:

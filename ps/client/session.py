@@ -21,7 +21,9 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.assignment import Assignment
+from hubring.ps.client.departure import Departure
 from hubring.ps.client.join import BY_EXIT_CODE, CONNECT_SECONDS, Admission, describe
+from hubring.ps.client.silence import SILENT_SECONDS, Silence
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
@@ -41,7 +43,6 @@ from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.security.access import find
 from hubring.ps.security.door import Door
 from hubring.ps.security.policy import Role
-from hubring.ps.shard.colocated import outlast
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.registry import ShardAddress
@@ -52,9 +53,6 @@ _T = TypeVar("_T")
 
 FAST_HEARTBEAT_SECONDS = 0.1
 """Seconds between heartbeats while the workers agree on the step to stop after."""
-
-SILENT_SECONDS = 4.0
-"""Seconds for which a server may be unreachable. One that does not answer gets at least the lease."""
 
 
 class Session:
@@ -109,9 +107,12 @@ class Session:
         self._stop_heard = threading.Event()
         self.failure: HubringError | None = None
         self._on_failure: list[Callable[[HubringError], None]] = []
+        self._failing = threading.Lock()
+        """Guards `failure` and `_on_failure`, so that each callback is called once."""
         self._finished = ""  # the error if this worker takes another step, because another worker finished
         self._explained = threading.Event()  # set once `verdict` has an answer
         self._left = threading.Event()
+        self._departure: Departure | None = None
         began = time.monotonic()
         access = find(address, Role.WORKER, token_file, CONNECT_SECONDS)
         self._channel = open_channel(address, access)
@@ -155,9 +156,11 @@ class Session:
 
         The heartbeat thread calls it. If this worker has failed already, this method calls it.
         """
-        self._on_failure.append(callback)
-        if self.failure is not None:
-            callback(self.failure)
+        with self._failing:
+            self._on_failure.append(callback)
+            failure = self.failure
+        if failure is not None:
+            callback(failure)
 
     def verdict(self) -> HubringError | None:
         """Returns the server's error for a loss that this worker noticed first, or None if it reports none.
@@ -199,32 +202,31 @@ class Session:
     def _keep_alive(self) -> None:
         self._presence.keep()
         interval = heartbeat_seconds(self._lease)
-        patience = max(self._lease, SILENT_SECONDS)
-        heard = time.monotonic()
-        # Other workers wait while all agree on the step to stop after.
-        while not self._left.wait(FAST_HEARTBEAT_SECONDS if self.stop_after or self.stopping else interval):
+        silence = Silence(self.address, self._lease)
+        while not self._leaves(silence, interval):
             self._presence.keep()
             beat = self._beat()
             try:
-                reply = self._stub.Heartbeat(beat, timeout=patience)
+                with silence.pauses.within(silence.timeout):
+                    reply = self._stub.Heartbeat(beat, timeout=silence.timeout)
             except grpc.RpcError as error:
-                silent = time.monotonic() - heard
-                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if silent > (patience if timed_out else SILENT_SECONDS) and not self._left.is_set():
-                    self._fail(
-                        ServerUnreachable(
-                            f"the server at {self.address} has not answered for {silent:.1f} s"
-                            f" ({describe(error)}). The server stopped or the network is down."
-                            " Restart the server with the same --checkpoint-dir, then restart the workers"
-                        )
-                    )
+                lost = silence.meaning(error)
+                if lost is not None and not self._left.is_set():
+                    self._fail(lost)
                     return
             else:
-                heard = time.monotonic()
+                silence.end()
                 if beat.stopping:
                     self._stop_heard.set()
-                if not self._handle(reply):
+                if (reply.fenced and self._left.is_set()) or not self._handle(reply):
                     return
+
+    def _leaves(self, silence: Silence, interval: float) -> bool:
+        """Waits for the time of the next heartbeat; returns whether this worker leaves."""
+        # Other workers wait while all agree on the step to stop after.
+        seconds = FAST_HEARTBEAT_SECONDS if self.stop_after or self.stopping else interval
+        with silence.pauses.within(seconds):
+            return self._left.wait(seconds)
 
     def _connect(self) -> Any:
         rank, incarnation = self._identity
@@ -268,9 +270,10 @@ class Session:
         return self.failure is None
 
     def _fail(self, error: HubringError) -> None:
-        self.failure = error
+        with self._failing:
+            self.failure, callbacks = error, tuple(self._on_failure)
         self._explained.set()
-        for callback in self._on_failure:
+        for callback in callbacks:
             callback(error)
 
     # The job.
@@ -343,47 +346,39 @@ class Session:
         return self._admission.shard is not None
 
     def leave(self, reason: Reason, text: str = "") -> None:
-        """Leaves the job. A server that is already gone is no error."""
+        """Leaves the job.
+
+        Raises:
+            ServerUnreachable: This worker finished, but the server did not acknowledge it.
+        """
         if self._left.is_set():
             return
         self._left.set()
-        self._thread.join()
         rank, incarnation = self._identity
-        self._leave_request = pb.LeaveRequest(
+        request = pb.LeaveRequest(
             rank=rank,
             incarnation=incarnation,
             reason=pb.LeaveRequest.Reason.Value(reason.name),
             text=text,
             step=self.step,
         )
-        self._send_leave()
-        self._presence.close()
+        self._departure = Departure(self.address, self._stub, request, self._lease, self._admission.shard)
+        try:
+            self._departure.leave(insists=self.failure is None)
+        finally:
+            self._thread.join()  # its last call is answered by now, or has failed as this one did
+            self._presence.close()
+
+    def await_end(self) -> None:
+        """Waits until the job is over; call it after `leave`. See `Departure.await_end`."""
+        if self._departure is not None:
+            self._departure.await_end()
 
     def close(self) -> None:
-        """Stops this worker's shard once no other worker needs it, and closes the channel to the server.
-
-        In modes without lockstep this can be long after `leave`. The log names the workers that still need
-        the shard. If the server is gone, `close` does not wait.
-        """
-        try:
-            if self._left.is_set() and self._admission.shard is not None:
-                self._leave_request.wait_seconds = 2.0
-                outlast(self._admission.shard, self._send_leave)
-        finally:
-            if self._admission.shard is not None:
-                self._admission.shard.stop()
-            self._channel.close()
-
-    def _send_leave(self) -> str:
-        """Sends the leave request. Returns the workers that still need this worker's shard."""
-        try:
-            reply = self._stub.Leave(self._leave_request, timeout=self._leave_request.wait_seconds + 2.0)
-        except grpc.RpcError as error:
-            log.debug("the server did not receive the leave request: %s", describe(error))
-            return ""
-        for line in reply.news:
-            log.warning("%s", line)
-        return reply.needed_by
+        """Stops this worker's shard, and closes the channel to the server."""
+        if self._admission.shard is not None:
+            self._admission.shard.stop()
+        self._channel.close()
 
     def _call(self, call: Callable[[], _T]) -> _T:
         """Calls the server.

@@ -217,6 +217,7 @@ class AgreedModel:
             self.plan,
             next_incarnation,
             lockstep=self._consistency.lockstep,
+            together=self._consistency.lockstep and not self._consistency.backup,
             running=not job.over,
             step=job.step,
             joined=self._joined,

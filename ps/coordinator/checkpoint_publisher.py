@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from hubring.ps.checkpoint import checkpoint_folder as checkpoints
 from hubring.ps.checkpoint.checkpoint_folder import FileEntry, Manifest
@@ -15,6 +17,8 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, ShardPlan
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 ATTEMPTS = 8
 
@@ -30,6 +34,8 @@ class Held:
     next_incarnation: int
     lockstep: bool
     """Whether versions are steps."""
+    together: bool
+    """Whether every step is a round of every key. With backup workers, keys can close different rounds."""
     running: bool
     """Whether workers push during the save."""
     step: int
@@ -67,7 +73,8 @@ class CheckpointWriter:
 
         In a running lockstep job, the checkpoint has a version that no key has passed
         yet. Each shard clones a key when the key reaches that version, so no worker
-        waits. A stopped or asynchronous job is saved in its current state.
+        waits. A stopped or asynchronous job is saved in its current state. With backup
+        workers, its step is then that of the slowest key.
 
         Returns:
             The checkpoint's folder and its step.
@@ -77,33 +84,9 @@ class CheckpointWriter:
                 step to save.
         """
         held = look()
-        folder = checkpoints.begin(self._directory)
+        folder = await _in_thread(checkpoints.begin, self._directory)
         try:
-            step, version = held.step, -1
-            if held.lockstep:
-                holding = {piece.shard for piece in held.plan.slices}  # the other shards have no step
-                stats = [each for each in await self._fleet.stats() if each.shard in holding]
-                oldest, newest = min(each.oldest for each in stats), max(each.newest for each in stats)
-                step, version = (newest + 1, newest + 1) if held.running else (newest, -1)
-                if not held.running and oldest != newest:
-                    raise ConfigError(
-                        f"the job stopped between steps {oldest} and {newest}, so the shards hold no complete"
-                        " step; the previous checkpoint is still the newest"
-                    )
-            for attempt in range(ATTEMPTS):
-                replies = await self._fleet.save(folder, version)
-                if not any(reply.too_late for reply in replies):
-                    break
-                # The job passed that version first: aim further ahead each time.
-                step = version = max(reply.newest for reply in replies) + 2**attempt
-            else:
-                raise ConfigError(f"the job passed the step to save in all {ATTEMPTS} attempts; try again")
-            for reply in replies:
-                if reply.refused:
-                    raise ConfigError(reply.refused)
-            files = tuple(
-                FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
-            )
+            step, files = await self._write(folder, held)
             held = look().saved({key for entry in files for key in entry.keys})
             manifest = Manifest(
                 held.job,
@@ -115,9 +98,47 @@ class CheckpointWriter:
                 files,
                 joined=held.joined,
             )
-            path = checkpoints.publish(folder, manifest)
+            path = await _in_thread(checkpoints.publish, folder, manifest)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            await _in_thread(shutil.rmtree, folder, True)
             raise
         log.info("checkpoint of step %d in %s", step, path)
         return path, step
+
+    async def _write(self, folder: Path, held: Held) -> tuple[int, tuple[FileEntry, ...]]:
+        """Lets every shard write its file; returns the step and the files."""
+        step, version = held.step, -1
+        if held.lockstep:
+            holding = {piece.shard for piece in held.plan.slices}  # the other shards have no step
+            stats = [each for each in await self._fleet.stats() if each.shard in holding]
+            oldest, newest = min(each.oldest for each in stats), max(each.newest for each in stats)
+            step, version = (newest + 1, newest + 1) if held.running else (oldest, -1)
+            if not held.running and held.together and oldest != newest:
+                raise ConfigError(
+                    f"the job stopped between steps {oldest} and {newest}, so the shards hold no complete"
+                    " step; the previous checkpoint is still the newest"
+                )
+        for attempt in range(ATTEMPTS):
+            replies = await self._fleet.save(folder, version)
+            if not any(reply.too_late for reply in replies):
+                break
+            # The job passed that version first: aim further ahead each time.
+            step = version = max(reply.newest for reply in replies) + 2**attempt
+        else:
+            raise ConfigError(f"the job passed the step to save in all {ATTEMPTS} attempts; try again")
+        for reply in replies:
+            if reply.refused:
+                raise ConfigError(reply.refused)
+        return step, tuple(
+            FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
+        )
+
+
+async def _in_thread(function: Callable[..., _T], *arguments: object) -> _T:
+    """Works in a thread, because the loop must answer heartbeats. A cancellation waits for the end."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise

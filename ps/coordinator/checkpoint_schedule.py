@@ -41,6 +41,8 @@ class CheckpointSchedule:
         self.last = last
         self.written = 0
         """Checkpoints that this server wrote."""
+        self.failure: HubringError | None = None
+        """Why the job's last attempt to save failed."""
         self._writer = CheckpointWriter(fleet, directory) if directory else None
         self._directory = directory
         self._every = every
@@ -53,6 +55,7 @@ class CheckpointSchedule:
 
     def begin(self) -> None:
         """Restarts the time until the next checkpoint; called at the start of a job and after each save."""
+        self.failure = None
         self._tried_at = self._saved_at = self._clock.now()
 
     def due(self, now: float) -> bool:
@@ -82,6 +85,7 @@ class CheckpointSchedule:
                 await asyncio.wait([work])
             finally:
                 work.cancel()  # if the caller was cancelled
+                await asyncio.wait([work])
             if work.cancelled():
                 raise ConfigError("the job stopped before all shards reached the step to save")
             self.last, step = work.result()
@@ -91,6 +95,8 @@ class CheckpointSchedule:
 
     def save_in_passing(self) -> None:
         """Begins a checkpoint without waiting: it can take many steps, and the leases need checks."""
+        if self._passing is not None:
+            self._passing.result()  # raises what was not expected
         self._passing = asyncio.create_task(self._try_to_save())
 
     async def give_up(self) -> None:
@@ -99,6 +105,9 @@ class CheckpointSchedule:
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+        if self._passing is not None and not self._passing.cancelled():
+            self._passing.result()
+        self._passing = None
 
     async def save_last(self) -> None:
         """Writes a checkpoint of the stopped job, if there is a checkpoint directory."""
@@ -111,4 +120,5 @@ class CheckpointSchedule:
         except HubringError as error:
             newest = f"the newest checkpoint is {self.last}" if self.last else "there is no checkpoint yet"
             log.error("checkpoint failed: %s; %s", error, newest)
+            self.failure = error
             self._tried_at = self._clock.now()

@@ -21,7 +21,8 @@ from hubring.ps.coordinator.joining import Summons
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError
 from hubring.ps.core.types import PROTOCOL, Sender, Slicing, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job import telemetry
-from hubring.ps.job.job import Joiner, Reason
+from hubring.ps.job.job import Reason
+from hubring.ps.job.joiner import Joiner
 from hubring.ps.job.plan_protos import bucket_from_proto, slice_to_proto
 from hubring.ps.security.keyring import Keyring
 from hubring.ps.security.policy import Role
@@ -123,10 +124,15 @@ class Control(ControlServicer):
         yield pb.Ack()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        sender = _sender(request)
-        news = await self._coordinator.leave(sender, Reason(request.reason), request.text, request.step)
-        needed_by = await self._coordinator.needs_shard_of(sender, request.wait_seconds)
-        return pb.LeaveReply(news=news, needed_by=needed_by)
+        sender, departures = _sender(request), self._coordinator.departures
+        try:
+            news = await self._coordinator.leave(sender, Reason(request.reason), request.text, request.step)
+        except Fenced as error:
+            return pb.LeaveReply(failed=str(error), exit_code=error.exit_code)
+        verdict = await departures.await_verdict(sender, request.wait_seconds)
+        if verdict is None:
+            return pb.LeaveReply(news=news, awaits=departures.awaited())
+        return pb.LeaveReply(news=news, failed=verdict.error, exit_code=verdict.exit_code)
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
         try:

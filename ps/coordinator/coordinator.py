@@ -20,6 +20,7 @@ from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
 from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
 from hubring.ps.coordinator.connections import Connections
+from hubring.ps.coordinator.departures import Departures
 from hubring.ps.coordinator.job_counters import JobCounters
 from hubring.ps.coordinator.joining import Joining, Seat, Summons
 from hubring.ps.coordinator.notifier import Notifier
@@ -31,12 +32,14 @@ from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS, Fleet, Shard
 from hubring.ps.coordinator.shard_sources import OwnShards, ShardSources, WorkersShards
 from hubring.ps.coordinator.shutdown import Shutdown
 from hubring.ps.coordinator.view_publisher import ViewPublisher
-from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed
+from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Sender, ShardPlan, Slicing, incarnation_from_wire
-from hubring.ps.job.job import Job, Joiner, Reason
+from hubring.ps.job.job import Job, Reason
+from hubring.ps.job.joiner import Joiner
 from hubring.ps.job.outcome import Outcome
 from hubring.ps.job.telemetry import Telemetry
+from hubring.ps.job.verdict import Verdict
 from hubring.ps.store.consistency import Consistency
 
 log = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ class Coordinator:
         self._planning = asyncio.Lock()
         self._reporter = Reporter(self, clock.now())
         self._next_incarnation = restored[1].next_incarnation if restored else 1
+        self.departures = Departures(lambda: self.job, self._notifier)
         self.connections = Connections(lambda: self.job, self.fleet, clock, self.done)
         self._begin(restored)
 
@@ -126,6 +130,8 @@ class Coordinator:
         Raises:
             HubringError: The worker cannot join.
         """
+        if self._end is not None and self._closing:
+            raise ConfigError(status.too_late(self.job))
         if self.stopping:
             raise JobFailed("the server is stopping; restart the server, then restart the worker")
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
@@ -138,23 +144,19 @@ class Coordinator:
         return self._job_of(sender).beat(sender, step, loss, self._clock.now(), waiting, sent)
 
     async def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
-        """Removes a worker; returns its last news."""
-        if self.job.membership is None:
+        """Removes a worker; returns its last news. Leaving twice changes nothing.
+
+        Raises:
+            Fenced: The worker lost its place before it left.
+        """
+        if self.departures.verdict(sender) is not None:
             return []
-        news = self.job.leave(sender, reason, text, step)
+        news = self._job_of(sender).leave(sender, reason, text, step)
+        if reason is Reason.FINISHED:
+            self.departures.expect(sender)
         await self._publish_or_fail()
         await self._notifier.announce()
         return news
-
-    async def needs_shard_of(self, sender: Sender, seconds: float) -> str:
-        """Returns the workers that need the shard of a worker that left, in words.
-
-        Waits at most `seconds` until no worker needs the shard; then the result is empty.
-        """
-        await self._notifier.wait_for(lambda: self.fleet.of_worker(sender.incarnation) is None, seconds)
-        if self.fleet.of_worker(sender.incarnation) is None:
-            return ""
-        return ", ".join(map(str, self.job.members)) or "the last checkpoint"
 
     def shard_ended(self, sender: Sender, how: str) -> None:
         """Handles a worker's report that its shard exited, before the shard's lease expires."""
@@ -221,7 +223,8 @@ class Coordinator:
         return stays
 
     async def see_off(self, shards: Sequence[Shard], seconds: float) -> None:
-        """Waits until these shards know that the server exits. See `Fleet.see_off`."""
+        """Waits until finished workers have their verdict, and these shards know that the server exits."""
+        await self.departures.see_off(seconds)
         await self.fleet.see_off(shards, self._clock.now(), seconds)
 
     # Requests of the server's process.
@@ -248,6 +251,7 @@ class Coordinator:
             await self.fleet.dismiss(self._sources.orphans(self.job, self.fleet.shards, leases_from))
         silent = self.fleet.silent(now)
         if silent is not None:
+            silent.lost = True
             self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
         # Also completes a Leave whose caller disconnected in the middle.
         await self._publish_or_fail()
@@ -301,11 +305,7 @@ class Coordinator:
         return self.report(await self.shards(patience))
 
     async def shards(self, patience: float = LOOK_SECONDS) -> list[dict[str, Any]]:
-        """Returns the counters of every shard, with an `error` for a shard that does not answer.
-
-        Args:
-            patience: Seconds that each shard may take to answer.
-        """
+        """Returns the counters of every shard, with an `error` after `patience` seconds of silence."""
         return await status.shards_now(self.fleet, patience)
 
     def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
@@ -333,8 +333,7 @@ class Coordinator:
         return self._next_incarnation if membership is None else membership.next_incarnation
 
     def _job_of(self, sender: Sender) -> Job:
-        if self.job.membership is None:
-            raise Fenced(f"the job of rank {sender.rank} is over; restart the worker to join the next job")
+        self.departures.check(sender)
         return self.job
 
     async def _publish_or_fail(self) -> None:
@@ -362,6 +361,7 @@ class Coordinator:
             log.info("all workers left before the job started; ready for the next job")
             self._next_incarnation = self._incarnation_after()
             self.counters.leave(self.job.outcome)
+            await self.departures.close(self.job, Verdict(self.job.name, "no worker started"))
             self._begin(self.agreed_model.restored)
             return
         self.outcome = self.job.outcome
@@ -372,7 +372,7 @@ class Coordinator:
         self._next_incarnation = self._incarnation_after()
         if self.config.colocate:
             await self.fleet.dismiss(self.fleet.shards)
-            await self._notifier.announce()
+        await self.departures.close(self.job, status.verdict(self.job, self.checkpoints.failure))
         restored = None
         if not self._closing:
             if not self.outcome.ok:

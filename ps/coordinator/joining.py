@@ -12,7 +12,8 @@ from hubring.ps.coordinator.quorum import Quorum
 from hubring.ps.coordinator.view_publisher import ViewPublisher
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Member
-from hubring.ps.job.job import Job, Joiner
+from hubring.ps.job.job import Job
+from hubring.ps.job.joiner import Joiner
 
 
 class Seat(NamedTuple):
@@ -57,7 +58,7 @@ class Joining:
         Raises:
             HubringError: The worker cannot join.
         """
-        member = self._job.admit(joiner, self._clock.now())
+        member = self._job.admit(joiner, self._clock.now(), waits=True)
         await self._notifier.announce()
         if self._job.colocated and not joiner.brings_shard:
             return Summons(member)

@@ -115,6 +115,6 @@ class Planner:
             version = max((stats.newest for stats in await self._fleet.stats()), default=0)
             await self._fleet.extend_plan(offered, plan, restore, version)
         else:
-            await self._fleet.set_plan(offered, plan, restore)
+            await self._fleet.set_plan(offered, plan, restore, model.step)
         model.settle(offered, plan)
         await self._notifier.announce()

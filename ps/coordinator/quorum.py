@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.coordinator.shard_sources import ShardSources
-from hubring.ps.job.job import Job, Joiner
+from hubring.ps.job.job import Job
+from hubring.ps.job.joiner import Joiner
 
 
 class Quorum:

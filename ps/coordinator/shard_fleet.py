@@ -66,6 +66,8 @@ class Shard:
     """When the lease expires, if the shard's connection closed and no heartbeat comes."""
     last_stats: pb.ShardStats = field(default_factory=pb.ShardStats)
     """The counters in the shard's last answer."""
+    lost: bool = False
+    """Whether its lease has expired in a job; the job has failed then."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the shard has received the request to exit."""
 
@@ -115,11 +117,12 @@ class Fleet:
         return shard
 
     def beat(self, token: str, now: float) -> bool:
-        """Renews a shard's lease; returns False for a shard of an earlier server or an earlier job."""
+        """Renews a shard's lease; returns False for a lost shard, or one of an earlier server or job."""
         shard = self.find(token)
-        if shard is not None:
-            shard.heard, shard.returns_by = now, math.inf
-        return shard is not None
+        if shard is None or shard.lost:
+            return False
+        shard.heard, shard.returns_by = now, math.inf
+        return True
 
     def disconnect(self, token: str, now: float) -> None:
         """Shortens the lease of a shard whose connection closed, until its next heartbeat."""
@@ -146,9 +149,12 @@ class Fleet:
         message = pb.View(epoch=view.epoch, members=members, finished=view.finished)
         await self._all(lambda stub: stub.SetView(message, timeout=self._call_seconds))
 
-    async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
-        """Sends every shard its slices, zeroed or restored from a checkpoint."""
+    async def set_plan(
+        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, step: int = 0
+    ) -> None:
+        """Sends every shard its slices, zeroed or restored from a checkpoint of this step."""
         message = _assignment(buckets, plan, restore)
+        message.version = step
         await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
 
     async def extend_plan(

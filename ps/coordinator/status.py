@@ -7,8 +7,10 @@ from typing import Any
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
+from hubring.ps.core.errors import HubringError
 from hubring.ps.job.job import Job
 from hubring.ps.job.outcome import Outcome
+from hubring.ps.job.verdict import Verdict
 
 
 def workers(job: Job, now: float) -> list[dict[str, Any]]:
@@ -123,3 +125,25 @@ def summary(outcome: Outcome) -> str:
         "lost": len(outcome.lost),
     }
     return ", ".join(f"{count} {how}" for how, count in counts.items() if count or how == "finished")
+
+
+def verdict(job: Job, unsaved: HubringError | None) -> Verdict:
+    """Returns how a job ended.
+
+    Args:
+        job: The job.
+        unsaved: Why its last checkpoint could not be written.
+    """
+    error = job.failure or unsaved
+    text, code = ("", 0) if error is None else (str(error), error.exit_code)
+    if error is not None and error is unsaved:
+        text = f"the last checkpoint was not written: {error}"
+    return Verdict(job.name, summary(job.outcome), text, code)
+
+
+def too_late(job: Job) -> str:
+    """Returns why a worker cannot join a server whose only job is over."""
+    return (
+        f"job {job.name!r} is over ({summary(job.outcome)}), and this server runs no other job;"
+        " start a server for the next job"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import get_ident
+
 from hubring.ps.core.errors import DeadlineExceeded
 from hubring.ps.core.timing import SystemTime, TimeSource
 
@@ -10,7 +12,7 @@ LOG_EVERY = 10.0
 
 
 class Waiting:
-    """A context that the waiting thread enters and another thread reads. One thread waits at a time.
+    """A context that waiting threads enter and another thread reads. The longest wait counts.
 
     Attributes:
         slowest: The worker that the others wait for, in words; empty if the server knows none. A
@@ -20,27 +22,31 @@ class Waiting:
     def __init__(self, clock: TimeSource | None = None) -> None:
         self.slowest = ""
         self._clock = clock or SystemTime()
-        self._since: float | None = None
+        self._waits: list[tuple[int, float]] = []
+        """Thread and beginning of each wait, also within a wait. Each change is a single operation."""
         self._logged: tuple[float, int] | None = None
 
     def __enter__(self) -> None:
-        self.slowest, self._since = "", self._clock.now()
+        if not self._waits:
+            self.slowest = ""
+        self._waits.append((get_ident(), self._clock.now()))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._since = None
+        own = get_ident()
+        self._waits.remove(max(wait for wait in self._waits.copy() if wait[0] == own))
         named = error is not None and isinstance(error.__cause__, DeadlineExceeded)  # by an inner wait
         if isinstance(error, DeadlineExceeded) and self.slowest and not named:
             raise DeadlineExceeded(f"{error}. The slowest is {self.slowest}") from error
 
     @property
     def seconds(self) -> float:
-        """Seconds since the wait began; 0 if no thread waits."""
-        since = self._since  # read once: the waiting thread may leave at any time
+        """Seconds since the longest wait began; 0 if no thread waits."""
+        since = self._since()
         return 0.0 if since is None else self._clock.now() - since
 
     def due(self) -> float | None:
         """Returns the seconds waited, once every LOG_EVERY seconds, and None in between."""
-        since = self._since
+        since = self._since()
         if since is None:
             return None
         seconds = self._clock.now() - since
@@ -49,6 +55,9 @@ class Waiting:
             return None
         self._logged = wait
         return seconds
+
+    def _since(self) -> float | None:
+        return min((began for _, began in self._waits.copy()), default=None)
 
 
 def wait_message(seconds: float, step: int, slowest: str) -> str:

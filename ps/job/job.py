@@ -11,11 +11,11 @@ from __future__ import annotations
 import enum
 import logging
 from collections import defaultdict
-from dataclasses import dataclass
 
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
 from hubring.ps.job.completion import Completion
+from hubring.ps.job.joiner import Joiner
 from hubring.ps.job.membership import RETURN_SECONDS, Membership
 from hubring.ps.job.outcome import Outcome
 from hubring.ps.job.progress import Progress
@@ -36,21 +36,6 @@ class Reason(enum.IntEnum):
     FAILED = 2
     DIVERGED = 3
     """It found a NaN or an infinity, so no other worker can continue."""
-
-
-@dataclass(frozen=True, slots=True)
-class Joiner:
-    """A worker that asks to join. None for `rank` or `world_size` accepts any value."""
-
-    token: str
-    job: str
-    topology: str
-    host: str
-    pid: int
-    rank: int | None = None
-    world_size: int | None = None
-    brings_shard: bool = False
-    """Whether the worker has started the shard that `--colocate` requires."""
 
 
 class Job:
@@ -98,8 +83,13 @@ class Job:
         """The first worker that finished, in lockstep."""
         self._warned = False
 
-    def admit(self, joiner: Joiner, now: float) -> Member:
+    def admit(self, joiner: Joiner, now: float, *, waits: bool = False) -> Member:
         """Gives the worker a rank. The same token always gets the same rank.
+
+        Args:
+            joiner: The worker.
+            now: Monotonic seconds.
+            waits: Whether the worker waits for its place, and sends no heartbeats yet.
 
         Raises:
             ConfigError: The job, topology or world size differs, or no rank is free.
@@ -113,7 +103,7 @@ class Job:
             self.membership = Membership(world_size, self._lease, first_incarnation=self._first_incarnation)
             self.name, self.topology = joiner.job, joiner.topology
         known, step = self.membership.holds(joiner.token), self.step
-        member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now)
+        member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now, waits=waits)
         if not known:
             log.info("%s joined", member)
             # A late worker continues at the step of the others, not of an earlier worker with its rank.
@@ -268,6 +258,7 @@ class Job:
                 member, f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
             )
             self.outcome.leave("lost", member.rank, f"silent for {silent:.1f} s at step {self._step(member)}")
+            self._news.pop(member.rank, None)
         return lost
 
     def disconnect(self, sender: Sender, now: float) -> None:
@@ -287,7 +278,11 @@ class Job:
             self.membership.excuse(seconds, now)
 
     def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
-        """Removes a worker that leaves after `step` completed steps; returns its last news."""
+        """Removes a worker that leaves after `step` completed steps; returns its last news.
+
+        Raises:
+            Fenced: The worker lost its place before. Leaving twice changes nothing.
+        """
         assert self.membership is not None
         member = self.membership.leave(sender)
         if member is None:

@@ -3,7 +3,8 @@
 Law: a rank has at most one holder. Each join gets a higher incarnation than every
 join before it, so an incarnation always identifies one holder of a rank. A holder
 stays a member while it sends heartbeats within its lease. If its connection closes,
-it has only RETURN_SECONDS for the next heartbeat. A worker that lost its
+it has only RETURN_SECONDS for the next heartbeat. A holder that waits for its
+place sends no heartbeats; it asks again within JOIN_SECONDS. A worker that lost its
 rank must join as a new process. The view begins when all ranks are held at once.
 Later joiners enter the view when they are activated. The epoch rises with every
 change of the view, and with nothing else.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Member, Sender, View, new_incarnation
@@ -24,22 +26,44 @@ from hubring.ps.core.types import Member, Sender, View, new_incarnation
 RETURN_SECONDS = 4.0
 """How long a process whose connection closed has for its next heartbeat: perhaps only the network failed."""
 
+JOIN_SECONDS = 30.0
+"""The shortest lease of a worker that waits for its place.
+
+It may have to start a shard, and the shards may be slow to learn of it.
+"""
+MOST_DEPARTED = 1000
+"""How many former holders a job remembers, so that a job that often replaces workers does not grow."""
+
 
 def heartbeat_seconds(lease_seconds: float) -> float:
     """Returns the seconds between heartbeats: several fit in a lease, so that one may be late."""
     return min(1.0, lease_seconds / 5)
 
 
+class Departure(NamedTuple):
+    """A former holder of a rank."""
+
+    member: Member
+    token: str
+    why: str
+    left: bool
+    """Whether it left; otherwise it lost its rank."""
+
+
 @dataclass(slots=True)
 class _Lease:
     member: Member
+    token: str
     beaten: float
     active: bool = False
+    waits: bool = False
+    """Whether the holder waits for its place."""
     returns_by: float = math.inf
     """When the lease of a holder whose connection closed expires."""
 
     def expired(self, now: float, seconds: float) -> bool:
-        return now - self.beaten > seconds or now > self.returns_by
+        lease = max(seconds, JOIN_SECONDS) if self.waits else seconds
+        return now - self.beaten > lease or now > self.returns_by
 
 
 class Membership:
@@ -62,7 +86,8 @@ class Membership:
         self._epoch = 0
         self._leases: dict[int, _Lease] = {}
         self._tokens: dict[str, Member] = {}
-        self._departed: dict[int, tuple[Member, str]] = {}
+        self.departed: dict[int, Departure] = {}
+        """The last former holders, by incarnation."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -90,14 +115,16 @@ class Membership:
         return self._lease_of(sender).member
 
     def holds(self, token: str) -> bool:
-        """Returns whether this worker process ever got a rank, even if it lost the rank since."""
+        """Returns whether this worker process got a rank, even if it lost the rank since."""
         return token in self._tokens
 
     def missing(self) -> list[int]:
         """Returns the ranks without a holder."""
         return [rank for rank in range(self.world_size) if rank not in self._leases]
 
-    def join(self, token: str, rank: int | None, host: str, pid: int, now: float) -> Member:
+    def join(
+        self, token: str, rank: int | None, host: str, pid: int, now: float, *, waits: bool = False
+    ) -> Member:
         """Gives the worker a rank; the lowest free rank if `rank` is None.
 
         Args:
@@ -106,6 +133,7 @@ class Membership:
             host: The worker's host, for messages.
             pid: The worker's process id, for messages.
             now: Monotonic seconds.
+            waits: Whether the worker still waits for its place; its lease is then at least JOIN_SECONDS.
 
         Raises:
             ConfigError: No rank is free, or `rank` is taken or out of range.
@@ -114,11 +142,12 @@ class Membership:
         if token in self._tokens:
             member = self._tokens[token]
             self.beat(Sender(member.rank, member.incarnation), now)
+            self._leases[member.rank].waits = waits
             return member
         member = Member(self.free_rank(rank), new_incarnation(self.next_incarnation), host, pid)
         self.next_incarnation += 1
         self._tokens[token] = member
-        self._leases[member.rank] = _Lease(member, beaten=now)
+        self._leases[member.rank] = _Lease(member, token, beaten=now, waits=waits)
         if not self.complete and not self.missing():
             self.complete = True
             self._activate(self._leases.values())
@@ -160,12 +189,17 @@ class Membership:
             lease.returns_by += seconds
 
     def leave(self, sender: Sender) -> Member | None:
-        """Frees the rank of a member that leaves; returns None if the sender is no member, as in a retry."""
-        lease = self._leases.get(sender.rank)
-        if lease is None or lease.member.incarnation != sender.incarnation:
+        """Frees the rank of a member that leaves; returns None if it has left already, as in a retry.
+
+        Raises:
+            Fenced: The sender lost its rank before.
+        """
+        gone = self.departed.get(sender.incarnation)
+        if gone is not None and gone.left:
             return None
-        self._vacate({lease.member: "it left the job"})
-        return lease.member
+        member = self._lease_of(sender).member
+        self._vacate({member: "it left the job"}, left=True)
+        return member
 
     def expire(self, now: float) -> list[Member]:
         """Frees the ranks whose lease expired; returns their holders in rank order."""
@@ -174,7 +208,7 @@ class Membership:
             for _, lease in sorted(self._leases.items())
             if lease.expired(now, self.lease_seconds)
         }
-        self._vacate(lost)
+        self._vacate(lost, left=False)
         return list(lost)
 
     def free_rank(self, rank: int | None) -> int:
@@ -212,21 +246,27 @@ class Membership:
         lease = self._leases.get(sender.rank)
         if lease is not None and lease.member.incarnation == sender.incarnation:
             return lease
-        gone = self._departed.get(sender.incarnation)
-        who, why = gone or (
-            f"rank {sender.rank}",
-            "this server did not admit it, or has restarted since",
-        )
         held = f"; {lease.member} holds the rank now" if lease else ""
-        raise Fenced(f"{who} is not a member of the job: {why}{held}. Restart the worker to rejoin")
+        raise Fenced(f"{self.absence(sender)}{held}. Restart the worker to rejoin")
+
+    def absence(self, sender: Sender) -> str:
+        """Returns why this worker is not a member, in words."""
+        gone = self.departed.get(sender.incarnation)
+        who = gone.member if gone else f"rank {sender.rank}"
+        why = gone.why if gone else "this server did not admit it, or has restarted since"
+        return f"{who} is not a member of the job: {why}"
 
     def _activate(self, leases: Iterable[_Lease]) -> None:
         for lease in leases:
             lease.active = True
         self._epoch += 1
 
-    def _vacate(self, reasons: Mapping[Member, str]) -> None:
+    def _vacate(self, reasons: Mapping[Member, str], *, left: bool) -> None:
         """Frees ranks. A former holder that sends another message gets its entry of `reasons`."""
         freed = [self._leases.pop(member.rank) for member in reasons]
-        self._departed.update({member.incarnation: (member, why) for member, why in reasons.items()})
+        for lease, why in zip(freed, reasons.values(), strict=True):
+            self.departed[lease.member.incarnation] = Departure(lease.member, lease.token, why, left)
         self._epoch += any(lease.active for lease in freed)
+        while len(self.departed) > MOST_DEPARTED:
+            oldest = self.departed.pop(next(iter(self.departed)))
+            del self._tokens[oldest.token]

@@ -31,7 +31,7 @@ class Outcome:
         known = getattr(self, way)
         if isinstance(known, dict):
             known[rank] = text
-        else:
+        elif rank not in known:
             known.append(rank)
 
     @property

@@ -77,6 +77,7 @@ class Site:
         logging.getLogger().removeHandler(self._journal)
         if self._sampling is not None:
             self._sampling.cancel()
+            await asyncio.wait([self._sampling])
         if self._broadcast is not None:
             self._broadcast.close()
         if self._listener is not None:

@@ -7,32 +7,9 @@ outlive the worker's training, but never the worker process.
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections.abc import Callable
-
 from hubring.ps.config.address import is_loopback
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.waiting import LOG_EVERY
-from hubring.ps.process.child import Child
 from hubring.ps.transport.host import towards
-
-log = logging.getLogger(__name__)
-
-
-def outlast(shard: Child, needs: Callable[[], str]) -> None:
-    """Returns once no other worker needs this worker's shard, or the shard has exited.
-
-    Args:
-        shard: This worker's shard.
-        needs: Waits a short time; returns which workers need the shard, empty if none do.
-    """
-    logged = -math.inf
-    while (workers := needs()) and not shard.ended:
-        if time.monotonic() - logged > LOG_EVERY:
-            log.info("training has finished; %s still serves %s", shard, workers)
-            logged = time.monotonic()
 
 
 def place(dialled: str, announced: str, insecure: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -70,7 +71,7 @@ class ShardControl(ShardControlServicer):
             Member(member.rank, incarnation_from_wire(member.incarnation)) for member in request.members
         )
         view = View(request.epoch, members, request.finished)
-        self._in_loop(lambda loop: loop.send(loop.store.on_view(view)))
+        self._in_loop(lambda loop: loop.send(loop.store.on_view(view)), context)
         return pb.Ack()
 
     def SetPlan(self, request: pb.ShardAssignment, context: grpc.ServicerContext) -> pb.Ack:
@@ -84,45 +85,45 @@ class ShardControl(ShardControlServicer):
                 return
             loop.assign(slices, buckets)
             if snapshot is not None:
-                loop.store.restore(snapshot)
+                loop.store.restore(snapshot, request.version)
 
         try:
             snapshot = shard_file.load(Path(request.restore), keys) if request.restore else None
-            self._in_loop(assign)
+            self._in_loop(assign, context)
         except HubringError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.Ack()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.Ack:
-        self._in_loop(lambda loop: loop.store.drain())
+        self._in_loop(lambda loop: loop.store.drain(), context)
         return pb.Ack()
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
         code = _CODES.get(request.exit_code, Code.JOB_FAILED)
-        self._in_loop(lambda loop: loop.send(loop.store.fail(request.text, code)))
+        self._in_loop(lambda loop: loop.send(loop.store.fail(request.text, code)), context)
         self._health.tell({DATA: f"the job has failed: {request.text}"})
         return pb.Ack()
 
     def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
-        self._in_loop(lambda loop: loop.reset())
+        self._in_loop(lambda loop: loop.reset(), context)
         self._health.tell({DATA: ""})
         return pb.Ack()
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
         version = None if request.step < 0 else request.step
-        if unsound := self._in_loop(lambda loop: loop.store.unsound):
+        if unsound := self._in_loop(lambda loop: loop.store.unsound, context):
             return pb.SaveReply(refused=f"shard {self._index}: {unsound}")
         with self._saving:
-            if not self._in_loop(lambda loop: loop.store.capture_at(version)):
+            if not self._in_loop(lambda loop: loop.store.capture_at(version), context):
                 return pb.SaveReply(
-                    too_late=True, newest=self._in_loop(lambda loop: loop.store.stats().newest)
+                    too_late=True, newest=self._in_loop(lambda loop: loop.store.stats().newest, context)
                 )
             snapshot = self._catch(context)
         if snapshot is None:
             return pb.SaveReply(refused=f"shard {self._index}: the save of step {request.step} was cancelled")
         path = Path(request.directory) / f"shard-{self._index}.safetensors"
         try:
-            self._check(snapshot)
+            self._check(snapshot, context)
             written = shard_file.save(path, snapshot)
         except HubringError as error:
             return pb.SaveReply(refused=f"shard {self._index}: {error}")
@@ -131,7 +132,7 @@ class ShardControl(ShardControlServicer):
         )
 
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.ShardStats:
-        return self._in_loop(self._stats)
+        return self._in_loop(self._stats, context)
 
     def _stats(self, loop: ShardLoop) -> pb.ShardStats:
         stats = loop.store.stats()
@@ -156,7 +157,7 @@ class ShardControl(ShardControlServicer):
             **usage()._asdict(),
         )
 
-    def _check(self, snapshot: Snapshot) -> None:
+    def _check(self, snapshot: Snapshot, context: grpc.ServicerContext) -> None:
         """Refuses a snapshot with NaN or infinite parameters, which finite gradients can still produce.
 
         Raises:
@@ -165,7 +166,7 @@ class ShardControl(ShardControlServicer):
         for key, state in snapshot.items():
             if not all_finite(state.values):
                 name = partial(_name_unsound, key=key, values=state.values)
-                raise NonFinite(f"{self._in_loop(name)} after step {state.version}; {NonFinite.fix}")
+                raise NonFinite(f"{self._in_loop(name, context)} after step {state.version}; {NonFinite.fix}")
 
     def _catch(self, context: grpc.ServicerContext) -> Snapshot | None:
         """Waits for the snapshot that `capture_at` began; returns None if the caller cancels.
@@ -188,15 +189,22 @@ class ShardControl(ShardControlServicer):
             loop.after_turn = None
             loop.store.stop_capture()
 
-        self._in_loop(begin)
+        self._in_loop(begin, context)
         if context.add_callback(caught.set):
             caught.wait()
-        self._in_loop(give_up)
+        self._in_loop(give_up, context)
         return found[0] if found else None
 
-    def _in_loop(self, action: Callable[[ShardLoop], _T]) -> _T:
-        self._ready.wait()
-        return self._loop.command(lambda: action(self._loop)).result()
+    def _in_loop(self, action: Callable[[ShardLoop], _T], context: grpc.ServicerContext) -> _T:
+        """Runs `action` in the loop; ends the call if the loop has ended, or does not get to it in time."""
+        if not self._ready.wait(context.time_remaining()):
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "this shard has not joined its server yet")
+        try:
+            return self._loop.command(lambda: action(self._loop)).result(context.time_remaining())
+        except CancelledError:
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"shard {self._index} is exiting")
+        except TimeoutError:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"shard {self._index} is busy")
 
 
 def _name_unsound(loop: ShardLoop, *, key: int, values: Tensor) -> str:

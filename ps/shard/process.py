@@ -23,7 +23,8 @@ from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.config.address import is_loopback
 from hubring.ps.config.environment import environment
 from hubring.ps.core.clock_offset import Offset, measure
-from hubring.ps.core.errors import ConfigError, HubringError, ServerUnreachable
+from hubring.ps.core.errors import ConfigError, Fenced, HubringError, ServerUnreachable
+from hubring.ps.core.pauses import Pauses
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import heartbeat_seconds
@@ -140,25 +141,38 @@ class Registration:
         lease, timeout = self._reply.lease_seconds, max(self._reply.lease_seconds, SILENT_SECONDS)
         request = pb.ShardHeartbeatRequest(token=self._token)
         presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(shard=self._token)))
-        heard, patience = time.monotonic(), timeout
-        while time.monotonic() - heard < patience:
+        heard, patience, pauses = time.monotonic(), timeout, Pauses()
+        while time.monotonic() - heard - pauses.seconds < patience:
             presence.keep()
             try:
-                if self._stub.ShardHeartbeat(request, timeout=timeout).stop:
+                with pauses.within(timeout):
+                    reply = self._stub.ShardHeartbeat(request, timeout=timeout)
+                if reply.stop:
                     break
                 heard = time.monotonic()
+                pauses.clear()
             except grpc.RpcError as error:
                 log.debug("the coordinator does not answer: %s", error.code().name)
                 # A server that was stopped recovers. One that cannot be reached has ended.
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 patience = timeout if timed_out else SILENT_SECONDS
-            if self._orphaned.wait(heartbeat_seconds(lease)):
+            with pauses.within(heartbeat_seconds(lease)):
+                orphaned = self._orphaned.wait(heartbeat_seconds(lease))
+            if orphaned:
                 break
         else:
             self.failure = ServerUnreachable(
                 f"the server at {self._control} has not answered for {patience:g} s (it was killed, suspended"
                 " or disconnected). Restart the server with the same --checkpoint-dir, then restart its"
                 " shards and the workers"
+            )
+        silent = time.monotonic() - heard
+        if silent - pauses.seconds <= lease < silent:
+            self.failure = Fenced(
+                f"this shard was suspended for about {pauses.seconds:.0f} s. The server at {self._control}"
+                f" had no heartbeat within the lease of {lease:g} s and has given up the shard, so its part"
+                " of the parameters is lost. Restart the job from its checkpoint; to allow longer pauses,"
+                " restart the server with a longer --lease"
             )
         presence.close()
         lost()

@@ -92,8 +92,8 @@ class KeyTable(dict[int, Entry]):
             if dtype not in self.scratch or self.scratch[dtype].numel() < scratch.numel():
                 self.scratch[dtype] = scratch
 
-    def restore(self, snapshot: Snapshot, ledger: Ledger) -> None:
-        """Restores every key, and its clocks, from a checkpoint.
+    def restore(self, snapshot: Snapshot, ledger: Ledger, version: int | None = None) -> None:
+        """Restores every key, and its clocks, from a checkpoint; with `version`, starts every key at it.
 
         Raises:
             CheckpointCorrupt: A key is missing, or has another size.
@@ -102,4 +102,5 @@ class KeyTable(dict[int, Entry]):
             if key not in snapshot:
                 raise CheckpointCorrupt(f"the checkpoint has no key {key}; another job wrote this checkpoint")
             entry.restore(snapshot[key])
+            entry.version = entry.version if version is None else version
             ledger.restore(key, snapshot[key].clocks)

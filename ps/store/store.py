@@ -140,13 +140,13 @@ class KVStore:
             extends=extends,
         )
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Restores a checkpoint, which may also contain keys of other shards.
+    def restore(self, snapshot: Snapshot, step: int | None = None) -> None:
+        """Restores a checkpoint, also with keys of other shards; in lockstep modes, at `step` if given.
 
         Raises:
             CheckpointCorrupt: A key of this shard is missing, or has another size.
         """
-        self._entries.restore(snapshot, self._ledger)
+        self._entries.restore(snapshot, self._ledger, step if self._consistency.lockstep else None)
         self._start_clocks(self._workers.senders())
 
     def on_view(self, view: View) -> list[Delivery]:

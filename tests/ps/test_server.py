@@ -42,3 +42,16 @@ def test_what_would_fail_again_is_not_asked_to_be_started_again(
         assert server._exit_code(coordinator) == code
 
     run(story())
+
+
+def test_a_last_checkpoint_that_was_not_written_fails_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        server, coordinator = Server(ServerConfig(once=True)), Hub(monkeypatch, once=True).coordinator
+        coordinator.outcome = Outcome(finished=[0, 1])
+        assert server._exit_code(coordinator) == 0
+        coordinator.checkpoints.failure = ConfigError("no space left")
+        assert server._exit_code(coordinator) == 78
+
+    run(story())

@@ -268,6 +268,7 @@ hubring.init()
 class Session:
     step = 0; mode = "bsp"; serves = False; stop_after = 0
     def leave(self, reason, text): print(reason.name, text, flush=True)
+    def await_end(self): pass
     def close(self): pass
 context.current().session = Session()
 """
@@ -294,3 +295,17 @@ def test_a_plain_script_leaves_the_job_once_and_tells_how_it_ended(
     )
     assert ended.stdout == f"{told}\n", ended.stderr
     assert ended.returncode == int(told.startswith("FAILED"))
+
+
+@pytest.mark.slow
+def test_a_plain_script_that_finished_ends_as_its_job_does(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    failing = "def await_end(self): raise JobFailed('a shard is lost')"
+    imported = "from hubring.ps.core.errors import JobFailed\n"
+    script.write_text(imported + PLAIN.replace("def await_end(self): pass", failing))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert ended.returncode == 69, ended.stderr
+    assert "a shard is lost" in ended.stderr

@@ -132,7 +132,14 @@ def init(*, aggregate: bool = False) -> Worker:
 
 
 def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
-    """Leaves the job; the other workers go on. Does nothing without a worker or in a forked child."""
+    """Leaves the job. Does nothing without a worker or in a forked child.
+
+    A worker that finished waits until its job is over: its exit code is then that of the job.
+
+    Raises:
+        HubringError: This worker finished, but its last step or the job failed, the last checkpoint was not
+            written, or the server did not report how the job ended.
+    """
     global _current, _result
     if _current is None or _current.pid != os.getpid():
         return
@@ -163,10 +170,14 @@ def _leave(worker: Worker, reason: Reason, text: str) -> None:
     try:
         # Before the worker leaves: the other workers then step without it, in the memory that it reads.
         worker.communicator.keep_parameters()
+        try:
+            if session is not None:
+                session.leave(reason, text)
+        finally:
+            # Before the shards can exit: the client reconnects to a shard that it loses.
+            worker.communicator.close(finished=reason is Reason.FINISHED)
         if session is not None:
-            session.leave(reason, text)
-        # Before the shards can exit: the client reconnects to a shard that it loses.
-        worker.communicator.close(finished=reason is Reason.FINISHED)
+            session.await_end()
     finally:
         if session is not None:
             session.close()
@@ -182,7 +193,7 @@ def _leave_at_exit() -> None:
     if isinstance(error, KeyboardInterrupt) or stopped:
         shutdown(Reason.PREEMPTED)
     elif error is None:
-        shutdown()
+        _finish_at_exit()
     else:
         shutdown(reason_of(error), _last_line(error))
     if error is not None and worker.communicator.topology == "ring":
@@ -190,6 +201,17 @@ def _leave_at_exit() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def _finish_at_exit() -> None:
+    """Leaves the job. An error ends the process here, because one in an exit handler changes no exit code."""
+    try:
+        shutdown()
+    except HubringError as error:
+        log.error("%s", error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.exit_code)
 
 
 def reason_of(error: BaseException) -> Reason:
@@ -234,6 +256,7 @@ def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, jo
         communicator = topology.connect(config, session, device)
     except BaseException as error:
         session.leave(Reason.FAILED, str(error))
+        session.await_end()
         session.close()
         raise
     return Worker(config, placement, communicator, device, session, record, origin)

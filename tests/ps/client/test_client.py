@@ -133,6 +133,17 @@ def test_a_refused_worker_learns_why(hubs: list[Hub]) -> None:
     stranger.close()
 
 
+def test_a_refusal_of_the_protocol_is_no_error_of_settings(hubs: list[Hub]) -> None:
+    hub = start(hubs, BSP(), 1)
+    client = hub.client(0)
+    work = Work("a pull")
+    client.pull(0, 99, torch.zeros(NUMEL), work)
+    with pytest.raises(HubringError, match="key 99 is not on this shard") as refused:
+        work.wait(SOON)
+    assert refused.value.exit_code == 1
+    client.close()
+
+
 def test_a_push_before_any_pull_is_a_clear_error(hubs: list[Hub]) -> None:
     client = start(hubs, BSP(), 1).client(0)
     with pytest.raises(HubringError, match="before the first pull"):

@@ -50,3 +50,26 @@ def test_a_checkpoint_that_somebody_asked_for_does_not_hold_up_the_end(
         assert schedule.written == 0
 
     asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+class Broken(NeverReached):
+    """A writer with a bug."""
+
+    async def save(self, held: Held) -> tuple[Path, int]:
+        raise ValueError("a bug")
+
+
+def test_what_nobody_expected_of_a_checkpoint_in_passing_comes_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checkpoint_schedule, "CheckpointWriter", Broken)
+
+    async def story() -> None:
+        schedule = CheckpointSchedule(Fleet(5.0), tmp_path, 60.0, FakeTime(), lambda: None, None)  # type: ignore[arg-type, return-value]
+        schedule.save_in_passing()
+        assert schedule._passing is not None
+        await asyncio.wait([schedule._passing])
+        with pytest.raises(ValueError, match="a bug"):
+            await schedule.give_up()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))

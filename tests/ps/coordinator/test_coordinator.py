@@ -13,6 +13,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.core.types import BucketSpec, Slice
+from hubring.ps.job.membership import JOIN_SECONDS
 from tests.support.fakes.coordinator import BUCKET, CONTEXT, LIMIT, Hub, Refused, checkpointed, run
 
 
@@ -56,7 +57,7 @@ def test_a_start_that_came_to_nothing_neither_ends_the_server_nor_forgets_its_ch
         await hub.shard()
         lonely = await hub.join("a", job="other.py")
         assert lonely.state == pb.JoinReply.WAITING
-        hub.time.advance(1.0)
+        hub.time.advance(JOIN_SECONDS + 1.0)
         await hub.coordinator.tick()
         assert not hub.coordinator.done.is_set()
         joined = await asyncio.gather(hub.join("b"), hub.join("c"))
@@ -149,6 +150,23 @@ def test_a_shard_that_holds_nothing_does_not_keep_a_step_from_being_whole(
         await hub.plan(both[0])
         assert {piece.shard for piece in hub.coordinator.agreed_model.plan.slices} == {0}
         hub.fleet.versions[0] = 5
+        for joined in both:
+            await hub.leave(joined)
+        await hub.coordinator.tick()
+        assert [path.name for path in tmp_path.iterdir()] == ["000001-step-5"]
+
+    run(story())
+
+
+def test_the_last_checkpoint_of_backup_workers_has_the_step_of_the_slowest_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, mode="backup", backup=1, checkpoint_dir=tmp_path)
+        hub.fleet.may_save.set()
+        both = await hub.started()
+        await hub.plan(both[0])
+        hub.fleet.versions[0], hub.fleet.apart = 5, 2
         for joined in both:
             await hub.leave(joined)
         await hub.coordinator.tick()

@@ -13,6 +13,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.types import PROTOCOL
+from hubring.ps.job.membership import JOIN_SECONDS
 from tests.support.fakes.coordinator import CONTEXT, Hub, checkpointed, run
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ def test_before_the_start_a_shard_goes_with_its_worker_and_another_takes_its_num
         hub = Colocated(monkeypatch)
         gone = await hub.summoned("a")
         await hub.shard("shard of a", gone.incarnation)
-        hub.time.advance(1.0)
+        hub.time.advance(JOIN_SECONDS + 1.0)
         await hub.coordinator.tick()
         assert await hub.told_to_stop("shard of a")
         assert "has left" in (await hub.shard("late shard of a", gone.incarnation)).refused
@@ -149,10 +150,10 @@ def test_a_worker_that_is_done_keeps_its_shard_until_all_are(monkeypatch: pytest
     async def story() -> None:
         hub = Colocated(monkeypatch, lease=5.0)
         first, second = await hub.brought("a", "b")
-        assert f"rank {second.rank}" in (await hub.leave(first)).needed_by
-        assert "checkpoint" in (await hub.leave(second)).needed_by, "the coordinator has not looked yet"
+        assert f"rank {second.rank}" in (await hub.leave(first)).awaits
+        assert "checkpoint" in (await hub.leave(second)).awaits, "the coordinator has not looked yet"
         await hub.coordinator.tick()
-        assert [(await hub.leave(joined)).needed_by for joined in (first, second)] == ["", ""]
+        assert [(await hub.leave(joined)).awaits for joined in (first, second)] == ["", ""]
 
     run(story())
 
@@ -168,7 +169,7 @@ def test_whoever_waits_with_its_shard_hears_of_the_end_at_once(monkeypatch: pyte
         while not hub.coordinator._notifier._changed._waiters:
             await asyncio.sleep(0)
         await hub.coordinator.tick()
-        assert (await leaving).needed_by == ""
+        assert (await leaving).awaits == ""
 
     run(story())
 

@@ -259,7 +259,18 @@ def test_a_restored_job_gets_the_saved_values_when_its_script_adds_the_group_aga
 
 def test_a_checkpoint_has_the_buckets_that_all_shards_saved() -> None:
     plan = ShardPlan((Slice(0, 0, 0, 4, 0), Slice(1, 1, 0, 3, 0), Slice(2, 1, 3, 3, 1)))
-    held = Held("job", "bsp", (BUCKET, MORE), plan, 1, lockstep=True, running=True, step=3, joined=(1, 1))
+    held = Held(
+        "job",
+        "bsp",
+        (BUCKET, MORE),
+        plan,
+        1,
+        lockstep=True,
+        together=True,
+        running=True,
+        step=3,
+        joined=(1, 1),
+    )
     assert held.saved({0, 1, 2}) == held
     for keys in ({0}, {0, 1}):
         part = held.saved(keys)

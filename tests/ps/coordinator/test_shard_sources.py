@@ -7,7 +7,8 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.shard_sources import OwnShards, WorkersShards
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.job.job import Job, Joiner
+from hubring.ps.job.job import Job
+from hubring.ps.job.joiner import Joiner
 from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, run
 
 

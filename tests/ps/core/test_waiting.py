@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import pytest
@@ -38,6 +39,23 @@ def test_short_waits_do_not_add_up() -> None:
             time.advance(9.0)
             assert (waiting.seconds, waiting.due()) == (9.0, None)
         assert (waiting.seconds, waiting.due()) == (0.0, None)
+
+
+def test_another_threads_wait_does_not_end_or_restart_this_one() -> None:
+    time = FakeTime()
+    waiting = Waiting(time)
+    with waiting, ThreadPoolExecutor(1) as other:
+        time.advance(5.0)
+        other.submit(waiting.__enter__).result()
+        assert waiting.seconds == 5.0
+        time.advance(1.0)
+        other.submit(waiting.__exit__, None, None, None).result()
+        assert waiting.seconds == 6.0
+        with waiting:
+            assert waiting.seconds == 6.0
+        time.advance(5.0)
+        assert waiting.due() == 11.0
+    assert waiting.seconds == 0.0
 
 
 def test_a_wait_that_takes_too_long_names_the_flag_and_the_slowest_worker() -> None:

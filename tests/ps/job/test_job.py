@@ -4,7 +4,8 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError, Fenced, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
-from hubring.ps.job.job import Job, Joiner, Reason
+from hubring.ps.job.job import Job, Reason
+from hubring.ps.job.joiner import Joiner
 
 
 def joiner(token: str, **changes: object) -> Joiner:

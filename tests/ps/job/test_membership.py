@@ -6,7 +6,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Member, Sender
-from hubring.ps.job.membership import RETURN_SECONDS, Membership
+from hubring.ps.job.membership import JOIN_SECONDS, MOST_DEPARTED, RETURN_SECONDS, Membership
 
 
 def join(members: Membership, token: str, rank: int | None = None, now: float = 0.0) -> Member:
@@ -159,3 +159,27 @@ def test_a_sender_from_another_server_is_fenced() -> None:
         members.beat(Sender(1, 99), now=0.0)
     with pytest.raises(Fenced):
         members.activate(Sender(5, 1))
+
+
+def test_a_job_that_often_replaces_workers_does_not_grow() -> None:
+    members = Membership(1, 10.0)
+    for index in range(MOST_DEPARTED + 50):
+        members.leave(sender(join(members, f"token{index}")))
+    assert (len(members.departed), len(members._tokens)) == (MOST_DEPARTED, MOST_DEPARTED)
+    assert not members.holds("token0")
+    assert members.holds(f"token{MOST_DEPARTED + 49}")
+
+
+def test_who_lost_its_place_cannot_leave() -> None:
+    members, (first, _) = full()
+    members.expire(11.0)
+    with pytest.raises(Fenced, match="it sent no heartbeat"):
+        members.leave(sender(first))
+
+
+def test_who_waits_for_its_place_has_more_time() -> None:
+    members = Membership(1, 2.0)
+    waiting = members.join("a", None, "alpha", 1, 0.0, waits=True)
+    assert members.expire(JOIN_SECONDS) == []
+    members.join("a", None, "alpha", 1, JOIN_SECONDS)
+    assert members.expire(JOIN_SECONDS + 2.5) == [waiting]

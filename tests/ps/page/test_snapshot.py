@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hubring.ps.job.job import Joiner
+from hubring.ps.job.joiner import Joiner
 from hubring.ps.page.rates import Rates
 from hubring.ps.page.renderer import TICK_SECONDS
 from hubring.ps.page.snapshot import LATE_SECONDS, Snapshot

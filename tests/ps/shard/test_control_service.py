@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -24,17 +25,28 @@ BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
 SGD = {"lr": 0.1, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
 
 
+class Aborted(Exception):
+    """Ends a call, as gRPC's own exception does."""
+
+
 class Caller:
     """The coordinator's end of a call, which it may give up."""
 
     def __init__(self) -> None:
         self.waits = threading.Event()
+        self.patience: float | None = None
         self._told: list[Callable[[], None]] = []
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         self._told.append(callback)
         self.waits.set()
         return True
+
+    def time_remaining(self) -> float | None:
+        return self.patience
+
+    def abort(self, code: grpc.StatusCode, text: str) -> None:
+        raise Aborted(f"{code.name}: {text}")
 
     def give_up(self) -> None:
         for callback in self._told:
@@ -158,3 +170,23 @@ def test_a_shards_traffic_is_that_of_its_job_without_the_trials_before(loop: Sha
     assert exchanged() == counted() == 4
     control.Reset(pb.ResetRequest(), CALLER)
     assert counted() == 0
+
+
+def test_a_call_that_comes_as_the_shard_ends_is_answered_without_a_traceback() -> None:
+    loop, control = ShardLoop(BSP(), []), ShardControl()
+    control.serve(loop, 3)
+    loop.stop()
+    loop.run()
+    with pytest.raises(Aborted, match="UNAVAILABLE: shard 3 is exiting"):
+        control.Stats(pb.StatsRequest(), CALLER)
+
+
+def test_a_call_waits_for_a_busy_loop_no_longer_than_its_caller() -> None:
+    control, hurried = ShardControl(), Caller()
+    hurried.patience = 0.0
+    caller: Any = hurried
+    with pytest.raises(Aborted, match="DEADLINE_EXCEEDED: this shard has not joined"):
+        control.Stats(pb.StatsRequest(), caller)
+    control.serve(ShardLoop(BSP(), []), 3)
+    with pytest.raises(Aborted, match="DEADLINE_EXCEEDED: shard 3 is busy"):
+        control.Stats(pb.StatsRequest(), caller)

@@ -8,7 +8,7 @@ import torch
 from hubring.ps.core.errors import CheckpointCorrupt
 from hubring.ps.core.messages import Code, Init, Pull, Refusal
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
-from hubring.ps.store.consistency import ASP, BSP
+from hubring.ps.store.consistency import ASP, BSP, BackupWorkers
 from hubring.ps.store.store import KVStore
 from tests.support.store import bucket, hub, parameters, push, sender, train, values_of, view
 
@@ -29,6 +29,26 @@ def test_a_restored_run_goes_on_bitwise() -> None:
     train(restored, 2, 5, 9, keys=2)
     for key in range(2):
         assert torch.equal(parameters(restored, key=key), parameters(straight, key=key))
+
+
+def test_keys_that_backup_workers_left_apart_start_at_one_step() -> None:
+    store = hub(BackupWorkers(1), 2, keys=2)
+    store.handle(push(0, 0, key=0), "a")
+    store.handle(push(0, 1, key=0), "b")
+    store.handle(push(1, 0, key=1), "c")
+    assert store.capture_at(None)
+    snapshot = store.captured()
+    assert snapshot is not None
+    assert [state.version for state in snapshot.values()] == [2, 1]
+
+    restored = hub(BackupWorkers(1), 2, keys=2, initialise=False)
+    restored.restore(snapshot, 1)
+    assert (restored.stats().oldest, restored.stats().newest) == (1, 1)
+    for key, values in ((0, 2.0), (1, 1.0)):
+        reply = values_of(restored.handle(Pull(sender(1), key), "pull")[0].reply)
+        assert reply.clock == 1
+        assert isinstance(reply.values, torch.Tensor)
+        assert torch.equal(reply.values, torch.full((4,), values))
 
 
 def test_a_lockstep_snapshot_holds_every_key_at_the_same_version() -> None:

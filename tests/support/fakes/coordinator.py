@@ -60,6 +60,8 @@ class FakeFleet(Fleet):
         self.silent_ones = False
         self.versions: Counter[int] = Counter()
         """The progress of each shard's keys."""
+        self.apart = 0
+        """How many rounds the fastest key of a shard is ahead."""
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         none: Any = None
@@ -77,7 +79,9 @@ class FakeFleet(Fleet):
         if self.shards:
             self.views.append(view)
 
-    async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
+    async def set_plan(
+        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, step: int = 0
+    ) -> None:
         self.planning += 1
         assert self.planning == 1, "one plan at a time"
         await self.may_plan.wait()
@@ -110,7 +114,9 @@ class FakeFleet(Fleet):
             raise JobFailed("shard 0 does not answer")
         return [
             pb.ShardStats(
-                shard=each.index, oldest=self.versions[each.index], newest=self.versions[each.index]
+                shard=each.index,
+                oldest=self.versions[each.index],
+                newest=self.versions[each.index] + self.apart,
             )
             for each in self.shards
         ]

@@ -152,12 +152,12 @@ CHECKPOINTS = [
     ),
     Mishap(
         "the disk is full",
-        "the server, which continues",
+        "the server, after the job",
         who=r"checkpoint failed: .*cannot write .*shard-0\.safetensors",
         since="there is no checkpoint yet",
         why="No space left on device",
         fix=r"needs \d+ bytes, but only \d+ bytes are free\. Free some space, or use another disk",
-        code=0,
+        code=78,
         provoke=a_full_disk,
     ),
     Mishap(

@@ -1,0 +1,69 @@
+"""What a server's silence means to a worker.
+
+Law: a server that ended refuses calls, and is given SILENT_SECONDS. A server that is stopped lets calls time
+out, and is given at least the lease, because it recovers. Pauses of this process do not count.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from hubring.ps.client.join import describe
+from hubring.ps.core.errors import Fenced, HubringError, ServerUnreachable
+from hubring.ps.core.pauses import Pauses
+from hubring.ps.core.timing import SystemTime, TimeSource
+
+SILENT_SECONDS = 4.0
+
+
+def patience(error: grpc.RpcError, lease_seconds: float) -> float:
+    """Returns for how many seconds calls may fail like this."""
+    timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    return max(lease_seconds, SILENT_SECONDS) if timed_out else SILENT_SECONDS
+
+
+class Silence:
+    """The time since a server's last reply.
+
+    Args:
+        address: The server's address, for messages.
+        lease_seconds: The worker's lease.
+        clock: The source of the time.
+
+    Attributes:
+        pauses: Encloses the waits of the thread that calls the server.
+    """
+
+    def __init__(self, address: str, lease_seconds: float, clock: TimeSource | None = None) -> None:
+        self._clock = clock or SystemTime()
+        self.pauses = Pauses(self._clock)
+        self._address = address
+        self._lease = lease_seconds
+        self._heard = self._clock.now()
+
+    @property
+    def timeout(self) -> float:
+        """How long one call may take, in seconds."""
+        return max(self._lease, SILENT_SECONDS)
+
+    def end(self) -> None:
+        """Notes a reply."""
+        self._heard = self._clock.now()
+        self.pauses.clear()
+
+    def meaning(self, error: grpc.RpcError) -> HubringError | None:
+        """Returns why this worker cannot continue after a call that failed; None if it can call again."""
+        silent, paused = self._clock.now() - self._heard - self.pauses.seconds, self.pauses.seconds
+        if silent <= patience(error, self._lease):
+            return None
+        if paused > self._lease:
+            return Fenced(
+                f"this worker was suspended for about {paused:.0f} s, longer than its lease of"
+                f" {self._lease:g} s, and the server at {self._address} has gone since ({describe(error)})."
+                " The job went on without this worker, and is over; the server's last line shows how it ended"
+            )
+        return ServerUnreachable(
+            f"the server at {self._address} has not answered for {silent:.1f} s ({describe(error)})."
+            " The server stopped or the network is down. Restart the server with the same --checkpoint-dir,"
+            " then restart the workers"
+        )

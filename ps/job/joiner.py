@@ -1,0 +1,20 @@
+"""A worker that asks to join a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """A worker that asks to join. None for `rank` or `world_size` accepts any value."""
+
+    token: str
+    job: str
+    topology: str
+    host: str
+    pid: int
+    rank: int | None = None
+    world_size: int | None = None
+    brings_shard: bool = False
+    """Whether the worker has started the shard that `--colocate` requires."""

@@ -1,0 +1,132 @@
+"""A worker that finished insists on learning how its job ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from hubring.protos import control_pb2 as pb
+from hubring.ps.client import departure
+from hubring.ps.client.departure import Departure
+from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite, ServerUnreachable
+
+
+class Lost(grpc.RpcError):
+    """A call that failed."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return "no answer"
+
+
+class Server:
+    """Answers Leave with these replies; None loses one."""
+
+    def __init__(self, replies: Sequence[pb.LeaveReply | None]) -> None:
+        self.replies = list(replies)
+        self.waits: list[float] = []
+
+    def Leave(self, request: pb.LeaveRequest, timeout: float) -> pb.LeaveReply:  # noqa: N802
+        self.waits.append(request.wait_seconds)
+        reply = self.replies.pop(0)
+        if reply is None:
+            raise Lost
+        return reply
+
+
+class Shard:
+    """The shard that the worker runs."""
+
+    ended = ""
+
+    def __str__(self) -> str:
+        return "this worker's shard"
+
+
+OVER = pb.LeaveReply()
+WAITS = pb.LeaveReply(awaits="rank 1")
+
+
+def leaving(server: Server, reason: str = "FINISHED", shard: Shard | None = None) -> Departure:
+    stub: Any = server
+    child: Any = shard
+    request = pb.LeaveRequest(reason=pb.LeaveRequest.Reason.Value(reason))
+    return Departure("hub:5555", stub, request, 90.0, child)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departure, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(departure, "patience", lambda error, lease: math.inf)
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departure, "patience", lambda error, lease: -1.0)
+
+
+def test_a_lost_request_is_sent_again_until_the_job_is_over() -> None:
+    server = Server([None, None, WAITS, None, WAITS, OVER])
+    one = leaving(server)
+    one.leave(insists=True)
+    one.await_end()
+    assert server.replies == []
+    assert server.waits == [0.0] * 3 + [departure.HOLD_SECONDS] * 3
+
+
+def test_a_worker_whose_leave_was_never_acknowledged_did_not_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient(monkeypatch)
+    with pytest.raises(ServerUnreachable, match=r"hub:5555 has not answered.*may be missing"):
+        leaving(Server([None])).leave(insists=True)
+
+
+def test_a_server_that_is_lost_before_the_job_is_over_leaves_the_verdict_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    impatient(monkeypatch)
+    one = leaving(Server([WAITS, WAITS, None]))
+    one.leave(insists=True)
+    with pytest.raises(ServerUnreachable):
+        one.await_end()
+
+
+@pytest.mark.parametrize(("code", "kind"), [(1, NonFinite), (69, JobFailed), (78, ConfigError)])
+def test_a_finished_worker_fails_as_its_job_does(code: int, kind: type[HubringError]) -> None:
+    one = leaving(Server([WAITS, pb.LeaveReply(failed="no space left", exit_code=code)]))
+    one.leave(insists=True)
+    with pytest.raises(kind, match="no space left"):
+        one.await_end()
+
+
+def test_a_worker_that_failed_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server([WAITS])
+    one = leaving(server, "FAILED")
+    one.leave(insists=True)
+    one.await_end()
+    assert server.replies == []
+    impatient(monkeypatch)
+    gone = leaving(Server([None]), "FAILED")
+    gone.leave(insists=True)
+    gone.await_end()
+
+
+def test_a_worker_that_failed_serves_the_others_with_its_shard() -> None:
+    server = Server([WAITS, WAITS, pb.LeaveReply(failed="the job failed", exit_code=69)])
+    one = leaving(server, "FAILED", Shard())
+    one.leave(insists=True)
+    one.await_end()
+    assert server.replies == []
+
+
+def test_a_finished_worker_notices_that_its_shard_ended_before_the_job() -> None:
+    shard = Shard()
+    one = leaving(Server([WAITS, WAITS]), shard=shard)
+    one.leave(insists=True)
+    shard.ended = "was killed by signal 9"
+    with pytest.raises(JobFailed, match="shard was killed by signal 9, before the job was over"):
+        one.await_end()

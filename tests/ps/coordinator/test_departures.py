@@ -1,0 +1,215 @@
+"""All workers of a job learn the same verdict, and none before the last checkpoint is written."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from hubring.protos import control_pb2 as pb
+from hubring.ps.checkpoint import checkpoint_folder
+from hubring.ps.checkpoint.checkpoint_folder import Manifest
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import incarnation_to_wire
+from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, checkpointed, run
+
+
+async def seated(hub: Hub) -> list[pb.JoinReply]:
+    """Two workers whose parameters are on the hub."""
+    both = await hub.started()
+    await hub.plan(both[0])
+    return both
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_finished_worker_hears_of_the_end_once_the_last_checkpoint_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, once: bool
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path, once=once)
+        first, second = await seated(hub)
+        assert f"rank {second.rank}" in (await hub.leave(first)).awaits
+        assert (await hub.leave(second)).awaits == "the last checkpoint"
+        ending = asyncio.create_task(hub.coordinator.tick())
+        assert await hub.fleet.saves.get() == -1
+        assert (await hub.leave(first)).awaits == "the last checkpoint"
+        hub.fleet.may_save.set()
+        await ending
+        for joined in (first, second):
+            assert await hub.leave(joined) == pb.LeaveReply()
+        assert hub.coordinator.done.is_set() == once
+
+    run(story())
+
+
+def test_a_last_checkpoint_that_cannot_be_written_fails_every_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def full(folder: Path, step: int) -> list[pb.SaveReply]:
+        raise ConfigError("no space left")
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
+        both = await seated(hub)
+        monkeypatch.setattr(hub.fleet, "save", full)
+        for joined in both:
+            await hub.leave(joined)
+        await hub.coordinator.tick()
+        for joined in both:
+            reply = await hub.leave(joined)
+            assert (reply.awaits, reply.exit_code) == ("", 78)
+            assert reply.failed == "the last checkpoint was not written: no space left"
+
+    run(story())
+
+
+def test_a_worker_that_finished_before_the_job_failed_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, mode="asp")
+        first, second = await hub.started()
+        await hub.leave(first)
+        await hub.leave(second, "DIVERGED")
+        await hub.coordinator.tick()
+        assert (await hub.leave(first)).exit_code == 1
+
+    run(story())
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_worker_that_lost_its_place_before_it_left_is_refused(
+    monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, lease=5.0)
+        first, second = await hub.started()
+        hub.time.advance(4.0)
+        await hub.beat(second)
+        hub.time.advance(4.0)
+        await hub.coordinator.tick()
+        if over:
+            await hub.leave(second)
+            await hub.coordinator.tick()
+        reply = await hub.leave(first)
+        assert (reply.awaits, reply.exit_code) == ("", 75)
+        assert "it sent no heartbeat for 8.0 s" in reply.failed
+
+    run(story())
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_worker_that_wakes_late_learns_how_its_job_ended(
+    monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, lease=5.0, once=once)
+        first, second = await hub.started()
+        hub.time.advance(4.0)
+        await hub.beat(first)
+        hub.time.advance(4.0)
+        await hub.coordinator.tick()
+        await hub.leave(first)
+        await hub.coordinator.tick()
+        woken = await hub.beat(second)
+        assert woken.fenced
+        assert "job 'train.py' is over: it finished (1 finished, 1 lost)" in woken.failed
+        assert "it sent no heartbeat for 8.0 s (lease: 5 s)" in woken.failed
+
+    run(story())
+
+
+def test_a_replacement_that_comes_too_late_is_told_that_the_job_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, once=True)
+        for joined in await hub.started():
+            await hub.leave(joined)
+        await hub.coordinator.tick()
+        late = await hub.join("late")
+        assert (late.state, late.exit_code) == (pb.JoinReply.REFUSED, 78)
+        assert "job 'train.py' is over (2 finished)" in late.text
+
+    run(story())
+
+
+def test_a_server_waits_for_the_workers_that_have_not_asked_for_the_verdict(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 10 * LIMIT)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, once=True)
+        first, second = await hub.started()
+        for joined in (first, second):
+            await hub.leave(joined)
+        await hub.coordinator.tick()
+        goodbye = asyncio.create_task(hub.coordinator.see_off([], 10 * LIMIT))
+        await hub.leave(first)
+        assert not goodbye.done()
+        await hub.leave(second)
+        await goodbye
+
+    run(story())
+    assert "did not ask" not in caplog.text
+
+
+def test_a_worker_that_brings_its_shard_keeps_its_place_while_the_shards_learn_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, lease=2.0, workers=1)
+        await hub.shard()
+        hub.fleet.shards[0].heard = 1000.0
+        async with hub.coordinator._publishing:  # the shards are slow
+            joining = asyncio.create_task(hub.join("a"))
+            while not hub.coordinator.job.started:
+                await asyncio.sleep(0)
+            hub.time.advance(14.0)
+            hub.coordinator.job.expire(hub.time.now())
+        assert (await joining).state == pb.JoinReply.READY
+        hub.time.advance(3.0)
+        assert [member.rank for member in hub.coordinator.job.expire(hub.time.now())] == [0]
+
+    run(story())
+
+
+def test_the_hub_answers_while_a_checkpoint_is_published(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered, publish = threading.Event(), checkpoint_folder.publish
+
+    def slow(folder: Path, manifest: Manifest) -> Path:
+        assert answered.wait(LIMIT), "the loop stood still"
+        return publish(folder, manifest)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
+        both = await seated(hub)
+        monkeypatch.setattr(checkpoint_folder, "publish", slow)
+        hub.fleet.may_save.set()
+        saving = asyncio.create_task(hub.coordinator.save())
+        await hub.fleet.saves.get()
+        for joined in both:
+            await hub.beat(joined)
+        answered.set()
+        path, _ = await saving
+        assert path.is_dir()
+
+    run(story())
+
+
+def test_a_worker_of_a_server_that_restarted_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpointed(tmp_path)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
+        request = pb.LeaveRequest(rank=0, incarnation=incarnation_to_wire(3))
+        reply = await hub.control.Leave(request, CONTEXT)
+        assert (reply.awaits, reply.exit_code) == ("", 75)
+        assert "has restarted since" in reply.failed
+
+    run(story())

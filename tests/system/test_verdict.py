@@ -1,0 +1,99 @@
+"""Programs that were suspended: all agree on how the job ended, and each names its own absence."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.cluster import SMALL, Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+
+def held(cluster: Cluster, address: str, tmp_path: Path) -> tuple[list[Program], Path]:
+    """Starts two workers that hold at step 20 of 22 until the file exists."""
+    go = tmp_path / "go"
+    workers = [
+        cluster.worker(address, "--rank", str(rank), SMALL, "22", "16", "hold", str(go), "20")
+        for rank in range(2)
+    ]
+    for worker in workers:
+        worker.until_said("holding at 20")
+    return workers, go
+
+
+def test_workers_that_finish_while_the_server_is_suspended_wait_for_its_verdict(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    server, address = cluster.server("--workers", "2", "--once", "--checkpoint-dir", str(saved))
+    workers, go = held(cluster, address, tmp_path)
+    server.process.send_signal(signal.SIGSTOP)
+    go.touch()
+    for worker in workers:
+        worker.until_said("the server does not answer this worker, which leaves")
+    server.process.send_signal(signal.SIGCONT)
+    assert [worker.done()["steps"] for worker in workers] == [22, 22]
+    assert server.done()["finished"] == [0, 1]
+    assert [path.name for path in saved.iterdir() if path.is_dir()] == ["000001-step-22"]
+
+
+def test_workers_do_not_succeed_if_the_server_never_acknowledged_their_end(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    server, address = cluster.server("--workers", "2", "--once")
+    workers, go = held(cluster, address, tmp_path)
+    server.process.send_signal(signal.SIGSTOP)
+    go.touch()
+    for worker in workers:
+        worker.until_said("the server does not answer this worker, which leaves")
+    server.process.send_signal(signal.SIGKILL)
+    for worker in workers:
+        assert "its last checkpoint may be missing" in worker.done(69)["error"]
+
+
+def test_a_last_checkpoint_that_cannot_be_written_fails_all_programs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    server, address = cluster.server("--workers", "2", "--once", "--checkpoint-dir", str(saved))
+    workers, go = held(cluster, address, tmp_path)
+    (saved / f".writing-{server.process.pid}").write_text("in the way")
+    go.touch()
+    for worker in workers:
+        assert "the last checkpoint was not written" in worker.done(78)["error"]
+    assert "cannot write checkpoints" in server.done(78)["error"]
+
+
+def test_a_shard_that_was_suspended_past_its_lease_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--lease", "2")
+    workers, go = held(cluster, address, tmp_path)
+    (shard,) = server.children("hubring.ps.shard.process")
+    os.kill(shard, signal.SIGSTOP)
+    server.until_said("sent no heartbeat")
+    os.kill(shard, signal.SIGCONT)
+    go.touch()
+    server.done(69)
+    assert "this shard was suspended for about" in server.said()
+    assert "Traceback" not in server.said()
+    for worker in workers:
+        worker.done(69)
+
+
+def test_a_worker_that_wakes_after_its_server_ended_says_that_it_was_suspended(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--lease", "2")
+    workers, go = held(cluster, address, tmp_path)
+    workers[1].process.send_signal(signal.SIGSTOP)
+    workers[0].until_said("the job continues with 1 of 2 workers")
+    go.touch()
+    workers[0].done()
+    server.done()
+    workers[1].process.send_signal(signal.SIGCONT)
+    error = workers[1].done(75)["error"]
+    assert "this worker was suspended for about" in error
+    assert "The job went on without this worker" in error
