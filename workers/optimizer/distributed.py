@@ -264,7 +264,8 @@ class DistributedOptimizer(OptimizerWrapper):
             if reducer.overlap.sent:
                 raise ConfigError(
                     "zero_grad() was called after the gradients were pushed during backward: call step()"
-                    f" first; if the script skips steps, pass {reducer.overlap.fix} to DistributedOptimizer"
+                    " first; if the script skips steps, or repeats a backward that failed, pass"
+                    f" {reducer.overlap.fix} to DistributedOptimizer"
                 )
             if reducer.passes.count:
                 reducer.watch.note_dropped()
