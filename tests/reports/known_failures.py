@@ -15,6 +15,14 @@ KNOWN: dict[str, tuple[str, str]] = {
         "S8: changes that are not counted race the push",
         "halve_data-hub halve_numpy-hub",
     ),
+    "test_memory_that_is_swapped_out_during_steps_keeps_its_values": (
+        "a hub's answers arrive in the memory of the parameters that it was given first",
+        "hub",
+    ),
+    "test_a_hook_of_all_optimizers_runs_once_per_step": (
+        "torch runs a global hook for the DistributedOptimizer and for the optimizer in it",
+        "aggregate ring alone",
+    ),
     "test_the_norm_of_the_mean_gradient_is_clipped": (
         "a hub that steps sees each rank's own gradient, as documented; aggregate=True gives the mean",
         "hub",

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.reports.training import (
+    Hub,
     Job,
     Topology,
     assert_as_torch,
     batches,
+    ends,
     mlp,
     momentum,
     square,
@@ -162,3 +164,26 @@ def test_losses_are_summed_by_tokens_and_ranks_have_different_numbers(topology: 
         return values(model)
 
     assert_as_torch(topology, script)
+
+
+@topologies()
+def test_gradients_are_clipped_after_every_pass(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
+    """On a hub that steps the warning is there, as for one pass."""
+
+    def script(job: Job) -> list[Tensor]:
+        model = mlp()
+        optimizer = job.wrap(momentum(model), model)
+        for window in windows(2):
+            optimizer.zero_grad()
+            for batch in window:
+                job.loss(batch, square(model)).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+        return values(model)
+
+    if topology is not Hub:
+        assert_as_torch(topology, script)
+        return
+    first, second = ends(topology, script)
+    assert all(map(torch.equal, first, second))
+    assert "pass --aggregate to change the mean" in caplog.text

@@ -271,3 +271,45 @@ def test_a_temperature_is_kept_in_its_range(topology: Topology) -> None:
         return values(model)
 
     assert_as_torch(topology, script)
+
+
+@topologies()
+def test_weights_are_binarised_for_each_pass(topology: Topology) -> None:
+    """The script keeps the memory of the weights, and puts it back after the pass."""
+
+    def script(job: Job) -> list[Tensor]:
+        model = mlp()
+        optimizer = job.wrap(momentum(model), model)
+        for turn, batch in enumerate(batches(steps=6)):
+            optimizer.zero_grad()
+            own = [parameter.data for parameter in model.parameters()]
+            if turn % 3:
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.sign()
+            job.loss(batch, square(model)).backward()
+            for parameter, data in zip(model.parameters(), own, strict=True):
+                parameter.data = data
+            optimizer.step()
+        return values(model)
+
+    assert_as_torch(topology, script)
+
+
+@topologies()
+def test_memory_that_is_swapped_out_during_steps_keeps_its_values(topology: Topology) -> None:
+    def script(job: Job) -> list[Tensor]:
+        model = mlp()
+        optimizer = job.wrap(momentum(model), model)
+        kept: list[Tensor] = []
+        for turn, batch in enumerate(batches(steps=6)):
+            if turn == 2:
+                kept = [parameter.data for parameter in model.parameters()]
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.clone()
+            if turn == 4:
+                for parameter, data in zip(model.parameters(), kept, strict=True):
+                    parameter.data = data
+            step(job, model, optimizer, batch)
+        return values(model)
+
+    assert_as_torch(topology, script)

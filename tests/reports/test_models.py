@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,9 @@ from tests.reports.training import (
     topologies,
     values,
 )
+
+_tracing = threading.Lock()
+"""torch traces on one thread at a time."""
 
 
 def recurrent(kind: Callable[..., nn.RNNBase]) -> nn.Module:
@@ -356,3 +360,38 @@ def test_a_bag_of_embeddings_with_a_padding_row(topology: Topology) -> None:
         return values(model)
 
     assert_as_torch(topology, script)
+
+
+@topologies()
+def test_a_model_is_shared_with_other_processes(topology: Topology) -> None:
+    def script(job: Job) -> list[Tensor]:
+        model = mlp()
+        optimizer = job.wrap(momentum(model), model)
+        for turn, batch in enumerate(batches()):
+            if turn == 2:
+                model.share_memory()
+            step(job, model, optimizer, batch)
+        return values(model)
+
+    assert_as_torch(topology, script, refusal=r"call model\.share_memory\(\) before")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@topologies()
+@pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
+def test_a_model_is_traced(topology: Topology, early: bool) -> None:
+    def script(job: Job) -> list[Tensor]:
+        model: Any = mlp()
+        traced = traced_model(model) if early else None
+        optimizer = job.wrap(momentum(model), model if traced is None else traced)
+        traced = traced or traced_model(model)
+        for batch in batches():
+            step(job, traced, optimizer, batch)
+        return values(model)
+
+    assert_as_torch(topology, script)
+
+
+def traced_model(model: nn.Module) -> Any:
+    with _tracing:
+        return torch.jit.trace(model, batches()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
     SequentialLR,
 )
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.reports.training import (
     Job,
@@ -304,5 +306,28 @@ def test_a_closure_is_called_once_and_its_loss_is_returned(topology: Topology) -
 
             losses.append(job.mean_over_ranks(optimizer.step(closure).detach()))  # type: ignore[attr-defined]
         return [*values(model), *losses]
+
+    assert_as_torch(topology, script)
+
+
+@topologies()
+def test_a_hook_of_all_optimizers_runs_once_per_step(topology: Topology) -> None:
+    """Ranks are threads, and torch's global hooks are those of all of them."""
+
+    def script(job: Job) -> list[Tensor]:
+        model = mlp()
+        optimizer = job.wrap(momentum(model), model)
+        here = threading.get_ident()
+        runs = torch.zeros(1)
+
+        def note(*_: Any) -> None:
+            if threading.get_ident() == here:
+                runs.add_(1)
+
+        hook = register_optimizer_step_pre_hook(note)
+        for batch in batches():
+            step(job, model, optimizer, batch)
+        hook.remove()
+        return [*values(model), runs]
 
     assert_as_torch(topology, script)

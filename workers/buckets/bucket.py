@@ -125,21 +125,30 @@ class Bucket:
         self._hold(OwnValues(self.values.new_empty(0)))
         self.stage.give_up_values()
 
-    def _follow_moved(self) -> None:
-        """Takes over the values of parameters that the script has given other memory, `parameter.data = ...`.
+    def _written_elsewhere(self) -> list[int]:
+        """Returns the positions of the parameters that changed because the script gave them other memory.
 
-        They stay there, since other tensors of the script may show the same memory.
+        They stay in that memory, `parameter.data = ...`, since other tensors of the script may show it. Their
+        part of `values` stays too, since the script may have kept it, to put it back.
 
         Raises:
-            ConfigError: A parameter has another shape, dtype or device.
+            ConfigError: A parameter has another shape, dtype or device, or the whole bucket has other memory.
         """
         if [one.data_ptr() for one in self.parameters] == self._addresses:
-            return
+            self._moved.clear()
+            return []
+        changed = []
         pairs = zip(self.spec.tensors, self.parameters, self._value_views, self._addresses, strict=True)
         for position, (tensor, parameter, view, address) in enumerate(pairs):
             if parameter.data_ptr() == address:
                 self._moved.pop(position, None)
                 continue
+            if view.data_ptr() != address:
+                raise ConfigError(
+                    f"parameter {tensor.name} was moved into shared memory after DistributedOptimizer was"
+                    " made, where the hub's answers do not arrive: call model.share_memory() before you make"
+                    " DistributedOptimizer, or share a copy, copy.deepcopy(model).share_memory()"
+                )
             kinds = [(one.shape, one.dtype, one.device) for one in (parameter, view)]
             if kinds[0] != kinds[1]:
                 raise ConfigError(
@@ -150,8 +159,8 @@ class Bucket:
                 self._moved[position] = view.detach().clone()
             # Compared with what it was, since an answer that has landed already shows in the view.
             if not torch.equal(parameter.data, self._moved[position]):
-                view.copy_(parameter.data)
-                self._moved[position].copy_(parameter.data)
+                changed.append(position)
+        return changed
 
     def show_values(self) -> None:
         """Copies an answer to the parameters that the script has given memory of their own."""
@@ -170,14 +179,23 @@ class Bucket:
         """
         if not self._addresses:
             return []
-        self._follow_moved()
-        return self._values.written(self._ends)
+        return sorted({*self._written_elsewhere(), *self._values.written(self._ends)})
+
+    def take_written(self) -> list[int]:
+        """Returns what `written` does, and makes `values` all that the script has made of the parameters."""
+        positions = self.written()
+        for position in self._moved.keys() & positions:
+            current = self.parameters[position].data
+            self._value_views[position].copy_(current)
+            self._moved[position].copy_(current)
+        return positions
 
     def look_for_writes(self) -> Look:
         """Starts to look whether the script has changed parameters; see `ValueMemory.look`."""
         if not self._addresses:
             return nothing
-        self._follow_moved()
+        if self._written_elsewhere():
+            return lambda: True
         return self._values.look()
 
     def forget_writes(self) -> None:

@@ -33,20 +33,23 @@ class GradientMemory:
     """
 
     def __init__(self, flat: Tensor, parameters: Sequence[torch.nn.Parameter]) -> None:
-        # The same memory with a storage of its own, which counts only tensors that the script can reach.
-        # Their versions change only by backward and by the script.
         self._exchanged = flat
-        self._flat = from_dlpack(flat.detach())
         self._parameters = parameters
         ends = list(accumulate(parameter.numel() for parameter in parameters))
         self._parts = [slice(end - one.numel(), end) for end, one in zip(ends, parameters, strict=True)]
-        self.views = [self._view(position) for position in range(len(parameters))]
-        self._addresses = [view.data_ptr() for view in self.views]
-        self._alone = list(map(sys.getrefcount, self.views))
-        self._users = _users(self._flat)
+        self._make_views()
         self._warned = False
         self._strays: dict[int, tuple[Tensor, int]] = {}
         """Gradients that a view cannot replace, sparse or with a graph, as of the version that was copied."""
+
+    def _make_views(self) -> None:
+        # The same memory with a storage of its own, which counts only tensors that the script can reach.
+        # Their versions change only by backward and by the script.
+        self._flat = from_dlpack(self._exchanged.detach())
+        self.views = [self._view(position) for position in range(len(self._parameters))]
+        self._addresses = [view.data_ptr() for view in self.views]
+        self._alone = list(map(sys.getrefcount, self.views))
+        self._users = _users(self._flat)
 
     @property
     def changes(self) -> int:
@@ -74,6 +77,10 @@ class GradientMemory:
         return False
 
     def _take(self, positions: Iterable[int]) -> None:
+        if (
+            self._flat.data_ptr() != self._exchanged.data_ptr()
+        ):  # model.share_memory() moves the whole storage
+            self._make_views()
         moved: list[int] = []
         for position in positions:
             gradient = self._parameters[position].grad

@@ -264,7 +264,7 @@ class DistributedOptimizer(OptimizerWrapper):
             if reducer.overlap.sent:
                 raise ConfigError(
                     "zero_grad() was called after the gradients were pushed during backward: call step()"
-                    f" first; if the script skips steps, pass {reducer.overlap.fix} to DistributedOptimizer"
+                    f" first; to skip steps or repeat a failed backward, set {reducer.overlap.fix}"
                 )
             if reducer.passes.count:
                 reducer.watch.note_dropped()

@@ -62,7 +62,9 @@ class FirstBatch:
         return _Copy, ()
 
     def _note(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not torch.is_grad_enabled() or self._rows != _UNSEEN or torch.compiler.is_compiling():
+        if not torch.is_grad_enabled() or self._rows != _UNSEEN:
+            return
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
             return
         batch = next(_tensors([*args, *kwargs.values()]), None)
         if batch is not None and batch.dim() and not is_functorch_wrapped_tensor(batch):
@@ -79,9 +81,14 @@ class _Copy:
 
 
 def first_batch_of(model: torch.nn.Module | None, communicator: Communicator) -> FirstBatch | None:
-    """Returns what compares the first batches; None if there are no ranks in lockstep to compare with."""
+    """Returns what compares the first batches.
+
+    None if there are no ranks in lockstep to compare with, or the model takes no hooks, as of TorchScript.
+    """
     compares = communicator.size > 1 and communicator.lockstep and not communicator.late
-    return FirstBatch(model, communicator) if model is not None and compares else None
+    if model is None or isinstance(model, torch.jit.ScriptModule) or not compares:
+        return None
+    return FirstBatch(model, communicator)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

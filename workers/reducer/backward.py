@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.autograd import Variable
@@ -56,7 +57,9 @@ class BackwardPasses:
         self._exchange = exchange
         self._overlap = overlap
         self._graph_task = -1
-        self._open = False
+        self._end: Callable[[], object] = _nothing
+        """Weak: autograd has the only reference to what it calls at the end of a pass, and drops it with a
+        pass that fails."""
         self._missing: dict[int, set[int]] = {bucket.spec.index: set() for bucket in buckets}
         self._all = {bucket.spec.index: frozenset(range(len(bucket.parameters))) for bucket in buckets}
         self._left: list[Bucket] = []
@@ -92,7 +95,7 @@ class BackwardPasses:
         """Prepares for the next step."""
         self.count = 0
         self._graph_task = -1
-        self._open = False
+        self._end = _nothing
         self._due.clear()
 
     def _hook(self, bucket: Bucket, position: int) -> Callable[[torch.Tensor], None]:
@@ -129,8 +132,9 @@ class BackwardPasses:
             graph_task = torch._C._current_graph_task_id()
             if graph_task == self._graph_task:  # another device's thread was here first
                 return
-            if self._open:  # a backward inside this one, of checkpoint(..., use_reentrant=True)
+            if self._end() is not None:  # a backward inside this one, of checkpoint(..., use_reentrant=True)
                 return
+            self._due.clear()  # of a pass that failed
             self._begin_exchange(self.count >= self._per_step)
             self.count += 1
             self._check_graphs()
@@ -139,8 +143,9 @@ class BackwardPasses:
             self._left = [bucket for bucket in self._buckets if self._exchange.has_left(bucket)]
             for bucket in self._buckets:
                 self._missing[bucket.spec.index].update(self._all[bucket.spec.index])
-            Variable._execution_engine.queue_callback(self._pass_ended)
-            self._graph_task, self._open = graph_task, True
+            end = partial(self._pass_ended)
+            Variable._execution_engine.queue_callback(end)
+            self._graph_task, self._end = graph_task, weakref.ref(end)
         self.on_begin()
 
     def _check_graphs(self) -> None:
@@ -196,7 +201,7 @@ class BackwardPasses:
                     self._overlap.bucket_ready(bucket)
 
     def _pass_ended(self) -> None:
-        self._open = False
+        self._end = _nothing
         self._release()
         for bucket in self._left:
             self._check_settled(bucket)

@@ -139,12 +139,14 @@ class Exchange:
             return
         self.settle_all()
         for bucket in self._buckets:
-            positions = bucket.written()
+            positions = bucket.take_written()
             if positions:
                 self._communicator.write_parameters(bucket, positions)
 
     def reset(self) -> None:
-        """Prepares for the next step."""
+        """Prepares for the next step. Waits for what a backward sent before it failed; raises as `finish`."""
+        if self._under_way:
+            self._wait_for_all()
         self._ready.clear()
         self._sent = 0
 
@@ -158,12 +160,17 @@ class Exchange:
             HubringError: The exchange failed.
         """
         self.send_rest()
-        under_way, self._under_way = self._under_way, []
-        self._begin_waiting()
-        self._wait(under_way)
+        under_way = self._wait_for_all()
         if self._communicator.steps_on == "worker":
             for bucket, *_ in under_way:
                 bucket.show_means()
+
+    def _wait_for_all(self) -> list[InFlight]:
+        """Waits for all buckets of this step and returns them."""
+        under_way, self._under_way = self._under_way, []
+        self._begin_waiting()
+        self._wait(under_way)
+        return under_way
 
     def free_memory(self) -> None:
         """Makes sure that the next gradients overwrite nothing that the script kept from an earlier step."""

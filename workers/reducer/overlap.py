@@ -125,14 +125,14 @@ class Overlap:
 
     def _settle_backward(self, changes: str) -> None:
         self.backward = not changes
-        self._watch.exact = False
         if changes:
             log.info("gradients are exchanged in step(), not during backward: the script %s", changes)
-        if changes == CHANGED and self._communicator.size > 1:
+        if self._watch.changes() == CHANGED and self._communicator.size > 1:
             log.warning(
                 "each rank changes its own gradient before the hub averages; on a ring or in one process"
                 " the script changes the mean instead: pass --aggregate to change the mean here too"
             )
+        self._watch.exact = False
 
     def _settle_crossing(self, passes: int, habit: str) -> None:
         """Decides and checks `crossing` where workers step."""
