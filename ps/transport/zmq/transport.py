@@ -17,6 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.memory import plain_memory
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
@@ -141,7 +142,12 @@ class ZmqConnection:
         self._bell.clear()
         # Check first: messages from before a loss have arrived.
         lost = self._look_for_loss()
-        messages = [message_of(frames) for lane in self._lanes for frames in receive(lane.dealer)]
+        messages: list[Message] = []
+        try:
+            for lane in self._lanes:
+                messages.extend(map(message_of, receive(lane.dealer)))
+        except DamagedHeader as error:  # which request it answers is unknown
+            lost = str(error)
         self.flush()
         if lost:
             self._lost = lost
