@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable
 
+from hubring.ps.client import silence
 from hubring.ps.client.inflight import Inflight
 from hubring.ps.client.send_window import SendWindow
 from hubring.ps.client.silence import Silence
@@ -80,13 +81,16 @@ class Requests:
             calls = (call for call in self._under_way.values() if call.shard == shard)
             return [call.number for call in calls if call.late(now)]
 
-    def sleep_seconds(self, left: float | None) -> float | None:
+    def sleep_seconds(self, left: float | None) -> float:
         """Returns the seconds to sleep: `left`, or less if a window opens or a shard is silent earlier."""
         with self._lock:
             now = time.monotonic()
             held = [window.patience(now) for window in self._windows if window]
             silent = [seconds for each in self._silences if (seconds := each.left(now)) is not None]
-        return min([*held, *silent] if left is None else [left, *held, *silent], default=None)
+        # Another thread may send meanwhile, and wakes this one only if requests remain.
+        return min(
+            [*held, *silent, silence.SECONDS] if left is None else [left, *held, *silent, silence.SECONDS]
+        )
 
     def fail(self, error: BaseException) -> list[Inflight]:
         """Accepts no more requests. Removes and returns all; the first error counts."""
