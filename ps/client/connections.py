@@ -231,16 +231,20 @@ class Connections:
 
     def _send(self, call: Inflight, into: Tensor | None) -> None:
         call.sent_at = time.monotonic()
-        self._put(call.shard, call.message, None if into is None else bytes_of(into))
-        self._traffic.bytes_sent += call.nbytes
+        if self._put(call.shard, call.message, None if into is None else bytes_of(into)):
+            self._traffic.bytes_sent += call.nbytes
 
-    def _put(self, shard: int, message: Message, into: memoryview | None = None) -> None:
+    def _put(self, shard: int, message: Message, into: memoryview | None = None) -> bool:
+        """Returns whether the message was sent. A request that was not is sent after the reconnect."""
         connection = self._connections.get(shard)
-        if connection is not None:  # else sent again after the reconnect
-            try:
-                connection.send(message, into)
-            except ConnectionLost as lost:
-                self._drop(shard, lost)
+        if connection is None:
+            return False
+        try:
+            connection.send(message, into)
+        except ConnectionLost as lost:
+            self._drop(shard, lost)
+            return False
+        return True
 
     def _probe(self) -> None:
         """Asks each silent shard which late requests it does not have."""
@@ -317,7 +321,8 @@ class Connections:
 
     def _drop(self, shard: int, lost: ConnectionLost) -> None:
         """Closes a broken connection and leaves reconnecting to the background thread."""
-        connection = self._connections.pop(shard)
+        if (connection := self._connections.pop(shard, None)) is None:
+            return  # broke before, while another request was sent
         self._poller.unregister(connection.waitable)
         connection.close()
         self._broken.append((shard, lost))
@@ -332,10 +337,8 @@ class Connections:
             self.connected.complete_part()
             self._send_waiting()
             while not self._closing:
-                attended = self._attending.locked()
-                ready = dict(
-                    self._background_poller.poll(None if attended else self._requests.sleep_seconds(None))
-                )
+                sleep = None if self._attending.locked() else self._requests.sleep_seconds(None)
+                ready = dict(self._background_poller.poll(sleep))
                 if self._reconnect_bell.waitable in ready:
                     self._reconnect_bell.clear()
                 while self._broken:

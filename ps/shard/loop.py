@@ -231,9 +231,9 @@ class ShardLoop:
     def _ask_again(self, listener: Listener, envelope: Envelope) -> None:
         """Counts a message that does not match its checksum, and asks its sender to send it again."""
         message = envelope.message
-        number, rank = wire.origin(message) if message.header else (NO_REQUEST, _NO_SENDER.rank)
+        number, rank = wire.origin(message)
         self.service.damaged += 1
-        whose = f"rank {rank}" if message.header else "a worker"
+        whose = "a worker" if number == NO_REQUEST else f"rank {rank}"
         log.warning("refused a message of %s: %s; it will be sent again", whose, message.damage)
         ticket = Ticket(listener, envelope.reply_to, number, _NO_SENDER, self._now)
         self.send([Delivery(ticket, Refusal(Code.RESEND, message.damage))])

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hubring.protos import data_pb2 as pb
 from hubring.ps.core.messages import (
+    NO_REQUEST,
     Call,
     Code,
     Collective,
@@ -225,9 +226,15 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
 
 
 def origin(message: Message) -> tuple[int, int]:
-    """Returns number and rank of a request whose header is intact. The payload need not be."""
-    header = pb.Header.FromString(message.header)
-    return header.request, header.rank
+    """Returns the number and the sender's rank of a message whose payload is damaged.
+
+    Without a readable header they are NO_REQUEST and 0.
+    """
+    try:
+        header = pb.Header.FromString(message.header)
+    except DecodeError:
+        return NO_REQUEST, 0
+    return (header.request, header.rank) if message.header else (NO_REQUEST, 0)
 
 
 def _hyper(push: pb.Push) -> Hyper:

@@ -114,5 +114,4 @@ def _message(frames: list[zmq.Frame]) -> Message:
     try:
         return message_of(frames)
     except DamagedHeader as error:
-        peer = frames[0].get("Peer-Address") if frames else "an unknown address"
-        return Message(b"", damage=f"{error}; it came from {peer}")
+        return Message(b"", damage=f"{error}; it came from {frames[0].get('Peer-Address')}")

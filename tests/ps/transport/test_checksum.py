@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hubring.ps.core.messages import (
+    NO_REQUEST,
     Call,
     Code,
     Collective,
@@ -33,7 +34,7 @@ from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.shm.packet import Descriptor, Kind, unpack
 from hubring.ps.transport.shm.segment import Region
-from hubring.ps.transport.wire import encode_reply, encode_request
+from hubring.ps.transport.wire import encode_reply, encode_request, origin
 from tests.support.transports.messages import content
 
 SENDER = Sender(3, 2**40)
@@ -170,6 +171,12 @@ def test_a_payload_that_is_missing_or_too_much_does_not_match() -> None:
     assert opened(header, None).damage
     assert opened(header, memoryview(payload + b"\0")).damage
     assert opened(bare, memoryview(b"\0")).damage
+
+
+def test_the_origin_of_a_damaged_message_is_its_number_and_rank_if_its_header_is_readable() -> None:
+    assert origin(MESSAGES[1]) == (2**20, 3)
+    assert origin(Message(b"")) == (NO_REQUEST, 0)
+    assert origin(Message(b"no header")) == (NO_REQUEST, 0)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 9, 19, 20])
