@@ -5,7 +5,8 @@ fields of data.proto: the payload's checksum, and the checksum of all header byt
 the header first, by itself, so that it can trust the number by which it asks for a payload again.
 
 XXH3 misses a change once in 2^64. It reads 63 GB/s from a core's cache and 11 GB/s from memory, without the
-GIL. CRC32C (google-crc32c) reads 28 GB/s from the cache.
+GIL. CRC32C (google-crc32c) reads 28 GB/s from the cache. With checksums, 100 MiB there and back with ZeroMQ
+over loopback took 4 % more CPU time (the fastest of 8 in turns, beside busy cores; 11 % in the median).
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from hubring.ps.transport.zmq.transport import ZmqTransport
 from tests.support.transports.one_shard import SOON, OneShard, begin, push
 from tests.support.transports.relay import BitFlip, Relay
 
+pytestmark = pytest.mark.slow
+
 NUMEL = (1 << 20) // 4 + 1000  # two frames of gRPC
 GRADIENT = 3.7
 PAYLOAD = struct.pack("<f", GRADIENT) * 8

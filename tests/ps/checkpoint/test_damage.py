@@ -54,7 +54,7 @@ def flip_bits(directory: Path, count: int) -> None:
 
 
 def test_no_turned_bit_is_loaded(tmp_path: Path) -> None:
-    flip_bits(tmp_path, 100)
+    flip_bits(tmp_path, 50)
 
 
 @pytest.mark.slow
