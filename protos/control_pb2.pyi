@@ -1342,6 +1342,7 @@ class ShardStats(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     GPU_BYTES_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     bytes_in: _builtins.int
     bytes_out: _builtins.int
@@ -1366,6 +1367,8 @@ class ShardStats(_message.Message):
     """resident memory of the shard's process"""
     gpu_bytes: _builtins.int
     """GPU memory that torch holds in the shard's process"""
+    damaged: _builtins.int
+    """messages that did not match their checksum"""
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     @_builtins.property
@@ -1397,10 +1400,11 @@ class ShardStats(_message.Message):
         keys: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
         gpu_bytes: _builtins.int = ...,
+        damaged: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "damaged", b"damaged", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

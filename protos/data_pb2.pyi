@@ -137,6 +137,8 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     BAD_REQUEST: _Code.ValueType  # 7
     NOT_FINITE: _Code.ValueType  # 8
     """a gradient, or the sum of all, is NaN or infinite"""
+    RESEND: _Code.ValueType  # 9
+    """the payload does not match its checksum; with number 2^64-1: a header does not"""
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper): ...
 
@@ -153,6 +155,8 @@ JOB_FAILED: Code.ValueType  # 6
 BAD_REQUEST: Code.ValueType  # 7
 NOT_FINITE: Code.ValueType  # 8
 """a gradient, or the sum of all, is NaN or infinite"""
+RESEND: Code.ValueType  # 9
+"""the payload does not match its checksum; with number 2^64-1: a header does not"""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 @_typing.final
@@ -201,10 +205,14 @@ class Header(_message.Message):
     WRITE_PARAMETERS_FIELD_NUMBER: _builtins.int
     WRITE_STATE_FIELD_NUMBER: _builtins.int
     READ_STATE_FIELD_NUMBER: _builtins.int
+    PROBE_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    PAYLOAD_CHECKSUM_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """chosen by the client; the reply has the same number"""
     payload_bytes: _builtins.int
@@ -216,6 +224,13 @@ class Header(_message.Message):
     rank: _builtins.int
     """Requests carry the sender; replies do not."""
     incarnation: _builtins.bytes
+    payload_checksum: _builtins.int
+    """XXH3 (64 bits, seed 0). Both fields end the header, in this order. A peer refuses a message that does not match.
+    Shared memory sends neither: it checks its packets.
+    of the whole payload, also of an empty one
+    """
+    checksum: _builtins.int
+    """of all bytes of the header before this field"""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the payload; empty with a payload of one element: 0-d"""
@@ -235,6 +250,8 @@ class Header(_message.Message):
     @_builtins.property
     def read_state(self) -> Global___ReadState: ...
     @_builtins.property
+    def probe(self) -> Global___Probe: ...
+    @_builtins.property
     def values(self) -> Global___Values: ...
     @_builtins.property
     def result(self) -> Global___Result: ...
@@ -242,6 +259,8 @@ class Header(_message.Message):
     def refusal(self) -> Global___Refusal: ...
     @_builtins.property
     def state(self) -> Global___State: ...
+    @_builtins.property
+    def missing(self) -> Global___Missing: ...
     def __init__(
         self,
         *,
@@ -259,16 +278,20 @@ class Header(_message.Message):
         write_parameters: Global___WriteParameters | None = ...,
         write_state: Global___WriteState | None = ...,
         read_state: Global___ReadState | None = ...,
+        probe: Global___Probe | None = ...,
         values: Global___Values | None = ...,
         result: Global___Result | None = ...,
         refusal: Global___Refusal | None = ...,
         state: Global___State | None = ...,
+        missing: Global___Missing | None = ...,
+        payload_checksum: _builtins.int = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribute", b"contribute", "init", b"init", "pull", b"pull", "push", b"push", "read_state", b"read_state", "refusal", b"refusal", "result", b"result", "state", b"state", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribute", b"contribute", "init", b"init", "missing", b"missing", "probe", b"probe", "pull", b"pull", "push", b"push", "read_state", b"read_state", "refusal", b"refusal", "result", b"result", "state", b"state", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "codec", b"codec", "contribute", b"contribute", "dtype", b"dtype", "incarnation", b"incarnation", "init", b"init", "payload_bytes", b"payload_bytes", "pull", b"pull", "push", b"push", "rank", b"rank", "read_state", b"read_state", "refusal", b"refusal", "request", b"request", "result", b"result", "shape", b"shape", "state", b"state", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "checksum", b"checksum", "codec", b"codec", "contribute", b"contribute", "dtype", b"dtype", "incarnation", b"incarnation", "init", b"init", "missing", b"missing", "payload_bytes", b"payload_bytes", "payload_checksum", b"payload_checksum", "probe", b"probe", "pull", b"pull", "push", b"push", "rank", b"rank", "read_state", b"read_state", "refusal", b"refusal", "request", b"request", "result", b"result", "shape", b"shape", "state", b"state", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["init", "push", "pull", "contribute", "write_parameters", "write_state", "read_state", "values", "result", "refusal", "state"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["init", "push", "pull", "contribute", "write_parameters", "write_state", "read_state", "probe", "values", "result", "refusal", "state", "missing"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -498,6 +521,28 @@ class Pull(_message.Message):
 Global___Pull: _TypeAlias = Pull  # noqa: Y015
 
 @_typing.final
+class Probe(_message.Message):
+    """Which of these requests does the shard not have? Answered at once with Missing. Its own number is 2^64-1."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Probe: _TypeAlias = Probe  # noqa: Y015
+
+@_typing.final
 class Layout(_message.Message):
     """A tensor without its elements."""
 
@@ -653,6 +698,28 @@ class State(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___State: _TypeAlias = State  # noqa: Y015
+
+@_typing.final
+class Missing(_message.Message):
+    """The requests of a Probe that the shard has not received, or has answered. Their sender sends them again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Missing: _TypeAlias = Missing  # noqa: Y015
 
 @_typing.final
 class Result(_message.Message):

@@ -1,9 +1,9 @@
 """Checkpoints on disk: one folder each, published atomically.
 
-A writer writes and syncs all files into a hidden folder, the manifest with their
-digests last. Then it renames the folder. A reader accepts a folder only if every
-file matches its size and digest in the manifest. Otherwise it tries the previous
-checkpoint.
+A writer writes and syncs all files into a hidden folder, then the manifest with their
+digests, and last the manifest's own digest, which `sha256sum -c` reads. Then it renames
+the folder. A reader accepts a folder only if the manifest matches its digest, and every
+file its size and digest in the manifest. Otherwise it tries the previous checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from hubring.ps.core.types import BucketSpec, Slice
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+UNSIGNED_FORMAT = 1
+"""The format of checkpoints whose manifest has no digest. They are still read."""
 KEEP = 3
 """How many checkpoints stay on disk. Publishing a checkpoint removes the older ones."""
 
@@ -32,6 +34,7 @@ VERIFIERS = 4
 """How many files are verified at once, so that the disk limits the speed, not the digests."""
 
 _NAME = "manifest.json"
+_DIGEST_NAME = "manifest.sha256"
 _PUBLISHED = re.compile(r"[0-9]{6,}-step-[0-9]+")
 
 
@@ -133,8 +136,10 @@ def publish(folder: Path, manifest: Manifest) -> Path:
 
 
 def _publish(folder: Path, manifest: Manifest) -> Path:
-    (folder / _NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-    sync(folder / _NAME)
+    content = msgspec.json.format(msgspec.json.encode(manifest))
+    for name, data in ((_NAME, content), (_DIGEST_NAME, _digest_line(content))):
+        (folder / name).write_bytes(data)
+        sync(folder / name)
     directory = folder.parent
     existing = _folders(directory)
     number = _number(existing[0]) + 1 if existing else 1
@@ -144,6 +149,10 @@ def _publish(folder: Path, manifest: Manifest) -> Path:
     for old in _folders(directory)[KEEP:]:
         _remove(old)
     return final
+
+
+def _digest_line(content: bytes) -> bytes:
+    return f"{hashlib.sha256(content).hexdigest()}  {_NAME}\n".encode()
 
 
 def _remove(old: Path) -> None:
@@ -194,19 +203,24 @@ def read(folder: Path) -> Manifest:
 
 
 def described(folder: Path) -> Manifest:
-    """Returns a checkpoint's manifest without verifying the files.
+    """Returns a checkpoint's manifest, after it has verified its digest, without verifying the files.
 
     Raises:
-        CheckpointCorrupt: The manifest is missing or truncated, or its format is unknown.
+        CheckpointCorrupt: The manifest is missing, truncated or changed, or its format is unknown.
     """
+    path, signature = folder / _NAME, folder / _DIGEST_NAME
+    signed = signature.exists()
     try:
-        manifest = msgspec.json.decode((folder / _NAME).read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointCorrupt(f"cannot read {folder / _NAME}: {error}") from error
-    if manifest.format != FORMAT:
-        raise CheckpointCorrupt(
-            f"{folder} has format {manifest.format}; this version of Hubring reads format {FORMAT}"
-        )
+        content = path.read_bytes()
+        if signed and signature.read_bytes() != _digest_line(content):
+            raise CheckpointCorrupt(f"{path} does not match {_DIGEST_NAME}; a file was changed or damaged")
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointCorrupt(f"cannot read {path}: {error}") from error
+    expected = FORMAT if signed else UNSIGNED_FORMAT
+    if manifest.format != expected:
+        what = "" if signed else f" without {_DIGEST_NAME}"
+        raise CheckpointCorrupt(f"{folder} has format {manifest.format}{what}; expected format {expected}")
     return manifest
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from hubring.ps.client.connections import Connections, Inflight
+from hubring.ps.client.connections import Connections
+from hubring.ps.client.inflight import Inflight
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
 from hubring.ps.core.messages import (
@@ -82,7 +83,7 @@ class KVClient:
         self._clocks: dict[int, int] = {}
         self._numbers = itertools.count()
         self._writes = itertools.count()
-        self._connections = Connections(shards, dial, self.traffic, bounded=bounded)
+        self._connections = Connections(sender, shards, dial, self.traffic, bounded=bounded)
 
     @property
     def completed(self) -> int:

@@ -4,7 +4,8 @@ Passing a message between threads costs two more wake-ups, half the time of a sm
 push. So the thread that makes a request also sends it, and the thread that waits for a
 reply reads the connections itself (`attend`). While no thread waits, as during backward,
 a background thread reads them. Only the background thread connects and reconnects.
-The shards ignore repeated pushes, so it is safe to send requests again.
+The shards ignore repeated pushes, so it is safe to send requests again: all on a new connection, and on a
+living one those that were damaged or lost (`hubring.ps.client.shard_silence`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import select
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from hubring.ps.client.batch import Batch, Batches
-from hubring.ps.client.send_window import SendWindow
+from hubring.ps.client.inflight import Inflight
+from hubring.ps.client.requests import Requests
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConnectionLost, HubringError, ServerUnreachable
-from hubring.ps.core.messages import Reply
+from hubring.ps.core.messages import NO_REQUEST, Code, Missing, Probe, Refusal
+from hubring.ps.core.types import Sender
 from hubring.ps.core.work import Work
 from hubring.ps.transport import wire
 from hubring.ps.transport.bell import Bell
@@ -45,58 +47,35 @@ limit, so that the error that names the cause arrives before this one.
 """
 MAX_LOSSES = 10
 """Losses of one connection within `REDIAL_SECONDS` after which reconnecting stops."""
+MAX_DAMAGED = 10
+"""Times that one request or its reply may be damaged before its work fails."""
 _REDIAL_PAUSE = 0.1
+MAX_PROBED = 1000
+"""Requests in one probe, so that it fits a header."""
 _LONGEST_POLL = 3600.0
 """Seconds. epoll's own limit is 24 days; a deadline may be later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inflight:
-    """A request and what is needed to send it again and to settle its reply.
-
-    Attributes:
-        number: Identifies the request and its reply.
-        shard: The shard that receives it.
-        message: The encoded request.
-        into: Where the reply's payload should land.
-        settle: Applies the reply. An exception fails `work`.
-        work: The work that this request is one part of.
-    """
-
-    number: int
-    shard: int
-    message: Message
-    into: Tensor | None
-    settle: Callable[[Reply], None]
-    work: Work
-
-    @property
-    def nbytes(self) -> int:
-        """Payload bytes that the request sends."""
-        return 0 if self.message.payload is None else self.message.payload.nbytes
 
 
 class Connections:
     """The connections to a set of shards and the requests on them.
 
     Args:
+        sender: The client's rank and incarnation.
         shards: Number of shards.
         dial: Connects to a shard. Called in the background thread, and again after a loss.
         traffic: Counts the payload bytes.
         bounded: Whether `hubring.ps.client.send_window` limits the unanswered bytes of each shard.
     """
 
-    def __init__(self, shards: int, dial: Dial, traffic: Traffic, *, bounded: bool = True) -> None:
+    def __init__(
+        self, sender: Sender, shards: int, dial: Dial, traffic: Traffic, *, bounded: bool = True
+    ) -> None:
         self.connected = Work("connecting to the shards")
+        self._sender = sender
         self._shards = shards
         self._dial = dial
         self._traffic = traffic
-        self._lock = threading.Lock()
-        """Guards `_windows`, `_under_way` and `_failure`."""
-        self._windows = [SendWindow[Inflight](bounded=bounded) for _ in range(shards)]
-        """Requests that have not been sent, by shard."""
-        self._under_way: dict[int, Inflight] = {}
-        self._failure: BaseException | None = None
+        self._requests = Requests(shards, bounded=bounded)
         self._batches: Batches = set()
         """Open batches; requests wait until all of them close."""
         self._io_lock = threading.Lock()
@@ -123,10 +102,7 @@ class Connections:
 
     def submit(self, call: Inflight) -> None:
         """Sends a request. The connections own its memory until its work completes."""
-        with self._lock:
-            failure = self._failure
-            if failure is None:
-                self._windows[call.shard].put(call, call.message.priority, call.nbytes)
+        failure = self._requests.put(call)
         if failure is not None:
             call.work.fail(failure)
         else:
@@ -149,17 +125,12 @@ class Connections:
                 self._read_for(work, None if timeout is None else time.monotonic() + timeout)
         finally:
             self._attending.release()
-            if any(self._windows):
+            if self._requests.waiting:
                 self._bell.ring()  # the background thread sends the rest
 
     def fail(self, error: BaseException) -> None:
         """Fails all pending and future requests."""
-        with self._lock:
-            if self._failure is None:
-                self._failure = error
-            waiting = (call for window in self._windows for call in window.clear())
-            calls = [*self._under_way.values(), *waiting]
-            self._under_way.clear()
+        calls = self._requests.fail(error)
         with contextlib.ExitStack() as stack:  # fail every request even if a callback raises
             stack.callback(self._bell.ring)
             for call in calls:
@@ -203,7 +174,7 @@ class Connections:
             except BaseException as interruption:
                 self._abort(interruption)
                 raise
-        if any(self._windows):
+        if self._requests.waiting:
             self._bell.ring()  # the reading thread must recompute how long it may sleep
 
     def _read_for(self, work: Work, end: float | None) -> None:
@@ -213,7 +184,7 @@ class Connections:
                 left = None if end is None else min(end - time.monotonic(), _LONGEST_POLL)
                 if left is not None and left <= 0:
                     return
-                left = self._sleep_seconds(left)
+                left = self._requests.sleep_seconds(left)
                 ready = self._spin_wait.wait(left)  # an exception from a signal handler loses nothing here
                 try:
                     self._process(ready)
@@ -237,6 +208,7 @@ class Connections:
                 if connection.waitable in ready:
                     self._receive(shard, connection)
             self._send_all()
+            self._probe()
 
     def _send_all(self) -> None:
         """Sends waiting requests, then flushes each shard once.
@@ -244,41 +216,44 @@ class Connections:
         A flush wakes the shard, which may take this thread's core.
         """
         addressed = []
-        for shard, window in enumerate(self._windows):
-            call = self._next_call(window)
+        for shard in range(self._shards):
+            call = self._next_call(shard)
             if call is not None:
                 addressed.append(shard)
             while call is not None:
-                self._send(call)
-                call = self._next_call(window)
+                self._send(call, call.into)
+                call = self._next_call(shard)
         for shard in addressed:
             self._flush(shard)
 
-    def _next_call(self, window: SendWindow[Inflight]) -> Inflight | None:
-        with self._lock:
-            call = None if self._batching else window.take(time.monotonic())
-            if call is not None:
-                self._under_way[call.number] = call
-            return call
+    def _next_call(self, shard: int) -> Inflight | None:
+        return None if self._batching else self._requests.next(shard)
 
-    def _sleep_seconds(self, left: float | None) -> float | None:
-        """Returns the seconds to sleep: `left`, or less if a send window opens earlier."""
-        with self._lock:
-            now = time.monotonic()
-            held = [window.patience(now) for window in self._windows if window]
-        return min(held if left is None else [left, *held], default=None)
+    def _send(self, call: Inflight, into: Tensor | None) -> None:
+        call.sent_at = time.monotonic()
+        if self._put(call.shard, call.message, None if into is None else bytes_of(into)):
+            self._traffic.bytes_sent += call.nbytes
 
-    def _send(self, call: Inflight) -> None:
-        connection = self._connections.get(call.shard)
+    def _put(self, shard: int, message: Message, into: memoryview | None = None) -> bool:
+        """Returns whether the message was sent. A request that was not is sent after the reconnect."""
+        connection = self._connections.get(shard)
         if connection is None:
-            return  # sent again after the reconnect
+            return False
         try:
-            connection.send(call.message, None if call.into is None else bytes_of(call.into))
+            connection.send(message, into)
         except ConnectionLost as lost:
-            self._drop(call.shard, lost)
-        else:
-            if call.message.payload is not None:
-                self._traffic.bytes_sent += call.message.payload.nbytes
+            self._drop(shard, lost)
+            return False
+        return True
+
+    def _probe(self) -> None:
+        """Asks each silent shard which late requests it does not have."""
+        for shard in range(self._shards):
+            late = self._requests.late(shard)
+            if late:
+                probe = Probe(self._sender, tuple(late[:MAX_PROBED]))
+                self._put(shard, wire.encode_request(probe, NO_REQUEST))
+                self._flush(shard)
 
     def _flush(self, shard: int) -> None:
         connection = self._connections.get(shard)
@@ -291,16 +266,25 @@ class Connections:
     def _receive(self, shard: int, connection: Connection) -> None:
         try:
             for message in connection.receive():
-                self._answer(message)
+                self._answer(shard, message)
         except ConnectionLost as lost:
             self._drop(shard, lost)
 
-    def _answer(self, message: Message) -> None:
+    def _answer(self, shard: int, message: Message) -> None:
+        if message.damage:
+            number, _ = wire.origin(message)
+            self._send_damaged_again(number, f"its reply: {message.damage}")
+            return
         number, reply = wire.decode_reply(message)
-        with self._lock:
-            call = self._under_way.pop(number, None)
-            if call is not None:
-                self._windows[call.shard].answered(call.nbytes, time.monotonic())
+        if isinstance(reply, Missing):
+            self._send_again(shard, reply.requests, "lost requests or replies")
+            return
+        if isinstance(reply, Refusal) and reply.code is Code.RESEND:
+            if number == NO_REQUEST:
+                raise ConnectionLost(f"the shard received {reply.text}")
+            self._send_damaged_again(number, f"the shard received {reply.text}")
+            return
+        call = self._requests.take(number)
         if call is None:
             return  # the second reply to a request that was sent twice
         if message.payload is not None:
@@ -312,9 +296,33 @@ class Connections:
         else:
             call.work.complete_part()
 
+    def _send_damaged_again(self, number: int, why: str) -> None:
+        """Sends a request again that was damaged, or whose reply was, at most MAX_DAMAGED times."""
+        for call in self._requests.under_way([number]):
+            call.damaged += 1
+            if call.damaged < MAX_DAMAGED:
+                self._send_again(call.shard, [number], why)
+            elif self._requests.take(number) is not None:
+                text = f"shard {call.shard}: a request was damaged {MAX_DAMAGED} times; the last time {why}."
+                hint = " Check the network between the hosts, for example the offloads of a network card"
+                call.work.fail(ConnectionLost(text + hint))
+
+    def _send_again(self, shard: int, numbers: Iterable[int], why: str) -> None:
+        """Sends unanswered requests again, on the same connection.
+
+        Their replies do not land: the first reply to a request may be landing, or may have landed.
+        """
+        calls = self._requests.under_way(numbers)
+        if calls:
+            log.warning("shard %d: %s; sending %d requests again", shard, why, len(calls))
+            for call in calls:
+                self._send(call, None)
+            self._flush(shard)
+
     def _drop(self, shard: int, lost: ConnectionLost) -> None:
         """Closes a broken connection and leaves reconnecting to the background thread."""
-        connection = self._connections.pop(shard)
+        if (connection := self._connections.pop(shard, None)) is None:
+            return  # broke before, while another request was sent
         self._poller.unregister(connection.waitable)
         connection.close()
         self._broken.append((shard, lost))
@@ -329,8 +337,8 @@ class Connections:
             self.connected.complete_part()
             self._send_waiting()
             while not self._closing:
-                attended = self._attending.locked()
-                ready = dict(self._background_poller.poll(None if attended else self._sleep_seconds(None)))
+                sleep = None if self._attending.locked() else self._requests.sleep_seconds(None)
+                ready = dict(self._background_poller.poll(sleep))
                 if self._reconnect_bell.waitable in ready:
                     self._reconnect_bell.clear()
                 while self._broken:
@@ -355,10 +363,9 @@ class Connections:
         with self._io_lock:
             self._connections[shard] = connection
             self._poller.register(connection.waitable, select.EPOLLIN)
-            with self._lock:
-                unanswered = [call for _, call in sorted(self._under_way.items()) if call.shard == shard]
+            unanswered = self._requests.unanswered(shard)
             for call in unanswered:
-                self._send(call)
+                self._send(call, call.into)
             if unanswered:
                 self._flush(shard)
 
@@ -368,7 +375,7 @@ class Connections:
         log.warning("shard %d: %s; reconnecting", shard, lost)
         deadline = time.monotonic() + REDIAL_SECONDS
         while not self._closing:
-            if self._failure is not None:
+            if self._requests.failure is not None:
                 raise lost
             try:
                 self._connect(shard)

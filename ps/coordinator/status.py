@@ -81,6 +81,7 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
         "pushes": stats.pushes,
         "duplicates": stats.duplicates,
         "dropped": stats.dropped,
+        "damaged": stats.damaged,
         "bytes_in": stats.bytes_in,
         "bytes_out": stats.bytes_out,
         "keys": stats.keys,

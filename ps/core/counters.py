@@ -31,21 +31,23 @@ class Traffic:
 
 @dataclass(slots=True)
 class Service:
-    """Time that one shard spent on requests since its job began, in nanoseconds.
+    """How one shard served requests since its job began; times are in nanoseconds.
 
     Attributes:
         queued: Time that requests waited for other requests received with them.
         handled: Time spent on reading requests, updating and answering.
         held: By rank, time that the mode held answers back.
+        damaged: Number of messages that did not match their checksum.
     """
 
     queued: int = 0
     handled: int = 0
     held: Counter[int] = field(default_factory=Counter)
+    damaged: int = 0
 
     def clear(self) -> None:
         """Resets the counters."""
-        self.queued = self.handled = 0
+        self.queued = self.handled = self.damaged = 0
         self.held.clear()
 
 

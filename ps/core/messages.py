@@ -61,6 +61,11 @@ class Code(enum.IntEnum):
     JOB_FAILED = 6
     BAD_REQUEST = 7
     NOT_FINITE = 8
+    RESEND = 9
+
+
+NO_REQUEST = 2**64 - 1
+"""The number of probes, and of the reply to a request whose number is unreadable."""
 
 
 @dataclass(slots=True)
@@ -157,6 +162,14 @@ class ReadState:
     key: int
 
 
+@dataclass(slots=True)
+class Probe:
+    """Asks which of these requests, by number, the shard does not have. Answered at once with `Missing`."""
+
+    sender: Sender
+    requests: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One rank's call of a collective. The shard matches the ranks' calls by `name`.
@@ -235,6 +248,13 @@ class Result:
 
 
 @dataclass(slots=True)
+class Missing:
+    """The requests of a `Probe` that wait for no reply: lost, or answered with a reply that may be lost."""
+
+    requests: tuple[int, ...]
+
+
+@dataclass(slots=True)
 class Refusal:
     """The request cannot be served. `text` names the value, the allowed values and the fix."""
 
@@ -244,7 +264,7 @@ class Refusal:
 
 Write = WriteParameters | WriteState
 Request = Init | Push | Pull | Contribute | Write | ReadState
-Reply = Values | State | Result | Refusal
+Reply = Values | State | Result | Refusal | Missing
 
 
 class Delivery(NamedTuple):

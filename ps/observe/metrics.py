@@ -245,6 +245,8 @@ METRICS = (
            "Pushes that the shard had already received. They are not counted again."),
     Metric("ps_shard_dropped_total", "counter", ("shard",), "pushes", _shards("dropped"),
            "Pushes that were too late for their round (`--mode backup`)."),
+    Metric("ps_shard_damaged_total", "counter", ("shard",), "messages", _shards("damaged"),
+           "Messages that did not match their checksum. They were sent again."),
     Metric("ps_shard_received_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_in"),
            "Payload that workers sent to the shard, without headers."),
     Metric("ps_shard_sent_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_out"),

@@ -154,6 +154,7 @@ class ShardControl(ShardControlServicer):
             queued_ns=loop.service.queued,
             handled_ns=loop.service.handled,
             held_ns=loop.service.held,
+            damaged=loop.service.damaged,
             **usage()._asdict(),
         )
 

@@ -21,9 +21,18 @@ from typing import TypeVar
 
 from hubring.ps.core.counters import Service, Traffic
 from hubring.ps.core.errors import HubringError
-from hubring.ps.core.messages import Code, Contribute, Delivery, Refusal, Request
+from hubring.ps.core.messages import (
+    NO_REQUEST,
+    Code,
+    Contribute,
+    Delivery,
+    Missing,
+    Probe,
+    Refusal,
+    Request,
+)
 from hubring.ps.core.trace import Trace
-from hubring.ps.core.types import BucketSpec, Slice
+from hubring.ps.core.types import BucketSpec, Sender, Slice
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.store import KVStore
@@ -36,6 +45,9 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+_NO_SENDER = Sender(-1, 0)
+"""The sender of a message that cannot be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -45,14 +57,14 @@ class Ticket:
         listener: The listener that received the request.
         reply_to: The listener's return path to the sender.
         request: The sender's number of the request.
-        rank: The sender's rank.
+        sender: The sender.
         since: When the loop began to handle the request, by `time.monotonic_ns`.
     """
 
     listener: Listener
     reply_to: ReturnPath
     request: int
-    rank: int
+    sender: Sender
     since: int
 
     def __hash__(self) -> int:
@@ -85,6 +97,8 @@ class ShardLoop:
         """When the current request or command began, by `time.monotonic_ns`."""
         self.after_turn: Callable[[], None] | None = None
         """Called in the loop after each turn, so that a waiting save can check its snapshot."""
+        self._unanswered: set[tuple[Sender, int]] = set()
+        """The requests that wait for their reply, by sender and number."""
         self._listeners = listeners
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -148,6 +162,7 @@ class ShardLoop:
     def reset(self) -> None:
         """Discards the job's state; in the loop's thread."""
         self.store = self._make_store()
+        self._unanswered.clear()
         self.traffic.clear()
         self.service.clear()
 
@@ -162,7 +177,8 @@ class ShardLoop:
         for ticket, reply in deliveries:
             assert isinstance(ticket, Ticket)
             if ticket.since < self._now:
-                self.service.held[ticket.rank] += self._now - ticket.since
+                self.service.held[ticket.sender.rank] += self._now - ticket.since
+            self._unanswered.discard((ticket.sender, ticket.request))
             message = wire.encode_reply(reply, ticket.request)
             if message.payload is not None:
                 self.traffic.bytes_sent += message.payload.nbytes
@@ -185,8 +201,11 @@ class ShardLoop:
             self._trace.span("serves", _title(request), began, ended)
 
     def _answer(self, listener: Listener, envelope: Envelope) -> Request | None:
-        """Handles one message and sends the replies; returns the request, or None if it is malformed."""
+        """Handles one message and sends the replies; returns the request if it is the store's."""
         message = envelope.message
+        if message.damage:
+            self._ask_again(listener, envelope)
+            return None
         if message.payload is not None:
             self.traffic.bytes_received += message.payload.nbytes
         try:
@@ -194,16 +213,34 @@ class ShardLoop:
         except wire.MalformedMessage as error:
             log.warning("refused a message: %s", error)
             if error.request is not None:  # without a request number there is nothing to answer
-                unknown = Ticket(listener, envelope.reply_to, error.request, -1, self._now)
+                unknown = Ticket(listener, envelope.reply_to, error.request, _NO_SENDER, self._now)
                 self.send([Delivery(unknown, _bad(error))])
             return None
-        ticket = Ticket(listener, envelope.reply_to, number, request.sender.rank, self._now)
+        ticket = Ticket(listener, envelope.reply_to, number, request.sender, self._now)
+        if isinstance(request, Probe):
+            self.send([Delivery(ticket, self._missing(request))])
+            return None
+        self._unanswered.add((request.sender, number))
         try:
             deliveries = self.store.handle(request, ticket)
         except HubringError as error:
             deliveries = [Delivery(ticket, _bad(error))]
         self.send(deliveries)
         return request
+
+    def _ask_again(self, listener: Listener, envelope: Envelope) -> None:
+        """Counts a message that does not match its checksum, and asks its sender to send it again."""
+        message = envelope.message
+        number, rank = wire.origin(message)
+        self.service.damaged += 1
+        whose = "a worker" if number == NO_REQUEST else f"rank {rank}"
+        log.warning("refused a message of %s: %s; it will be sent again", whose, message.damage)
+        ticket = Ticket(listener, envelope.reply_to, number, _NO_SENDER, self._now)
+        self.send([Delivery(ticket, Refusal(Code.RESEND, message.damage))])
+
+    def _missing(self, probe: Probe) -> Missing:
+        """Returns which requests wait for no reply: they never came, or are answered."""
+        return Missing(tuple(n for n in probe.requests if (probe.sender, n) not in self._unanswered))
 
 
 def _title(request: Request) -> str:

@@ -37,6 +37,8 @@ class Message:
     """Whether the payload is already in the requester's memory, so that no copy is needed."""
     priority: int = 0
     """The highest priority leaves first; among equals, the earliest message."""
+    damage: str = ""
+    """What does not match its checksum, as a clause; empty if all does. A damaged header is left out."""
 
 
 @dataclass(slots=True)

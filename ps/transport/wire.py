@@ -22,11 +22,14 @@ from torch import Tensor
 
 from hubring.protos import data_pb2 as pb
 from hubring.ps.core.messages import (
+    NO_REQUEST,
     Call,
     Code,
     Collective,
     Contribute,
     Init,
+    Missing,
+    Probe,
     Pull,
     Push,
     ReadState,
@@ -66,10 +69,13 @@ from hubring.ps.transport.payload import (
 MAX_TEXT = 4096
 """Characters of a refusal's text that are sent. A header's size is limited."""
 
+LAST = -1
+"""The priority of a probe and its reply: they must not overtake what they are about."""
+
 _Word = TypeVar("_Word", bound=IntEnum)
 
 
-def encode_request(request: Request, number: int) -> Message:
+def encode_request(request: Request | Probe, number: int) -> Message:
     """Encodes a request. Its tensor belongs to the message until the reply arrives.
 
     Raises:
@@ -108,6 +114,10 @@ def encode_request(request: Request, number: int) -> Message:
         case ReadState():
             header.read_state.key = request.key
             return pack(header, None)
+        case Probe():
+            header.probe.SetInParent()
+            header.probe.requests.extend(request.requests)
+            return pack(header, None, priority=LAST)
         case Contribute():
             _write_call(header.contribute, request.call)
             header.contribute.sequence, header.contribute.settled = request.sequence, request.settled
@@ -134,13 +144,17 @@ def encode_reply(reply: Reply, number: int) -> Message:
             header.state.key, header.state.version = reply.key, reply.version
             _write_state(header.state.state, reply.state)
             return pack_bundle(header, tuple(reply.state.tensors.values()))
+        case Missing():
+            header.missing.SetInParent()
+            header.missing.requests.extend(reply.requests)
+            return pack(header, None, priority=LAST)
         case Refusal():
             header.refusal.code = reply.code.value  # type: ignore[assignment]
             header.refusal.text = reply.text[:MAX_TEXT]
             return pack(header, None)
 
 
-def decode_request(message: Message) -> tuple[int, Request]:
+def decode_request(message: Message) -> tuple[int, Request | Probe]:
     """Returns a request's number and the request. Its tensor shares the payload's memory.
 
     Raises:
@@ -179,6 +193,8 @@ def decode_request(message: Message) -> tuple[int, Request]:
         return header.request, WriteParameters(sender, proto.key, proto.clock, proto.sequence, values)
     if body == "read_state":
         return header.request, ReadState(sender, header.read_state.key)
+    if body == "probe":
+        return header.request, Probe(sender, tuple(header.probe.requests))
     raise MalformedMessage(f"unexpected body of a request: {body or 'none'}", header.request)
 
 
@@ -208,9 +224,23 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
             proto.drain,
             absent=tuple(proto.absent),
         )
+    if body == "missing":
+        return header.request, Missing(tuple(header.missing.requests))
     if body == "refusal":
         return header.request, Refusal(_enum(header, Code, header.refusal.code), header.refusal.text)
     raise MalformedMessage(f"unexpected body of a reply: {body or 'none'}", header.request)
+
+
+def origin(message: Message) -> tuple[int, int]:
+    """Returns the number and the sender's rank of a message whose payload is damaged.
+
+    Without a readable header they are NO_REQUEST and 0.
+    """
+    try:
+        header = pb.Header.FromString(message.header)
+    except DecodeError:
+        return NO_REQUEST, 0
+    return (header.request, header.rank) if message.header else (NO_REQUEST, 0)
 
 
 def _hyper(push: pb.Push) -> Hyper:

@@ -22,7 +22,16 @@ from hubring.ps.transport.grpc import transport as grpc_client
 from hubring.ps.transport.grpc.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.grpc.listener import GREETING
 from hubring.ps.transport.grpc.transport import GrpcTransport
-from tests.support.transports.messages import PATIENCE, ask, content, noise, number_of, replies, request
+from tests.support.transports.messages import (
+    PATIENCE,
+    ask,
+    content,
+    noise,
+    number_of,
+    replies,
+    request,
+    summed,
+)
 from tests.support.transports.serving import Serving
 
 
@@ -30,9 +39,10 @@ def test_grpc_serves_a_client_generated_from_the_proto() -> None:
     with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address) as channel:
         payload = bytes(noise(CHUNK_BYTES + 10))
         header = pb.Header(request=7, payload_bytes=len(payload), pull=pb.Pull(key=3))
+        header = summed(header, payload)
         frames = [pb.Frame(header=header, payload=payload[:100]), pb.Frame(payload=payload[100:])]
         came = list(DataStub(channel).Exchange(iter(frames), timeout=PATIENCE))
-        assert came[0].header == header
+        assert came[0].header == header  # with the same checksums
         assert b"".join(frame.payload for frame in came) == payload
 
 
@@ -40,9 +50,16 @@ def test_grpc_serves_a_client_generated_from_the_proto() -> None:
     "frames",
     [
         pytest.param([pb.Frame(payload=b"x")], id="no header"),
-        pytest.param([pb.Frame(header=pb.Header(payload_bytes=1), payload=b"xx")], id="too much payload"),
-        pytest.param([pb.Frame(header=pb.Header(payload_bytes=2**62))], id="a size beyond all bounds"),
-        pytest.param([pb.Frame(header=pb.Header(payload_bytes=9), payload=b"x")] * 2, id="two at once"),
+        pytest.param(
+            [pb.Frame(header=summed(pb.Header(payload_bytes=1)), payload=b"xx")], id="too much payload"
+        ),
+        pytest.param(
+            [pb.Frame(header=summed(pb.Header(payload_bytes=2**62)))], id="a size beyond all bounds"
+        ),
+        pytest.param([pb.Frame(header=pb.Header(request=1))], id="no checksum"),
+        pytest.param(
+            [pb.Frame(header=summed(pb.Header(payload_bytes=9)), payload=b"x")] * 2, id="two at once"
+        ),
     ],
 )
 def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames: list[pb.Frame]) -> None:
@@ -71,7 +88,7 @@ class PlainServicer(DataServicer):
             payload += frame.payload
             if len(payload) == header.payload_bytes:
                 half = len(payload) // 2
-                yield pb.Frame(header=header, payload=payload[: half - 1 : -1])
+                yield pb.Frame(header=summed(header, payload[::-1]), payload=payload[: half - 1 : -1])
                 yield pb.Frame(payload=payload[:half][::-1])
 
     @classmethod
@@ -146,7 +163,7 @@ def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(
         listener.send(envelope.reply_to, request(number, payload), stable=True)
 
     with Serving(GrpcTransport(), answer) as server, grpc.insecure_channel(server.address) as channel:
-        frames = [pb.Frame(header=pb.Header(request=number)) for number in range(count)]
+        frames = [pb.Frame(header=summed(pb.Header(request=number))) for number in range(count)]
         came = DataStub(channel).Exchange(iter(frames), timeout=PATIENCE)
         assert paused.wait(PATIENCE)
         assert len(answered) < count
@@ -179,7 +196,7 @@ def test_grpc_reads_no_more_replies_than_fit_until_its_owner_takes_them(
 def test_frames_are_what_protobuf_makes_of_them() -> None:
     message = request(300, noise(2 * CHUNK_BYTES + 1))
     first, second, third = (pb.Frame.FromString(frame) for frame in to_frames(message))
-    assert first.header.SerializeToString() == message.header
+    assert first.header == summed(pb.Header.FromString(message.header), content(message))
     assert first.payload + second.payload + third.payload == content(message)
     assert not second.HasField("header")
     assert first.SerializeToString() == next(to_frames(message))

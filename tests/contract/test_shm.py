@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from hubring.ps.transport.shm.packet import VERSION
 from hubring.ps.transport.shm.segment import enclose
@@ -16,10 +17,16 @@ from hubring.ps.transport.shm.transport import ShmTransport
 from tests.support.transports.messages import PATIENCE, ask, content, noise, request
 from tests.support.transports.serving import Serving
 
-LAYOUT = struct.Struct("<IBB6xQQQQQQQ")
-LENGTH = LAYOUT.size - 4
+LAYOUT = struct.Struct("<BB6xQQQQQQQ")
 NOWHERE = (0, 0, 0)
 REQUEST, SEGMENT = 3, 1
+
+
+def train(*fields: int) -> bytes:
+    """A packet of these fields, as it is sent."""
+    packet = LAYOUT.pack(*fields)
+    packet += struct.pack("<Q", xxh3_64_intdigest(packet))
+    return struct.pack("<I", len(packet)) + packet
 
 
 @contextlib.contextmanager
@@ -35,10 +42,10 @@ def stranger(address: str) -> Iterator[socket.socket]:
     "packet",
     [
         pytest.param(b"?", id="shorter than a descriptor"),
-        pytest.param(LAYOUT.pack(LENGTH, 1, REQUEST, 0, *NOWHERE, *NOWHERE), id="another version"),
-        pytest.param(LAYOUT.pack(LENGTH, VERSION, 99, 0, *NOWHERE, *NOWHERE), id="an unknown kind"),
-        pytest.param(LAYOUT.pack(LENGTH, VERSION, REQUEST, 0, 1, 0, 8, *NOWHERE), id="no segment"),
-        pytest.param(LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE), id="no descriptor"),
+        pytest.param(train(1, REQUEST, 0, *NOWHERE, *NOWHERE), id="another version"),
+        pytest.param(train(VERSION, 99, 0, *NOWHERE, *NOWHERE), id="an unknown kind"),
+        pytest.param(train(VERSION, REQUEST, 0, 1, 0, 8, *NOWHERE), id="no segment"),
+        pytest.param(train(VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE), id="no descriptor"),
         pytest.param(bytes(60_000), id="a packet beyond all bounds"),
     ],
 )
@@ -57,9 +64,9 @@ def test_shm_refuses_places_beyond_the_segment(place: str, offset: int, length: 
     places = (1, offset, length, *NOWHERE) if place == "payload" else (*NOWHERE, 1, offset, length)
     with Serving(ShmTransport()) as server, stranger(server.address) as line:
         descriptor = enclose(noise(4096))
-        socket.send_fds(line, [LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        socket.send_fds(line, [train(VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
         os.close(descriptor)
-        line.send(LAYOUT.pack(LENGTH, VERSION, REQUEST, 0, *places))
+        line.send(train(VERSION, REQUEST, 0, *places))
         assert line.recv(1) == b""
 
 
@@ -67,7 +74,7 @@ def test_shm_refuses_a_segment_that_could_shrink() -> None:
     with Serving(ShmTransport()) as server, stranger(server.address) as line:
         descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, 4096)
-        socket.send_fds(line, [LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        socket.send_fds(line, [train(VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
         os.close(descriptor)
         assert line.recv(1) == b""
 

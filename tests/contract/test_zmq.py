@@ -12,6 +12,7 @@ import zmq
 
 from hubring.ps.transport import registry
 from hubring.ps.transport.base import Envelope, Listener
+from hubring.ps.transport.checksum import sealed
 from hubring.ps.transport.zmq import socket as zmq_socket
 from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.transport import ZmqTransport
@@ -125,15 +126,27 @@ def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_
             assert [number_of(reply) for reply in replies(line, 1)] == [number]
 
 
-def test_zmq_ignores_messages_of_the_wrong_form() -> None:
-    transport = ZmqTransport()
-    with Serving(transport) as server, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+def test_zmq_passes_on_messages_of_the_wrong_form_as_damaged() -> None:
+    damage: list[str] = []
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        damage.append(envelope.message.damage)
+        listener.send(envelope.reply_to, request(7), stable=True)
+
+    with (
+        Serving(ZmqTransport(), answer) as server,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as dealer,
+    ):
         dealer.linger = 0
         dealer.connect(server.address)
-        dealer.send_multipart([b"a", b"b", b"c", b"d"])
-        dealer.send_multipart([b"header", b"payload"])
-        assert dealer.poll(int(1000 * PATIENCE))
-        assert dealer.recv_multipart() == [b"header", b"payload"]
+        for parts in ([b"a", b"b", b"c", b"d"], [b"header", b"payload"], [sealed(request(7)), b"payload"]):
+            dealer.send_multipart(parts)
+            assert dealer.poll(int(1000 * PATIENCE))
+            assert dealer.recv_multipart() == [sealed(request(7))]
+    assert "a message has 4 parts" in damage[0]
+    assert "a header of 6 bytes does not match its checksum; it came from 127.0.0.1" in damage[1]
+    assert "a payload of 7 bytes does not match its checksum" in damage[2]
 
 
 def hold(listening: threading.Event, answer: Answer) -> Answer:

@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError
 
 from hubring.protos import data_pb2 as pb
 from hubring.ps.transport.base import MAX_PAYLOAD, Message
-from hubring.ps.transport.memory import copy
+from hubring.ps.transport.checksum import opened, sealed, verify_header
+from hubring.ps.transport.memory import copy, land
 
 CHUNK_BYTES = 1 << 20
 """Maximum payload bytes of one frame."""
@@ -30,7 +31,8 @@ class MalformedFrame(ValueError):
 
 def to_frames(message: Message) -> Iterator[bytes]:
     """Yields a message as serialized Frames, the header in the first. Each is made on demand."""
-    head = _HEADER_TAG + _varint(len(message.header)) + message.header
+    header = sealed(message)
+    head = _HEADER_TAG + _varint(len(header)) + header
     payload = message.payload if message.payload is not None else memoryview(b"")
     for start in range(0, max(payload.nbytes, 1), CHUNK_BYTES):
         chunk = payload[start : start + CHUNK_BYTES]
@@ -39,19 +41,23 @@ def to_frames(message: Message) -> Iterator[bytes]:
 
 
 class Assembly:
-    """Assembles messages from the Frames of one stream."""
+    """Assembles messages from the Frames of one stream.
+
+    A payload is copied to its room only when it is complete and matches its checksum.
+    """
 
     def __init__(self, find_room: FindRoom | None = None) -> None:
         self._find_room = find_room
         self._header = b""
-        self._target = memoryview(b"")
+        self._request = 0
+        self._payload = memoryview(b"")
         self._filled = 0
-        self._landed = False
 
     def add(self, frame: bytes) -> Message | None:
         """Returns the message that this frame completes, or None.
 
         Raises:
+            DamagedHeader: A header does not match its checksum.
             MalformedFrame: The peer violates data.proto.
         """
         header, chunk = _parse(frame)
@@ -59,35 +65,42 @@ class Assembly:
             message = self._begin(header, chunk)
             if message is not None:
                 return message
-        elif not self._target.nbytes:
+        elif not self._payload.nbytes:
             raise MalformedFrame("the first frame of a message has no header")
         return self._go_on(chunk)
 
     def _begin(self, header: bytes, chunk: memoryview) -> Message | None:
-        if self._target.nbytes:
+        if self._payload.nbytes:
             raise MalformedFrame(
                 f"a new message begins before the last payload is complete, at byte {self._filled}"
             )
-        request, nbytes = read_header(header)
-        target = self._find_room(request, nbytes) if self._find_room is not None else None
-        if chunk.nbytes == nbytes and (target is None or not nbytes):
-            return Message(header, chunk if nbytes else None)
-        self._landed = target is not None
-        self._target = target if target is not None else np.empty(nbytes, np.uint8).data
-        self._header, self._filled = header, 0
+        verify_header(header)
+        self._header = header
+        self._request, nbytes = read_header(header)
+        if chunk.nbytes == nbytes:
+            return self._complete(chunk if nbytes else None)
+        self._payload, self._filled = np.empty(nbytes, np.uint8).data, 0
         return None
 
     def _go_on(self, chunk: memoryview) -> Message | None:
-        room = self._target[self._filled :]
+        room = self._payload[self._filled :]
         if chunk.nbytes > room.nbytes or not chunk.nbytes:
             raise MalformedFrame(f"a frame with {chunk.nbytes} payload bytes; {room.nbytes} remain")
         copy(chunk, room)
         self._filled += chunk.nbytes
-        if self._filled < self._target.nbytes:
+        if self._filled < self._payload.nbytes:
             return None
-        message = Message(self._header, self._target, self._landed)
-        self._target = memoryview(b"")
-        return message
+        payload, self._payload = self._payload, memoryview(b"")
+        return self._complete(payload)
+
+    def _complete(self, payload: memoryview | None) -> Message:
+        message = opened(self._header, payload)
+        if self._find_room is None or message.damage:
+            return message
+        landed = land(
+            message.payload, self._find_room(self._request, 0 if payload is None else payload.nbytes)
+        )
+        return message if landed is None else Message(message.header, landed, landed=True)
 
 
 def read_header(header: bytes) -> tuple[int, int]:

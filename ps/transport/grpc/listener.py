@@ -16,6 +16,7 @@ from hubring.ps.security.guard import ThreadGuard
 from hubring.ps.transport.backlog import Backlog, weigh
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.grpc.channel import server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.host import bracketed, numeric, reachable
@@ -128,17 +129,23 @@ class GrpcListener:
             for frame in requests:
                 message = assembly.add(frame)
                 if message is not None:
-                    stream.begin(message)
-                    self._inbox.append(Envelope(message, stream))
-                    self._bell.ring()
+                    self._deliver(message, stream)
                     stream.backlog.await_room()
             stream.finish()
-        except MalformedFrame as error:
-            log.warning("closed a worker's stream: %s", error)
+        except (DamagedHeader, MalformedFrame) as error:
             stream.fault = str(error)
+            if isinstance(error, DamagedHeader):
+                self._deliver(Message(b"", damage=stream.fault), stream)
+            else:
+                log.warning("closed a worker's stream: %s", error)
             stream.end()
         except grpc.RpcError as error:
             log.debug("a worker cancelled its stream: %s", error)
+
+    def _deliver(self, message: Message, stream: _Stream) -> None:
+        stream.begin(message)
+        self._inbox.append(Envelope(message, stream))
+        self._bell.ring()
 
     def close(self) -> None:
         for stream in list(self._streams):

@@ -19,6 +19,7 @@ from hubring.ps.security.door import OPEN, Door, Lock
 from hubring.ps.transport.backlog import Backlog, weigh
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, read_header, to_frames
 from hubring.ps.transport.grpc.listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
@@ -211,7 +212,7 @@ class _Lane:
                     self._connection.deliver(message)
         except grpc.RpcError:
             why, broken = f"{self._call.code().name}: {self._call.details()}", True
-        except MalformedFrame as error:
+        except (DamagedHeader, MalformedFrame) as error:
             why, broken = str(error), True
         finally:
             self._connection.end(why, broken)

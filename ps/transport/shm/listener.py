@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
+from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.memory import land
 from hubring.ps.transport.shm.connection import SCHEME
 from hubring.ps.transport.shm.doorbell import Doorbell, Packet, peer_user
@@ -118,6 +119,10 @@ class ShmListener:
                 envelopes.extend(self._take(peer, packet))
         except EOFError:
             self._drop(peer)
+        except DamagedHeader as error:
+            self._drop(peer)
+            nowhere = _ReturnPath(peer, 0, None, windowed=False)
+            envelopes.append(Envelope(Message(b"", damage=str(error)), nowhere))
         except (OSError, ValueError) as error:
             log.warning("closed the connection of a worker on this host: %s", error)
             self._drop(peer)

@@ -11,12 +11,17 @@ import os
 import struct
 from typing import NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
+from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.shm.doorbell import Doorbell, Packet
 from hubring.ps.transport.shm.segment import Arena, Region
 
-VERSION = 2
+VERSION = 3
 
 _LAYOUT = struct.Struct("<BB6xQQQQQQQ")
+_CHECKSUM = struct.Struct("<Q")
+"""XXH3 of all bytes before it; the end of every packet."""
 
 
 class Kind(enum.IntEnum):
@@ -32,7 +37,7 @@ class Kind(enum.IntEnum):
 
 
 class Descriptor(NamedTuple):
-    """The start of every packet. A header follows."""
+    """The start of every packet. A header and a checksum follow."""
 
     kind: int
     tag: int
@@ -41,21 +46,26 @@ class Descriptor(NamedTuple):
 
     def pack(self, header: bytes = b"") -> bytes:
         """Returns the packet's bytes."""
-        return _LAYOUT.pack(VERSION, self.kind, self.tag, *self.payload, *self.into) + header
+        packet = _LAYOUT.pack(VERSION, self.kind, self.tag, *self.payload, *self.into) + header
+        return packet + _CHECKSUM.pack(xxh3_64_intdigest(packet))
 
 
 def unpack(data: bytes) -> tuple[Descriptor, bytes]:
     """Returns a packet's descriptor and header.
 
     Raises:
+        DamagedHeader: The packet does not match its checksum.
         ValueError: No peer of this version sends such a packet.
     """
-    if len(data) < _LAYOUT.size:
+    if len(data) < _LAYOUT.size + _CHECKSUM.size:
         raise ValueError(f"a packet of {len(data)} bytes is shorter than a descriptor")
-    version, kind, tag, *fields = _LAYOUT.unpack_from(data)
+    packet, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
+    version, kind, tag, *fields = _LAYOUT.unpack_from(packet)
     if version != VERSION:
         raise ValueError(f"a packet of version {version}; expected {VERSION}")
-    return Descriptor(kind, tag, Region(*fields[:3]), Region(*fields[3:])), data[_LAYOUT.size :]
+    if checksum != _CHECKSUM.pack(xxh3_64_intdigest(packet)):
+        raise DamagedHeader(f"a packet of {len(data)} bytes does not match its checksum")
+    return Descriptor(kind, tag, Region(*fields[:3]), Region(*fields[3:])), packet[_LAYOUT.size :]
 
 
 class Introductions:

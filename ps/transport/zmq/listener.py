@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import zmq
@@ -11,6 +10,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.security.door import Lock
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
@@ -26,8 +26,6 @@ from hubring.ps.transport.zmq.socket import (
     receive,
     transmit,
 )
-
-log = logging.getLogger(__name__)
 
 MAX_REPLY_ROUTES = 4096
 """Maximum number of reply connections to remember, including those of workers that have gone."""
@@ -82,13 +80,11 @@ class ZmqListener:
                 del self._outboxes[route]
         envelopes = []
         for sender, *frames in receive(self._router):
-            if len(frames) > 2:
-                log.warning("dropped a message of %d parts; expected 1 or 2", len(frames))
-            elif len(frames) == 1 and not frames[0]:
+            if len(frames) == 1 and not frames[0]:
                 self._add_reply_route(sender.bytes)
             else:
                 route = sender.bytes
-                envelopes.append(Envelope(message_of(frames), self._reply_routes.get(route, route)))
+                envelopes.append(Envelope(_message(frames), self._reply_routes.get(route, route)))
         self.flush()
         return envelopes
 
@@ -117,3 +113,10 @@ class ZmqListener:
             self._epoll.close()
             self._bell.close()
             self._sockets.close(self._router)
+
+
+def _message(frames: list[zmq.Frame]) -> Message:
+    try:
+        return message_of(frames)
+    except DamagedHeader as error:
+        return Message(b"", damage=f"{error}; it came from {frames[0].get('Peer-Address')}")

@@ -14,6 +14,7 @@ import zmq
 
 from hubring.ps.config.address import is_loopback
 from hubring.ps.transport.base import MAX_PAYLOAD, Message
+from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
 from hubring.ps.transport.outbox import Outbox
 from hubring.ps.transport.zmq.malloc_settings import keep_freed_memory
 
@@ -127,10 +128,11 @@ def transmit(
 
 def pass_to_zmq(message: Message, outbox: Outbox[Message], socket: zmq.Socket[bytes]) -> None:
     """Passes a message from an outbox to ZeroMQ."""
+    header = sealed(message)
     if message.payload is None:
-        socket.send(message.header, NOW)
+        socket.send(header, NOW)
     else:
-        socket.send(message.header, _NOW_AND_MORE)
+        socket.send(header, _NOW_AND_MORE)
         # A view that only ZeroMQ holds: when ZeroMQ releases it, the kernel has the bytes.
         # pyzmq copies payloads below 64 KiB and releases them at once.
         socket.send(outbox.watch(memoryview(message.payload)), NOW, copy=False)
@@ -148,8 +150,14 @@ def receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
 
 
 def message_of(frames: list[zmq.Frame]) -> Message:
-    """Returns header and payload in the memory that they arrived in."""
-    return Message(frames[0].bytes, frames[1].buffer if len(frames) > 1 else None)
+    """Returns header and payload; the payload in the memory that it arrived in.
+
+    Raises:
+        DamagedHeader: The header does not match its checksum, or there are more than two parts.
+    """
+    if len(frames) > 2:
+        raise DamagedHeader(f"a message has {len(frames)} parts; expected 1 or 2")
+    return opened(frames[0].bytes, frames[1].buffer if len(frames) > 1 else None)
 
 
 def descriptor_of(socket: zmq.Socket[bytes]) -> int:

@@ -18,6 +18,7 @@ from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
 from hubring.ps.security.door import OPEN, Door, Lock
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.memory import plain_memory
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
@@ -144,7 +145,12 @@ class ZmqConnection:
         self._bell.clear()
         # Check first: messages from before a loss have arrived.
         lost = self._look_for_loss()
-        messages = [message_of(frames) for lane in self._lanes for frames in receive(lane.dealer)]
+        messages: list[Message] = []
+        try:
+            for lane in self._lanes:
+                messages.extend(map(message_of, receive(lane.dealer)))
+        except DamagedHeader as error:  # which request it answers is unknown
+            lost = str(error)
         self.flush()
         if lost:
             self._lost = lost

@@ -1,97 +1,35 @@
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 import pytest
 import torch
 
-from hubring.ps.client.client import KVClient
 from hubring.ps.core.errors import ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
 from hubring.ps.core.messages import Call, Collective, Contribute, ReduceOp
 from hubring.ps.core.optimizer_state import OptimizerState
-from hubring.ps.core.types import BucketSpec, Layout, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.core.types import Layout
 from hubring.ps.core.work import Work
-from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import ASP, BSP, Consistency
 from hubring.ps.transport.base import Connection, Message
-from tests.support.transports.inproc import InprocTransport
-
-T = TypeVar("T")
-
-SOON = 10.0
-NUMEL = 6
-BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (NUMEL,)),))
-HYPER = {"lr": -1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0.0, "maximize": 0.0}
-
-
-class Hub:
-    """One shard in a thread of this process, with every key of BUCKET."""
-
-    def __init__(self, consistency: Consistency, ranks: int) -> None:
-        self.transport = InprocTransport()
-        self.listener = self.transport.listen("")
-        self.loop = ShardLoop(consistency, [self.listener])
-        self.thread = threading.Thread(target=self.loop.run)
-        self.thread.start()
-        members = tuple(Member(rank, rank + 1) for rank in range(ranks))
-        self.tell(lambda: self.loop.store.assign([Slice(0, 0, 0, NUMEL, 0)], [BUCKET]))
-        self.tell(lambda: self.loop.send(self.loop.store.on_view(View(1, members))))
-
-    def tell(self, action: object) -> None:
-        self.loop.command(action).result(SOON)  # type: ignore[arg-type]
-
-    def ask(self, question: Callable[[ShardLoop], T]) -> T:
-        return self.loop.command(lambda: question(self.loop)).result(SOON)
-
-    def until(self, condition: Callable[[ShardLoop], bool]) -> None:
-        deadline = time.monotonic() + SOON
-        while not self.ask(condition):
-            assert time.monotonic() < deadline, "it did not come to that"
-
-    def client(self, rank: int, wrap: object = lambda connection: connection) -> KVClient:
-        address = self.listener.address
-        return KVClient(Sender(rank, rank + 1), 1, lambda _: wrap(self.transport.dial(address, SOON)))  # type: ignore[operator]
-
-    def stop(self) -> None:
-        self.loop.stop()
-        self.thread.join(SOON)
-        assert not self.thread.is_alive()
+from tests.support.transports.one_shard import HYPER, NUMEL, SOON, OneShard, begin, push
 
 
 @pytest.fixture
-def hubs() -> Iterator[list[Hub]]:
+def hubs() -> Iterator[list[OneShard]]:
     """Hubs made in a test, stopped after it."""
-    made: list[Hub] = []
+    made: list[OneShard] = []
     yield made
     for hub in made:
         hub.stop()
 
 
-def start(hubs: list[Hub], consistency: Consistency, ranks: int) -> Hub:
-    hubs.append(Hub(consistency, ranks))
+def start(hubs: list[OneShard], consistency: Consistency, ranks: int) -> OneShard:
+    hubs.append(OneShard(consistency, ranks))
     return hubs[-1]
 
 
-def begin(client: KVClient) -> torch.Tensor:
-    """Gives the key zeros, unless somebody did, and pulls it."""
-    values = torch.zeros(NUMEL)
-    for call in (client.init, client.pull):
-        work = Work("beginning")
-        call(0, 0, values, work)
-        work.wait(SOON)
-    return values
-
-
-def push(client: KVClient, gradient: torch.Tensor, into: torch.Tensor, *, attended: bool = True) -> Work:
-    work = Work("a push", 1, client.attend if attended else None)
-    client.push_pull(0, 0, gradient, into, HYPER, work)
-    return work
-
-
-def test_two_workers_get_the_mean_of_their_gradients(hubs: list[Hub]) -> None:
+def test_two_workers_get_the_mean_of_their_gradients(hubs: list[OneShard]) -> None:
     hub = start(hubs, BSP(), 2)
     clients = [hub.client(rank) for rank in range(2)]
     values = [begin(client) for client in clients]
@@ -106,7 +44,7 @@ def test_two_workers_get_the_mean_of_their_gradients(hubs: list[Hub]) -> None:
         client.close()
 
 
-def test_a_shard_counts_for_whom_it_held_answers_back(hubs: list[Hub]) -> None:
+def test_a_shard_counts_for_whom_it_held_answers_back(hubs: list[OneShard]) -> None:
     hub = start(hubs, BSP(), 2)
     early, late = (hub.client(rank) for rank in range(2))
     values = [begin(client) for client in (early, late)]
@@ -123,7 +61,7 @@ def test_a_shard_counts_for_whom_it_held_answers_back(hubs: list[Hub]) -> None:
     late.close()
 
 
-def test_a_refused_worker_learns_why(hubs: list[Hub]) -> None:
+def test_a_refused_worker_learns_why(hubs: list[OneShard]) -> None:
     hub = start(hubs, BSP(), 1)
     stranger = hub.client(7)
     work = Work("a pull")
@@ -133,7 +71,7 @@ def test_a_refused_worker_learns_why(hubs: list[Hub]) -> None:
     stranger.close()
 
 
-def test_a_refusal_of_the_protocol_is_no_error_of_settings(hubs: list[Hub]) -> None:
+def test_a_refusal_of_the_protocol_is_no_error_of_settings(hubs: list[OneShard]) -> None:
     hub = start(hubs, BSP(), 1)
     client = hub.client(0)
     work = Work("a pull")
@@ -144,7 +82,7 @@ def test_a_refusal_of_the_protocol_is_no_error_of_settings(hubs: list[Hub]) -> N
     client.close()
 
 
-def test_a_push_before_any_pull_is_a_clear_error(hubs: list[Hub]) -> None:
+def test_a_push_before_any_pull_is_a_clear_error(hubs: list[OneShard]) -> None:
     client = start(hubs, BSP(), 1).client(0)
     with pytest.raises(HubringError, match="before the first pull"):
         push(client, torch.zeros(NUMEL), torch.zeros(NUMEL))
@@ -180,7 +118,9 @@ class Breaking:
 
 @pytest.mark.parametrize("attended", [True, False])
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_a_push_counts_once_though_its_connection_breaks(hubs: list[Hub], at: int, attended: bool) -> None:
+def test_a_push_counts_once_though_its_connection_breaks(
+    hubs: list[OneShard], at: int, attended: bool
+) -> None:
     hub = start(hubs, ASP(), 1)
     broken: list[bool] = []
     client = hub.client(0, lambda connection: Breaking(connection, broken, at))
@@ -193,10 +133,10 @@ def test_a_push_counts_once_though_its_connection_breaks(hubs: list[Hub], at: in
 
 
 def test_a_shard_that_is_gone_fails_everything_that_waits(
-    hubs: list[Hub], monkeypatch: pytest.MonkeyPatch
+    hubs: list[OneShard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hubring.ps.client.connections.REDIAL_SECONDS", 0.3)
-    hub = Hub(BSP(), 2)
+    hub = OneShard(BSP(), 2)
     client = hub.client(0)
     values = begin(client)
     work = push(client, torch.ones(NUMEL), values)  # waits for rank 1 for ever
@@ -208,7 +148,7 @@ def test_a_shard_that_is_gone_fails_everything_that_waits(
     client.close()
 
 
-def test_fail_ends_what_waits_and_what_comes(hubs: list[Hub]) -> None:
+def test_fail_ends_what_waits_and_what_comes(hubs: list[OneShard]) -> None:
     client = start(hubs, BSP(), 2).client(0)
     values = begin(client)
     work = push(client, torch.ones(NUMEL), values)
@@ -219,7 +159,7 @@ def test_fail_ends_what_waits_and_what_comes(hubs: list[Hub]) -> None:
     client.close()
 
 
-def test_collectives_are_matched_by_name(hubs: list[Hub]) -> None:
+def test_collectives_are_matched_by_name(hubs: list[OneShard]) -> None:
     hub = start(hubs, BSP(), 2)
     clients = [hub.client(rank) for rank in range(2)]
     results: dict[tuple[int, str], float] = {}
@@ -244,7 +184,7 @@ def test_collectives_are_matched_by_name(hubs: list[Hub]) -> None:
         client.close()
 
 
-def test_a_result_that_cannot_be_used_fails_its_own_call_alone(hubs: list[Hub]) -> None:
+def test_a_result_that_cannot_be_used_fails_its_own_call_alone(hubs: list[OneShard]) -> None:
     client = start(hubs, BSP(), 1).client(0)
     values = begin(client)
     work = Work("a sum")
@@ -259,7 +199,7 @@ def test_a_result_that_cannot_be_used_fails_its_own_call_alone(hubs: list[Hub]) 
     client.close()
 
 
-def test_pulls_are_no_pushes_of_staleness_zero(hubs: list[Hub]) -> None:
+def test_pulls_are_no_pushes_of_staleness_zero(hubs: list[OneShard]) -> None:
     client = start(hubs, ASP(), 1).client(0)
     values = begin(client)
     for _ in range(3):
@@ -268,7 +208,7 @@ def test_pulls_are_no_pushes_of_staleness_zero(hubs: list[Hub]) -> None:
     client.close()
 
 
-def test_traffic_is_counted(hubs: list[Hub]) -> None:
+def test_traffic_is_counted(hubs: list[OneShard]) -> None:
     client = start(hubs, ASP(), 1).client(0)
     values = begin(client)
     push(client, torch.ones(NUMEL), values).wait(SOON)
@@ -277,7 +217,7 @@ def test_traffic_is_counted(hubs: list[Hub]) -> None:
     client.close()
 
 
-def test_writes_and_reads_of_state_go_before_the_next_push(hubs: list[Hub]) -> None:
+def test_writes_and_reads_of_state_go_before_the_next_push(hubs: list[OneShard]) -> None:
     hub = start(hubs, BSP(), 1)
     client = hub.client(0)
     values = begin(client)
@@ -298,7 +238,7 @@ def test_writes_and_reads_of_state_go_before_the_next_push(hubs: list[Hub]) -> N
     client.close()
 
 
-def test_the_caller_gets_what_is_absent_everywhere_before_the_work_is_done(hubs: list[Hub]) -> None:
+def test_the_caller_gets_what_is_absent_everywhere_before_the_work_is_done(hubs: list[OneShard]) -> None:
     client = start(hubs, BSP(), 1).client(0)
     values = begin(client)
     came: list[tuple[int, ...]] = []

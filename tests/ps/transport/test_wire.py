@@ -21,6 +21,8 @@ from hubring.ps.core.messages import (
     Collective,
     Contribute,
     Init,
+    Missing,
+    Probe,
     Pull,
     Push,
     ReadState,
@@ -71,7 +73,7 @@ def contribution(
     return Contribute(SENDER, 7, Call(collective, name, layouts=layouts, **said), tensors, settled)
 
 
-def same(one: Request | Reply, other: Request | Reply) -> bool:
+def same(one: Request | Probe | Reply, other: Request | Probe | Reply) -> bool:
     """Whether two messages say the same, their tensors compared by value, shape and dtype."""
 
     def plain(value: object) -> object:
@@ -116,6 +118,8 @@ def gradient(message: Message) -> Tensor | Coded:
         WriteState(SENDER, 4, 2**40, 7, ADAM),
         WriteState(SENDER, 0, 0, 0, OptimizerState()),
         ReadState(SENDER, 9),
+        Probe(SENDER, (3, 2**63)),
+        Probe(SENDER, ()),
         Push(SENDER, 2**31, 2**40, FLAT, {"lr": 0.1, "momentum": 0.9}),
         *(Push(SENDER, 1, 2, coded(name)) for name in ("bf16", "fp16", "int8", "sign", "topk:0.05")),
         Push(SENDER, 1, 2, coded("int8", torch.bfloat16), {"lr": 0.1}),
@@ -130,7 +134,7 @@ def gradient(message: Message) -> Tensor | Coded:
         Contribute(SENDER, 8, Call(Collective.BROADCAST, "w", root=2, layouts=(Layout("int8", (4,)),))),
     ],
 )
-def test_requests_come_back_as_they_went(request_: Request) -> None:
+def test_requests_come_back_as_they_went(request_: Request | Probe) -> None:
     number, came = decode_request(encode_request(request_, 2**63))
     assert number == 2**63
     assert same(came, request_)
@@ -148,6 +152,8 @@ def test_requests_come_back_as_they_went(request_: Request) -> None:
         Result(),
         Result((torch.tensor([[True], [False]]),)),
         Result((torch.tensor([True]), torch.tensor(1.5), FLAT)),
+        Missing(()),
+        Missing((0, 2**63)),
         Refusal(Code.FENCED, "rank 3 lost its place"),
     ],
 )

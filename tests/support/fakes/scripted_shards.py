@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hubring.ps.client.connections import Connections, Inflight
+from hubring.ps.client.connections import Connections
+from hubring.ps.client.inflight import Inflight
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.messages import Pull, Push, Values
 from hubring.ps.core.types import Sender
@@ -89,7 +90,7 @@ class ScriptedShards:
         self.wires: list[Wire] = []
         self.attended = AnnouncedWait.began
         self.attended.clear()
-        self.connections = Connections(count, self._dial, Traffic())
+        self.connections = Connections(Sender(0, 1), count, self._dial, Traffic())
         self.connections.connected.wait(SOON)
 
     @property

@@ -47,6 +47,7 @@ def shard(index: int, **changes: Any) -> dict[str, Any]:
         "pushes": 160,
         "duplicates": 0,
         "dropped": 0,
+        "damaged": 0,
         "bytes_in": 4_000_000,
         "bytes_out": 5_000_000,
         "keys": 12,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import select
 
+from xxhash import xxh3_64_intdigest
+
 from hubring.protos import data_pb2 as pb
 from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.transport.base import Connection, Message
@@ -18,6 +20,16 @@ def request(number: int, payload: memoryview | None = None, text: str = "") -> M
     nbytes = payload.nbytes if payload is not None else 0
     header = pb.Header(request=number, payload_bytes=nbytes, contribute=pb.Contribute(name=text))
     return Message(header.SerializeToString(), payload)
+
+
+def summed(header: pb.Header, payload: bytes = b"") -> pb.Header:
+    """Returns a header with its checksums, as data.proto defines them."""
+    whole = pb.Header()
+    whole.CopyFrom(header)
+    whole.payload_checksum = xxh3_64_intdigest(payload)
+    whole.ClearField("checksum")
+    whole.checksum = xxh3_64_intdigest(whole.SerializeToString())
+    return whole
 
 
 def number_of(message: Message) -> int:

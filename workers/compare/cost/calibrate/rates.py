@@ -70,6 +70,7 @@ class Rounds:
     def _handle(self, sender: Sender, key: int, gradient: Tensor) -> None:
         message = wire.encode_request(Push(sender, key, self._clock, gradient, self._hyper), 0)
         number, request = wire.decode_request(message)
+        assert isinstance(request, Push)
         for _, reply in self._store.handle(request, "push"):
             wire.encode_reply(reply, number)
 

@@ -1,0 +1,104 @@
+"""A client's unanswered requests: those that wait for their send window, and those under way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+
+from hubring.ps.client import shard_silence
+from hubring.ps.client.inflight import Inflight
+from hubring.ps.client.send_window import SendWindow
+from hubring.ps.client.shard_silence import ShardSilence
+
+
+class Requests:
+    """The unanswered requests to a set of shards. Safe from any thread.
+
+    Args:
+        shards: Number of shards.
+        bounded: Whether `hubring.ps.client.send_window` limits the unanswered bytes of each shard.
+
+    Attributes:
+        failure: Why no request is accepted any more; None while requests are.
+    """
+
+    def __init__(self, shards: int, *, bounded: bool) -> None:
+        self.failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._windows = [SendWindow[Inflight](bounded=bounded) for _ in range(shards)]
+        self._silences = [ShardSilence() for _ in range(shards)]
+        self._under_way: dict[int, Inflight] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request waits for its send window."""
+        return any(self._windows)
+
+    def put(self, call: Inflight) -> BaseException | None:
+        """Adds a request; returns the failure if none is accepted."""
+        with self._lock:
+            if self.failure is None:
+                self._windows[call.shard].put(call, call.message.priority, call.nbytes)
+            return self.failure
+
+    def next(self, shard: int) -> Inflight | None:
+        """Returns the next request to send, which is under way from now on; None if none may be sent."""
+        with self._lock:
+            now = time.monotonic()
+            call = self._windows[shard].take(now)
+            if call is not None:
+                self._under_way[call.number] = call
+                self._silences[shard].sent(now)
+            return call
+
+    def take(self, number: int) -> Inflight | None:
+        """Removes a request that is answered; None if it is not under way."""
+        with self._lock:
+            call = self._under_way.pop(number, None)
+            if call is not None:
+                now = time.monotonic()
+                self._windows[call.shard].answered(call.nbytes, now)
+                self._silences[call.shard].answered(now)
+            return call
+
+    def under_way(self, numbers: Iterable[int]) -> list[Inflight]:
+        """Returns those of these requests that are under way."""
+        with self._lock:
+            return [self._under_way[number] for number in numbers if number in self._under_way]
+
+    def unanswered(self, shard: int) -> list[Inflight]:
+        """Returns a shard's requests under way, in the order of their numbers."""
+        with self._lock:
+            return [call for _, call in sorted(self._under_way.items()) if call.shard == shard]
+
+    def late(self, shard: int) -> list[int]:
+        """Returns the numbers of a silent shard's late requests, each SECONDS; empty otherwise."""
+        with self._lock:
+            now = time.monotonic()
+            if not self._silences[shard].over(now):
+                return []
+            calls = (call for call in self._under_way.values() if call.shard == shard)
+            return [call.number for call in calls if call.late(now)]
+
+    def sleep_seconds(self, left: float | None) -> float:
+        """Returns the seconds to sleep: `left`, or less if a window opens or a shard is silent earlier."""
+        with self._lock:
+            now = time.monotonic()
+            held = [window.patience(now) for window in self._windows if window]
+            silent = [seconds for each in self._silences if (seconds := each.left(now)) is not None]
+        # Another thread may send meanwhile, and wakes this one only if requests remain.
+        waits = [*held, *silent, shard_silence.SECONDS]
+        return min(waits if left is None else [left, *waits])
+
+    def fail(self, error: BaseException) -> list[Inflight]:
+        """Accepts no more requests. Removes and returns all; the first error counts."""
+        with self._lock:
+            self.failure = self.failure or error
+            calls = [
+                *self._under_way.values(),
+                *(call for window in self._windows for call in window.clear()),
+            ]
+            self._under_way.clear()
+            self._silences = [ShardSilence() for _ in self._silences]
+            return calls

@@ -1,0 +1,120 @@
+"""A message that is lost inside a living connection is sent again, and counts once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from hubring.protos import data_pb2 as pb
+from hubring.ps.store.consistency import ASP, BSP
+from hubring.ps.transport.base import Connection, Message
+from tests.support.transports.one_shard import NUMEL, SOON, OneShard, begin, push
+
+Lose = Callable[[pb.Header], bool]
+
+
+class Lossy:
+    """A connection that loses requests and replies, and notes the requests that pass."""
+
+    def __init__(self, inner: Connection, lose: Lose) -> None:
+        self.inner, self.lose = inner, lose
+        self.bodies: list[str | None] = []
+        self.probed = threading.Event()
+        """Set when three probes were answered."""
+        self._answers = 0
+
+    @property
+    def waitable(self) -> int:
+        return self.inner.waitable
+
+    def send(self, message: Message, into: memoryview | None = None) -> None:
+        header = pb.Header.FromString(message.header)
+        self.bodies.append(header.WhichOneof("body"))
+        if not self.lose(header):
+            self.inner.send(message, into)
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def receive(self) -> list[Message]:
+        passed = []
+        for message in self.inner.receive():
+            header = pb.Header.FromString(message.header)
+            self._answers += header.HasField("missing")
+            if self._answers == 3:
+                self.probed.set()
+            if not self.lose(header):
+                passed.append(message)
+        return passed
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class First:
+    """Loses the first messages with this body."""
+
+    def __init__(self, body: str, count: int) -> None:
+        self.body, self.left = body, count
+
+    def __call__(self, header: pb.Header) -> bool:
+        lost = header.WhichOneof("body") == self.body and self.left > 0
+        self.left -= lost
+        return lost
+
+
+@pytest.fixture(autouse=True)
+def soon_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_silence, "SECONDS", 0.02)
+
+
+@pytest.fixture
+def shards() -> Iterator[list[OneShard]]:
+    made: list[OneShard] = []
+    yield made
+    for shard in made:
+        shard.stop()
+
+
+@pytest.mark.parametrize("body", ["init", "pull", "push", "values", "result", "probe", "missing"])
+@pytest.mark.parametrize("attended", [True, False])
+def test_what_is_lost_is_sent_again_and_counts_once(
+    shards: list[OneShard], body: str, attended: bool
+) -> None:
+    shards.append(OneShard(ASP(), 1))
+    lose, losing_pushes = First(body, 2), First("push", body in ("probe", "missing"))
+    client = shards[0].client(
+        0, lambda line: Lossy(line, lambda header: lose(header) or losing_pushes(header))
+    )
+    values = begin(client)
+    for _ in range(4):
+        push(client, torch.ones(NUMEL), values, attended=attended).wait(SOON)
+    client.close()
+    assert lose.left == 0
+    assert values.tolist() == [4.0] * NUMEL
+    assert shards[0].loop.store.stats().pushes == 4
+
+
+def test_a_push_that_waits_for_another_worker_is_not_sent_again(shards: list[OneShard]) -> None:
+    shards.append(OneShard(BSP(), 2))
+    seen: list[Lossy] = []
+
+    def watched(connection: Connection) -> Lossy:
+        seen.append(Lossy(connection, lambda header: False))
+        return seen[0]
+
+    first, second = shards[0].client(0, watched), shards[0].client(1)
+    values, other = begin(first), begin(second)
+    early = push(first, torch.ones(NUMEL), values)
+    waiting = threading.Thread(target=early.wait, args=(SOON,))
+    waiting.start()
+    assert seen[0].probed.wait(SOON)
+    push(second, torch.ones(NUMEL), other).wait(SOON)
+    waiting.join()
+    assert seen[0].bodies.count("push") == 1
+    assert values.tolist() == other.tolist() == [1.0] * NUMEL
+    for client in (first, second):
+        client.close()

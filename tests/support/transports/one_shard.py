@@ -1,0 +1,89 @@
+"""One shard with one key in a thread of this process, and clients of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from hubring.ps.client.client import KVClient
+from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.core.work import Work
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.store.consistency import Consistency
+from hubring.ps.transport.base import Connection, Transport
+from tests.support.transports.inproc import InprocTransport
+
+T = TypeVar("T")
+
+SOON = 10.0
+NUMEL = 6
+HYPER = {"lr": -1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0.0, "maximize": 0.0}
+
+
+def as_it_is(connection: Connection) -> Connection:
+    """Changes nothing."""
+    return connection
+
+
+class OneShard:
+    """A shard whose key 0 has `numel` elements. The step adds the mean gradient to the parameters."""
+
+    def __init__(
+        self, consistency: Consistency, ranks: int, transport: Transport | None = None, numel: int = NUMEL
+    ) -> None:
+        self.numel = numel
+        self.transport = transport or InprocTransport()
+        self.listener = self.transport.listen("127.0.0.1")
+        self.address = self.listener.address
+        self.loop = ShardLoop(consistency, [self.listener])
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+        members = tuple(Member(rank, rank + 1) for rank in range(ranks))
+        bucket = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (numel,)),))
+        self.tell(lambda: self.loop.store.assign([Slice(0, 0, 0, numel, 0)], [bucket]))
+        self.tell(lambda: self.loop.send(self.loop.store.on_view(View(1, members))))
+
+    def tell(self, action: Callable[[], object]) -> None:
+        """Runs `action` in the shard's thread."""
+        self.loop.command(action).result(SOON)
+
+    def ask(self, question: Callable[[ShardLoop], T]) -> T:
+        """Returns the answer that the shard's thread gives."""
+        return self.loop.command(lambda: question(self.loop)).result(SOON)
+
+    def until(self, condition: Callable[[ShardLoop], bool]) -> None:
+        """Returns once the condition holds."""
+        deadline = time.monotonic() + SOON
+        while not self.ask(condition):
+            assert time.monotonic() < deadline, "it did not come to that"
+
+    def client(self, rank: int, wrap: Callable[[Connection], Connection] = as_it_is) -> KVClient:
+        """Returns a rank's client. `wrap` changes its connections."""
+        return KVClient(Sender(rank, rank + 1), 1, lambda _: wrap(self.transport.dial(self.address, SOON)))
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self.loop.stop()
+        self.thread.join(SOON)
+        assert not self.thread.is_alive()
+
+
+def begin(client: KVClient, numel: int = NUMEL) -> torch.Tensor:
+    """Gives the key zeros, unless it has values, and pulls it."""
+    values = torch.zeros(numel)
+    for call in (client.init, client.pull):
+        work = Work("beginning")
+        call(0, 0, values, work)
+        work.wait(SOON)
+    return values
+
+
+def push(client: KVClient, gradient: torch.Tensor, into: torch.Tensor, *, attended: bool = True) -> Work:
+    """Pushes a gradient; the parameters land in `into`."""
+    work = Work("a push", 1, client.attend if attended else None)
+    client.push_pull(0, 0, gradient, into, HYPER, work)
+    return work

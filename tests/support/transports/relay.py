@@ -1,0 +1,82 @@
+"""A TCP relay between a worker and a shard that turns one bit of what passes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+Change = Callable[[bytes], bytes]
+
+
+class BitFlip:
+    """Turns the lowest bit of the last byte of a marker, the first `times` times that it passes."""
+
+    def __init__(self, marker: bytes, times: int = 1) -> None:
+        self._marker = marker
+        self._left = times
+        self._passed = b""
+        self.fired = 0
+
+    def __call__(self, data: bytes) -> bytes:
+        before = len(self._passed)
+        seen, at = bytearray(self._passed + data), -1
+        while self._left and (at := seen.find(self._marker, at + 1)) >= 0:
+            seen[at + len(self._marker) - 1] ^= 1
+            self._left -= 1
+            self.fired += 1
+        # The marker may be split, so its last byte is always among those that have not passed.
+        self._passed = bytes(seen[-len(self._marker) + 1 :])
+        return bytes(seen[before:])
+
+
+class Relay:
+    """Relays every connection to a shard's address.
+
+    Args:
+        port: The shard's port.
+        to_shard: Changes what workers send.
+        to_worker: Changes what the shard sends.
+    """
+
+    def __init__(self, port: int, to_shard: Change = bytes, to_worker: Change = bytes) -> None:
+        self._far, self._changes = port, (to_shard, to_worker)
+        self._lock = threading.Lock()
+        """Held while a change is made, as several connections share it."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._sockets: list[socket.socket] = [self._listener]
+        self._threads = [threading.Thread(target=self._accept, name="relay")]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._far))
+                self._sockets += [near, far]
+                for source, target, change in zip((near, far), (far, near), self._changes, strict=True):
+                    thread = threading.Thread(target=self._pass, args=(source, target, change), name="relay")
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, change: Change) -> None:
+        with contextlib.suppress(OSError):  # either end closed
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    changed = change(data)
+                target.sendall(changed)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends all connections and threads."""
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join()
+        for one in self._sockets:
+            one.close()
