@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hubring.protos import data_pb2 as pb
+from hubring.ps.client import shard_silence
 from hubring.ps.store.consistency import ASP, BSP
 from hubring.ps.transport.base import Connection, Message
 from tests.support.transports.one_shard import NUMEL, SOON, OneShard, begin, push
