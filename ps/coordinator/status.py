@@ -79,6 +79,7 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
         "pushes": stats.pushes,
         "duplicates": stats.duplicates,
         "dropped": stats.dropped,
+        "refused": dict(sorted(stats.refused.items())),
         "bytes_in": stats.bytes_in,
         "bytes_out": stats.bytes_out,
         "keys": stats.keys,

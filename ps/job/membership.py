@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Member, Sender, View
 
+NAMED_RANKS = 16
+"""How many missing ranks a message lists. Every waiting worker gets the message every few seconds."""
+
 RETURN_SECONDS = 4.0
 """How long a process whose connection closed has for its next heartbeat: perhaps only the network failed."""
 
@@ -97,6 +100,16 @@ class Membership:
         """Returns the ranks without a holder."""
         return [rank for rank in range(self.world_size) if rank not in self._leases]
 
+    def absent(self) -> str:
+        """Returns which workers are missing, in words."""
+        ranks = self.missing()
+        count = len(ranks)
+        more = f" and {count - NAMED_RANKS} more" if count > NAMED_RANKS else ""
+        return (
+            f"{count} of {self.world_size} workers (rank{'s' if count > 1 else ''}"
+            f" {', '.join(map(str, ranks[:NAMED_RANKS]))}{more} not started yet)"
+        )
+
     def join(self, token: str, rank: int | None, host: str, pid: int, now: float) -> Member:
         """Gives the worker a rank; the lowest free rank if `rank` is None.
 
@@ -119,7 +132,7 @@ class Membership:
         self.next_incarnation += 1
         self._tokens[token] = member
         self._leases[member.rank] = _Lease(member, beaten=now)
-        if not self.complete and not self.missing():
+        if not self.complete and len(self._leases) == self.world_size:
             self.complete = True
             self._activate(self._leases.values())
         return member

@@ -22,6 +22,7 @@ from typing import TypeVar
 from hubring.ps.core.counters import Service, Traffic
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.messages import Code, Contribute, Delivery, Refusal, Request
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.store.consistency import Consistency
@@ -67,6 +68,7 @@ class ShardLoop:
         listeners: The listeners for workers; closed when `run` returns.
         memory: The memory for each store's parameters; None uses this process's private memory.
         trace: Where to record the shard's work; None disables the trace.
+        rejections: Counts what this process refuses.
     """
 
     def __init__(
@@ -75,11 +77,13 @@ class ShardLoop:
         listeners: list[Listener],
         memory: ParameterMemory | None = None,
         trace: Trace | None = None,
+        rejections: Rejections | None = None,
     ) -> None:
         self._make_store = partial(KVStore, consistency, memory)
         self.store = self._make_store()
         self.traffic = Traffic()
         self.service = Service()
+        self.rejections = rejections or Rejections()
         self._trace = trace
         self._now = 0
         """When the current request or command began, by `time.monotonic_ns`."""
@@ -192,7 +196,7 @@ class ShardLoop:
         try:
             number, request = wire.decode_request(message)
         except wire.MalformedMessage as error:
-            log.warning("refused a message: %s", error)
+            self.rejections.add("message", log, f"refused a message: {error}")
             if error.request is not None:  # without a request number there is nothing to answer
                 unknown = Ticket(listener, envelope.reply_to, error.request, -1, self._now)
                 self.send([Delivery(unknown, _bad(error))])
