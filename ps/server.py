@@ -27,6 +27,7 @@ from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends
 from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
 from hubring.ps.core.timing import SystemTime
+from hubring.ps.core.types import MAX_WORLD_SIZE
 from hubring.ps.observe.health import CONTROL, HubHealth
 from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
@@ -43,6 +44,14 @@ HELD_UP_SECONDS = 0.5
 
 Their holders may have sent heartbeats in time that this process did not read.
 """
+_GRPC = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_allowed_incoming_connections", 4 * MAX_WORLD_SIZE),
+    ("grpc.max_concurrent_streams", 64),
+)
+"""Bounds of the control server. Each worker and each shard has one connection; command lines come and go."""
+
 GOODBYE_SECONDS = 5.0
 """How long shards and workers have to learn that the server stops."""
 
@@ -112,7 +121,7 @@ class Server:
         return self._exit_code(coordinator), result
 
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(options=_GRPC)
         add_ControlServicer_to_server(Control(coordinator), server)
         self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -248,7 +257,7 @@ def _start_shards(shards: Children[Child], count: int, control: str, config: Ser
 
 async def _open(site: Site, coordinator: Coordinator) -> None:
     try:
-        await site.serve(coordinator)
+        await site.serve(coordinator, coordinator.counters.rejections)
     except Exception:
         log.exception("the status page and /metrics failed to start; the job continues without them")
         await site.close()  # refuses connections instead of letting clients wait

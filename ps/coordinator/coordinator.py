@@ -184,7 +184,7 @@ class Coordinator:
         return await self._planner.try_out(sender, offered, slice_bytes)
 
     async def rendezvous(self, sender: Sender, key: str, value: str, seconds: float) -> str:
-        """Stores a value; without one, waits for another's. Empty after a timeout. Raises as `Rendezvous.pin`."""
+        """Stores a value; without one, waits for another's. Empty after a timeout. Raises as `pin`."""
         membership = self._job_of(sender).membership
         assert membership is not None
         membership.member(sender)

@@ -196,7 +196,7 @@ METRICS = (
     Metric("ps_jobs_total", "counter", ("result",), "jobs", _total("jobs"),
            "Jobs that ended, by result: finished, preempted or failed."),
     Metric("ps_refused_total", "counter", ("reason",), "requests", _total("refused"),
-           "What the server refused because it exceeds a bound, by reason, for example `world size` or `text`."),
+           "What the server refused because it exceeds a bound, by reason, for example `world size`."),
     Metric("ps_steps_total", "counter", (), "steps", _steps,
            "Steps that all workers have completed, including steps before the checkpoint that the job"
            " resumed from. Omitted before the first step."),
@@ -253,7 +253,7 @@ METRICS = (
     Metric("ps_shard_dropped_total", "counter", ("shard",), "pushes", _shards("dropped"),
            "Pushes that were too late for their round (`--mode backup`)."),
     Metric("ps_shard_refused_total", "counter", ("shard", "reason"), "requests", _refused,
-           "What the shard refused because it exceeds a bound, by reason, for example `header` or `streams`."),
+           "What the shard refused because it exceeds a bound, by reason, for example `streams`."),
     Metric("ps_shard_received_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_in"),
            "Payload that workers sent to the shard, without headers."),
     Metric("ps_shard_sent_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_out"),
@@ -326,8 +326,9 @@ _PAGE = """\
 format. `python -m hubring.ps.observe.metrics` makes this page from the table in `ps/observe/metrics.py`.
 
 Counters of workers and shards restart with each job; `rate()` and `increase()` allow for that.
-`ps_workers_left_total`, `ps_jobs_total`, `ps_checkpoints_total` and the counters of what was refused count
-from the start of their process. An unknown number is omitted. In a ring no gradients pass through the shards, so their counters stay 0.
+`ps_workers_left_total`, `ps_jobs_total`, `ps_checkpoints_total` and `ps_refused_total` count from the hub's
+start, `ps_shard_refused_total` from the shard's. An unknown number is omitted. In a ring no gradients pass
+through the shards, so their counters stay 0.
 
 | name | type | labels | unit | meaning |
 | --- | --- | --- | --- | --- |

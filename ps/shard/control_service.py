@@ -7,6 +7,7 @@ writes the clones to disk.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -22,14 +23,17 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.counters import usage
-from hubring.ps.core.errors import HubringError, NonFinite
+from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
 from hubring.ps.core.messages import Code
+from hubring.ps.core.peer_text import clean, clean_message
 from hubring.ps.core.types import Member, View
 from hubring.ps.job.plan_protos import bucket_from_proto, slice_from_proto
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -67,7 +71,7 @@ class ShardControl(ShardControlServicer):
 
     def SetView(self, request: pb.View, context: grpc.ServicerContext) -> pb.Ack:
         members = tuple(Member(member.rank, member.incarnation) for member in request.members)
-        view = View(request.epoch, members, request.finished)
+        view = View(request.epoch, members, clean_message(request.finished))
         self._in_loop(lambda loop: loop.send(loop.store.on_view(view)))
         return pb.Ack()
 
@@ -85,7 +89,7 @@ class ShardControl(ShardControlServicer):
                 loop.store.restore(snapshot)
 
         try:
-            snapshot = shard_file.load(Path(request.restore), keys) if request.restore else None
+            snapshot = shard_file.load(_checked(request.restore), keys) if request.restore else None
             self._in_loop(assign)
         except HubringError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -96,9 +100,9 @@ class ShardControl(ShardControlServicer):
         return pb.Ack()
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
-        code = _CODES.get(request.exit_code, Code.JOB_FAILED)
-        self._in_loop(lambda loop: loop.send(loop.store.fail(request.text, code)))
-        self._health.tell({DATA: f"the job has failed: {request.text}"})
+        code, text = _CODES.get(request.exit_code, Code.JOB_FAILED), clean_message(request.text)
+        self._in_loop(lambda loop: loop.send(loop.store.fail(text, code)))
+        self._health.tell({DATA: f"the job has failed: {text}"})
         return pb.Ack()
 
     def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
@@ -110,6 +114,11 @@ class ShardControl(ShardControlServicer):
         version = None if request.step < 0 else request.step
         if unsound := self._in_loop(lambda loop: loop.store.unsound):
             return pb.SaveReply(refused=f"shard {self._index}: {unsound}")
+        try:
+            path = _checked(request.directory) / f"shard-{self._index}.safetensors"
+        except HubringError as error:
+            self._loop.rejections.add("path", log, f"refused a save: {error}")
+            return pb.SaveReply(refused=f"shard {self._index}: {error}")
         with self._saving:
             if not self._in_loop(lambda loop: loop.store.capture_at(version)):
                 return pb.SaveReply(
@@ -118,7 +127,6 @@ class ShardControl(ShardControlServicer):
             snapshot = self._catch(context)
         if snapshot is None:
             return pb.SaveReply(refused=f"shard {self._index}: the save of step {request.step} was cancelled")
-        path = Path(request.directory) / f"shard-{self._index}.safetensors"
         try:
             self._check(snapshot)
             written = shard_file.save(path, snapshot)
@@ -151,6 +159,7 @@ class ShardControl(ShardControlServicer):
             queued_ns=loop.service.queued,
             handled_ns=loop.service.handled,
             held_ns=loop.service.held,
+            refused=loop.rejections.counts(),
             **usage()._asdict(),
         )
 
@@ -195,6 +204,20 @@ class ShardControl(ShardControlServicer):
     def _in_loop(self, action: Callable[[ShardLoop], _T]) -> _T:
         self._ready.wait()
         return self._loop.command(lambda: action(self._loop)).result()
+
+
+def _checked(path: str) -> Path:
+    """Returns a folder or file that the coordinator named.
+
+    Raises:
+        ConfigError: The path is relative, or leaves a folder with `..`.
+    """
+    checked = Path(path)
+    if not checked.is_absolute() or ".." in checked.parts or not path.isprintable():
+        raise ConfigError(
+            f"the path {clean(path)!r} is relative or has `..`; use an absolute path in --checkpoint-dir"
+        )
+    return checked
 
 
 def _name_unsound(loop: ShardLoop, *, key: int, values: Tensor) -> str:

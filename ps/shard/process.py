@@ -23,6 +23,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import ConfigError, HubringError, ServerUnreachable
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import heartbeat_seconds
@@ -163,8 +164,8 @@ def main(argument: str) -> None:
     orphaned = threading.Event()
     watched = (settings.parent, orphaned)
     threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
-    control = ShardControl()
-    doors = open_doors(settings.host, register=[control.add_to])
+    control, rejections = ShardControl(), Rejections()
+    doors = open_doors(settings.host, register=[control.add_to], rejections=rejections)
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
     memory: ParameterMemory = HostMemory(doors.allocate)
     if settings.device != "cpu":
@@ -176,7 +177,7 @@ def main(argument: str) -> None:
     trace = None
     if settings.trace:
         trace = Trace(Path(settings.trace), place.role, registration.clock_offset())
-    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), memory, trace)
+    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), memory, trace, rejections)
     control.serve(loop, registration.index)
     registration.keep(loop.stop)
     loop.run()

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.transport.base import Connection, Listener, Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.host import host_id
@@ -67,13 +68,21 @@ class Doors(NamedTuple):
     allocate: Callable[[int], memoryview]
 
 
-def open_doors(host: str, register: Sequence[Callable[[grpc.Server], None]] = ()) -> Doors:
+def open_doors(
+    host: str,
+    register: Sequence[Callable[[grpc.Server], None]] = (),
+    rejections: Rejections | None = None,
+) -> Doors:
     """Opens listeners on free ports of `host` for every transport.
 
-    Services in `register` share gRPC's port.
+    Services in `register` share gRPC's port. `rejections` counts what the listeners refuse.
     """
-    shared = ShmTransport(guarded=True)
-    kinds: list[Transport] = [shared, ZmqTransport(), GrpcTransport(register)]
+    shared, refused = ShmTransport(guarded=True), rejections or Rejections()
+    kinds: list[Transport] = [
+        shared,
+        ZmqTransport(rejections=refused),
+        GrpcTransport(register, rejections=refused),
+    ]
     listeners: dict[str, Listener] = {}
     try:
         for kind in kinds:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.transport.backlog import Backlog, weigh
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.grpc.channel import open_channel
-from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, read_header, to_frames
+from hubring.ps.transport.grpc.frame import MAX_FRAME, Assembly, MalformedFrame, read_header, to_frames
 from hubring.ps.transport.grpc.listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
 from hubring.ps.transport.memory import plain_memory
 from hubring.ps.transport.outbox import Outbox
@@ -36,6 +37,7 @@ network grants one TCP connection.
 
 _CLIENT = (
     *BOTH_ENDS,
+    ("grpc.max_receive_message_length", MAX_FRAME),
     ("grpc.use_local_subchannel_pool", 1),  # gives each lane its own socket and backoff
 )
 
@@ -47,17 +49,24 @@ class GrpcTransport:
         register: Each adds a service to the servers that `listen` starts, like `add_..._to_server`. A shard's
             control thus shares the data port.
         lanes: Streams of each connection that `dial` opens.
+        rejections: Counts what a listener refuses.
     """
 
     name = "grpc"
 
-    def __init__(self, register: Sequence[Callable[[grpc.Server], None]] = (), lanes: int = LANES) -> None:
+    def __init__(
+        self,
+        register: Sequence[Callable[[grpc.Server], None]] = (),
+        lanes: int = LANES,
+        rejections: Rejections | None = None,
+    ) -> None:
         self._register = register
+        self._rejections = rejections or Rejections()
         self._lanes = lanes
         self._windows = Windows(Arena())
 
     def listen(self, host: str) -> GrpcListener:
-        return GrpcListener(host, self._register)
+        return GrpcListener(host, self._register, self._rejections)
 
     def dial(self, address: str, timeout: float) -> GrpcConnection:
         connection = GrpcConnection(address, self._lanes)

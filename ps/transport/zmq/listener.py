@@ -8,7 +8,8 @@ from dataclasses import replace
 import zmq
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.transport.base import Envelope, Message, ReturnPath
+from hubring.ps.core.rejections import Rejections
+from hubring.ps.transport.base import MAX_HEADER, Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
@@ -36,10 +37,16 @@ class ZmqListener:
     """A ROUTER, which reads from its workers in turn, one message each.
 
     ZeroMQ drops messages to a worker that is gone, as a Listener must.
+
+    Args:
+        sockets: Opens the ROUTER.
+        host: The address to listen on.
+        rejections: Counts dropped messages.
     """
 
-    def __init__(self, sockets: Sockets, host: str) -> None:
+    def __init__(self, sockets: Sockets, host: str, rejections: Rejections) -> None:
         self._sockets = sockets
+        self._rejections = rejections
         here = numeric(host)
         self._reply_routes: dict[bytes, bytes] = {}
         """For workers with a separate reply connection: its routing id, by that of the request connection."""
@@ -78,7 +85,11 @@ class ZmqListener:
         envelopes = []
         for sender, *frames in receive(self._router):
             if len(frames) > 2:
-                log.warning("dropped a message of %d parts; expected 1 or 2", len(frames))
+                text = "dropped a ZeroMQ message of more than 2 parts; expected a header and a payload"
+                self._rejections.add("parts", log, text)
+            elif len(frames[0]) > MAX_HEADER:
+                text = f"dropped a ZeroMQ message with a header of {len(frames[0])} bytes; the maximum is"
+                self._rejections.add("header", log, f"{text} {MAX_HEADER}")
             elif len(frames) == 1 and not frames[0]:
                 self._add_reply_route(sender.bytes)
             else:

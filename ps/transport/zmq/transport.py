@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.memory import plain_memory
@@ -56,17 +57,19 @@ class ZmqTransport:
 
     Args:
         apart: Whether replies use a separate connection, so that each end has one thread per direction.
+        rejections: Counts what a listener refuses.
     """
 
     name = "zmq"
 
-    def __init__(self, *, apart: bool = False) -> None:
+    def __init__(self, *, apart: bool = False, rejections: Rejections | None = None) -> None:
         self._apart = apart
+        self._rejections = rejections or Rejections()
         self._windows = Windows(Arena())
         self._sockets = Sockets()
 
     def listen(self, host: str) -> ZmqListener:
-        return ZmqListener(self._sockets, host)
+        return ZmqListener(self._sockets, host, self._rejections)
 
     def dial(self, address: str, timeout: float) -> ZmqConnection:
         connection = ZmqConnection(self._sockets, address, apart=self._apart)

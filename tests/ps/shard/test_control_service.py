@@ -158,3 +158,27 @@ def test_a_shards_traffic_is_that_of_its_job_without_the_trials_before(loop: Sha
     assert exchanged() == counted() == 4
     control.Reset(pb.ResetRequest(), CALLER)
     assert counted() == 0
+
+
+@pytest.mark.parametrize("path", ["", "relative/folder", "/folder/../etc", "/folder\x1b[31m"])
+def test_a_path_that_is_relative_or_leads_elsewhere_is_refused(
+    loop: ShardLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    control = ShardControl()
+    control.serve(loop, 0)
+    refused = control.Save(pb.SaveRequest(directory=path, step=-1), Caller()).refused
+    assert "use an absolute path in --checkpoint-dir" in refused
+    assert "\x1b" not in refused
+    assert list(tmp_path.iterdir()) == []
+    assert dict(control.Stats(pb.StatsRequest(), CALLER).refused) == {"path": 1}
+
+
+def test_the_text_of_a_failure_is_cleaned_before_workers_get_it(loop: ShardLoop) -> None:
+    control = ShardControl()
+    control.serve(loop, 0)
+    control.Fail(pb.FailRequest(text="\x1b[31mbecause" + "!" * 100_000, exit_code=69), CALLER)
+    ((_, reply),) = loop.command(lambda: loop.store.handle(Pull(Sender(0, 1), 0), "pull")).result(SOON)
+    assert isinstance(reply, Refusal)
+    assert reply.text.startswith("\N{REPLACEMENT CHARACTER}because!")
+    assert len(reply.text) < 10_000
