@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -71,9 +72,13 @@ def add_a_service(server: grpc.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Ask": answer}),))
 
 
+if TYPE_CHECKING:
+    Exchange = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+    Ask = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+
+
 async def outcome(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> grpc.StatusCode | None:
     """Returns None for a stream that the listener serves, or the code with which it refused the stream."""
-    await call.initial_metadata()
     greeted = GREETING in tuple(await call.initial_metadata())
     return None if greeted else await call.code()
 
@@ -84,15 +89,21 @@ def test_idle_streams_leave_threads_for_control(monkeypatch: pytest.MonkeyPatch)
 
     async def story(address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
-            exchange = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            exchange: Exchange = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            control: Ask = channel.unary_unary("/test/Ask")
             calls = [exchange(timeout=10 * PATIENCE) for _ in range(CONNECTION_CALLS - 1)]
-            outcomes = Counter([await outcome(call) for call in calls])
-            assert outcomes == {None: 8, grpc.StatusCode.RESOURCE_EXHAUSTED: len(calls) - 8}
-            assert await channel.unary_unary("/test/Ask")(b"here", timeout=PATIENCE) == b"here"
+            outcomes = [await outcome(call) for call in calls]
+            assert Counter(outcomes) == {None: 8, grpc.StatusCode.RESOURCE_EXHAUSTED: len(calls) - 8}
+            assert await control(b"here", timeout=PATIENCE) == b"here"
             monkeypatch.setattr(open_streams, "SILENT_SECONDS", 0.0)
             assert await outcome(exchange(timeout=PATIENCE)) is None
-            ended = Counter([await call.code() for call in calls if call.done()])
-            assert ended[grpc.StatusCode.OK] <= 1, "only the oldest makes room"
+            ends = [
+                asyncio.create_task(call.code())
+                for call, refusal in zip(calls, outcomes, strict=True)
+                if refusal is None
+            ]
+            ended, _ = await asyncio.wait(ends, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            assert [end.result() for end in ended] == [grpc.StatusCode.OK], "one stream made room"
 
     with Serving(GrpcTransport([add_a_service], rejections=rejections)) as server:
         asyncio.run(story(server.address))

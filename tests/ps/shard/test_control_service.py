@@ -167,7 +167,7 @@ def test_a_path_that_is_relative_or_leads_elsewhere_is_refused(
     monkeypatch.chdir(tmp_path)
     control = ShardControl()
     control.serve(loop, 0)
-    refused = control.Save(pb.SaveRequest(directory=path, step=-1), Caller()).refused
+    refused = control.Save(pb.SaveRequest(directory=path, step=-1), CALLER).refused
     assert "use an absolute path in --checkpoint-dir" in refused
     assert "\x1b" not in refused
     assert list(tmp_path.iterdir()) == []
