@@ -1324,6 +1324,26 @@ class ShardStats(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RefusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SHARD_FIELD_NUMBER: _builtins.int
     BYTES_IN_FIELD_NUMBER: _builtins.int
     BYTES_OUT_FIELD_NUMBER: _builtins.int
@@ -1343,6 +1363,7 @@ class ShardStats(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     GPU_BYTES_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     bytes_in: _builtins.int
     bytes_out: _builtins.int
@@ -1379,6 +1400,10 @@ class ShardStats(_message.Message):
     def held_ns(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """by rank: time that the mode held answers back"""
 
+    @_builtins.property
+    def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by reason: what exceeded a bound, since the process started"""
+
     def __init__(
         self,
         *,
@@ -1401,10 +1426,11 @@ class ShardStats(_message.Message):
         memory_bytes: _builtins.int = ...,
         gpu_bytes: _builtins.int = ...,
         damaged: _builtins.int = ...,
+        refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "damaged", b"damaged", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "damaged", b"damaged", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -162,7 +162,8 @@ Global___Code: _TypeAlias = Code  # noqa: Y015
 @_typing.final
 class Frame(_message.Message):
     """The header is first so that a reader can stop before the payload.
-    A payload longer than one frame continues in frames without a header.
+    A frame has at most 32 KiB of header and 1 MiB of payload.
+    A longer payload continues in frames without a header.
     payload_bytes of the first frame gives its length.
     """
 

@@ -27,6 +27,7 @@ from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends
 from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
 from hubring.ps.core.timing import SystemTime
+from hubring.ps.core.types import MAX_WORLD_SIZE
 from hubring.ps.observe.health import CONTROL, HubHealth
 from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
@@ -50,6 +51,14 @@ Their holders may have sent heartbeats in time that this process did not read.
 """
 CONNECT_SECONDS = 10.0
 """How long `--join` waits for the coordinator and for its token file."""
+_GRPC = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_allowed_incoming_connections", 4 * MAX_WORLD_SIZE),
+    ("grpc.max_concurrent_streams", 64),
+)
+"""Bounds of the control server. Each worker and each shard has one connection; command lines come and go."""
+
 GOODBYE_SECONDS = 5.0
 """How long shards and workers have to learn that the server stops."""
 
@@ -125,7 +134,7 @@ class Server:
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
         keyring = self._keyring
         guards = [] if keyring is None else [AsyncGuard(keyring.guard)]
-        server = grpc.aio.server(interceptors=guards, options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(interceptors=guards, options=_GRPC)
         add_ControlServicer_to_server(Control(coordinator, keyring), server)
         self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -301,7 +310,7 @@ def _start_shards(
 
 async def _open(site: Site, coordinator: Coordinator) -> None:
     try:
-        await site.serve(coordinator)
+        await site.serve(coordinator, coordinator.counters.rejections)
     except Exception:
         log.exception("the status page and /metrics failed to start; the job continues without them")
         await site.close()  # refuses connections instead of letting clients wait

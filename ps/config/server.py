@@ -14,6 +14,7 @@ from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugg
 from hubring.ps.config.kinds import Bytes, DeviceName, LogFormat, Port, Seconds, Whole
 from hubring.ps.config.settings import flag
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import MAX_WORLD_SIZE
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -117,6 +118,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             raise only_with(f"--backup {self.backup}", "--mode backup", f"--mode {self.mode}")
         if self.mode == "backup" and not self.backup:
             raise ConfigError("--mode backup needs --backup B, the workers that a round does not wait for")
+        if self.workers > MAX_WORLD_SIZE:
+            raise ConfigError(
+                f"--workers {self.workers} is too large; use at most --workers {MAX_WORLD_SIZE}"
+            )
         if self.workers and self.backup >= self.workers:
             raise ConfigError(
                 f"--backup {self.backup} with --workers {self.workers} leaves no worker to wait for;"

@@ -16,14 +16,16 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlServicer
+from hubring.ps.coordinator import peer_request
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.joining import Summons
-from hubring.ps.core.errors import ConfigError, Fenced, HubringError
-from hubring.ps.core.types import PROTOCOL, Sender, Slicing, incarnation_from_wire, incarnation_to_wire
+from hubring.ps.core.errors import ConfigError, Fenced, HubringError, UsageError
+from hubring.ps.core.peer_text import clean, clean_message
+from hubring.ps.core.rejections import Reason as Rejection
+from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job import telemetry
 from hubring.ps.job.job import Reason
-from hubring.ps.job.joiner import Joiner
-from hubring.ps.job.plan_protos import bucket_from_proto, slice_to_proto
+from hubring.ps.job.plan_protos import slice_to_proto
 from hubring.ps.security.keyring import Keyring
 from hubring.ps.security.policy import Role
 from hubring.ps.transport.host import reachable
@@ -48,20 +50,31 @@ class Control(ControlServicer):
         self._coordinator = coordinator
         self._keyring = keyring
 
+    def _count_if_bounded(self, what: str, error: HubringError) -> bool:
+        """Counts a refusal, and logs it rarely, if its reason is a bound. Returns whether it is."""
+        if bounded := isinstance(error, peer_request.Rejected):
+            self._count(error.reason, f"{what}: {error}")
+        return bounded
+
+    def _count(self, reason: Rejection, text: str) -> None:
+        self._coordinator.counters.rejections.add(reason, log, text)
+
     # Workers.
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         try:
-            _check_protocol(request.protocol, "worker")
-            seat = await self._coordinator.join(_joiner(request))
+            joiner = peer_request.joiner(request)
+            seat = await self._coordinator.join(joiner)
         except asyncio.CancelledError:  # the worker is gone
             self._coordinator.connections.abandon(request.token)
             raise
         except HubringError as error:
-            log.warning("refused the worker on %s (pid %d): %s", request.host, request.pid, error)
+            what = f"refused the worker on {clean(request.host)} (pid {request.pid})"
+            if not self._count_if_bounded(what, error):
+                log.warning("%s: %s", what, error)
             return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
         if seat is None:
-            text = self._coordinator.quorum.awaited(_joiner(request))
+            text = self._coordinator.quorum.awaited(joiner)
             return pb.JoinReply(state=pb.JoinReply.WAITING, text=text)
         config = self._coordinator.config
         if isinstance(seat, Summons):
@@ -100,7 +113,7 @@ class Control(ControlServicer):
             sent = telemetry.from_proto(request.telemetry)
             news = self._coordinator.beat(_sender(request), request.step, request.loss, request.waiting, sent)
             if request.shard_ended:
-                self._coordinator.shard_ended(_sender(request), request.shard_ended)
+                self._coordinator.shard_ended(_sender(request), clean(request.shard_ended))
             if request.stopping:
                 await self._coordinator.stop_with(_sender(request))
             agreed = self._coordinator.job.stop(_sender(request), request.stop_after)
@@ -126,7 +139,9 @@ class Control(ControlServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         sender, departures = _sender(request), self._coordinator.departures
         try:
-            news = await self._coordinator.leave(sender, Reason(request.reason), request.text, request.step)
+            news = await self._coordinator.leave(
+                sender, Reason(request.reason), clean_message(request.text), request.step
+            )
         except Fenced as error:
             return pb.LeaveReply(failed=str(error), exit_code=error.exit_code)
         verdict = await departures.await_verdict(sender, request.wait_seconds)
@@ -136,7 +151,7 @@ class Control(ControlServicer):
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
         try:
-            offered = tuple(map(bucket_from_proto, request.buckets))
+            offered = peer_request.buckets(request.buckets)
             if request.trial:
                 trial = await self._coordinator.try_plan(_sender(request), offered, request.slice_bytes)
                 return pb.PlanReply(slices=[slice_to_proto(piece) for piece in trial.slices])
@@ -145,6 +160,7 @@ class Control(ControlServicer):
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except HubringError as error:
+            self._count_if_bounded(f"refused the buckets of rank {request.rank}", error)
             return pb.PlanReply(refused=str(error), exit_code=error.exit_code)
         agreed_model = self._coordinator.agreed_model
         return pb.PlanReply(
@@ -161,6 +177,9 @@ class Control(ControlServicer):
             )
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except UsageError as error:
+            self._count("board", f"refused what rank {request.rank} publishes: {error}")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         return pb.RendezvousReply(value=value)
 
     async def Clock(self, request: pb.ClockRequest, context: Context) -> pb.ClockReply:
@@ -193,9 +212,9 @@ class Control(ControlServicer):
         self, request: pb.RegisterShardRequest, context: Context
     ) -> pb.RegisterShardReply:
         try:
-            _check_protocol(request.protocol, "shard")
-            shard = await self._coordinator.register_shard(request)
+            shard = await self._coordinator.register_shard(peer_request.shard(request))
         except ConfigError as error:
+            self._count_if_bounded(f"refused the shard on {clean(request.host)} (pid {request.pid})", error)
             return pb.RegisterShardReply(refused=str(error))
         if shard is None:
             return pb.RegisterShardReply()  # lease 0: a job is running; the shard asks again
@@ -213,27 +232,6 @@ class Control(ControlServicer):
         self, request: pb.ShardHeartbeatRequest, context: Context
     ) -> pb.ShardHeartbeatReply:
         return pb.ShardHeartbeatReply(stop=not self._coordinator.beat_shard(request.token))
-
-
-def _check_protocol(theirs: int, who: str) -> None:
-    if theirs != PROTOCOL:
-        raise ConfigError(
-            f"the {who} uses protocol {theirs}, but this server uses protocol {PROTOCOL};"
-            " install the same version of Hubring on both hosts"
-        )
-
-
-def _joiner(request: pb.JoinRequest) -> Joiner:
-    return Joiner(
-        token=request.token,
-        job=request.job,
-        topology=request.topology,
-        host=request.host,
-        pid=request.pid,
-        rank=None if request.rank < 0 else request.rank,
-        world_size=request.world_size or None,
-        brings_shard=request.brings_shard,
-    )
 
 
 def _sender(

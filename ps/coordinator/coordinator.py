@@ -186,12 +186,12 @@ class Coordinator:
         return await self._planner.try_out(sender, offered, slice_bytes)
 
     async def rendezvous(self, sender: Sender, key: str, value: str, seconds: float) -> str:
-        """Stores a value; without one, waits for another worker's value. Empty after a timeout."""
+        """Stores a value; without one, waits for another's. Empty after a timeout. Raises as `pin`."""
         membership = self._job_of(sender).membership
         assert membership is not None
         membership.member(sender)
         if value:
-            await self._rendezvous.pin(key, value)
+            await self._rendezvous.pin(sender.rank, key, value)
             return value
         return await self._rendezvous.find(key, seconds)
 

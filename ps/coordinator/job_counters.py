@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.job.outcome import Outcome
 
 RESULTS = ("finished", "preempted", "failed")
@@ -13,9 +14,14 @@ WAYS = ("finished", "preempted", "failed", "lost")
 
 
 class JobCounters:
-    """Counts since the server started. A job's own counts end with the job."""
+    """Counts since the server started. A job's own counts end with the job.
+
+    Attributes:
+        rejections: What the server refused.
+    """
 
     def __init__(self) -> None:
+        self.rejections = Rejections()
         self._jobs: Counter[str] = Counter()
         self._workers: Counter[str] = Counter()
         self._counted: Outcome | None = None
@@ -32,7 +38,7 @@ class JobCounters:
         self._counted = outcome
 
     def counts(self, latest: Outcome) -> dict[str, dict[str, int]]:
-        """Returns jobs by result and workers by departure, including zeros.
+        """Returns jobs by result and workers by departure, including zeros, and rejections by reason.
 
         Args:
             latest: The outcome of the current or last job.
@@ -43,4 +49,5 @@ class JobCounters:
         return {
             "jobs": {result: self._jobs[result] for result in RESULTS},
             "workers": {way: workers[way] for way in WAYS},
+            "refused": self.rejections.counts(),
         }

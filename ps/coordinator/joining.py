@@ -59,7 +59,8 @@ class Joining:
             HubringError: The worker cannot join.
         """
         member = self._job.admit(joiner, self._clock.now(), waits=True)
-        await self._notifier.announce()
+        if self._job.started:  # earlier joins change nothing that another worker waits for
+            await self._notifier.announce()
         if self._job.colocated and not joiner.brings_shard:
             return Summons(member)
         await self._notifier.wait_for(lambda: self._quorum.complete, patience)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,7 +185,7 @@ class Fleet:
 
     async def save(self, folder: Path, step: int) -> list[pb.SaveReply]:
         """Lets every shard write its file; `step` -1 saves every key in its current state."""
-        message = pb.SaveRequest(directory=str(folder.absolute()), step=step)
+        message = pb.SaveRequest(directory=os.path.abspath(folder), step=step)
         return await self._all(lambda stub: stub.Save(message, timeout=SAVE_SECONDS))
 
     async def stats(self) -> list[pb.ShardStats]:
@@ -241,5 +242,5 @@ def _assignment(buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | 
     return pb.ShardAssignment(
         buckets=[bucket_to_proto(bucket) for bucket in buckets],
         slices=[slice_to_proto(piece) for piece in plan.slices],
-        restore=str(restore.absolute()) if restore else "",  # a shard's working directory may differ
+        restore=os.path.abspath(restore) if restore else "",  # a shard's working directory may differ
     )

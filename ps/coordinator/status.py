@@ -82,6 +82,7 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
         "duplicates": stats.duplicates,
         "dropped": stats.dropped,
         "damaged": stats.damaged,
+        "refused": dict(sorted(stats.refused.items())),
         "bytes_in": stats.bytes_in,
         "bytes_out": stats.bytes_out,
         "keys": stats.keys,

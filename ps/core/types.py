@@ -11,6 +11,9 @@ from typing import NamedTuple
 PROTOCOL = 7
 """Protocol version. Increase it when an older peer could misunderstand a newer one."""
 
+MAX_WORLD_SIZE = 4096
+"""Maximum number of workers of a job. A join takes time and memory in proportion to it."""
+
 Hyper = Mapping[str, float]
 """Hyperparameters of one parameter group as numbers: lr, momentum, beta1; nesterov as 0 or 1."""
 

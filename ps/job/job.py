@@ -192,12 +192,7 @@ class Job:
         """Returns which workers are missing at the start, in words."""
         if self.membership is None:
             return "waiting for the first worker"
-        missing = sorted(self.membership.missing())
-        count = len(missing)
-        return (
-            f"waiting for {count} of {self.membership.world_size} workers"
-            f" (rank{'s' if count > 1 else ''} {', '.join(map(str, missing))} not started yet)"
-        )
+        return f"waiting for {self.membership.absent()}"
 
     def beat(
         self,

@@ -23,6 +23,9 @@ from typing import NamedTuple
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Member, Sender, View, new_incarnation
 
+NAMED_RANKS = 16
+"""How many missing ranks a message lists. Every waiting worker gets the message every few seconds."""
+
 RETURN_SECONDS = 4.0
 """How long a process whose connection closed has for its next heartbeat: perhaps only the network failed."""
 
@@ -122,6 +125,16 @@ class Membership:
         """Returns the ranks without a holder."""
         return [rank for rank in range(self.world_size) if rank not in self._leases]
 
+    def absent(self) -> str:
+        """Returns which workers are missing, in words."""
+        ranks = self.missing()
+        count = len(ranks)
+        more = f" and {count - NAMED_RANKS} more" if count > NAMED_RANKS else ""
+        return (
+            f"{count} of {self.world_size} workers (rank{'s' if count > 1 else ''}"
+            f" {', '.join(map(str, ranks[:NAMED_RANKS]))}{more} not started yet)"
+        )
+
     def join(
         self, token: str, rank: int | None, host: str, pid: int, now: float, *, waits: bool = False
     ) -> Member:
@@ -148,7 +161,7 @@ class Membership:
         self.next_incarnation += 1
         self._tokens[token] = member
         self._leases[member.rank] = _Lease(member, token, beaten=now, waits=waits)
-        if not self.complete and not self.missing():
+        if not self.complete and len(self._leases) == self.world_size:
             self.complete = True
             self._activate(self._leases.values())
         return member

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, TypeGuard
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.core.peer_text import clean
 
 MOST_METRICS = 12
 """How many metrics of a worker are sent and shown: the first ones that it reported."""
@@ -56,7 +57,7 @@ class Telemetry:
 def from_proto(message: pb.Telemetry) -> Telemetry:
     """Returns a peer's telemetry. Whatever the peer sent, metrics are finite and bounded in number."""
     return Telemetry(
-        metrics=shown(sorted(message.metrics.items())),
+        metrics=shown((clean(name, LONGEST_NAME), value) for name, value in sorted(message.metrics.items())),
         samples=message.samples,
         progress=_share(message.progress) if message.HasField("progress") else None,
         cpu_seconds=message.cpu_ns / 1e9,

@@ -157,6 +157,11 @@ def _shards_up(report: Report) -> Iterator[Reading]:
     return (((str(row["shard"]),), "error" not in row) for row in report["shards"])
 
 
+def _refused(report: Report) -> Iterator[Reading]:
+    for (shard,), reasons in _shards("refused")(report):
+        yield from (((shard, reason), count) for reason, count in reasons.items())
+
+
 def _held(report: Report) -> Iterator[Reading]:
     present = [str(row["rank"]) for row in report["workers"]]
     for (shard,), ranks in _shards("held_seconds")(report):
@@ -190,6 +195,8 @@ METRICS = (
            "Workers that left the job, by how: finished, preempted, failed or lost."),
     Metric("ps_jobs_total", "counter", ("result",), "jobs", _total("jobs"),
            "Jobs that ended, by result: finished, preempted or failed."),
+    Metric("ps_refused_total", "counter", ("reason",), "requests", _total("refused"),
+           "What the server refused because it exceeds a bound, by reason, for example `world size`."),
     Metric("ps_steps_total", "counter", (), "steps", _steps,
            "Steps that all workers have completed, including steps before the checkpoint that the job"
            " resumed from. Omitted before the first step."),
@@ -247,6 +254,8 @@ METRICS = (
            "Pushes that were too late for their round (`--mode backup`)."),
     Metric("ps_shard_damaged_total", "counter", ("shard",), "messages", _shards("damaged"),
            "Messages that did not match their checksum. They were sent again."),
+    Metric("ps_shard_refused_total", "counter", ("shard", "reason"), "requests", _refused,
+           "What the shard refused because it exceeds a bound, by reason, for example `streams`."),
     Metric("ps_shard_received_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_in"),
            "Payload that workers sent to the shard, without headers."),
     Metric("ps_shard_sent_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_out"),
@@ -319,8 +328,9 @@ _PAGE = """\
 format. `python -m hubring.ps.observe.metrics` makes this page from the table in `ps/observe/metrics.py`.
 
 Counters of workers and shards restart with each job; `rate()` and `increase()` allow for that.
-`ps_workers_left_total`, `ps_jobs_total` and `ps_checkpoints_total` count from the hub's start. An unknown
-number is omitted. In a ring no gradients pass through the shards, so their counters stay 0.
+`ps_workers_left_total`, `ps_jobs_total`, `ps_checkpoints_total` and `ps_refused_total` count from the hub's
+start, `ps_shard_refused_total` from the shard's. An unknown number is omitted. In a ring no gradients pass
+through the shards, so their counters stay 0.
 
 | name | type | labels | unit | meaning |
 | --- | --- | --- | --- | --- |

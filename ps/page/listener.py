@@ -7,10 +7,14 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from hubring.ps.core.rejections import Rejections
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +26,12 @@ MOST_VISITORS = 64
 
 MOST_CONNECTIONS = 128
 """Limit on open connections; further ones are closed, which leaves file descriptors for the workers."""
+
+MOST_OF_ADDRESS = 64
+"""Limit on open connections of one IP address; further ones are closed."""
+
+SLOW_SECONDS = 10.0
+"""How long a client can leave a response unread before its connection is closed."""
 
 SILENT_SECONDS = 5
 """How long a connection can stay open without a complete request."""
@@ -36,12 +46,13 @@ class HttpListener:
     Args:
         app: The app.
         listening: A socket from `hubring.ps.page.port.take`; the listener closes it.
+        rejections: Counts closed connections.
     """
 
-    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listening: socket.socket, rejections: Rejections) -> None:
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=partial(_Protocol, rejections),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -65,14 +76,42 @@ class HttpListener:
 
 
 class _Protocol(H11Protocol):
-    """Closes connections beyond the limit, and connections without a complete request."""
+    """Closes connections beyond the limits, without a complete request, or that do not read."""
+
+    def __init__(self, rejections: Rejections, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._rejections = rejections
+        self._slow: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
+        address = self.client[0] if self.client else ""
+        same = sum(_address(other) == address for other in self.connections)
+        if len(self.connections) > MOST_CONNECTIONS or same > MOST_OF_ADDRESS:
+            text = f"refused a connection of {address} to the status page: {same} of it are open"
+            self._rejections.add("connections", log, text)
             transport.abort()
             return
         self.timeout_keep_alive_task = self.loop.call_later(SILENT_SECONDS, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        # Uvicorn would wait for the client without a limit.
+        super().pause_writing()
+        self._slow = self.loop.call_later(SLOW_SECONDS, self._drop)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _drop(self) -> None:
+        self._rejections.add("slow reader", log, f"closed a connection of {self.client}, which does not read")
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         # Uvicorn's method cancels the deadline at the first byte, so half a request would stay open forever.
@@ -80,6 +119,12 @@ class _Protocol(H11Protocol):
         self.handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
             self._unset_keepalive_if_required()
+
+
+def _address(connection: object) -> str:
+    """Returns the peer's IP address; empty if it is not known."""
+    client = getattr(connection, "client", None)
+    return client[0] if client else ""
 
 
 class _Server(uvicorn.Server):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hubring.ps.config.address import is_loopback
 from hubring.ps.config.server import ServerConfig
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.observe.journal import Journal
 from hubring.ps.page import port
@@ -54,8 +55,13 @@ class Site:
             page = f"{self.address}/  (token: {self._config.page_token_file})"
         return [f"  page      {page}", f"  metrics   {self.address}/metrics"]
 
-    async def serve(self, hub: Hub) -> None:
-        """Starts to answer. The imports run in a thread, because the loop must answer workers meanwhile."""
+    async def serve(self, hub: Hub, rejections: Rejections | None = None) -> None:
+        """Starts to answer. The imports run in a thread, because the loop must answer workers meanwhile.
+
+        Args:
+            hub: The hub.
+            rejections: Counts the connections that the page closes.
+        """
         await asyncio.to_thread(_load)
         from hubring.ps.page.broadcast import Broadcast
         from hubring.ps.page.listener import HttpListener
@@ -69,7 +75,7 @@ class Site:
         host = self._config.host
         names = {"localhost", "127.0.0.1", "[::1]", bracketed(host).lower()} if is_loopback(host) else ()
         made: ASGIApp = app(hub, reader, renderer, broadcast, self._token, names)
-        self._listener = HttpListener(made, self._listening)
+        self._listener = HttpListener(made, self._listening, rejections or Rejections())
         self._sampling = asyncio.create_task(_sample(reader, history))
 
     async def close(self) -> None:

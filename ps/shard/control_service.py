@@ -7,6 +7,7 @@ writes the clones to disk.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -23,14 +24,17 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.counters import usage
-from hubring.ps.core.errors import HubringError, NonFinite
+from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
 from hubring.ps.core.messages import Code
+from hubring.ps.core.peer_text import clean, clean_message
 from hubring.ps.core.types import Member, View, incarnation_from_wire
 from hubring.ps.job.plan_protos import bucket_from_proto, slice_from_proto
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -70,7 +74,7 @@ class ShardControl(ShardControlServicer):
         members = tuple(
             Member(member.rank, incarnation_from_wire(member.incarnation)) for member in request.members
         )
-        view = View(request.epoch, members, request.finished)
+        view = View(request.epoch, members, clean_message(request.finished))
         self._in_loop(lambda loop: loop.send(loop.store.on_view(view)), context)
         return pb.Ack()
 
@@ -88,7 +92,7 @@ class ShardControl(ShardControlServicer):
                 loop.store.restore(snapshot, request.version)
 
         try:
-            snapshot = shard_file.load(Path(request.restore), keys) if request.restore else None
+            snapshot = shard_file.load(_checked(request.restore), keys) if request.restore else None
             self._in_loop(assign, context)
         except HubringError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -99,9 +103,9 @@ class ShardControl(ShardControlServicer):
         return pb.Ack()
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
-        code = _CODES.get(request.exit_code, Code.JOB_FAILED)
-        self._in_loop(lambda loop: loop.send(loop.store.fail(request.text, code)), context)
-        self._health.tell({DATA: f"the job has failed: {request.text}"})
+        code, text = _CODES.get(request.exit_code, Code.JOB_FAILED), clean_message(request.text)
+        self._in_loop(lambda loop: loop.send(loop.store.fail(text, code)), context)
+        self._health.tell({DATA: f"the job has failed: {text}"})
         return pb.Ack()
 
     def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
@@ -113,6 +117,11 @@ class ShardControl(ShardControlServicer):
         version = None if request.step < 0 else request.step
         if unsound := self._in_loop(lambda loop: loop.store.unsound, context):
             return pb.SaveReply(refused=f"shard {self._index}: {unsound}")
+        try:
+            path = _checked(request.directory) / f"shard-{self._index}.safetensors"
+        except HubringError as error:
+            self._loop.rejections.add("path", log, f"refused a save: {error}")
+            return pb.SaveReply(refused=f"shard {self._index}: {error}")
         with self._saving:
             if not self._in_loop(lambda loop: loop.store.capture_at(version), context):
                 return pb.SaveReply(
@@ -121,7 +130,6 @@ class ShardControl(ShardControlServicer):
             snapshot = self._catch(context)
         if snapshot is None:
             return pb.SaveReply(refused=f"shard {self._index}: the save of step {request.step} was cancelled")
-        path = Path(request.directory) / f"shard-{self._index}.safetensors"
         try:
             self._check(snapshot, context)
             written = shard_file.save(path, snapshot)
@@ -155,6 +163,7 @@ class ShardControl(ShardControlServicer):
             handled_ns=loop.service.handled,
             held_ns=loop.service.held,
             damaged=loop.service.damaged,
+            refused=loop.rejections.counts(),
             **usage()._asdict(),
         )
 
@@ -206,6 +215,20 @@ class ShardControl(ShardControlServicer):
             context.abort(grpc.StatusCode.UNAVAILABLE, f"shard {self._index} is exiting")
         except TimeoutError:
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"shard {self._index} is busy")
+
+
+def _checked(path: str) -> Path:
+    """Returns a folder or file that the coordinator named.
+
+    Raises:
+        ConfigError: The path is relative, or leaves a folder with `..`.
+    """
+    checked = Path(path)
+    if not checked.is_absolute() or ".." in checked.parts or not path.isprintable():
+        raise ConfigError(
+            f"the path {clean(path)!r} is relative or has `..`; use an absolute path in --checkpoint-dir"
+        )
+    return checked
 
 
 def _name_unsound(loop: ShardLoop, *, key: int, values: Tensor) -> str:

@@ -31,6 +31,7 @@ from hubring.ps.core.messages import (
     Refusal,
     Request,
 )
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import BucketSpec, Sender, Slice
 from hubring.ps.store.consistency import Consistency
@@ -79,6 +80,7 @@ class ShardLoop:
         listeners: The listeners for workers; closed when `run` returns.
         memory: The memory for each store's parameters; None uses this process's private memory.
         trace: Where to record the shard's work; None disables the trace.
+        rejections: Counts what this process refuses.
     """
 
     def __init__(
@@ -87,11 +89,13 @@ class ShardLoop:
         listeners: list[Listener],
         memory: ParameterMemory | None = None,
         trace: Trace | None = None,
+        rejections: Rejections | None = None,
     ) -> None:
         self._make_store = partial(KVStore, consistency, memory)
         self.store = self._make_store()
         self.traffic = Traffic()
         self.service = Service()
+        self.rejections = rejections or Rejections()
         self._trace = trace
         self._now = 0
         """When the current request or command began, by `time.monotonic_ns`."""
@@ -211,7 +215,7 @@ class ShardLoop:
         try:
             number, request = wire.decode_request(message)
         except wire.MalformedMessage as error:
-            log.warning("refused a message: %s", error)
+            self.rejections.add("message", log, f"refused a message: {error}")
             if error.request is not None:  # without a request number there is nothing to answer
                 unknown = Ticket(listener, envelope.reply_to, error.request, _NO_SENDER, self._now)
                 self.send([Delivery(unknown, _bad(error))])

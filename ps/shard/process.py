@@ -25,6 +25,7 @@ from hubring.ps.config.environment import environment
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, ServerUnreachable
 from hubring.ps.core.pauses import Pauses
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import heartbeat_seconds
@@ -189,10 +190,10 @@ def main() -> None:
     orphaned = threading.Event()
     watched = (settings.parent, orphaned)
     threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
-    control = ShardControl()
+    control, rejections = ShardControl(), Rejections()
     encrypts = not (settings.insecure or is_loopback(settings.host))
     lock = make_lock(tls=encrypts, curve=encrypts and not settings.plain_data)
-    doors = open_doors(settings.host, [control.add_to], lock)
+    doors = open_doors(settings.host, [control.add_to], rejections, lock)
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
     memory: ParameterMemory = HostMemory(doors.allocate)
     if settings.device != "cpu":
@@ -204,7 +205,7 @@ def main() -> None:
     trace = None
     if settings.trace:
         trace = Trace(Path(settings.trace), place.role, registration.clock_offset())
-    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), memory, trace)
+    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), memory, trace, rejections)
     control.serve(loop, registration.index)
     registration.keep(loop.stop)
     loop.run()

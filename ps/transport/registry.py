@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import OPEN, Door, Lock
 from hubring.ps.transport.base import Connection, Listener, Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
@@ -70,14 +71,22 @@ class Doors(NamedTuple):
 
 
 def open_doors(
-    host: str, register: Sequence[Callable[[grpc.Server], None]] = (), lock: Lock | None = None
+    host: str,
+    register: Sequence[Callable[[grpc.Server], None]] = (),
+    rejections: Rejections | None = None,
+    lock: Lock | None = None,
 ) -> Doors:
     """Opens listeners on free ports of `host` for every transport.
 
-    Services in `register` share gRPC's port. Without a `lock` anybody may connect.
+    Services in `register` share gRPC's port. `rejections` counts what the listeners refuse. Without a `lock`
+    anybody may connect.
     """
-    shared = ShmTransport(guarded=True)
-    kinds: list[Transport] = [shared, ZmqTransport(lock=lock), GrpcTransport(register, lock=lock)]
+    shared, refused = ShmTransport(guarded=True), rejections or Rejections()
+    kinds: list[Transport] = [
+        shared,
+        ZmqTransport(rejections=refused, lock=lock),
+        GrpcTransport(register, rejections=refused, lock=lock),
+    ]
     listeners: dict[str, Listener] = {}
     try:
         for kind in kinds:

@@ -12,12 +12,15 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from hubring.protos import data_pb2 as pb
-from hubring.ps.transport.base import MAX_PAYLOAD, Message
+from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
 from hubring.ps.transport.checksum import opened, sealed, verify_header
 from hubring.ps.transport.memory import copy, land
 
 CHUNK_BYTES = 1 << 20
 """Maximum payload bytes of one frame."""
+
+MAX_FRAME = CHUNK_BYTES + MAX_HEADER + 16
+"""Maximum bytes of one frame: a header, a chunk and the tags and lengths of both."""
 
 _HEADER_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12"
 
@@ -60,6 +63,8 @@ class Assembly:
             DamagedHeader: A header does not match its checksum.
             MalformedFrame: The peer violates data.proto.
         """
+        if len(frame) > MAX_FRAME:
+            raise MalformedFrame(f"a frame of {len(frame)} bytes; the maximum is {MAX_FRAME}")
         header, chunk = _parse(frame)
         if header is not None:
             message = self._begin(header, chunk)
@@ -107,8 +112,10 @@ def read_header(header: bytes) -> tuple[int, int]:
     """Returns a header's request number and payload size.
 
     Raises:
-        MalformedFrame: The header does not parse, or its payload is too large.
+        MalformedFrame: The header does not parse, or the header or its payload is too large.
     """
+    if len(header) > MAX_HEADER:
+        raise MalformedFrame(f"a header of {len(header)} bytes; the maximum is {MAX_HEADER}")
     try:
         parsed = pb.Header.FromString(header)
     except DecodeError as error:

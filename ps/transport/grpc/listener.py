@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import Lock
 from hubring.ps.security.guard import ThreadGuard
 from hubring.ps.transport.backlog import Backlog, weigh
@@ -19,13 +21,23 @@ from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.grpc.channel import server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
+from hubring.ps.transport.grpc.open_streams import MAX_STREAMS, OpenStreams, Place
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
-MAX_STREAMS = 1024
-"""Maximum of concurrent streams and control calls of one listener. Each uses a thread."""
+CONTROL_THREADS = 32
+"""Threads for control calls. Streams cannot take them: OpenStreams bounds the streams below the threads."""
+
+MAX_CONNECTIONS = 2 * MAX_STREAMS
+"""Maximum number of TCP connections of one listener. A stream has a connection of its own."""
+
+CONNECTION_CALLS = 64
+"""Maximum number of open streams and calls of one TCP connection."""
+
+MAX_CONTROL_BYTES = 8 << 20
+"""Maximum bytes of a control message: buckets and slices of a plan, 4 MiB each. `Assembly` bounds frames."""
 
 SERVICE, METHOD = "hubring.v1.Data", "Exchange"
 GREETING = ("hubring-data", "1")
@@ -33,7 +45,6 @@ GREETING = ("hubring-data", "1")
 
 BOTH_ENDS = (
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -47,22 +58,37 @@ window grow, it took 139 ms.
 """
 _SERVER = (
     *BOTH_ENDS,
+    ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.max_concurrent_streams", CONNECTION_CALLS),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 
 
 class GrpcListener:
-    """A shard's end. Each stream has two threads: gRPC's thread sends replies, ours reads requests."""
+    """A shard's end. Each stream has two threads: gRPC's thread sends replies, ours reads requests.
+
+    Args:
+        host: The address to listen on.
+        register: Each adds a service to the server.
+        rejections: Counts refused frames and streams.
+        lock: Guards the server; None: it is open.
+    """
 
     def __init__(
-        self, host: str, register: Sequence[Callable[[grpc.Server], None]], lock: Lock | None = None
+        self,
+        host: str,
+        register: Sequence[Callable[[grpc.Server], None]],
+        rejections: Rejections,
+        lock: Lock | None = None,
     ) -> None:
         here = numeric(host)
         self._inbox: deque[Envelope] = deque()
         self._bell = Bell()
-        self._streams: set[_Stream] = set()
-        self._threads = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="grpc")
+        self._rejections = rejections
+        self._streams = OpenStreams(rejections)
+        self._threads = ThreadPoolExecutor(MAX_STREAMS + CONTROL_THREADS, thread_name_prefix="grpc")
         guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard)]
         self._server = grpc.server(self._threads, interceptors=guards, options=_SERVER)
         exchange: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._exchange)
@@ -109,30 +135,33 @@ class GrpcListener:
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serves one stream. Runs in gRPC's thread until the stream ends."""
         stream = _Stream()
+        place = self._streams.take(context.peer(), time.monotonic(), stream.end)
+        if place is None:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams are open; close some first")
         context.send_initial_metadata((GREETING,))
-        if not context.add_callback(stream.end):
-            return
-        self._streams.add(stream)
-        reader = threading.Thread(target=self._read, args=(requests, stream), name="grpc reader", daemon=True)
-        reader.start()
         try:
-            yield from stream.frames()
+            if context.add_callback(stream.end):
+                arguments = (requests, stream, place)
+                threading.Thread(target=self._read, args=arguments, name="grpc reader", daemon=True).start()
+                yield from stream.frames()
         finally:
-            self._streams.discard(stream)
+            self._streams.leave(place)
         if stream.fault:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.fault)
 
-    def _read(self, requests: Iterator[bytes], stream: _Stream) -> None:
+    def _read(self, requests: Iterator[bytes], stream: _Stream, place: Place) -> None:
         """Reads one stream, in a thread of its own."""
         assembly = Assembly()
         try:
             for frame in requests:
                 message = assembly.add(frame)
                 if message is not None:
+                    place.silent = False
                     self._deliver(message, stream)
                     stream.backlog.await_room()
             stream.finish()
         except (DamagedHeader, MalformedFrame) as error:
+            self._rejections.add("frame", log, f"closed a stream of {place.address}: {error}")
             stream.fault = str(error)
             if isinstance(error, DamagedHeader):
                 self._deliver(Message(b"", damage=stream.fault), stream)
@@ -148,8 +177,7 @@ class GrpcListener:
         self._bell.ring()
 
     def close(self) -> None:
-        for stream in list(self._streams):
-            stream.end()
+        self._streams.end()
         self._server.stop(grace=1.0).wait()
         self._threads.shutdown(wait=False)
         self._bell.close()

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import OPEN, Door, Lock
 from hubring.ps.transport.backlog import Backlog, weigh
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.grpc.channel import open_channel
-from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, read_header, to_frames
+from hubring.ps.transport.grpc.frame import MAX_FRAME, Assembly, MalformedFrame, read_header, to_frames
 from hubring.ps.transport.grpc.listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
 from hubring.ps.transport.memory import plain_memory
 from hubring.ps.transport.outbox import Outbox
@@ -38,6 +39,7 @@ network grants one TCP connection.
 
 _CLIENT = (
     *BOTH_ENDS,
+    ("grpc.max_receive_message_length", MAX_FRAME),
     ("grpc.use_local_subchannel_pool", 1),  # gives each lane its own socket and backoff
 )
 
@@ -50,6 +52,7 @@ class GrpcTransport:
             control thus shares the data port.
         lanes: Streams of each connection that `dial` opens.
         lock: Guards the listeners; None: they are open.
+        rejections: Counts what a listener refuses.
     """
 
     name = "grpc"
@@ -58,15 +61,17 @@ class GrpcTransport:
         self,
         register: Sequence[Callable[[grpc.Server], None]] = (),
         lanes: int = LANES,
+        rejections: Rejections | None = None,
         lock: Lock | None = None,
     ) -> None:
         self._register = register
         self._lock = lock
+        self._rejections = rejections or Rejections()
         self._lanes = lanes
         self._windows = Windows(Arena())
 
     def listen(self, host: str) -> GrpcListener:
-        return GrpcListener(host, self._register, self._lock)
+        return GrpcListener(host, self._register, self._rejections, self._lock)
 
     def dial(self, address: str, timeout: float, door: Door = OPEN) -> GrpcConnection:
         connection = GrpcConnection(address, self._lanes, door)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import zmq
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import Lock
-from hubring.ps.transport.base import Envelope, Message, ReturnPath
+from hubring.ps.transport.base import MAX_HEADER, Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.host import bracketed, numeric, reachable
@@ -27,6 +29,8 @@ from hubring.ps.transport.zmq.socket import (
     transmit,
 )
 
+log = logging.getLogger(__name__)
+
 MAX_REPLY_ROUTES = 4096
 """Maximum number of reply connections to remember, including those of workers that have gone."""
 
@@ -35,10 +39,16 @@ class ZmqListener:
     """A ROUTER, which reads from its workers in turn, one message each.
 
     ZeroMQ drops messages to a worker that is gone, as a Listener must.
+
+    Args:
+        sockets: Opens the ROUTER.
+        host: The address to listen on.
+        rejections: Counts dropped messages.
     """
 
-    def __init__(self, sockets: Sockets, host: str, lock: Lock | None = None) -> None:
+    def __init__(self, sockets: Sockets, host: str, rejections: Rejections, lock: Lock | None = None) -> None:
         self._sockets = sockets
+        self._rejections = rejections
         here = numeric(host)
         self._reply_routes: dict[bytes, bytes] = {}
         """For workers with a separate reply connection: its routing id, by that of the request connection."""
@@ -80,7 +90,13 @@ class ZmqListener:
                 del self._outboxes[route]
         envelopes = []
         for sender, *frames in receive(self._router):
-            if len(frames) == 1 and not frames[0]:
+            if len(frames) > 2:
+                text = "dropped a ZeroMQ message of more than 2 parts; expected a header and a payload"
+                self._rejections.add("parts", log, text)
+            elif len(frames[0]) > MAX_HEADER:
+                text = f"dropped a ZeroMQ message with a header of {len(frames[0])} bytes; the maximum is"
+                self._rejections.add("header", log, f"{text} {MAX_HEADER}")
+            elif len(frames) == 1 and not frames[0]:
                 self._add_reply_route(sender.bytes)
             else:
                 route = sender.bytes

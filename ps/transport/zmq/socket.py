@@ -27,6 +27,12 @@ HEARTBEAT_MS = 3_000
 SILENCE_MS = 12_000
 """A silent host is lost after this time. A dead process is noticed at once."""
 
+HANDSHAKE_MS = 5_000
+"""How long a new connection has for ZeroMQ's handshake."""
+
+MAX_PARTS = 3
+"""Maximum parts of a message as a ROUTER receives it: routing id, header, payload."""
+
 MAX_BATCH = 8
 """Messages to receive before waiting messages are sent."""
 
@@ -96,6 +102,7 @@ class Sockets:
         socket.rcvhwm = READ_AHEAD_MESSAGES
         socket.maxmsgsize = MAX_PAYLOAD
         socket.rcvbuf = READ_AHEAD_LOCAL if is_loopback(host) else READ_AHEAD
+        socket.handshake_ivl = HANDSHAKE_MS
         socket.heartbeat_ivl = HEARTBEAT_MS
         socket.heartbeat_timeout = SILENCE_MS
         return socket
@@ -139,13 +146,15 @@ def pass_to_zmq(message: Message, outbox: Outbox[Message], socket: zmq.Socket[by
 
 
 def receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
-    """Yields at most MAX_BATCH received messages."""
+    """Yields at most MAX_BATCH received messages; of a longer one only the first MAX_PARTS + 1 parts."""
     for _ in range(MAX_BATCH):
         if not has_message(socket):  # cheaper than an exception from recv
             return
-        frames = [socket.recv(NOW, copy=False)]
-        while frames[-1].more:
-            frames.append(socket.recv(NOW, copy=False))
+        frames = [frame := socket.recv(NOW, copy=False)]
+        while frame.more:
+            frame = socket.recv(NOW, copy=False)
+            if len(frames) <= MAX_PARTS:
+                frames.append(frame)
         yield frames
 
 

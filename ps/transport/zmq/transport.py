@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import OPEN, Door, Lock
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
@@ -59,18 +60,22 @@ class ZmqTransport:
     Args:
         apart: Whether replies use a separate connection, so that each end has one thread per direction.
         lock: Guards the listeners; None: they are open.
+        rejections: Counts what a listener refuses.
     """
 
     name = "zmq"
 
-    def __init__(self, *, apart: bool = False, lock: Lock | None = None) -> None:
+    def __init__(
+        self, *, apart: bool = False, rejections: Rejections | None = None, lock: Lock | None = None
+    ) -> None:
         self._apart = apart
         self._lock = lock
+        self._rejections = rejections or Rejections()
         self._windows = Windows(Arena())
         self._sockets = Sockets()
 
     def listen(self, host: str) -> ZmqListener:
-        return ZmqListener(self._sockets, host, self._lock)
+        return ZmqListener(self._sockets, host, self._rejections, self._lock)
 
     def dial(self, address: str, timeout: float, door: Door = OPEN) -> ZmqConnection:
         connection = ZmqConnection(self._sockets, address, door.curve, apart=self._apart)

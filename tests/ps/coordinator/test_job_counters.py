@@ -33,6 +33,7 @@ def test_a_start_that_came_to_nothing_is_no_job() -> None:
     assert counters.counts(Outcome()) == {
         "jobs": {"finished": 0, "preempted": 0, "failed": 0},
         "workers": {**NOBODY, "lost": 1},
+        "refused": {},
     }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.config.server import ServerConfig
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.page import listener, routes
 from hubring.ps.page.site import Site
 from tests.support.pages.status_hub import TOKEN, StatusHub
@@ -153,3 +154,43 @@ def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch) -> N
         assert hub.done == []
 
     visit(story)
+
+
+def test_an_address_has_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MOST_OF_ADDRESS", 2)
+
+    async def whole() -> None:
+        site, rejections = Site(ServerConfig(port=0)), Rejections()
+        await site.serve(StatusHub(), rejections)
+        lines = [await dial(site) for _ in range(3)]
+        reader, _ = lines[-1]
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert rejections.counts() == {"connections": 1}
+        for _, writer in lines:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        assert (await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")).startswith(b"HTTP")
+        await site.close()
+
+    asyncio.run(asyncio.wait_for(whole(), 60.0))
+
+
+def test_a_client_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "SLOW_SECONDS", 0.1)
+
+    async def whole() -> None:
+        site, rejections = Site(ServerConfig(port=0)), Rejections()
+        await site.serve(StatusHub(), rejections)
+        reader, writer = await dial(site)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        while not rejections.counts():
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await asyncio.sleep(0)
+        assert rejections.counts() == {"slow reader": 1}
+        writer.close()
+        await site.close()
+
+    asyncio.run(asyncio.wait_for(whole(), 60.0))

@@ -190,3 +190,27 @@ def test_a_call_waits_for_a_busy_loop_no_longer_than_its_caller() -> None:
     control.serve(ShardLoop(BSP(), []), 3)
     with pytest.raises(Aborted, match="DEADLINE_EXCEEDED: shard 3 is busy"):
         control.Stats(pb.StatsRequest(), caller)
+
+
+@pytest.mark.parametrize("path", ["", "relative/folder", "/folder/../etc", "/folder\x1b[31m"])
+def test_a_path_that_is_relative_or_leads_elsewhere_is_refused(
+    loop: ShardLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    control = ShardControl()
+    control.serve(loop, 0)
+    refused = control.Save(pb.SaveRequest(directory=path, step=-1), CALLER).refused
+    assert "use an absolute path in --checkpoint-dir" in refused
+    assert "\x1b" not in refused
+    assert list(tmp_path.iterdir()) == []
+    assert dict(control.Stats(pb.StatsRequest(), CALLER).refused) == {"path": 1}
+
+
+def test_the_text_of_a_failure_is_cleaned_before_workers_get_it(loop: ShardLoop) -> None:
+    control = ShardControl()
+    control.serve(loop, 0)
+    control.Fail(pb.FailRequest(text="\x1b[31mbecause" + "!" * 100_000, exit_code=69), CALLER)
+    ((_, reply),) = loop.command(lambda: loop.store.handle(Pull(Sender(0, 1), 0), "pull")).result(SOON)
+    assert isinstance(reply, Refusal)
+    assert reply.text.startswith("\N{REPLACEMENT CHARACTER}because!")
+    assert len(reply.text) < 10_000

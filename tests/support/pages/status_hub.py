@@ -48,6 +48,7 @@ def shard(index: int, **changes: Any) -> dict[str, Any]:
         "duplicates": 0,
         "dropped": 0,
         "damaged": 0,
+        "refused": {},
         "bytes_in": 4_000_000,
         "bytes_out": 5_000_000,
         "keys": 12,
@@ -95,6 +96,7 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         "totals": {
             "jobs": {"finished": 0, "preempted": 0, "failed": 0},
             "workers": {"finished": 0, "preempted": 0, "failed": 0, "lost": 0},
+            "refused": {},
         },
         "checkpoint": "",
         "checkpoints": 0,

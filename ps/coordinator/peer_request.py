@@ -1,0 +1,116 @@
+"""What workers and shards sent, bounded and without control characters.
+
+The service `Control` passes nothing else on. Names that come back to their sender, such as parameters, are
+refused rather than changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hubring.protos import control_pb2 as pb
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.peer_text import NAME, clean
+from hubring.ps.core.rejections import Reason
+from hubring.ps.core.types import MAX_WORLD_SIZE, PROTOCOL, BucketSpec
+from hubring.ps.job.joiner import Joiner
+from hubring.ps.job.plan_protos import bucket_from_proto
+
+TOKEN_CHARACTERS = 64
+"""Maximum length of a token; a worker's have 32 characters, a shard's 64."""
+
+PARAMETER_CHARACTERS = 1024
+"""Maximum length of a parameter's name."""
+
+MAX_ADDRESSES = 8
+"""Maximum number of addresses of a shard, one per transport."""
+
+
+class Rejected(ConfigError):
+    """A request that exceeds a bound.
+
+    Attributes:
+        reason: What exceeds it.
+    """
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+def joiner(request: pb.JoinRequest) -> Joiner:
+    """Returns the worker that asks to join.
+
+    Raises:
+        ConfigError: The worker is of another version, or its request exceeds a bound.
+    """
+    _check_protocol(request.protocol, "worker")
+    _check("token", request.token, TOKEN_CHARACTERS)
+    if request.world_size > MAX_WORLD_SIZE:
+        raise Rejected(
+            "world size",
+            f"this worker's launcher starts {request.world_size} workers, but a job has at most"
+            f" {MAX_WORLD_SIZE}; start fewer workers",
+        )
+    return Joiner(
+        token=request.token,
+        job=clean(request.job),
+        topology=clean(request.topology),
+        host=clean(request.host),
+        pid=request.pid,
+        rank=None if request.rank < 0 else request.rank,
+        world_size=request.world_size or None,
+        brings_shard=request.brings_shard,
+    )
+
+
+def shard(request: pb.RegisterShardRequest) -> pb.RegisterShardRequest:
+    """Returns the request of a shard that registers.
+
+    Raises:
+        ConfigError: The shard is of another version, or its request exceeds a bound.
+    """
+    _check_protocol(request.protocol, "shard")
+    _check("token", request.token, TOKEN_CHARACTERS)
+    if len(request.addresses) > MAX_ADDRESSES:
+        raise Rejected(
+            "text", f"a shard with {len(request.addresses)} addresses; use at most {MAX_ADDRESSES} transports"
+        )
+    for transport, address in request.addresses.items():
+        _check("transport", transport)
+        _check("address", address)
+    _check("host_id", request.host_id)
+    checked = pb.RegisterShardRequest()
+    checked.CopyFrom(request)
+    checked.host = clean(request.host)
+    return checked
+
+
+def buckets(offered: Iterable[pb.BucketSpec]) -> tuple[BucketSpec, ...]:
+    """Returns a worker's buckets.
+
+    Raises:
+        ConfigError: A name in them exceeds its bound.
+    """
+    specs = tuple(map(bucket_from_proto, offered))
+    for spec in specs:
+        for what, text in (("dtype", spec.dtype), ("optimizer", spec.optimizer), ("codec", spec.codec)):
+            _check(what, text)
+        for tensor in spec.tensors:
+            _check("parameter name", tensor.name, PARAMETER_CHARACTERS)
+    return specs
+
+
+def _check(what: str, text: str, most: int = NAME) -> None:
+    if len(text) > most:
+        raise Rejected("text", f"a {what} of {len(text)} characters; use at most {most}: {clean(text, 60)}")
+    if not text.isprintable():
+        raise Rejected("text", f"the {what} {clean(text)!r} has a control character; use printable text")
+
+
+def _check_protocol(theirs: int, who: str) -> None:
+    if theirs != PROTOCOL:
+        raise ConfigError(
+            f"the {who} uses protocol {theirs}, but this server uses protocol {PROTOCOL};"
+            " install the same version of Hubring on both hosts"
+        )
