@@ -12,11 +12,11 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator import rendezvous
 from hubring.ps.coordinator.notifier import Notifier
-from hubring.ps.coordinator.peer_request import MAX_ADDRESSES, PARAMETER_CHARACTERS, TOKEN_CHARACTERS
 from hubring.ps.coordinator.rendezvous import Rendezvous
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.peer_text import MESSAGE
 from hubring.ps.core.types import MAX_WORLD_SIZE, PROTOCOL, BucketSpec, TensorSpec
+from hubring.ps.job.peer_request import MAX_ADDRESSES, PARAMETER_CHARACTERS, TOKEN_CHARACTERS
 from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, run
 
 RED = "\x1b[31m"
