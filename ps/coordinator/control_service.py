@@ -16,14 +16,13 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlServicer
-from hubring.ps.coordinator import peer_request
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.joining import Summons
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, UsageError
 from hubring.ps.core.peer_text import clean, clean_message
 from hubring.ps.core.rejections import Reason as Rejection
 from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire, incarnation_to_wire
-from hubring.ps.job import telemetry
+from hubring.ps.job import peer_request, telemetry
 from hubring.ps.job.job import Reason
 from hubring.ps.job.plan_protos import slice_to_proto
 from hubring.ps.security.keyring import Keyring
