@@ -320,7 +320,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _views(flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """Returns each parameter's part of `flat`, with a storage of its own: `torch.save` writes whole storages."""
+    """Returns each parameter's part of `flat`, with its own storage, since `torch.save` writes all of it."""
     ends = list(accumulate(parameter.numel() for parameter in parameters))
     return [
         from_dlpack(flat[end - parameter.numel() : end]).view(parameter.shape)

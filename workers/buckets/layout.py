@@ -180,14 +180,18 @@ def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def _check_apart(trainables: list[_Trainable]) -> None:
     """Raises ConfigError if two elements share memory: the hub steps each one in memory of its own."""
     ends: list[tuple[int, int, str]] = []
     for one in trainables:
-        if any(size > 1 and not stride for size, stride in zip(one.parameter.shape, one.parameter.stride(), strict=True)):
+        if _is_expanded(one.parameter):
             raise ConfigError(
-                f"elements of the parameter {one.name} share memory, because it was made with expand(), but the"
-                " hub steps each one separately: make it with expand(...).clone()"
+                f"elements of the parameter {one.name} share memory, because it was made with expand(), but"
+                " the hub steps each one separately: make it with expand(...).clone()"
             )
         start = one.parameter.data_ptr()
         ends.append((start, start + one.nbytes, one.name))
