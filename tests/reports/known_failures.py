@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 KNOWN: dict[str, tuple[str, str]] = {
-    "test_ranks_that_change_parameters_differently_are_told": (
-        "S1: ranks that made different changes are not noticed",
-        "aggregate ring",
-    ),
-    "test_embedding_with_max_norm_shortens_rows_of_one_rank": (
-        "S1: ranks that made different changes are not noticed",
-        "aggregate ring",
-    ),
     "test_gradients_are_halved_from_the_third_step": (
         "S8: changes that are not counted race the push",
         "halve_data-hub halve_numpy-hub",
