@@ -216,7 +216,7 @@ def test_a_change_of_a_channels_last_weight_is_found() -> None:
     (bucket,) = make_buckets(optimizer, model.named_parameters(), allocate, 1 << 20, "SGD", ComparedValues)
     with torch.no_grad():
         model.weight[1, 2] = 7.0
-    assert bucket.written() == [names(bucket).index("weight")]
+    assert bucket.take_written() == [names(bucket).index("weight")]
     assert torch.equal(bucket.values[-48:].view(4, 3, 2, 2), model.weight)
 
 
