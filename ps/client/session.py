@@ -94,8 +94,7 @@ class Session:
         log_format: LogFormat = "text",
         trace: str = "",
     ) -> None:
-        self.address = address
-        self.host = socket.gethostname()
+        self.address, self.host = address, socket.gethostname()
         self.step = 0
         self.loss = float("nan")
         self.telemetry: Callable[[], Telemetry] = Telemetry  # the heartbeat's thread calls it
@@ -227,7 +226,8 @@ class Session:
                     return
 
     def _connect(self) -> Any:
-        return self._stub.Connect(pb.ConnectRequest(rank=self.sender.rank, incarnation=self.sender.incarnation))
+        rank, incarnation = self.sender
+        return self._stub.Connect(pb.ConnectRequest(rank=rank, incarnation=incarnation))
 
     def _beat(self) -> pb.HeartbeatRequest:
         rank, incarnation = self.sender

@@ -19,8 +19,12 @@ ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nes
 MOMENTUM: Hyper = {**ADD, "lr": 0.1, "momentum": 0.9}
 
 
-def bucket(numel: int, optimizer: str = "SGD", dtype: str = "float32", codec: str = "") -> BucketSpec:
-    return BucketSpec(0, dtype, 0, optimizer, (TensorSpec("weight", (numel,)),), codec)
+def bucket(
+    numel: int, optimizer: str = "SGD", dtype: str = "float32", codec: str = "", parameters: int = 1
+) -> BucketSpec:
+    names = ["weight", *(f"weight{number}" for number in range(1, parameters))]
+    tensors = tuple(TensorSpec(name, (numel // parameters,)) for name in names)
+    return BucketSpec(0, dtype, 0, optimizer, tensors, codec)
 
 
 def sender(rank: int, life: int = 1) -> Sender:
@@ -37,6 +41,7 @@ def hub(
     *,
     numel: int = 4,
     keys: int = 1,
+    parameters: int = 1,
     optimizer: str = "SGD",
     initialise: bool = True,
     codec: str = "",
@@ -44,7 +49,7 @@ def hub(
     store = KVStore(consistency)
     store.on_view(view(1, *map(sender, range(workers))))
     slices = [Slice(key, 0, key * numel, numel, 0) for key in range(keys)]
-    store.assign(slices, [bucket(numel * keys, optimizer, codec=codec)])
+    store.assign(slices, [bucket(numel * keys, optimizer, codec=codec, parameters=parameters)])
     if initialise and optimizer:
         for key in range(keys):
             assert store.handle(Init(sender(0), key, torch.zeros(numel)), "init") == [
