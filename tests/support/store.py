@@ -9,7 +9,23 @@ import torch
 from torch import Tensor
 
 from hubring.ps.compression.compressor import by_name
-from hubring.ps.core.messages import Coded, Delivery, Init, Pull, Push, Refusal, Reply, Result, Ticket, Values
+from hubring.ps.core.messages import (
+    Coded,
+    Delivery,
+    Init,
+    Pull,
+    Push,
+    ReadState,
+    Refusal,
+    Reply,
+    Result,
+    State,
+    Ticket,
+    Values,
+    WriteParameters,
+    WriteState,
+)
+from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.store import KVStore
@@ -60,6 +76,22 @@ def hub(
 
 def push(rank: int, clock: int, gradient: Tensor | None = None, *, key: int = 0, hyper: Hyper = ADD) -> Push:
     return Push(sender(rank), key, clock, torch.ones(4) if gradient is None else gradient, hyper)
+
+
+def write(rank: int, clock: int, values: Tensor | float, sequence: int = 0) -> WriteParameters:
+    whole = values if isinstance(values, Tensor) else torch.full((4,), values)
+    return WriteParameters(sender(rank), 0, clock, sequence, whole)
+
+
+def load(rank: int, clock: int, buffer: float | None, sequence: int = 0) -> WriteState:
+    tensors = {} if buffer is None else {"momentum_buffer": torch.full((4,), buffer)}
+    return WriteState(sender(rank), 0, clock, sequence, OptimizerState(tensors))
+
+
+def state(store: KVStore, rank: int = 0) -> dict[str, list[float]]:
+    ((_, reply),) = store.handle(ReadState(sender(rank), 0), "look")
+    assert isinstance(reply, State)
+    return {name: tensor.tolist() for name, tensor in reply.state.tensors.items()}
 
 
 def values_of(reply: Reply) -> Values:
