@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Protocol version. Increase it when an older peer could misunderstand a newer one."""
 
 Hyper = Mapping[str, float]

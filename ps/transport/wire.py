@@ -78,7 +78,7 @@ def encode_request(request: Request, number: int) -> Message:
             for name, value in request.hyper.items():  # half the time of update
                 push.hyper[name] = value
             if request.absent:
-                push.absent.extend(request.absent)
+                push.absent = _bitmap(request.absent)
             return pack(header, request.gradient, priority=request.key)
         case Pull():
             header.pull.key = request.key
@@ -118,7 +118,7 @@ def encode_reply(reply: Reply, number: int) -> Message:
             values.key, values.clock, values.version = reply.key, reply.clock, reply.version
             values.staleness, values.drain = reply.staleness, reply.drain
             if reply.absent:
-                values.absent.extend(reply.absent)
+                values.absent = _bitmap(reply.absent)
             return pack(header, reply.values, priority=reply.key)
         case Result():
             header.result.SetInParent()
@@ -161,7 +161,7 @@ def decode_request(message: Message) -> tuple[int, Request]:
     if body == "push":
         push = header.push
         gradient = coded_or_flat(header, tensor)
-        absent = tuple(push.absent)
+        absent = _indices(push.absent)
         return header.request, Push(sender, push.key, push.clock, gradient, _hyper(push), absent)
     if body == "pull":
         return header.request, Pull(sender, header.pull.key)
@@ -200,11 +200,24 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
             proto.version,
             proto.staleness,
             proto.drain,
-            absent=tuple(proto.absent),
+            absent=_indices(proto.absent),
         )
     if body == "refusal":
         return header.request, Refusal(_enum(header, Code, header.refusal.code), header.refusal.text)
     raise MalformedMessage(f"unexpected body of a reply: {body or 'none'}", header.request)
+
+
+def _bitmap(indices: Sequence[int]) -> bytes:
+    """Returns ascending indices as bits: thousands of them fit into a header."""
+    bits = bytearray(indices[-1] // 8 + 1)
+    for index in indices:
+        bits[index // 8] |= 1 << index % 8
+    return bytes(bits)
+
+
+def _indices(bitmap: bytes) -> tuple[int, ...]:
+    held = [(8 * at, byte) for at, byte in enumerate(bitmap) if byte]
+    return tuple(first + bit for first, byte in held for bit in range(8) if byte >> bit & 1)
 
 
 def _hyper(push: pb.Push) -> Hyper:
