@@ -398,19 +398,17 @@ class Push(_message.Message):
     key: _builtins.int
     clock: _builtins.int
     """steps that this sender completed on this key"""
+    absent: _builtins.bytes
+    """A bit for each parameter in the slice, the lowest first: set if it has no gradient. It holds zeros then."""
     @_builtins.property
     def hyper(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
-    @_builtins.property
-    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """positions in the bucket of the parameters without a gradient; they hold zeros"""
-
     def __init__(
         self,
         *,
         key: _builtins.int = ...,
         clock: _builtins.int = ...,
         hyper: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        absent: _abc.Iterable[_builtins.int] | None = ...,
+        absent: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -650,10 +648,8 @@ class Values(_message.Message):
     """of the answered push: version at its update - version that the sender had read"""
     drain: _builtins.bool
     """finish this step, then leave"""
-    @_builtins.property
-    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """the parameters without a gradient in any push of the answered push's round"""
-
+    absent: _builtins.bytes
+    """as in Push: the parameters without a gradient in any push of the answered push's round"""
     def __init__(
         self,
         *,
@@ -662,7 +658,7 @@ class Values(_message.Message):
         version: _builtins.int = ...,
         staleness: _builtins.int = ...,
         drain: _builtins.bool = ...,
-        absent: _abc.Iterable[_builtins.int] | None = ...,
+        absent: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tests.support.processes.orphans import take_in_orphans
@@ -17,6 +18,9 @@ from tests.support.processes.process_tree import GRACE, command, descendants, en
 if TYPE_CHECKING:
     from tests.support.processes.cluster import Cluster
     from tests.support.processes.fork_server import ForkServer
+
+hypothesis.settings.register_profile("hubring", deadline=None)  # a busy machine has no deadline to keep
+hypothesis.settings.load_profile("hubring")
 
 SYSTEM_SECONDS = 600.0
 """Timeout of a test of whole programs. The test's own deadlines are shorter, and report more."""

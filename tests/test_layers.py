@@ -46,7 +46,7 @@ ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/security ps/tran
 ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/process ps/security ps/server.py ps/shard
     ps/submit ps/transport
 workers/launchers: ps/core
-workers/buckets: ps/core ps/store ps/transport
+workers/buckets: ps/core ps/job ps/store ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets
 workers/slowdown: ps/core
 workers/runtime: ps/client ps/config ps/core ps/job ps/observe ps/optim ps/transport workers/communicators

@@ -155,8 +155,8 @@ class KVClient:
             hyper: The step's hyperparameters.
             work: Gets one part completed.
             decode: Decodes the reply.
-            absent: Positions, in the bucket, of the parameters without a gradient, in ascending order.
-            on_absent: Receives the positions that no contributor of the round had a gradient for.
+            absent: Which of the slice's parameters have no gradient, as ascending indices.
+            on_absent: Receives those that no contributor of the round had a gradient for.
         """
         push = Push(self.sender, key, self._clock(key), gradient, hyper, absent)
         on_reply = self._note_staleness

@@ -39,7 +39,7 @@ from hubring.ps.core.waiting import Waiting, wait_message
 from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
-from hubring.ps.job.telemetry import Telemetry
+from hubring.ps.job.telemetry import Exporter, Telemetry
 from hubring.ps.security.access import find
 from hubring.ps.security.door import Door
 from hubring.ps.security.policy import Role
@@ -87,11 +87,11 @@ class Session:
         log_format: LogFormat = "text",
         trace: str = "",
     ) -> None:
-        self.address = address
-        self.host = socket.gethostname()
+        self.address, self.host = address, socket.gethostname()
         self.step = 0
         self.loss = float("nan")
         self.telemetry: Callable[[], Telemetry] = Telemetry  # the heartbeat's thread calls it
+        self._exporter = Exporter()
         self.waiting = Waiting()
         """Entered by the training thread while it waits for other workers."""
         self.stopping = False
@@ -243,7 +243,7 @@ class Session:
             stopping=self.stopping,
             shard_ended=self._admission.shard.ended if self._admission.shard else "",
             stop_after=self.stop_after,
-            telemetry=self.telemetry().to_proto(),
+            telemetry=self._exporter.export(self.telemetry),
         )
 
     def _handle(self, reply: pb.HeartbeatReply) -> bool:

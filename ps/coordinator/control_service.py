@@ -132,7 +132,10 @@ class Control(ControlServicer):
         )
 
     async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:
-        await self._coordinator.connections.hold(_sender(request), request.shard)
+        try:
+            await self._coordinator.connections.hold(_sender(request), request.shard)
+        except Fenced as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         yield pb.Ack()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:

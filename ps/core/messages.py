@@ -98,8 +98,8 @@ class Push:
     `clock` is the number of steps that the sender completed on this key, from the key's
     last `Values`. (sender, key, clock) identifies the push.
 
-    `absent` are the positions, in the bucket's `tensors`, of the parameters without a gradient on
-    this sender, in ascending order. The gradient holds zeros for them.
+    `absent` are the slice's parameters without a gradient on this sender, as ascending indices into
+    `parameter_parts`. The gradient holds zeros for them.
     """
 
     sender: Sender
@@ -217,8 +217,8 @@ class Values:
     pushed again. A transport can then send them without a copy, or map them in place.
     This holds if every update needs a gradient of every live worker: only in bsp.
 
-    `absent` are the positions of the parameters without a gradient on every contributor of the answered
-    push's round. A hub that steps left their values and optimizer state unchanged.
+    `absent` are the slice's parameters without a gradient on every contributor of the answered push's
+    round. A hub that steps left their values and optimizer state unchanged.
     """
 
     key: int

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeGuard
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.peer_text import clean
+
+log = logging.getLogger(__name__)
 
 MOST_METRICS = 12
 """How many metrics of a worker are sent and shown: the first ones that it reported."""
@@ -52,6 +55,23 @@ class Telemetry:
             memory_bytes=self.memory_bytes,
             gpu_bytes=self.gpu_bytes,
         )
+
+
+class Exporter:
+    """Takes telemetry for heartbeats. Its errors stay here: a worker without heartbeats would be lost."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def export(self, take: Callable[[], Telemetry]) -> pb.Telemetry:
+        """Returns the telemetry, or an empty one if it cannot be taken or sent; logs the first error."""
+        try:
+            return take().to_proto()
+        except Exception as error:
+            if not self._warned:
+                log.warning("the server does not get this worker's metrics: %s", error, exc_info=True)
+            self._warned = True
+            return pb.Telemetry()
 
 
 def from_proto(message: pb.Telemetry) -> Telemetry:

@@ -61,7 +61,7 @@ class Reader(NamedTuple):
 class Settled(NamedTuple):
     """A rank's last push that was applied or dropped, for the reply to a retry.
 
-    `absent` are the parameters without a gradient in any push of its round.
+    `absent` are the slice's parameters without a gradient in any push of its round.
     """
 
     clock: int
@@ -98,6 +98,7 @@ class Entry:
         readers: Workers whose push is over, and which wait to read.
         pullers: Workers that wait for the initial values.
         read: The version in the last reply to each rank.
+        late: Ranks that joined the running job, and whose first push is not over.
         settled: The last applied or dropped push of each rank.
         writes: What scripts changed since the last step.
         drain_from: Replies with this version or a later one announce the end of the job.
@@ -118,6 +119,7 @@ class Entry:
     readers: dict[int, Reader] = field(default_factory=dict)
     pullers: dict[int, Reader] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
     settled: dict[int, Settled] = field(default_factory=dict)
     writes: PendingWrites = field(default_factory=PendingWrites)
     drain_from: float = inf
@@ -170,8 +172,7 @@ class Entry:
             scratch: At least twice as long as the values, with the same dtype.
 
         Returns:
-            The round's contributions in rank order, and the positions of the parameters without a gradient
-            in any of them.
+            The round's contributions in rank order, and which of `parts` have no gradient in any of them.
 
         Raises:
             NonFinite: The sum has a NaN or an infinity. The values are invalid from then on.
@@ -179,14 +180,14 @@ class Entry:
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
         if self.writes:
-            self.apply_writes(sorted(self.contributions))
+            self.apply_writes(sorted(self.contributions), self.late | self._idle())
         absent = _absent([contribution.push for contribution in contributions])
         gradients = self._plain([contribution.gradient for contribution in contributions], scratch)
         # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
-        hyper, skipped = contributions[0].push.hyper, () if self.averages else self._indices(absent)
+        hyper, skipped = contributions[0].push.hyper, frozenset(() if self.averages else absent)
         self.optimizer.step(gradients, hyper, scratch, skipped)
         if self.coded is not None:
-            self.coded.encode(self.values, [self.parts[index].in_slice for index in self._indices(absent)])
+            self.coded.encode(self.values, [self.parts[index].in_slice for index in absent])
         self.version += 1
         self.contributions.clear()
         return contributions, absent
@@ -198,18 +199,25 @@ class Entry:
         if state is not None:
             self.optimizer.load(state)
 
-    def apply_writes(self, ranks: Sequence[int]) -> None:
+    def apply_writes(self, ranks: Sequence[int], excused: Collection[int] = ()) -> None:
         """Applies what these ranks wrote since the last step, and drops what others wrote.
+
+        The `excused` agree with whatever the others wrote, unless they wrote too.
 
         Raises:
             Disagreement: They wrote different parameters or states. Nothing changed.
         """
-        self.write(*self.writes.agreed(ranks, self.values))
+        self.write(*self.writes.agreed(ranks, self.values, excused))
         self.writes.clear()
 
-    def _indices(self, absent: tuple[int, ...]) -> Collection[int]:
-        """Returns which of `parts` belong to these parameters."""
-        return [index for index, part in enumerate(self.parts) if part.position in absent] if absent else ()
+    def _idle(self) -> set[int]:
+        """Returns the contributors without any gradient, such as a rank that is in `join()`.
+
+        If no contributor has one, they are not idle: the step does not use the slice's parameters.
+        """
+        whole, pushes = len(self.parts), [one.push for one in self.contributions.values()]
+        idle = {push.sender.rank for push in pushes if len(push.absent) == whole}
+        return idle if len(idle) < len(pushes) else set()
 
     def parameter_at(self, index: int) -> TensorSpec:
         """Returns the parameter that contains one element of the values."""
@@ -227,6 +235,12 @@ class Entry:
         compressor.mean_into(mean, self.codec, coded, spare)
         return [mean]
 
+    def settle(self, push: Push, tickets: list[Ticket], settled: Settled) -> None:
+        """Records that a push is over and that its sender now waits to read."""
+        self.settled[push.sender.rank] = settled
+        self.late.discard(push.sender.rank)
+        self.readers[push.sender.rank] = Reader.after(push, tickets, settled)
+
     def forget(self, ranks: Iterable[int]) -> list[Ticket]:
         """Removes ranks; returns the tickets of their unanswered requests."""
         waiting: list[Contribution | Reader] = []
@@ -235,6 +249,7 @@ class Entry:
                 if rank in table:
                     waiting.append(table.pop(rank))
             self.read.pop(rank, None)
+            self.late.discard(rank)
             self.settled.pop(rank, None)
             self.writes.forget(rank)
         return [ticket for waiter in waiting for ticket in waiter.tickets]
@@ -280,7 +295,7 @@ class Entry:
 
 
 def _absent(pushes: list[Push]) -> tuple[int, ...]:
-    """Returns the parameters without a gradient in any of the pushes, in ascending order."""
+    """Returns which of the slice's parameters have no gradient in any of the pushes, in ascending order."""
     if not pushes[0].absent:  # almost always
         return ()
     return tuple(sorted(set(pushes[0].absent).intersection(*(push.absent for push in pushes[1:]))))

@@ -77,13 +77,20 @@ class KeyTable(dict[int, Entry]):
         for entry in self.values():
             entry.version = max(entry.version, version)
 
-    def start_clocks(self, joined: Iterable[Sender], ledger: Ledger, *, lockstep: bool) -> None:
-        """Starts senders at the open round of each key, or without rounds at the slowest clock."""
+    def start_clocks(
+        self, joined: Iterable[Sender], ledger: Ledger, *, lockstep: bool, late: bool = False
+    ) -> None:
+        """Starts senders at the open round of each key, or without rounds at the slowest clock.
+
+        `late` senders join workers that stay.
+        """
         for key, entry in self.items():
             slowest = min(ledger.clocks(key).values(), default=0)
             for sender in joined:
                 ledger.advance(sender, key, entry.version if lockstep else slowest)
                 entry.read[sender.rank] = entry.version
+                if late:
+                    entry.late.add(sender.rank)
 
     def extend(self, more: KeyTable) -> None:
         """Adds the keys of another table."""

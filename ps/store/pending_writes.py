@@ -1,13 +1,14 @@
 """What scripts changed on one key since its last step, until the next step.
 
 Law: in lockstep modes the ranks of a round must agree, bit by bit, on the parameters and the optimizer's
-state before its step. A rank that wrote no parameters has the hub's. A rank's later write replaces its
-earlier one, also if a retry of the earlier one arrives last. What belongs to a closed round is dropped.
+state before its step. A rank that wrote no parameters has the hub's, unless it is excused: it has not taken
+the step after which the others wrote. A rank's later write replaces its earlier one, also if a retry of the
+earlier one arrives last. What belongs to a closed round is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -66,17 +67,21 @@ class PendingWrites:
         """Returns the state that a rank wrote, if it waits for its round."""
         return self._states.get(rank)
 
-    def agreed(self, ranks: Sequence[int], held: Tensor) -> tuple[Tensor | None, OptimizerState | None]:
+    def agreed(
+        self, ranks: Sequence[int], held: Tensor, excused: Collection[int] = ()
+    ) -> tuple[Tensor | None, OptimizerState | None]:
         """Returns the parameters and the state to apply before a step; None for what no rank wrote.
 
         Args:
             ranks: The contributors of the round, in ascending order.
             held: The hub's parameters.
+            excused: Contributors that agree with whatever the others wrote, unless they wrote too.
 
         Raises:
             Disagreement: The ranks wrote different parameters or states.
         """
-        return self._agreed_values(ranks, held), self._agreed_state(ranks)
+        values = self._agreed_values(_heard(ranks, self._values, excused), held)
+        return values, self._agreed_state(_heard(ranks, self._states, excused))
 
     def _agreed_values(self, ranks: Sequence[int], held: Tensor) -> Tensor | None:
         if not any(rank in self._values for rank in ranks):
@@ -89,7 +94,7 @@ class PendingWrites:
         return first
 
     def _agreed_state(self, ranks: Sequence[int]) -> OptimizerState | None:
-        first = self._states.get(ranks[0])
+        first = self._states.get(ranks[0]) if ranks else None
         for rank in ranks[1:]:
             state = self._states.get(rank)
             if state is None and first is None:
@@ -110,6 +115,11 @@ class PendingWrites:
         """Drops all writes, because their round has closed."""
         self._values.clear()
         self._states.clear()
+
+
+def _heard(ranks: Sequence[int], wrote: Collection[int], excused: Collection[int]) -> Sequence[int]:
+    """Returns the ranks that must agree."""
+    return [rank for rank in ranks if rank in wrote or rank not in excused]
 
 
 def _alike(one: OptimizerState, other: OptimizerState) -> bool:

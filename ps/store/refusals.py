@@ -51,7 +51,7 @@ def unfit(entries: Mapping[int, Entry], request: Push | Pull | Init | Write | Re
     if entry is None:
         return unknown_key(request.key, entries)
     if isinstance(request, Push):
-        return misfitting(entry, request.gradient) or unusable(entry, request)
+        return misfitting(entry, request.gradient) or misplaced(entry, request) or unusable(entry, request)
     if isinstance(request, Init) and entry.initialised:
         return misfit(entry, request.values)
     if isinstance(request, (WriteParameters, WriteState)) and (refusal := unwritable(entry, request)):
@@ -172,6 +172,18 @@ def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
     if (gradient.numel,) == entry.values.shape and gradient.dtype == entry.values.dtype:
         return None
     return _wrong_size(entry, f"{_dtype(gradient.dtype)}[{gradient.numel}] in {codec}")
+
+
+def misplaced(entry: Entry, push: Push) -> Refusal | None:
+    """The push is without a gradient for a parameter that the slice does not have; None if it has all."""
+    last = max(push.absent, default=0)
+    if last < len(entry.parts):
+        return None
+    text = (
+        f"rank {push.sender.rank} sent key {entry.key} without a gradient for parameter {last} of the slice,"
+        f" which has {len(entry.parts)}; start all workers with the same model and --bucket-bytes"
+    )
+    return Refusal(Code.BAD_REQUEST, text)
 
 
 def unusable(entry: Entry, push: Push) -> Refusal | None:

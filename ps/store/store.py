@@ -302,7 +302,7 @@ class KVStore:
         if self._consistency.lockstep and push.clock < entry.version:
             # The round closed without this gradient; its sender continues with the current round.
             self._stats.dropped += 1
-            self._settle(entry, push, [ticket], Settled(push.clock))
+            entry.settle(push, [ticket], Settled(push.clock))
             return self._reading.answer(entry)
         self._stats.pushes += 1
         contribution = self._contribution(push, [ticket])
@@ -351,7 +351,7 @@ class KVStore:
             staleness = before - entry.read[push.sender.rank]
             self._stats.staleness[staleness] += 1
             self._ledger.advance(push.sender, entry.key, push.clock + 1)
-            self._settle(entry, push, tickets, Settled(push.clock, staleness, absent))
+            entry.settle(push, tickets, Settled(push.clock, staleness, absent))
         if self._consistency.lockstep:
             self._options.compare([push for push, *_ in contributions])
             ranks = tuple(push.sender.rank for push, *_ in contributions)
@@ -366,11 +366,6 @@ class KVStore:
         self.unsound = f"its parameters are in the middle of a step: {refusal.text}"
         return self.fail(refusal.text, refusal.code)
 
-    def _settle(self, entry: Entry, push: Push, tickets: list[Ticket], settled: Settled) -> None:
-        """Records that a push is over and that its sender now waits to read."""
-        entry.settled[push.sender.rank] = settled
-        entry.readers[push.sender.rank] = Reader.after(push, tickets, settled)
-
     # Members.
 
     def _start_clocks(self, joined: Sequence[Sender]) -> None:
@@ -381,7 +376,8 @@ class KVStore:
         stayed = self._workers.live.keys() - {sender.rank for sender in joined}
         if stayed:
             self._ledger.retain(stayed)
-        self._entries.start_clocks(joined, self._ledger, lockstep=self._consistency.lockstep)
+        lockstep = self._consistency.lockstep
+        self._entries.start_clocks(joined, self._ledger, lockstep=lockstep, late=bool(stayed))
         if self._workers.live:
             self._ledger.retain(self._workers.live)
 

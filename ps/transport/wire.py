@@ -90,7 +90,7 @@ def encode_request(request: Request | Probe, number: int) -> Message:
             for name, value in request.hyper.items():  # half the time of update
                 push.hyper[name] = value
             if request.absent:
-                push.absent.extend(request.absent)
+                push.absent = _bitmap(request.absent)
             return pack(header, request.gradient, priority=request.key)
         case Pull():
             header.pull.key = request.key
@@ -134,7 +134,7 @@ def encode_reply(reply: Reply, number: int) -> Message:
             values.key, values.clock, values.version = reply.key, reply.clock, reply.version
             values.staleness, values.drain = reply.staleness, reply.drain
             if reply.absent:
-                values.absent.extend(reply.absent)
+                values.absent = _bitmap(reply.absent)
             return pack(header, reply.values, priority=reply.key)
         case Result():
             header.result.SetInParent()
@@ -181,7 +181,7 @@ def decode_request(message: Message) -> tuple[int, Request | Probe]:
     if body == "push":
         push = header.push
         gradient = coded_or_flat(header, tensor)
-        absent = tuple(push.absent)
+        absent = _indices(push.absent)
         return header.request, Push(sender, push.key, push.clock, gradient, _hyper(push), absent)
     if body == "pull":
         return header.request, Pull(sender, header.pull.key)
@@ -222,7 +222,7 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
             proto.version,
             proto.staleness,
             proto.drain,
-            absent=tuple(proto.absent),
+            absent=_indices(proto.absent),
         )
     if body == "missing":
         return header.request, Missing(tuple(header.missing.requests))
@@ -241,6 +241,19 @@ def origin(message: Message) -> tuple[int, int]:
     except DecodeError:
         return NO_REQUEST, 0
     return (header.request, header.rank) if message.header else (NO_REQUEST, 0)
+
+
+def _bitmap(indices: Sequence[int]) -> bytes:
+    """Returns ascending indices as bits: thousands of them fit into a header."""
+    bits = bytearray(indices[-1] // 8 + 1)
+    for index in indices:
+        bits[index // 8] |= 1 << index % 8
+    return bytes(bits)
+
+
+def _indices(bitmap: bytes) -> tuple[int, ...]:
+    held = [(8 * at, byte) for at, byte in enumerate(bitmap) if byte]
+    return tuple(first + bit for first, byte in held for bit in range(8) if byte >> bit & 1)
 
 
 def _hyper(push: pb.Push) -> Hyper:

@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 KNOWN: dict[str, tuple[str, str]] = {
-    "test_ranks_that_change_parameters_differently_are_told": (
-        "S1: ranks that made different changes are not noticed",
-        "aggregate ring",
-    ),
-    "test_embedding_with_max_norm_shortens_rows_of_one_rank": (
-        "S1: ranks that made different changes are not noticed",
-        "aggregate ring",
-    ),
     "test_gradients_are_halved_from_the_third_step": (
         "S8: changes that are not counted race the push",
         "halve_data-hub halve_numpy-hub",
@@ -35,10 +27,6 @@ KNOWN: dict[str, tuple[str, str]] = {
         "a hub that steps sees each rank's own gradient, as documented; aggregate=True gives the mean",
         "hub",
     ),
-    "test_a_saved_part_of_a_model_is_no_larger_than_it": (
-        "a part of a model is saved with its whole bucket",
-        "hub",
-    ),
     "test_a_running_mean_is_that_of_rank_0_in_every_forward": (
         "buffers are copied from rank 0 once, as documented; DDP does it before each forward",
         "hub aggregate ring",
@@ -47,13 +35,8 @@ KNOWN: dict[str, tuple[str, str]] = {
         "a hub that steps sees each rank's own gradient, as documented; aggregate=True gives the mean",
         "hub",
     ),
-    "test_convolutions_are_in_channels_last": ("a hub's parameters lose channels_last", "*-hub"),
-    "test_a_model_is_converted_to_double_after_the_optimizer_was_made": (
-        "ends with torch's error about grad_dtype, not by saying when to convert",
-        "aggregate ring alone",
-    ),
 }
 """The reason, and patterns of the parameters, by the name of the test."""
 
-RACES = frozenset({"test_convolutions_are_in_channels_last", "test_gradients_are_halved_from_the_third_step"})
+RACES = frozenset({"test_gradients_are_halved_from_the_third_step"})
 """Tests that pass sometimes."""

@@ -179,13 +179,16 @@ def test_convolutions_are_in_channels_last(topology: Topology, late: bool) -> No
 
 
 @topologies()
-def test_a_model_is_converted_to_double_after_the_optimizer_was_made(topology: Topology) -> None:
+@pytest.mark.parametrize("after", [0, 1], ids=["at once", "after a step"])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_a_model_is_converted_after_the_optimizer_was_made(topology: Topology, kind: Any, after: int) -> None:
     def script(job: Job) -> list[Tensor]:
         model = mlp()
         optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        model.double()
-        for batch in batches().double():
-            step(job, model, optimizer, batch)
+        for turn, batch in enumerate(batches()):
+            if turn == after:
+                model.to(kind)
+            step(job, model, optimizer, batch.to(kind) if turn >= after else batch)
         return values(model)
 
     assert_as_torch(topology, script, refusal="before you make DistributedOptimizer")

@@ -59,13 +59,13 @@ class ShardedModel:
     def push(
         self, rank: int, clock: int, whole: Tensor, hyper: Hyper, absent: tuple[int, ...] = ()
     ) -> list[Delivery]:
-        return [
-            delivery
-            for piece in self.slices
-            for delivery in self.ask(
-                piece, Push(sender(rank), piece.key, clock, self.part(whole, piece), hyper, absent)
-            )
-        ]
+        deliveries = []
+        for piece in self.slices:
+            parts = parameter_parts(piece, self.spec.tensors)
+            lacks = tuple(index for index, part in enumerate(parts) if part.position in absent)
+            push = Push(sender(rank), piece.key, clock, self.part(whole, piece), hyper, lacks)
+            deliveries += self.ask(piece, push)
+        return deliveries
 
     def values(self) -> Tensor:
         """Returns a copy of all parameters."""

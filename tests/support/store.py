@@ -9,7 +9,23 @@ import torch
 from torch import Tensor
 
 from hubring.ps.compression.compressor import by_name
-from hubring.ps.core.messages import Coded, Delivery, Init, Pull, Push, Refusal, Reply, Result, Ticket, Values
+from hubring.ps.core.messages import (
+    Coded,
+    Delivery,
+    Init,
+    Pull,
+    Push,
+    ReadState,
+    Refusal,
+    Reply,
+    Result,
+    State,
+    Ticket,
+    Values,
+    WriteParameters,
+    WriteState,
+)
+from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.store import KVStore
@@ -19,8 +35,12 @@ ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nes
 MOMENTUM: Hyper = {**ADD, "lr": 0.1, "momentum": 0.9}
 
 
-def bucket(numel: int, optimizer: str = "SGD", dtype: str = "float32", codec: str = "") -> BucketSpec:
-    return BucketSpec(0, dtype, 0, optimizer, (TensorSpec("weight", (numel,)),), codec)
+def bucket(
+    numel: int, optimizer: str = "SGD", dtype: str = "float32", codec: str = "", parameters: int = 1
+) -> BucketSpec:
+    names = ["weight", *(f"weight{number}" for number in range(1, parameters))]
+    tensors = tuple(TensorSpec(name, (numel // parameters,)) for name in names)
+    return BucketSpec(0, dtype, 0, optimizer, tensors, codec)
 
 
 def sender(rank: int, life: int = 1) -> Sender:
@@ -37,6 +57,7 @@ def hub(
     *,
     numel: int = 4,
     keys: int = 1,
+    parameters: int = 1,
     optimizer: str = "SGD",
     initialise: bool = True,
     codec: str = "",
@@ -44,7 +65,7 @@ def hub(
     store = KVStore(consistency)
     store.on_view(view(1, *map(sender, range(workers))))
     slices = [Slice(key, 0, key * numel, numel, 0) for key in range(keys)]
-    store.assign(slices, [bucket(numel * keys, optimizer, codec=codec)])
+    store.assign(slices, [bucket(numel * keys, optimizer, codec=codec, parameters=parameters)])
     if initialise and optimizer:
         for key in range(keys):
             assert store.handle(Init(sender(0), key, torch.zeros(numel)), "init") == [
@@ -55,6 +76,22 @@ def hub(
 
 def push(rank: int, clock: int, gradient: Tensor | None = None, *, key: int = 0, hyper: Hyper = ADD) -> Push:
     return Push(sender(rank), key, clock, torch.ones(4) if gradient is None else gradient, hyper)
+
+
+def write(rank: int, clock: int, values: Tensor | float, sequence: int = 0) -> WriteParameters:
+    whole = values if isinstance(values, Tensor) else torch.full((4,), values)
+    return WriteParameters(sender(rank), 0, clock, sequence, whole)
+
+
+def load(rank: int, clock: int, buffer: float | None, sequence: int = 0) -> WriteState:
+    tensors = {} if buffer is None else {"momentum_buffer": torch.full((4,), buffer)}
+    return WriteState(sender(rank), 0, clock, sequence, OptimizerState(tensors))
+
+
+def state(store: KVStore, rank: int = 0) -> dict[str, list[float]]:
+    ((_, reply),) = store.handle(ReadState(sender(rank), 0), "look")
+    assert isinstance(reply, State)
+    return {name: tensor.tolist() for name, tensor in reply.state.tensors.items()}
 
 
 def values_of(reply: Reply) -> Values:

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from hubring.ps.job.slice_parameters import ParameterPart
 from hubring.workers.buckets.bucket import Bucket
 
 OnAbsent = Callable[[tuple[int, ...]], None]
-"""Receives the positions of the parameters without a gradient on every rank."""
+"""Receives which of a slice's parts have no gradient on every rank."""
+
+
+class SliceAbsence(NamedTuple):
+    """The parts of one slice without a gradient in one exchange; by default none.
+
+    Attributes:
+        indices: The parts, in ascending order.
+        report: Receives the answer's parts.
+    """
+
+    indices: tuple[int, ...] = ()
+    report: OnAbsent | None = None
+
+    def on_reply(self, also: OnAbsent | None = None) -> OnAbsent | None:
+        """Returns what to do with the answer to the slice, first `also`; None if there is nothing to do."""
+        calls = [call for call in (also, self.report) if call is not None]
+        if not self.indices or not calls:
+            return None
+
+        def note(absent: tuple[int, ...]) -> None:
+            for call in calls:
+                call(absent)
+
+        return note
 
 
 class Absence:
@@ -19,19 +45,18 @@ class Absence:
     """
 
     def __init__(self, bucket: Bucket, *, reports: bool) -> None:
-        self.positions = tuple(sorted(bucket.absent))
+        self._positions = bucket.absent
         self._bucket = bucket
         self._reports = reports
 
-    def on_reply(self, also: OnAbsent | None = None) -> OnAbsent | None:
-        """Returns what to do with the answer to one slice, first `also`; None if there is nothing to do."""
-        if not self.positions or not (self._reports or also):
-            return None
+    def in_slice(self, parts: Sequence[ParameterPart]) -> SliceAbsence:
+        """Returns the absence of a slice's parts."""
+        if not self._positions:
+            return SliceAbsence()
+        indices = tuple(index for index, part in enumerate(parts) if part.position in self._positions)
 
-        def note(absent: tuple[int, ...]) -> None:
-            if also is not None:
-                also(absent)
-            if self._reports:
-                self._bucket.absent = self._bucket.absent.intersection(absent)
+        def report(absent: tuple[int, ...]) -> None:
+            elsewhere = set(indices).difference(absent)
+            self._bucket.absent = self._bucket.absent.difference(parts[index].position for index in elsewhere)
 
-        return note
+        return SliceAbsence(indices, report if self._reports else None)

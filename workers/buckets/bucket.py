@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec
+from hubring.workers.buckets.conversion import check_unconverted
 from hubring.workers.buckets.gradient_memory import GradientMemory
 from hubring.workers.buckets.staging import Staging
 from hubring.workers.buckets.value_memory import Look, OwnValues, ValueMemory, nothing
@@ -102,14 +104,19 @@ class Bucket:
     # Values.
 
     def move_in(self) -> None:
-        """Moves the parameters into `values`; those that other tensors of the script show stay in place."""
+        """Moves the parameters into `values`.
+
+        Those that are not contiguous, such as channels_last weights, stay in place and keep their strides:
+        the hub and its files have all elements in order. So do those that other tensors of the script show.
+        """
         self.copy_in()
         self._values.forget()  # the copy is not the script's change
         users = Counter(_storage(parameter) for parameter in self.parameters)
         for position, (parameter, view) in enumerate(zip(self.parameters, self._value_views, strict=True)):
             storage = parameter.untyped_storage()
-            if torch._C._storage_Use_Count(storage._cdata) - 1 > users[_storage(parameter)]:
-                self._moved[position] = view.detach().clone()
+            shown = torch._C._storage_Use_Count(storage._cdata) - 1 > users[_storage(parameter)]
+            if shown or not parameter.is_contiguous():
+                self._moved[position] = parameter.detach().clone()
             else:
                 parameter.data = view
 
@@ -149,14 +156,9 @@ class Bucket:
                     " made, where the hub's answers do not arrive: call model.share_memory() before you make"
                     " DistributedOptimizer, or share a copy, copy.deepcopy(model).share_memory()"
                 )
-            kinds = [(one.shape, one.dtype, one.device) for one in (parameter, view)]
-            if kinds[0] != kinds[1]:
-                raise ConfigError(
-                    f"parameter {tensor.name} was moved or converted after DistributedOptimizer was made:"
-                    " call model.to(...), .half() and similar methods before you make DistributedOptimizer"
-                )
+            check_unconverted(f"parameter {tensor.name}", parameter, view)
             if position not in self._moved:
-                self._moved[position] = view.detach().clone()
+                self._moved[position] = torch.empty_like(parameter.data).copy_(view)
             # Compared with what it was, since an answer that has landed already shows in the view.
             if not torch.equal(parameter.data, self._moved[position]):
                 changed.append(position)
@@ -318,8 +320,9 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _views(flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """Returns each parameter's part of `flat`, with its own storage, since `torch.save` writes all of it."""
     ends = list(accumulate(parameter.numel() for parameter in parameters))
     return [
-        flat[end - parameter.numel() : end].view(parameter.shape)
+        from_dlpack(flat[end - parameter.numel() : end]).view(parameter.shape)
         for end, parameter in zip(ends, parameters, strict=True)
     ]

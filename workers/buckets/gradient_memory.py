@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from hubring.ps.core.errors import ConfigError
+from hubring.workers.buckets.conversion import check_unconverted
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class GradientMemory:
                 continue
             if gradient is self.views[position]:  # the script gave it other memory: gradient.data = ...
                 self.views[position] = self._view(position)
-            self._check_kind(gradient)
+            check_unconverted("a gradient", gradient, self.views[position])
             if gradient.layout is torch.strided and not gradient.requires_grad:
                 moved.append(position)
                 continue
@@ -167,14 +167,6 @@ class GradientMemory:
                 " every step: sparse=False gives the same training, and --compress topk:F sends less",
                 list(gradient.shape),
                 gradient.numel() * gradient.element_size() / 1e6,
-            )
-
-    def _check_kind(self, gradient: Tensor) -> None:
-        if (gradient.dtype, gradient.device) != (self._flat.dtype, self._flat.device):
-            raise ConfigError(
-                f"a gradient is {gradient.dtype} on {gradient.device}, and the parameter was"
-                f" {self._flat.dtype} on {self._flat.device} when DistributedOptimizer was made: call"
-                " model.to(...), .half(), .double() and similar methods before you make it"
             )
 
     def _is_shown(self, position: int, gradient: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from torch.nn.parameter import is_lazy
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, TensorSpec
-
-log = logging.getLogger(__name__)
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
@@ -87,7 +84,6 @@ def lay_out(
         )
     if optimizer_name:
         _check_apart(trainables)
-        _warn_of_strides(trainables)
     return [
         Layout(_spec(index, run, optimizer_name), [one.parameter for one in run])
         for index, run in enumerate(_runs(trainables, bucket_bytes), first_index)
@@ -184,10 +180,19 @@ def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def _check_apart(trainables: list[_Trainable]) -> None:
-    """Raises ConfigError if two parameters share memory: the hub steps each one in memory of its own."""
+    """Raises ConfigError if two elements share memory: the hub steps each one in memory of its own."""
     ends: list[tuple[int, int, str]] = []
     for one in trainables:
+        if _is_expanded(one.parameter):
+            raise ConfigError(
+                f"elements of the parameter {one.name} share memory, because it was made with expand(), but"
+                " the hub steps each one separately: make it with expand(...).clone()"
+            )
         start = one.parameter.data_ptr()
         ends.append((start, start + one.nbytes, one.name))
     ends.sort()
@@ -198,10 +203,3 @@ def _check_apart(trainables: list[_Trainable]) -> None:
                 " them as one parameter (decoder.weight = encoder.weight), or start the workers with"
                 " --aggregate"
             )
-
-
-def _warn_of_strides(trainables: list[_Trainable]) -> None:
-    """Warns of strided parameters: shards and checkpoints store no strides, so all become contiguous."""
-    strided = [one.name for one in trainables if not one.parameter.is_contiguous()]
-    if strided:
-        log.warning("parameters made contiguous, their memory format is lost: %s", ", ".join(strided))

@@ -23,6 +23,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
 from hubring.ps.core.types import Hyper, Slice
 from hubring.ps.core.work import Work
+from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
 from hubring.ps.store import gpu_tensor
 from hubring.ps.store.gpu_tensor import MAX_BYTES, Reached, SharedMemory
 from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
@@ -40,9 +41,17 @@ class _PlacedSlice:
     """One slice: the address of its gradient, and the target of its answer."""
 
     def __init__(
-        self, piece: Slice, gradient: Coded, target: Tensor, landing: Tensor, device: Device, reached: Reached
+        self,
+        piece: Slice,
+        parts: Sequence[ParameterPart],
+        gradient: Coded,
+        target: Tensor,
+        landing: Tensor,
+        device: Device,
+        reached: Reached,
     ) -> None:
         self.piece = piece
+        self.parts = parts
         self.gradient = gradient
         self.landing = landing
         self._target = target
@@ -83,12 +92,13 @@ class PlacedBucket:
         target = bucket.landing if lands == "values" else bucket.gradients
         self._slices = []
         for piece in slices:
+            parts = parameter_parts(piece, bucket.spec.tensors)
             part = slice(piece.offset, piece.offset + piece.numel)
             code = gpu_tensor.encode(whole.part(piece.offset * bucket.gradients.element_size()))
             payload = allocate(code.numel(), torch.uint8).copy_(code)
             gradient = gpu_tensor.placed(payload, bucket.gradients[part])
             landing = allocate(MAX_BYTES, torch.uint8)
-            own = _PlacedSlice(piece, gradient, target[part], landing, bucket.stage.device, reached)
+            own = _PlacedSlice(piece, parts, gradient, target[part], landing, bucket.stage.device, reached)
             self._slices.append(own)
 
     def push_pull(self, what: str, client: KVClient, hyper: Hyper, absent: Absence) -> Work:
@@ -99,6 +109,7 @@ class PlacedBucket:
         work = Work(what, len(self._slices))
         with client.batched():
             for own in self._slices:
+                lacks = absent.in_slice(own.parts)
                 client.push_pull(
                     own.piece.shard,
                     own.piece.key,
@@ -107,8 +118,8 @@ class PlacedBucket:
                     hyper,
                     work,
                     lambda answer, own=own: own.show(answer, self._memory),  # type: ignore[misc]
-                    absent.positions,
-                    absent.on_reply(),
+                    lacks.indices,
+                    lacks.on_reply(),
                 )
         return work
 

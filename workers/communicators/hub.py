@@ -115,7 +115,8 @@ class PSCommunicator(Communicator):
             return self._attach_rounds(buckets)
         specs = self._specs(buckets)
         assigned = self._agree(specs)
-        self._exchange.slices.update((spec.index, assigned.plan.of_bucket(spec.index)) for spec in specs)
+        for spec in specs:
+            self._exchange.add(spec, assigned.plan.of_bucket(spec.index))
         if not self._low_rank:
             self._exchange.compress(buckets, self._compress, self.allocate)
         if self.steps_on == "server":
@@ -149,8 +150,11 @@ class PSCommunicator(Communicator):
         low_rank = self._low_rank.get(index)
         if low_rank is not None:
             phases = low_rank.phases
+            first = 2 * index  # only its slices have every parameter of the bucket
             return low_rank.exchange(
-                lambda n: self._exchange.push_pull(2 * index + n, phases[n], phases[n], hyper, absent),
+                lambda n: self._exchange.push_pull(
+                    first + n, phases[n], phases[n], hyper, None if n else absent
+                ),
                 lambda: bucket.absent,
             )
         into = bucket.host_values if self.steps_on == "server" else bucket.host_gradients

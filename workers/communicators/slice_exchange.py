@@ -13,10 +13,10 @@ from hubring.ps.compression.compressor import Compressor, codec_for
 from hubring.ps.compression.error_feedback import ErrorFeedback
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Call, Coded, Collective, ReduceOp
-from hubring.ps.core.types import Hyper, Slice
+from hubring.ps.core.types import BucketSpec, Hyper, Slice
 from hubring.ps.core.work import Work
 from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
-from hubring.workers.buckets.absence import Absence
+from hubring.workers.buckets.absence import Absence, SliceAbsence
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.pinning import Allocate
 from hubring.workers.communicators.base import Communicator
@@ -40,26 +40,25 @@ class SliceCoder:
         self._gradient = gradient
         self._feedback = ErrorFeedback(codec, gradient.numel(), gradient.dtype)
         self._parts = parts
-        self._kept: list[tuple[ParameterPart, Tensor]] = []
+        self._kept: list[tuple[int, Tensor]] = []
 
     def encode(self, absent: Collection[int] = ()) -> Coded:
         """Encodes the gradient into `payload`. Call it once per step, because it updates the residual.
 
         Args:
-            absent: Positions of the parameters without a gradient.
+            absent: The parts without a gradient, by index.
         """
         residual = self._feedback.residual
-        self._kept = [
-            (part, residual[part.in_slice].clone()) for part in self._parts if part.position in absent
-        ]
+        self._kept = [(index, residual[self._parts[index].in_slice].clone()) for index in absent]
         self._feedback.encode(self._gradient, self.payload)
         return Coded(self._codec.name, self.payload, self._gradient.numel(), self._gradient.dtype)
 
     def restore(self, absent: Collection[int]) -> None:
-        """Restores the residual of parameters without a gradient on any rank: the hub ignored their code."""
-        for part, residual in self._kept:
-            if part.position in absent:
-                self._feedback.residual[part.in_slice] = residual
+        """Restores the residual of parts without a gradient on any rank: the hub ignored their code."""
+        everywhere = frozenset(absent)
+        for index, residual in self._kept:
+            if index in everywhere:
+                self._feedback.residual[self._parts[index].in_slice] = residual
 
     def decode(self, mean: Coded) -> None:
         """Decodes the mean into the gradient.
@@ -91,8 +90,15 @@ class SliceExchange:
         self.slices: dict[int, list[Slice]] = {}
         self._client = client
         self._means = means
+        self._parts: dict[int, tuple[ParameterPart, ...]] = {}
+        """The parameters of each slice, by key."""
         self._coders: dict[int, SliceCoder] = {}
         """Coders of compressed slices, by key."""
+
+    def add(self, spec: BucketSpec, slices: Sequence[Slice]) -> None:
+        """Adds a bucket of the hub."""
+        self.slices[spec.index] = list(slices)
+        self._parts.update((piece.key, parameter_parts(piece, spec.tensors)) for piece in slices)
 
     def compress(self, buckets: Iterable[Bucket], codec_name: str, allocate: Allocate) -> None:
         """Makes coders for the slices that compression makes shorter."""
@@ -102,11 +108,15 @@ class SliceExchange:
                 codec = codec_for(codec_name, piece.numel, part.dtype)
                 if codec is not None:
                     payload = allocate(codec.nbytes(piece.numel), torch.uint8)
-                    parts = parameter_parts(piece, bucket.spec.tensors)
-                    self._coders[piece.key] = SliceCoder(codec, part, payload, parts)
+                    self._coders[piece.key] = SliceCoder(codec, part, payload, self._parts[piece.key])
 
-    def push_pull(self, index: int, gradients: Tensor, into: Tensor, hyper: Hyper, absent: Absence) -> Work:
-        """Starts the exchange of one bucket's flat gradients; the answer lands in `into`."""
+    def push_pull(
+        self, index: int, gradients: Tensor, into: Tensor, hyper: Hyper, absent: Absence | None = None
+    ) -> Work:
+        """Starts the exchange of one bucket's flat gradients; the answer lands in `into`.
+
+        Without `absent`, every parameter has a gradient.
+        """
         slices = self.slices[index]
         work = Work(exchange_name(index), len(slices), self._client.attend)
         # Compressed slices are not batched: each one travels while the next is encoded.
@@ -115,7 +125,8 @@ class SliceExchange:
             for piece in reversed(slices):
                 part = slice(piece.offset, piece.offset + piece.numel)
                 coder = self._coders.get(piece.key)
-                gradient = gradients[part] if coder is None else coder.encode(absent.positions)
+                lacks = absent.in_slice(self._parts[piece.key]) if absent else SliceAbsence()
+                gradient = gradients[part] if coder is None else coder.encode(lacks.indices)
                 target, decode = self._target(piece, into[part])
                 self._client.push_pull(
                     piece.shard,
@@ -125,8 +136,8 @@ class SliceExchange:
                     hyper,
                     work,
                     decode,
-                    absent.positions,
-                    absent.on_reply(None if coder is None else coder.restore),
+                    lacks.indices,
+                    lacks.on_reply(None if coder is None else coder.restore),
                 )
         return work
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe, wait
@@ -28,7 +29,7 @@ Task = tuple[Callable[..., T], Sequence[Any], Mapping[str, Any]]
 """A function, its arguments and its keyword arguments."""
 
 END_SECONDS = 5.0
-"""How long a worker whose pipe closed has to end."""
+"""How long workers have to end once their pipe closed, or once all have sent their results."""
 
 
 def launch(
@@ -126,9 +127,17 @@ class _Caller(Child):
             super().__init__(f"rank {rank}", command, stdout=stdout, stderr=stderr, pass_fds=[there.fileno()])
 
     def ask(self, variables: dict[str, str], task: Task[Any]) -> None:
-        """Sends the call."""
-        self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
-        self.pipe.send_bytes(cloudpickle.dumps(task))
+        """Sends the call.
+
+        Raises:
+            RuntimeError: The worker ended.
+        """
+        call = cloudpickle.dumps(task)
+        try:
+            self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
+            self.pipe.send_bytes(call)
+        except OSError as cause:
+            raise self._gone() from cause
 
     def answer(self) -> Answer:
         """Receives the answer.
@@ -137,13 +146,17 @@ class _Caller(Child):
             RuntimeError: The worker failed.
         """
         try:
-            found = Answer(*cloudpickle.loads(self.pipe.recv_bytes()))
-        except EOFError as cause:
-            self.wait(END_SECONDS)
-            raise RuntimeError(f"{self.name} {self.ended or 'ended'} before it returned a result") from cause
+            came = self.pipe.recv_bytes()
+        except (EOFError, OSError) as cause:  # OSError: it ended before it read all of the call
+            raise self._gone() from cause
+        found = Answer(*cloudpickle.loads(came))
         if not found.well:
             raise RuntimeError(f"{self.name} failed:\n{found.result}")
         return found
+
+    def _gone(self) -> RuntimeError:
+        self.wait(END_SECONDS)
+        return RuntimeError(f"{self.name} {self.ended or 'ended'} before it returned a result")
 
     def end(self, seconds: float) -> None:
         super().end(seconds)
@@ -151,7 +164,10 @@ class _Caller(Child):
 
 
 def _collect(callers: Sequence[_Caller]) -> list[Answer]:
-    """Returns the answers of all workers, once all have ended. The first failure ends the others."""
+    """Returns the answers of all workers. The first failure ends the others.
+
+    After the answers, the workers have `END_SECONDS` to end. A thread that a function started may never end.
+    """
     waiting = {caller.pipe: caller for caller in callers}
     answers: dict[int, Answer] = {}
     while waiting:
@@ -159,6 +175,7 @@ def _collect(callers: Sequence[_Caller]) -> list[Answer]:
             assert isinstance(pipe, Connection)
             caller = waiting.pop(pipe)
             answers[caller.rank] = caller.answer()
+    deadline = time.monotonic() + END_SECONDS
     for caller in callers:
-        caller.wait()
+        caller.wait(max(0.0, deadline - time.monotonic()))
     return [answers[rank] for rank in sorted(answers)]

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from signal import SIGPIPE, SIGTERM
 from subprocess import DEVNULL, PIPE
+from threading import Lock
 from typing import Any
 
 from hubring.ps.process.child import Child
@@ -157,7 +158,11 @@ class Team:
         self._screens = _screens(self._lose_output)
         self._stdin = stdin.source()
         self._lost_output: OSError | None = None
+        self._losing = Lock()
+        self._asked = 0
+        """How many signals the caller forwarded."""
         self._signals: list[int] = []
+        """All signals that the workers got, in order."""
         self._quit_at = math.inf
 
     def say(self, text: str) -> None:
@@ -169,10 +174,10 @@ class Team:
 
         After the second signal, workers have `QUIT_SECONDS` to end.
         """
-        self._signals.append(number)
-        if len(self._signals) == 2:
+        self._asked += 1
+        if self._asked == 2:
             self._quit_at = time.monotonic() + QUIT_SECONDS
-        self._workers.signal(number)
+        self._send(number)
 
     def run(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
         """Starts all workers and waits for them. Stops all if training cannot continue after a failure.
@@ -228,6 +233,10 @@ class Team:
                     self._places[worker.rank] = time.monotonic() + self._patience.pause
         return failed
 
+    def _send(self, number: int) -> None:
+        self._signals.append(number)
+        self._workers.signal(number)
+
     def _kill(self) -> int:
         for worker in self._running:
             worker.end(0.0)
@@ -250,8 +259,11 @@ class Team:
 
     def _lose_output(self, error: OSError) -> None:
         """Ends the job, because no process reads what it prints. An output's thread calls it."""
-        self._lost_output = error
-        self.signal(SIGTERM)
+        with self._losing:  # standard output and standard error have a thread each
+            first = self._lost_output is None
+            self._lost_output = self._lost_output or error
+        if first:
+            self._send(SIGTERM)
 
 
 def _screens(on_failure: Callable[[OSError], None]) -> tuple[Screen, Screen]:

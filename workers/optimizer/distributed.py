@@ -185,7 +185,7 @@ class DistributedOptimizer(OptimizerWrapper):
             The closure's result. With LBFGS, the mean of the ranks' losses.
 
         Raises:
-            ConfigError: The script changed gradients that were already sent.
+            ConfigError: The script changed gradients that were sent, or parameters differently on two ranks.
             DeadlineExceeded: The exchange took longer than the timeout.
             HubringError: The exchange failed. With `cross_barrier` the next wait raises it.
             Preempted: The job stops at this step.

@@ -18,6 +18,7 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.groups import Groups
 from hubring.workers.optimizer.hub_optimizer_state import HubOptimizerState
 from hubring.workers.optimizer.model_tensors import ModelTensors
+from hubring.workers.optimizer.same_parameters import check_same_parameters, due
 from hubring.workers.optimizer.setup import bytes_of_bucket
 from hubring.workers.reducer.exchange import Exchange
 from hubring.workers.reducer.forward import ForwardGuard
@@ -230,13 +231,20 @@ class Reducers:
             reducer.begin_step()
 
     def note_step(self, steps: int) -> None:
-        """Records a completed step, and prepares for the next one."""
+        """Records a completed step, and prepares for the next one.
+
+        Raises:
+            ConfigError: Where each worker steps, two ranks' parameters differ.
+        """
         self.begin_step()
         for reducer in self._all:
             reducer.steps = max(reducer.steps, steps)
             # If step() sends everything at once, the group size makes no difference.
             if reducer.tuner is not None and reducer.overlap.backward:
                 reducer.tuner.note_step()
+        if not self._on_server and self._communicator.size > 1 and due(steps):
+            self.settle()  # with cross_barrier
+            check_same_parameters(self.tensors.trained(), self._communicator)
 
     def note_skip(self) -> None:
         """Records a step that was not taken, and prepares for the next one."""

@@ -15,6 +15,10 @@ _EXPECTED = {"total_steps", "progress"}
 " record."""
 
 
+MOST_SAMPLES = 2**63 - 1
+"""The count of samples ends here: heartbeats and results hold it in 64 bits."""
+
+
 class Record:
     """Stores the latest value of every metric and writes each report to a file.
 
@@ -59,7 +63,7 @@ class Record:
         self.latest.update(metrics)
         samples = metrics.get("samples")
         if isinstance(samples, (int, float)) and 0 < samples < inf:
-            self.samples += int(samples)
+            self.samples = min(self.samples + int(samples), MOST_SAMPLES)
         if self._file is not None and metrics.keys() - _EXPECTED:
             exchange = {
                 "exposed_seconds": round(exposed, 6),

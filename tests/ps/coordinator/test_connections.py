@@ -8,13 +8,14 @@ import contextlib
 import pytest
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.core.types import incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
-from tests.support.fakes.coordinator import CONTEXT, Hub, run
+from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, run
 
 
-async def opened(hub: Hub, request: pb.ConnectRequest) -> None:
-    async for _ in hub.control.Connect(request, CONTEXT):
-        raise AssertionError("the server stopped")
+async def opened(hub: Hub, request: pb.ConnectRequest) -> int:
+    """Returns how many messages came until the call ended."""
+    return len([message async for message in hub.control.Connect(request, CONTEXT)])
 
 
 async def disconnect(hub: Hub, request: pb.ConnectRequest) -> None:
@@ -57,6 +58,66 @@ def test_a_shard_that_disconnects_ends_the_job_unless_it_is_heard_of(monkeypatch
         assert hub.fleet.silent(hub.time.now()) is hub.fleet.find("t")
         await hub.coordinator.tick()
         assert "shard 1 (here pid 1) sent no heartbeat for 4.1 s" in str(hub.coordinator.job.failure)
+
+    run(story())
+
+
+def test_strangers_cannot_hold_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        with pytest.raises(Refused, match=r"rank 0 \(join 0\) is not a member of the job"):
+            await opened(hub, pb.ConnectRequest(rank=0, incarnation=incarnation_to_wire(1)))
+        one, _ = await hub.started()
+        with pytest.raises(Refused, match="restart the worker to rejoin"):
+            await opened(hub, pb.ConnectRequest(rank=one.rank, incarnation=one.incarnation[::-1]))
+        with pytest.raises(Refused, match="this shard is not registered"):
+            await opened(hub, pb.ConnectRequest(shard="other"))
+
+    run(story())
+
+
+@pytest.mark.parametrize("shard", ["", "s"])
+def test_only_the_end_of_the_newest_connection_counts(monkeypatch: pytest.MonkeyPatch, shard: str) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, lease=1000.0)
+        one, other = await hub.started()
+        await hub.beat(other)
+        request = pb.ConnectRequest(rank=one.rank, incarnation=one.incarnation, shard=shard)
+        older = asyncio.create_task(opened(hub, request))
+        await asyncio.sleep(0)
+        newer = asyncio.create_task(opened(hub, request))
+        assert await older == 1, "the older one ends by itself"
+        hub.time.advance(RETURN_SECONDS + 0.1)
+        assert lost(hub) == 0
+        newer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await newer
+        hub.time.advance(RETURN_SECONDS + 0.1)
+        assert lost(hub) == 1
+
+    def lost(hub: Hub) -> int:
+        now = hub.time.now()
+        return len(hub.coordinator.job.expire(now)) + (hub.fleet.silent(now) is not None)
+
+    run(story())
+
+
+def test_the_late_end_of_a_replaced_connection_changes_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, lease=1000.0)
+        one, _ = await hub.started()
+        request = pb.ConnectRequest(rank=one.rank, incarnation=one.incarnation)
+        older = asyncio.create_task(opened(hub, request))
+        await asyncio.sleep(0)
+        newer = asyncio.create_task(opened(hub, request))
+        await asyncio.sleep(0)
+        older.cancel()
+        await asyncio.wait([older])
+        hub.time.advance(RETURN_SECONDS + 0.1)
+        await hub.coordinator.tick()
+        assert len(hub.coordinator.job.members) == 2
+        newer.cancel()
+        await asyncio.wait([newer])
 
     run(story())
 

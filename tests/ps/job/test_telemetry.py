@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.job.telemetry import LONGEST_NAME, MOST_METRICS, Telemetry, from_proto, progress, shown
+from hubring.ps.job.telemetry import (
+    LONGEST_NAME,
+    MOST_METRICS,
+    Exporter,
+    Telemetry,
+    from_proto,
+    progress,
+    shown,
+)
 
 
 def test_it_is_the_same_after_the_wire() -> None:
@@ -33,6 +42,20 @@ def test_only_finite_numbers_without_a_place_of_their_own_are_shown() -> None:
         "none": None,
     }
     assert shown(reported.items()) == {"accuracy": 0.5, "epoch": 3.0}
+
+
+def test_what_cannot_be_sent_is_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def replaced() -> Telemetry:
+        raise AttributeError("the script replaced param_groups")
+
+    exporter = Exporter()
+    assert from_proto(exporter.export(lambda: Telemetry(samples=3))).samples == 3
+    with caplog.at_level(logging.WARNING):
+        for take in (lambda: Telemetry(samples=1 << 64), replaced, replaced):
+            assert exporter.export(take) == pb.Telemetry()
+    assert [record.getMessage()[:46] for record in caplog.records] == [
+        "the server does not get this worker's metrics:"
+    ]
 
 
 def test_a_peer_cannot_send_more_or_other_than_that() -> None:

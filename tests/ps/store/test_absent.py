@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from hubring.ps.core.messages import Push
+from hubring.ps.core.messages import Code, Push
 from hubring.ps.core.optimizer_state import STEP
 from hubring.ps.optim.sums import WORTH
 from hubring.ps.store.consistency import ASP, BSP, BackupWorkers
 from tests.support.optimizers import CASES, hyper, torchs
 from tests.support.sharded import ShardedModel
-from tests.support.store import ADD, coded_push, hub, parameters, push, sender, values_of
+from tests.support.store import ADD, coded_push, hub, parameters, push, refusal_of, sender, values_of
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -154,16 +154,24 @@ def test_the_order_of_arrival_and_retries_change_nothing() -> None:
 
 
 def test_the_reply_names_what_every_contributor_lacked() -> None:
-    store = hub(BSP(), 2, optimizer="")
-    absent = {0: (0, 3, 700), 1: (3, 5, 700)}  # more positions than the bucket has parameters: opaque
-    first = Push(sender(0), 0, 0, torch.full((4,), 2.0), {}, absent[0])
+    store = hub(BSP(), 2, numel=6, parameters=6, optimizer="")
+    first = Push(sender(0), 0, 0, torch.full((6,), 2.0), {}, (0, 3, 4))
     assert store.handle(first, "a") == []
-    deliveries = store.handle(Push(sender(1), 0, 0, torch.full((4,), 4.0), {}, absent[1]), "b")
-    assert [values_of(reply).absent for _, reply in deliveries] == [(3, 700)] * 2
+    deliveries = store.handle(Push(sender(1), 0, 0, torch.full((6,), 4.0), {}, (3, 4, 5)), "b")
+    assert [values_of(reply).absent for _, reply in deliveries] == [(3, 4)] * 2
     assert values_of(deliveries[0].reply).values is not None
     ((_, again),) = store.handle(first, "a again")
-    assert values_of(again).absent == (3, 700)
-    assert parameters(store).tolist() == [3.0] * 4
+    assert values_of(again).absent == (3, 4)
+    assert parameters(store).tolist() == [3.0] * 6
+
+
+def test_a_parameter_that_the_slice_does_not_have_is_refused() -> None:
+    store = hub(BSP(), 1)
+    refusal = refusal_of(store.handle(Push(sender(0), 0, 0, torch.zeros(4), ADD, (0, 1)), "a"))
+    assert refusal.code is Code.BAD_REQUEST
+    assert "without a gradient for parameter 1 of the slice, which has 1" in refusal.text
+    store.handle(push(0, 0), "b")
+    assert parameters(store).tolist() == [1.0] * 4
 
 
 def test_nothing_is_absent_if_one_contributor_has_everything() -> None:

@@ -16,10 +16,8 @@ from hubring.ps.core.messages import (
     Init,
     Pull,
     Push,
-    ReadState,
     Refusal,
     Result,
-    State,
     Values,
     WriteParameters,
     WriteState,
@@ -27,7 +25,6 @@ from hubring.ps.core.messages import (
 from hubring.ps.core.optimizer_state import STEP, OptimizerState
 from hubring.ps.core.types import Slice
 from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
-from hubring.ps.store.store import KVStore
 from tests.support.optimizers import CASES, hyper, torchs
 from tests.support.sharded import ShardedModel
 from tests.support.store import (
@@ -35,33 +32,20 @@ from tests.support.store import (
     MOMENTUM,
     answered,
     hub,
+    load,
     parameters,
     push,
     refusal_of,
     sender,
+    state,
     values_of,
     view,
+    write,
 )
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
 DONE = [Delivery("w", Result())]
-
-
-def write(rank: int, clock: int, values: Tensor | float, sequence: int = 0) -> WriteParameters:
-    whole = values if isinstance(values, Tensor) else torch.full((4,), values)
-    return WriteParameters(sender(rank), 0, clock, sequence, whole)
-
-
-def load(rank: int, clock: int, buffer: float | None, sequence: int = 0) -> WriteState:
-    tensors = {} if buffer is None else {"momentum_buffer": torch.full((4,), buffer)}
-    return WriteState(sender(rank), 0, clock, sequence, OptimizerState(tensors))
-
-
-def state(store: KVStore, rank: int = 0) -> dict[str, list[float]]:
-    ((_, reply),) = store.handle(ReadState(sender(rank), 0), "look")
-    assert isinstance(reply, State)
-    return {name: tensor.tolist() for name, tensor in reply.state.tensors.items()}
 
 
 # Lockstep.

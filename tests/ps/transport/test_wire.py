@@ -113,7 +113,7 @@ def gradient(message: Message) -> Tensor | Coded:
         Init(SENDER, 0, FLAT.bfloat16(), ADAM),
         Init(SENDER, 0, FLAT, OptimizerState()),
         Push(SENDER, 0, 0, FLAT),
-        Push(SENDER, 1, 2, FLAT, {"lr": 0.1}, absent=(0, 3, 2**31)),
+        Push(SENDER, 1, 2, FLAT, {"lr": 0.1}, absent=(0, 3, 200)),
         WriteParameters(SENDER, 4, 2**40, 7, FLAT),
         WriteState(SENDER, 4, 2**40, 7, ADAM),
         WriteState(SENDER, 0, 0, 0, OptimizerState()),
@@ -184,6 +184,15 @@ def test_what_nothing_is_absent_from_takes_no_bytes() -> None:
     push, other = (encode_request(Push(SENDER, 1, 1, FLAT, {}, absent), 1) for absent in ((), (2,)))
     assert pb.Header.FromString(push.header).push.ByteSize() == 4  # key and clock
     assert len(other.header) == len(push.header) + 3
+
+
+def test_a_header_has_space_for_all_parameters_of_a_slice_of_tiny_ones() -> None:
+    everything = tuple(range(50_000))
+    message = encode_request(Push(SENDER, 1, 1, FLAT, {}, everything), 1)
+    assert len(message.header) < MAX_HEADER / 2
+    _, came = decode_request(message)
+    assert isinstance(came, Push)
+    assert came.absent == everything
 
 
 def test_a_strided_tensor_travels_as_its_values() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import re
 from typing import Any
 
@@ -197,16 +196,35 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
         buckets_of(nn.Linear(2, 2), bucket_bytes=0)
 
 
-def test_channels_last_becomes_contiguous_with_the_same_values_and_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_channels_last_weights_keep_their_strides_and_the_hub_has_them_in_order() -> None:
     model = nn.utils.convert_conv2d_weight_memory_format(nn.Conv2d(3, 4, 2), torch.channels_last)
     before = model.weight.detach().clone()
-    with caplog.at_level(logging.WARNING):
-        buckets_of(model)
-    assert model.weight.is_contiguous()
+    (bucket,) = buckets_of(model)
     assert torch.equal(model.weight, before)
-    assert "weight" in caplog.text
+    assert torch.equal(bucket.values[4:], before.flatten())
+    bucket.landing[4:] = 2 * before.flatten()
+    bucket.stage.arrive()
+    bucket.show_values()
+    assert model.weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(model.weight, 2 * before)
+    assert bucket.written() == []
+
+
+def test_a_change_of_a_channels_last_weight_is_found() -> None:
+    model = nn.utils.convert_conv2d_weight_memory_format(nn.Conv2d(3, 4, 2), torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (bucket,) = make_buckets(optimizer, model.named_parameters(), allocate, 1 << 20, "SGD", ComparedValues)
+    with torch.no_grad():
+        model.weight[1, 2] = 7.0
+    assert bucket.take_written() == [names(bucket).index("weight")]
+    assert torch.equal(bucket.values[-48:].view(4, 3, 2, 2), model.weight)
+
+
+def test_each_parameter_on_a_hub_has_a_storage_of_its_own() -> None:
+    model = three_layers()
+    buckets_of(model)
+    for parameter in model.parameters():
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
 
 
 def test_scalars_and_empty_parameters_are_dealt_with() -> None:
@@ -240,6 +258,14 @@ def test_parameters_that_share_memory_are_refused_where_the_hub_steps() -> None:
     with pytest.raises(ConfigError, match=r"first and second share memory.*as one parameter"):
         make_buckets(optimizer, named, allocate, 100, "SGD")
     make_buckets(optimizer, named, allocate, 100, "")
+
+
+def test_an_expanded_parameter_is_refused_where_the_hub_steps() -> None:
+    expanded = nn.Parameter(torch.zeros(1, 3).expand(2, 3))
+    optimizer = torch.optim.SGD([expanded], lr=0.1)
+    with pytest.raises(ConfigError, match=r"parameter group0\.0 share memory.*clone"):
+        make_buckets(optimizer, None, allocate, 100, "SGD")
+    make_buckets(optimizer, None, allocate, 100, "")
 
 
 def test_a_model_that_is_converted_afterwards_is_found_out() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 
 import hubring
 from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.workers.localrun import functions
+from hubring.workers.localrun.functions import _Caller
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +63,41 @@ def test_an_error_carries_the_rank_and_its_traceback() -> None:
 def test_a_killed_worker_is_named_with_its_signal() -> None:
     with pytest.raises(RuntimeError, match=r"rank 0 was killed by signal 9 \(SIGKILL\) before it returned"):
         hubring.launch(lambda: os.kill(os.getpid(), signal.SIGKILL), nproc=1)
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> _Caller:
+    """A worker that never reads its call."""
+    program = tmp_path / "idle"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    return _Caller(3, str(program), None)
+
+
+def test_a_worker_killed_before_it_reads_the_call_is_named(idle: _Caller) -> None:
+    idle.ask({}, (print, (), {}))
+    idle.signal(signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"rank 3 was killed by signal 9 \(SIGKILL\) before it returned"):
+        idle.answer()
+    idle.end(0.0)
+
+
+def test_a_worker_killed_before_it_gets_the_call_is_named(idle: _Caller) -> None:
+    idle.signal(signal.SIGKILL)
+    idle.wait()
+    with pytest.raises(RuntimeError, match=r"rank 3 was killed by signal 9 \(SIGKILL\) before it returned"):
+        idle.ask({}, (print, (), {}))
+    idle.end(0.0)
+
+
+@pytest.mark.timeout(120)
+def test_a_thread_that_never_ends_does_not_block_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves_a_thread() -> int:
+        threading.Thread(target=threading.Event().wait).start()
+        return 4
+
+    monkeypatch.setattr(functions, "END_SECONDS", 0.1)
+    assert hubring.launch(leaves_a_thread, nproc=1) == [4]
 
 
 def test_a_function_that_does_not_join_returns_too() -> None:

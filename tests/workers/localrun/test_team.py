@@ -7,9 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+
+from hubring.ps.process.child import Child
+from hubring.ps.process.screen import Screen
+from hubring.workers.localrun import team
 
 # Rank 0 leaves a process behind that holds its outputs; once rank 0 has ended, rank 1 fails.
 JOB = """
@@ -34,3 +40,31 @@ def test_a_failure_is_seen_though_a_rank_that_ended_left_its_outputs_open(tmp_pa
     os.kill(int(left[1]), signal.SIGKILL)
     assert "1 7 stopping the other workers\n" in said
     assert (job.returncode, warned) == (7, "")
+
+
+class Listener(Child):
+    """A child that runs nothing, and notes its signals."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+def test_workers_get_one_sigterm_though_both_outputs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def screens(on_failure: Callable[[OSError], None]) -> tuple[Screen, Screen]:
+        return Screen(BytesIO(), on_failure), Screen(BytesIO(), on_failure)
+
+    monkeypatch.setattr(team, "_screens", screens)
+    monkeypatch.setattr(sys, "stdin", None)
+    job, worker = team.Team([], []), Listener()
+    job._workers.started.append(worker)  # type: ignore[arg-type]
+    for screen in job._screens:
+        screen.fail(BrokenPipeError())
+    assert worker.signals == [signal.SIGTERM]
+    job.signal(signal.SIGINT)
+    assert worker.signals == [signal.SIGTERM, signal.SIGINT]
+    assert job._quit_at == float("inf"), "the first signal of the user does not hurry the workers"
+    job.signal(signal.SIGINT)
+    assert job._quit_at < float("inf")

@@ -14,12 +14,13 @@ import torch
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import RingBroken, ServerUnreachable
 from hubring.ps.core.trace import Trace
+from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.observe import logs
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import context, topology
 from hubring.workers.runtime.in_flight import FlightRecorder
-from hubring.workers.runtime.record import Record
+from hubring.workers.runtime.record import MOST_SAMPLES, Record
 from hubring.workers.runtime.worker import Worker
 
 
@@ -81,6 +82,15 @@ def test_a_heartbeat_carries_reports_usage_and_the_learning_rate() -> None:
     groups[0]["lr"] = torch.tensor(0.1)  # type: ignore[assignment]  # Read from a GPU, it would stop the step
     worker.report({"lr": 0.125})
     assert session.telemetry().metrics["lr"] == 0.125, "the script knows better"
+
+
+@pytest.mark.parametrize("samples", [1e300, 1 << 64])
+def test_a_heartbeat_carries_at_most_the_samples_that_it_can(samples: float) -> None:
+    record = Record(None)
+    for _ in range(2):
+        record.report({"samples": samples}, 0.0, None)
+    sent = Telemetry(samples=record.samples).to_proto()
+    assert sent.samples == MOST_SAMPLES
 
 
 def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often() -> None:

@@ -1,0 +1,94 @@
+"""Ranks that step on their own notice when their parameters part."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer.same_parameters import EVERY, check_same_parameters, due
+from tests.support.training.ranks import AggregatingRanks, Ranks, RingRanks
+
+
+@pytest.fixture(params=[RingRanks, AggregatingRanks])
+def stepping(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    made: Ranks = request.param()
+    yield made
+    made.close()
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"scalar": (), "bias": (3,), "weight": (4, 3), "filters": (2, 3, 2, 2)}
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_equal_parameters_pass_in_any_memory_format(
+    stepping: Ranks, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    def action(communicator: Communicator) -> None:
+        own = parameters(dtype)
+        if communicator.rank:
+            own["filters"] = own["filters"].to(memory_format=torch.channels_last)
+        check_same_parameters(own, communicator)
+
+    stepping.run(action)
+    assert not caplog.records
+
+
+def test_the_parameter_and_the_ranks_that_differ_are_named(stepping: Ranks) -> None:
+    def action(communicator: Communicator) -> str:
+        own = parameters()
+        if communicator.rank == 2:
+            own["weight"][1] = 0.0
+        with pytest.raises(ConfigError) as caught:
+            check_same_parameters(own, communicator)
+        return str(caught.value)
+
+    (text,) = set(stepping.run(action))
+    assert text.startswith("rank 2 and rank 0 have different values of parameter weight")
+
+
+@pytest.mark.parametrize("name", ["bias", "weight", "filters"])
+def test_rows_in_another_order_are_found(stepping: Ranks, name: str) -> None:
+    def action(communicator: Communicator) -> None:
+        own = parameters()
+        if communicator.rank:
+            own[name] = own[name].flip(0)
+        with pytest.raises(ConfigError, match=f"ranks 1, 2 and rank 0 .* {name},"):
+            check_same_parameters(own, communicator)
+
+    stepping.run(action)
+
+
+def test_a_nan_of_one_rank_is_a_difference(stepping: Ranks) -> None:
+    def action(communicator: Communicator) -> None:
+        own = parameters()
+        if communicator.rank == 1:
+            own["scalar"].fill_(torch.nan)
+        with pytest.raises(ConfigError, match=r"rank 1 and rank 0 .* scalar,"):
+            check_same_parameters(own, communicator)
+
+    stepping.run(action)
+
+
+def test_rounding_is_logged_and_is_no_error(stepping: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+    def action(communicator: Communicator) -> None:
+        own = parameters()
+        own["bias"] *= 1 + communicator.rank * 1e-6
+        check_same_parameters(own, communicator)
+
+    with caplog.at_level(logging.WARNING):
+        stepping.run(action)
+    assert "values of bias differ by rounding" in caplog.text
+
+
+def test_checks_are_frequent_at_first_and_rare_later() -> None:
+    steps = [step for step in range(1, 4 * EVERY + 1) if due(step)]
+    assert steps == [*(2**power for power in range(11)), 2 * EVERY, 3 * EVERY, 4 * EVERY]
