@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,14 @@ def test_a_killed_worker_is_named_with_its_signal() -> None:
 
 
 @pytest.fixture
-def idle(tmp_path: Path) -> _Caller:
+def idle(tmp_path: Path) -> Iterator[_Caller]:
     """A worker that never reads its call."""
     program = tmp_path / "idle"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
-    return _Caller(3, str(program), None)
+    caller = _Caller(3, str(program), None)
+    yield caller
+    caller.end(0.0)
 
 
 def test_a_worker_killed_before_it_reads_the_call_is_named(idle: _Caller) -> None:
@@ -79,7 +82,6 @@ def test_a_worker_killed_before_it_reads_the_call_is_named(idle: _Caller) -> Non
     idle.signal(signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"rank 3 was killed by signal 9 \(SIGKILL\) before it returned"):
         idle.answer()
-    idle.end(0.0)
 
 
 def test_a_worker_killed_before_it_gets_the_call_is_named(idle: _Caller) -> None:
@@ -87,7 +89,6 @@ def test_a_worker_killed_before_it_gets_the_call_is_named(idle: _Caller) -> None
     idle.wait()
     with pytest.raises(RuntimeError, match=r"rank 3 was killed by signal 9 \(SIGKILL\) before it returned"):
         idle.ask({}, (print, (), {}))
-    idle.end(0.0)
 
 
 @pytest.mark.timeout(120)
