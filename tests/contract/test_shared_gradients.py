@@ -43,6 +43,11 @@ def sgd(*models: nn.Module, **options: Any) -> torch.optim.SGD:
     return torch.optim.SGD(own, **{"lr": 0.1, "momentum": 0.9, **options})
 
 
+class Several(nn.ModuleList):
+    def forward(self, batch: Tensor) -> list[Tensor]:
+        return [model(batch) for model in self]
+
+
 # One order of sends, whatever the ranks' losses reach.
 
 
@@ -139,7 +144,8 @@ def test_two_optimizers_step_after_one_backward_with_one_exchange(kind: type[Ran
 
 
 @STEPPING_HERE
-def test_a_grad_scaler_steps_two_optimizers_that_share_an_encoder(kind: type[Ranks]) -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_grad_scaler_steps_two_optimizers_that_share_an_encoder(kind: type[Ranks], order: int) -> None:
     def train(communicator: Communicator | None) -> list[Tensor]:
         encoder, *heads = (made(nn.Linear(4, 4)) for _ in range(3))
         model = nn.ModuleList([encoder, *heads])
@@ -150,10 +156,37 @@ def test_a_grad_scaler_steps_two_optimizers_that_share_an_encoder(kind: type[Ran
             shares = parts(batch, communicator)
             loss = mean([head(encoder(share)).square().mean() for share in shares for head in heads])
             scaler.scale(loss).backward()
-            for optimizer in optimizers:
+            for optimizer in optimizers[::order]:
                 scaler.step(optimizer)
             scaler.update()
         return values(model)
+
+    assert_as_one(kind, train)
+
+
+@STEPPING_HERE
+@pytest.mark.parametrize("apart", [True, False])
+def test_steps_that_share_an_encoder_may_cross_the_barrier(kind: type[Ranks], apart: bool) -> None:
+    """The second optimizer steps with what the first has left in flight."""
+
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        encoder, *heads = (made(nn.Linear(4, 4)) for _ in range(3))
+        whole = Several([nn.Sequential(encoder, head) for head in heads])
+        optimizers = [
+            wrapped(sgd(model), model if apart else whole, communicator, cross_barrier=True)
+            for model in whole
+        ]
+        for batch in batches():
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            losses = [part.square().mean() for share in parts(batch, communicator) for part in whole(share)]
+            mean(losses).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        for optimizer in optimizers:
+            if isinstance(optimizer, DistributedOptimizer):
+                optimizer.synchronize()
+        return values(whole)
 
     assert_as_one(kind, train)
 

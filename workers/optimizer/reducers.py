@@ -348,6 +348,9 @@ class Reducers:
     def guard(self, exchange: Exchange, buckets: list[Bucket]) -> ForwardGuard | None:
         if not self._wishes.cross_barrier or self._model is None:
             return None
+        known = set(self._model.parameters())
+        if any(one not in known for bucket in buckets for one in bucket.parameters):
+            return None  # they belong to an earlier optimizer's model too, which nothing would make wait
         self._optimizer.register_state_dict_pre_hook(lambda _: exchange.settle_all())
         self._optimizer.register_load_state_dict_pre_hook(lambda *_: exchange.settle_all())
         return ForwardGuard(self._model, buckets, exchange)
