@@ -235,6 +235,28 @@ def test_two_optimizers_share_a_ring(codec: str) -> None:
         assert ends == pytest.approx([1, 2], rel=1e-2)
 
 
+@pytest.mark.parametrize("codec", ["bf16", "fp16"])
+def test_seven_ranks_whose_shares_do_not_add_up_to_one_take_every_step(codec: str) -> None:
+    """7 times the bf16 number next to 1/7 is not 1."""
+
+    class Seven(RingRanks):
+        size = 7
+        compress = codec
+
+    def train(communicator: Communicator) -> int:
+        model = nn.Linear(4, 4)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=communicator
+        )
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        return optimizer.completed_steps
+
+    assert Seven().run(train) == [4] * 7
+
+
 def test_a_codec_that_saves_nothing_around_the_ring_is_told(caplog: pytest.LogCaptureFixture) -> None:
     runs("ring", "topk:0.4", ranks=3, steps=1)
     (line,) = [record.getMessage() for record in caplog.records if "saves nothing" in record.getMessage()]

@@ -9,6 +9,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import attached, linear
 from tests.support.training.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, Seat
 
@@ -42,6 +43,9 @@ def test_nobody_joins_late_where_only_the_workers_hold_the_parameters() -> None:
     late = ranks.seated(Seat(ranks, 1, late=True))
     with pytest.raises(ConfigError, match="--aggregate"):
         attached(late)
+    model = linear(1)
+    with pytest.raises(ConfigError, match="--aggregate"):  # before it waits for the others
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=late)
     late.close(finished=False)
     ranks.close()
 

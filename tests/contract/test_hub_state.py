@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -236,8 +237,12 @@ def test_a_state_of_another_shape_is_refused_before_it_is_sent(run: Run) -> None
     def action(communicator: Communicator) -> str:
         model = trained(communicator)
         communicator.attach(model.buckets)
-        with pytest.raises(ConfigError) as caught:
-            model.communicator.write_state(model.buckets, {"b": {"momentum_buffer": torch.zeros(7)}})
+        shapes = {"a": SHAPES["a"], "b": (7,)}
+        states = {name: {"momentum_buffer": torch.zeros(shape)} for name, shape in shapes.items()}
+        client = model.communicator._client
+        with patch.object(client, "write_state") as sent, pytest.raises(ConfigError) as caught:
+            model.communicator.write_state(model.buckets, states)
+        assert not sent.called, "not even what fits"
         return str(caught.value)
 
     for text in run(STEPPING["hub"], action):

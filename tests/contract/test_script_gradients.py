@@ -179,6 +179,51 @@ def test_reentrant_activation_checkpointing_trains_as_in_torch(kind: type[Ranks]
 
 
 @KINDS
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_layer_that_reentrant_checkpointing_runs_three_times_trains_as_in_torch(
+    kind: type[Ranks], overlap: bool
+) -> None:
+    """Its parameters get three gradients in one backward pass."""
+
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        first, body, head = (made(nn.Linear(4, 4)) for _ in range(3))
+        model = nn.Sequential(first, body, head)
+        optimizer = momentum(model, communicator, overlap=overlap)
+        for batch in batches():
+            optimizer.zero_grad()
+            losses = []
+            for share in parts(batch, communicator):
+                hidden = first(share)
+                for _ in range(3):
+                    hidden = torch.utils.checkpoint.checkpoint(body, hidden, use_reentrant=True)
+                losses.append(head(hidden).square().mean())
+            mean(losses).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_as_one(kind, train)
+
+
+@pytest.mark.differing
+@KINDS
+def test_a_second_gradient_after_the_first_was_sent_is_refused(kind: type[Ranks]) -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        first, body, head = (made(nn.Linear(4, 4)) for _ in range(3))
+        optimizer = momentum(nn.Sequential(first, body, head), communicator)
+        for number, batch in enumerate(batches()):
+            hidden = first(batch)
+            for _ in range(3 if number == 2 else 1):
+                hidden = torch.utils.checkpoint.checkpoint(body, hidden, use_reentrant=True)
+            optimizer.zero_grad()
+            head(hidden).square().mean().backward()
+            optimizer.step()
+        return []
+
+    with pytest.raises(ConfigError, match=r"got another gradient in one backward.*overlap=False"):
+        ends(kind, train)
+
+
+@KINDS
 def test_a_penalty_on_the_gradient_trains_as_in_torch(kind: type[Ranks]) -> None:
     """Its gradient is that of this rank's own gradient, so the batch is the same on all ranks."""
 

@@ -261,3 +261,20 @@ def test_views_that_the_script_keeps_show_the_parameters(kind: type[Ranks]) -> N
         return [one.clone() for one in kept[:2]] + values(model)
 
     assert_as_one(kind, train)
+
+
+@KINDS
+def test_a_square_weight_may_be_transposed(kind: type[Ranks]) -> None:
+    """It has the same address, and other strides."""
+
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator)
+        for number, batch in enumerate(batches()):
+            step(model, optimizer, batch, communicator)
+            if number % 2:
+                weight = model[0].weight
+                weight.data = weight.data.t()
+        return values(model)
+
+    assert_as_one(kind, train)

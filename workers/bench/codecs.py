@@ -118,19 +118,20 @@ class Factored:
         tensors = tuple(TensorSpec(f"matrix {index}", (SIDE, SIDE)) for index in range(MATRICES))
         spec = BucketSpec(0, "float32", 0, "", tensors)
         rank = int(parse(name).argument)
+        self._gradients = gradients.clone()
         self._mean = LowRankMean(
-            spec, gradients.clone(), rank, lambda numel, dtype: torch.zeros(numel, dtype=dtype)
+            spec, gradients.dtype, rank, lambda numel, dtype: torch.zeros(numel, dtype=dtype)
         )
         self.nbytes = sum(phase.nbytes for phase in self._mean.phases)
 
     def encode(self) -> None:
         """Computes the P factors, then the Q factors."""
-        self._mean.project()
+        self._mean.project(self._gradients)
         self._mean.refine()
 
     def decode(self) -> None:
         """Computes the gradients from the factors."""
-        self._mean.rebuild()
+        self._mean.rebuild(self._gradients)
 
 
 def main(argv: list[str] | None = None) -> None:

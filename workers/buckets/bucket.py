@@ -26,6 +26,9 @@ from hubring.workers.buckets.gradient_memory import GradientMemory
 from hubring.workers.buckets.staging import Staging
 from hubring.workers.buckets.value_memory import Look, OwnValues, ValueMemory, nothing
 
+PARITIES = 2
+"""Numbers at the end of `Bucket.presence`."""
+
 
 class Bucket:
     """Parameters of one group, dtype and device that are exchanged together.
@@ -40,7 +43,8 @@ class Bucket:
         absent: Positions of the parameters without a gradient: on this rank when the bucket is sent, on every
             rank once the answer has arrived. Their part of `gradients` is zeros.
         presence: Where all ranks' gradients are summed in place, one number per parameter behind the
-            gradients, the share of ranks that have a gradient; and at the end the parity of the step.
+            gradients, which is not zero if some rank has a gradient; and at the end a number that is not zero
+            if some rank is in an even step, and one for an odd step. So it does not matter how sums round.
         stage: Moves the bucket between the parameters' device and host memory.
     """
 
@@ -66,7 +70,6 @@ class Bucket:
         self.absent: frozenset[int] = frozenset()
         self._moved: dict[int, torch.Tensor] = {}
         """Parameters whose memory is the script's, by position: what the script has seen of them last."""
-        self._parity = 0
         self._looks = 0
         self.staging = staging
         self._hold(values)
@@ -84,7 +87,7 @@ class Bucket:
         parameters = self.parameters if values.seen.numel() else ()
         self._value_views = _views(self.values, parameters)
         self._landing_views = _views(self.landing, parameters)
-        self._addresses = [view.data_ptr() for view in self._value_views]
+        self._places = [_place(view) for view in self._value_views]
         self._ends = list(accumulate(view.nbytes for view in self._value_views))
 
     def _set(self, memory: torch.Tensor) -> None:
@@ -141,16 +144,18 @@ class Bucket:
         Raises:
             ConfigError: A parameter has another shape, dtype or device, or the whole bucket has other memory.
         """
-        if [one.data_ptr() for one in self.parameters] == self._addresses:
+        if [_place(one) for one in self.parameters] == self._places:
             self._moved.clear()
             return []
         changed = []
-        pairs = zip(self.spec.tensors, self.parameters, self._value_views, self._addresses, strict=True)
-        for position, (tensor, parameter, view, address) in enumerate(pairs):
-            if parameter.data_ptr() == address:
+        pairs = zip(self.spec.tensors, self.parameters, self._value_views, self._places, strict=True)
+        for position, (tensor, parameter, view, place) in enumerate(pairs):
+            if _place(parameter) == place:
                 self._moved.pop(position, None)
                 continue
-            if view.data_ptr() != address:
+            if parameter.data_ptr() == place[0]:  # other strides over the same memory: a transposed matrix
+                parameter.data = parameter.data.clone()
+            if view.data_ptr() != place[0]:
                 raise ConfigError(
                     f"parameter {tensor.name} was moved into shared memory after DistributedOptimizer was"
                     " made, where the hub's answers do not arrive: call model.share_memory() before you make"
@@ -179,7 +184,7 @@ class Bucket:
 
         It takes microseconds where nothing changed. On a GPU it waits for the device.
         """
-        if not self._addresses:
+        if not self._places:
             return []
         return sorted({*self._written_elsewhere(), *self._values.written(self._ends)})
 
@@ -194,7 +199,7 @@ class Bucket:
 
     def look_for_writes(self) -> Look:
         """Starts to look whether the script has changed parameters; see `ValueMemory.look`."""
-        if not self._addresses:
+        if not self._places:
             return nothing
         if self._written_elsewhere():
             return lambda: True
@@ -260,11 +265,9 @@ class Bucket:
         self.absent = left_out.union(missing)
         if self.presence is not None:
             self.presence.fill_(1)
-            self._parity = steps % 2
             for position in missing:
                 self.presence[position] = 0
-            if not self._parity:
-                self.presence[-1] = 0
+            self.presence[len(self.parameters) + (steps + 1) % PARITIES] = 0
 
     def learn_absent(self) -> None:
         """Makes `absent` the parameters without a gradient on every rank, once the mean has arrived.
@@ -279,11 +282,11 @@ class Bucket:
         if not self.absent and self.presence.is_cuda and self._looks % 100:
             return
         if not self.absent:
-            parity = self.presence[-1].item()
+            even, odd = self.presence[-PARITIES:].tolist()
         else:
-            *shares, parity = self.presence.tolist()
+            *shares, even, odd = self.presence.tolist()
             self.absent = frozenset(position for position, share in enumerate(shares) if not share)
-        if parity != self._parity:
+        if even and odd:
             raise ConfigError(
                 f"the gradients of {self.spec.tensors[0].name} were averaged with those of another step,"
                 " because some rank ran backward more often than the others: run backward equally often on"
@@ -313,6 +316,11 @@ class Bucket:
         finally:
             for parameter, gradient in zip(self.parameters, previous, strict=True):
                 parameter.grad = gradient
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    """Returns what tells whether a tensor shows the same elements in the same order."""
+    return tensor.data_ptr(), tensor.stride()
 
 
 def _storage(tensor: torch.Tensor) -> int:

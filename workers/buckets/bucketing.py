@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.bucket import PARITIES, Bucket
 from hubring.workers.buckets.layout import Kind, Layout, NamedParameters, Parts, kind_of, lay_out
 from hubring.workers.buckets.pinning import Allocate
 from hubring.workers.buckets.staging import Staging
@@ -98,7 +98,7 @@ def _flat(
     parts: Sequence[Parts], allocate: Allocate, *, adjacent: bool = False, presence: bool = False
 ) -> list[torch.Tensor]:
     """Makes a flat tensor for every bucket; `adjacent`: as parts of one tensor per kind."""
-    sizes = [part.spec.numel + (len(part.parameters) + 1) * presence for part in parts]
+    sizes = [part.spec.numel + (len(part.parameters) + PARITIES) * presence for part in parts]
     if not adjacent:
         return [
             _flat_like(part.parameters[0], size, allocate) for part, size in zip(parts, sizes, strict=True)

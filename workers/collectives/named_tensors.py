@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
-from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.collectives.broadcasts import broadcast_into
-from hubring.workers.collectives.extremes import extremes
-from hubring.workers.collectives.gatherings import allgather
+from hubring.workers.collectives.differences import first_difference
 from hubring.workers.communicators.base import Communicator
 
 Named = Sequence[tuple[str, Tensor]]
@@ -43,27 +40,13 @@ def share_from_rank_0(named: Named, communicator: Communicator, name: str, timeo
 
 def _compare(named: Named, communicator: Communicator, name: str) -> None:
     lines = [f"{what} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for what, one in named]
-    text = "\n".join(lines).encode()
-    digest = int.from_bytes(sha256(text).digest()[:7])
-    least, most = extremes([digest], f"{name}.digest", communicator)
-    if least == most:
-        return
-    length = torch.tensor([len(text)])
-    lengths = allgather(length, f"{name}.length", communicator=communicator).tolist()
-    own = torch.tensor(list(text), dtype=torch.uint8)
-    whole = bytes(allgather(own, f"{name}.names", communicator=communicator).tolist())
-    texts = []
-    for count in lengths:
-        texts.append(whole[:count].decode().split("\n"))
-        whole = whole[count:]
-    for rank, other in enumerate(texts):
-        for here, there in zip_longest(texts[0], other, fillvalue="nothing more"):
-            if here != there:
-                raise ConfigError(
-                    f"rank 0 and rank {rank} have models with different buffers or frozen parameters: rank 0"
-                    f" has {here or 'none'}, rank {rank} has {there or 'none'}; make the same model on all"
-                    " ranks"
-                )
+    found = first_difference(lines, communicator, name)
+    if found is not None:
+        raise ConfigError(
+            f"rank 0 and rank {found.rank} have models with different buffers or frozen parameters: rank 0"
+            f" has {found.rank_0_has or 'none'}, rank {found.rank} has {found.rank_has or 'none'}; make the"
+            " same model on all ranks"
+        )
 
 
 def _plain(tensor: Tensor) -> Tensor:

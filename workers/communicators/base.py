@@ -66,6 +66,8 @@ class Communicator(ABC):
     """Whether `draining` can become True: at the latest with the answer to the first bucket of a step."""
     lockstep: bool = True
     """Whether every rank takes every step, so that ranks can run a collective in each step."""
+    registry: object | None = None
+    """Finds the reducers of parameters; `hubring.workers.reducer.registry` makes it."""
 
     @abstractmethod
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -144,7 +146,10 @@ class Communicator(ABC):
         raise NotImplementedError(f"on a {self.topology} the workers step")
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:  # noqa: B027 - most hold no tensor of a bucket
-        """Learns that attached buckets have other memory for gradients. Nothing is in flight."""
+        """Learns that attached buckets have other memory for gradients. Nothing is in flight.
+
+        What is left of earlier gradients, as in error feedback, stays.
+        """
 
     def together(self) -> AbstractContextManager[None]:
         """Returns a context that batches sends. Inside it no bucket may be waited for."""

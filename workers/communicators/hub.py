@@ -152,6 +152,7 @@ class PSCommunicator(Communicator):
             phases = low_rank.phases
             first = 2 * index  # only its slices have every parameter of the bucket
             return low_rank.exchange(
+                bucket.host_gradients,
                 lambda n: self._exchange.push_pull(
                     first + n, phases[n], phases[n], hyper, None if n else absent
                 ),
@@ -170,12 +171,8 @@ class PSCommunicator(Communicator):
         self._state.write(buckets, states)
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
-        if self._low_rank:
-            self._specs(list(buckets))  # makes new factors
-        elif self._compress:
-            self._exchange.compress(list(buckets), self._compress, self.allocate)
         if self._placed:
-            self._place(list(buckets))
+            self._place([bucket for bucket in buckets if bucket not in self._rounds])
 
     def together(self) -> AbstractContextManager[None]:
         # On a network the first buckets travel while later ones are sent or encoded.
@@ -252,7 +249,7 @@ class PSCommunicator(Communicator):
         if kind != "powersgd":
             return [replace(bucket.spec, codec=self._compress) for bucket in buckets]
         for bucket in buckets:
-            low_rank = LowRankMean(bucket.spec, bucket.host_gradients, int(argument), self.allocate)
+            low_rank = LowRankMean(bucket.spec, bucket.gradients.dtype, int(argument), self.allocate)
             self._low_rank[bucket.spec.index] = low_rank
         return [spec for low_rank in self._low_rank.values() for spec in low_rank.specs]
 

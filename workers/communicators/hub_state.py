@@ -62,14 +62,17 @@ class HubState:
     def write(self, buckets: Iterable[Bucket], states: Mapping[str, ParameterState]) -> None:
         """Replaces the optimizer's state; parameters that `states` does not name become fresh.
 
+        After an error on this rank, it has sent nothing.
+
         Raises:
             ConfigError: A tensor has another number of elements than its parameter, or the optimizer cannot
                 continue from it.
         """
         wanted = [(bucket.spec, piece) for bucket in buckets for piece in self._slices[bucket.spec.index]]
-        work = self._work("sending the optimizer's state to the hub", len(wanted))
-        for spec, piece in wanted:
-            self._client.write_state(piece.shard, piece.key, state_of_slice(states, piece, spec), work)
+        checked = [(piece, state_of_slice(states, piece, spec)) for spec, piece in wanted]
+        work = self._work("sending the optimizer's state to the hub", len(checked))
+        for piece, state in checked:
+            self._client.write_state(piece.shard, piece.key, state, work)
         work.wait(self._timeout)
 
     def _work(self, what: str, parts: int) -> Work:

@@ -35,14 +35,14 @@ _CACHED = 1 << 16
 
 
 class _Matrix(NamedTuple):
-    """One parameter's views: gradient plus residual (`due`), mean gradient, and factors.
+    """One parameter's views: gradient plus residual (`due`), and factors.
 
-    `position` is the parameter's position in the bucket.
+    `position` is the parameter's position in the bucket, `part` its place in the bucket's flat gradients.
     """
 
     position: int
+    part: slice
     due: Tensor
-    gradient: Tensor
     p: Tensor
     q: Tensor
 
@@ -57,33 +57,37 @@ class LowRankMean:
 
     Args:
         spec: The bucket's spec.
-        gradients: Its flat gradients in host memory; the mean is written there.
+        dtype: The gradients' dtype.
         rank: Number of columns of the factors.
         allocate: Makes the tensors to send.
     """
 
-    def __init__(self, spec: BucketSpec, gradients: Tensor, rank: int, allocate: Allocate) -> None:
+    def __init__(self, spec: BucketSpec, dtype: torch.dtype, rank: int, allocate: Allocate) -> None:
         self._what = f"the exchange of bucket {spec.index}"
         self._seed = spec.index
-        self._gradients = gradients
-        wide = torch.float32 if gradients.dtype.itemsize < 4 else gradients.dtype
+        wide = torch.float32 if dtype.itemsize < 4 else dtype
         self._due = torch.zeros(spec.numel, dtype=wide)
-        self._result = gradients if gradients.dtype == wide else torch.zeros_like(self._due)
+        self._wide = None if dtype == wide else torch.zeros_like(self._due)
+        """The mean, if the gradients are in half precision."""
         self.specs = _phase_specs(spec, rank, str(wide).removeprefix("torch."))
         self.phases = tuple(allocate(phase.numel, wide) for phase in self.specs)
-        self._rest: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._rest: list[tuple[slice, Tensor, Tensor]] = []
         self._matrices: list[_Matrix] = []
         self._make_views(spec, rank)
         self._guess()
 
     def exchange(
-        self, mean: Callable[[int], Work], absent: Callable[[], Collection[int]] = frozenset
+        self,
+        gradients: Tensor,
+        mean: Callable[[int], Work],
+        absent: Callable[[], Collection[int]] = frozenset,
     ) -> Work:
         """Replaces the gradients with their mean over all ranks.
 
         The second phase starts in the thread that ends the first.
 
         Args:
+            gradients: The bucket's flat gradients in host memory.
             mean: Starts the mean of `phases[i]`, in place.
             absent: Returns, after the means, the positions of the parameters without a gradient on every
                 rank. They get no update, so their residual stays as it is.
@@ -106,17 +110,17 @@ class LowRankMean:
             begin(1, rebuild)
 
         def rebuild() -> None:
-            self.rebuild(absent())
+            self.rebuild(gradients, absent())
             whole.complete_part()
 
-        self.project()
+        self.project(gradients)
         begin(0, refine)
         return whole
 
-    def project(self) -> None:
+    def project(self, gradients: Tensor) -> None:
         """Computes the Ps from the gradients and the residuals."""
-        self._due.add_(self._gradients.to(self._due.dtype))
-        for due, _, travelling in self._rest:
+        self._due.add_(gradients.to(self._due.dtype))
+        for _, due, travelling in self._rest:
             travelling.copy_(due)
             due.zero_()
         for matrix in self._matrices:
@@ -128,16 +132,18 @@ class LowRankMean:
             matrix.p.copy_(_basis(matrix.p))
             torch.mm(matrix.due.t(), matrix.p, out=matrix.q)
 
-    def rebuild(self, absent: Collection[int] = ()) -> None:
+    def rebuild(self, gradients: Tensor, absent: Collection[int] = ()) -> None:
         """Computes the mean gradients from the mean of the Qs, and the residuals of all but the `absent`."""
-        for _, result, travelled in self._rest:
-            result.copy_(travelled)
+        result = gradients if self._wide is None else self._wide
+        for part, _, travelled in self._rest:
+            result[part].copy_(travelled)
         for matrix in self._matrices:
-            _multiply(matrix.p, matrix.q, matrix.gradient)
+            mean = result[matrix.part].view_as(matrix.due)
+            _multiply(matrix.p, matrix.q, mean)
             if matrix.position not in absent:
-                matrix.due.sub_(matrix.gradient)
-        if self._result is not self._gradients:
-            self._gradients.copy_(self._result)
+                matrix.due.sub_(mean)
+        if self._wide is not None:
+            gradients.copy_(self._wide)
         if not isfinite(float(self.phases[1].sum())):
             # The mean gradients are not finite either, so all ranks can skip the step. Reset the state.
             self._due.zero_()
@@ -149,16 +155,15 @@ class LowRankMean:
         for position, tensor in enumerate(spec.tensors):
             whole = slice(offset, offset + tensor.numel)
             offset = whole.stop
-            due, result = self._due[whole], self._result[whole]
+            due = self._due[whole]
             if not _shrinks(tensor, rank):
-                self._rest.append((due, result, self.phases[0][first : first + tensor.numel]))
+                self._rest.append((whole, due, self.phases[0][first : first + tensor.numel]))
                 first += tensor.numel
                 continue
             rows, columns = _sides(tensor)
             p = self.phases[0][first : first + rows * rank].view(rows, rank)
             q = self.phases[1][second : second + columns * rank].view(columns, rank)
-            views = due.view(rows, columns), result.view(rows, columns)
-            self._matrices.append(_Matrix(position, *views, p, q))
+            self._matrices.append(_Matrix(position, whole, due.view(rows, columns), p, q))
             first, second = first + rows * rank, second + columns * rank
 
     def _guess(self) -> None:

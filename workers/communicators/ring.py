@@ -81,8 +81,7 @@ class AllreduceCommunicator(Communicator):
         # A codec has a residual for each bucket, so buckets must not be joined or regrouped.
         self.joins = self.tunable = not compress
         self._compress = compress
-        # Weak keys: joined buckets only live for a tuning trial. The values reference a bucket's tensors,
-        # not the bucket.
+        # Weak keys: joined buckets only live for a tuning trial. The values do not reference the bucket.
         self._means: WeakKeyDictionary[Bucket, _Means] = WeakKeyDictionary()
         self._open = partial(Ring, rank, size, backend=backend, device=torch.device(device), timeout=timeout)
         self._store, self._host = store, host
@@ -121,16 +120,16 @@ class AllreduceCommunicator(Communicator):
         self.traffic.bytes_sent += means.travels
         self.traffic.bytes_received += means.travels
         if means.presence is not None:  # operations end in order, so this one ends before the bucket's work
-            means.presence.start(f"who has gradients of bucket {index}")
-        if means.low_rank is None:
-            return means.phases[0].start(f"the exchange of bucket {index}")
-        return means.low_rank.exchange(
-            lambda phase: means.phases[phase].start(f"the factors of bucket {index}")
+            assert bucket.presence is not None
+            means.presence.start(f"who has gradients of bucket {index}", bucket.presence)
+        low_rank = means.low_rank
+        if low_rank is None:
+            flat = bucket.memory if means.presence is None else bucket.gradients
+            return means.phases[0].start(f"the exchange of bucket {index}", flat)
+        return low_rank.exchange(
+            bucket.gradients,
+            lambda phase: means.phases[phase].start(f"the factors of bucket {index}", low_rank.phases[phase]),
         )
-
-    def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
-        for bucket in buckets:
-            self._prepare(bucket)
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         if call.collective is Collective.TRANSFER:
@@ -203,7 +202,7 @@ class AllreduceCommunicator(Communicator):
         presence = None if bucket.presence is None else ring_mean(self.ring, bucket.presence, None)
         if self._compress.startswith("powersgd:"):
             rank = int(parse(self._compress).argument)
-            low_rank = LowRankMean(bucket.spec, gradients, rank, self.allocate)
+            low_rank = LowRankMean(bucket.spec, gradients.dtype, rank, self.allocate)
             pairs = zip(self._rings, low_rank.phases, strict=True)
             phases = [ring_mean(ring, phase, None) for ring, phase in pairs]
             self._means[bucket] = _Means(phases, presence, low_rank)

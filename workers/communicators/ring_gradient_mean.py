@@ -15,6 +15,7 @@ to all ranks: a rank sends n-1 payloads, where a sum sends 2(n-1)/n tensors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil
 from typing import Protocol
@@ -45,8 +46,8 @@ class RingMean(Protocol):
     travels: int
     """Bytes that each rank sends and receives."""
 
-    def start(self, what: str) -> Work:
-        """Starts to replace the gradients with their mean over all ranks."""
+    def start(self, what: str, gradients: Tensor) -> Work:
+        """Starts to replace the gradients with their mean over all ranks. Their memory may differ by step."""
 
 
 class Summed:
@@ -55,10 +56,9 @@ class Summed:
     def __init__(self, ring: Ring, gradients: Tensor) -> None:
         self.travels = _around(ring, gradients)
         self._ring = ring
-        self._gradients = gradients
 
-    def start(self, what: str) -> Work:
-        gradients, size = self._gradients, self._ring.size
+    def start(self, what: str, gradients: Tensor) -> Work:
+        size = self._ring.size
         if not gradients.numel():
             return Work(what, 0)
         work = RingWork(what, lambda: gradients.div_(size))
@@ -71,16 +71,15 @@ class SummedHalf:
 
     def __init__(self, ring: Ring, gradients: Tensor, codec: Half) -> None:
         self._ring = ring
-        self._gradients = gradients
         self._half = torch.empty(gradients.numel(), dtype=codec.dtype)
         self.travels = _around(ring, self._half)
 
-    def start(self, what: str) -> Work:
+    def start(self, what: str, gradients: Tensor) -> Work:
         share = 1 / self._ring.size
         for begin in range(0, self._half.numel(), PIECE):
             piece = slice(begin, begin + PIECE)
-            self._half[piece].copy_(self._gradients[piece].mul(share))
-        work = RingWork(what, lambda: self._gradients.copy_(self._half))
+            self._half[piece].copy_(gradients[piece].mul(share))
+        work = RingWork(what, lambda: gradients.copy_(self._half))
         _sum(self._ring, self._half, work)
         return work
 
@@ -91,26 +90,27 @@ class Gathered:
     def __init__(self, ring: Ring, gradients: Tensor, codec: Compressor) -> None:
         self._ring = ring
         self._codec = codec
-        self._pieces = [gradients[begin : begin + PIECE] for begin in range(0, gradients.numel(), PIECE)]
-        self._feedback = [ErrorFeedback(codec, piece.numel(), piece.dtype) for piece in self._pieces]
-        lengths = [codec.nbytes(piece.numel()) for piece in self._pieces]
+        pieces = torch.split(gradients, PIECE)
+        self._feedback = [ErrorFeedback(codec, piece.numel(), piece.dtype) for piece in pieces]
+        lengths = [codec.nbytes(piece.numel()) for piece in pieces]
         ends = list(accumulate(ceil(length / _LINE) * _LINE for length in lengths))
         begins = [0, *ends[:-1]]
         self._places = [slice(begin, begin + length) for begin, length in zip(begins, lengths, strict=True)]
         self._payloads = [torch.zeros(ends[-1], dtype=torch.uint8) for _ in range(ring.size)]
         self._mine = torch.zeros(ends[-1], dtype=torch.uint8)
-        self._scratch = torch.empty_like(self._pieces[0])
+        self._scratch = torch.empty_like(pieces[0])
         self.travels = (ring.size - 1) * ends[-1]
 
-    def start(self, what: str) -> Work:
-        for piece, place, feedback in zip(self._pieces, self._places, self._feedback, strict=True):
+    def start(self, what: str, gradients: Tensor) -> Work:
+        pieces = torch.split(gradients, PIECE)
+        for piece, place, feedback in zip(pieces, self._places, self._feedback, strict=True):
             feedback.encode(piece, self._mine[place])
-        work = RingWork(what, self._average)
+        work = RingWork(what, lambda: self._average(pieces))
         self._ring.start(work, lambda group: group.allgather([self._payloads], [self._mine]))
         return work
 
-    def _average(self) -> None:
-        for piece, place in zip(self._pieces, self._places, strict=True):
+    def _average(self, pieces: Sequence[Tensor]) -> None:
+        for piece, place in zip(pieces, self._places, strict=True):
             coded = [
                 Coded(self._codec.name, payload[place], piece.numel(), piece.dtype)
                 for payload in self._payloads
@@ -119,7 +119,7 @@ class Gathered:
 
 
 def ring_mean(ring: Ring, gradients: Tensor, codec: Compressor | None) -> RingMean:
-    """Returns the mean for a codec; None: no codec."""
+    """Returns the mean of tensors like `gradients` for a codec; None: no codec."""
     if codec is None:
         return Summed(ring, gradients)
     if isinstance(codec, Half):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,31 +28,38 @@ class SliceCoder:
 
     Args:
         codec: The job's codec.
-        gradient: The slice of the bucket's gradients. It is encoded, and overwritten with the mean.
+        numel: Number of elements of the slice.
+        dtype: Dtype of the gradients.
         payload: A buffer of `codec.nbytes` for the code. The answer may use the same buffer.
         parts: The parameters with elements in the slice.
     """
 
     def __init__(
-        self, codec: Compressor, gradient: Tensor, payload: Tensor, parts: Sequence[ParameterPart] = ()
+        self,
+        codec: Compressor,
+        numel: int,
+        dtype: torch.dtype,
+        payload: Tensor,
+        parts: Sequence[ParameterPart] = (),
     ) -> None:
         self.payload = payload
         self._codec = codec
-        self._gradient = gradient
-        self._feedback = ErrorFeedback(codec, gradient.numel(), gradient.dtype)
+        self._numel = numel
+        self._feedback = ErrorFeedback(codec, numel, dtype)
         self._parts = parts
         self._kept: list[tuple[int, Tensor]] = []
 
-    def encode(self, absent: Collection[int] = ()) -> Coded:
-        """Encodes the gradient into `payload`. Call it once per step, because it updates the residual.
+    def encode(self, gradient: Tensor, absent: Collection[int] = ()) -> Coded:
+        """Encodes a gradient into `payload`. Call it once per step, because it updates the residual.
 
         Args:
+            gradient: The slice of the bucket's gradients.
             absent: The parts without a gradient, by index.
         """
         residual = self._feedback.residual
         self._kept = [(index, residual[self._parts[index].in_slice].clone()) for index in absent]
-        self._feedback.encode(self._gradient, self.payload)
-        return Coded(self._codec.name, self.payload, self._gradient.numel(), self._gradient.dtype)
+        self._feedback.encode(gradient, self.payload)
+        return Coded(self._codec.name, self.payload, self._numel, gradient.dtype)
 
     def restore(self, absent: Collection[int]) -> None:
         """Restores the residual of parts without a gradient on any rank: the hub ignored their code."""
@@ -60,19 +68,19 @@ class SliceCoder:
             if index in everywhere:
                 self._feedback.residual[self._parts[index].in_slice] = residual
 
-    def decode(self, mean: Coded) -> None:
-        """Decodes the mean into the gradient.
+    def decode(self, mean: Coded, into: Tensor) -> None:
+        """Decodes the mean.
 
         Raises:
             ConfigError: The mean's codec or length differs from the push.
         """
-        if (mean.codec, mean.numel) != (self._codec.name, self._gradient.numel()):
+        if (mean.codec, mean.numel) != (self._codec.name, self._numel):
             raise ConfigError(
                 f"the hub answered with {mean.numel} elements in {mean.codec}, expected"
-                f" {self._gradient.numel()} in {self._codec.name}: start the server and all workers with the"
+                f" {self._numel} in {self._codec.name}: start the server and all workers with the"
                 " same version"
             )
-        self._codec.decode(mean.payload, self._gradient)
+        self._codec.decode(mean.payload, into)
 
 
 class SliceExchange:
@@ -104,11 +112,12 @@ class SliceExchange:
         """Makes coders for the slices that compression makes shorter."""
         for bucket in buckets:
             for piece in self.slices[bucket.spec.index]:
-                part = bucket.host_gradients[piece.offset : piece.offset + piece.numel]
-                codec = codec_for(codec_name, piece.numel, part.dtype)
+                dtype = bucket.gradients.dtype
+                codec = codec_for(codec_name, piece.numel, dtype)
                 if codec is not None:
                     payload = allocate(codec.nbytes(piece.numel), torch.uint8)
-                    self._coders[piece.key] = SliceCoder(codec, part, payload, self._parts[piece.key])
+                    parts = self._parts[piece.key]
+                    self._coders[piece.key] = SliceCoder(codec, piece.numel, dtype, payload, parts)
 
     def push_pull(
         self, index: int, gradients: Tensor, into: Tensor, hyper: Hyper, absent: Absence | None = None
@@ -126,7 +135,8 @@ class SliceExchange:
                 part = slice(piece.offset, piece.offset + piece.numel)
                 coder = self._coders.get(piece.key)
                 lacks = absent.in_slice(self._parts[piece.key]) if absent else SliceAbsence()
-                gradient = gradients[part] if coder is None else coder.encode(lacks.indices)
+                own = gradients[part]
+                gradient = own if coder is None else coder.encode(own, lacks.indices)
                 target, decode = self._target(piece, into[part])
                 self._client.push_pull(
                     piece.shard,
@@ -154,7 +164,9 @@ class SliceExchange:
     def _target(self, piece: Slice, into: Tensor) -> tuple[Tensor, Decode | None]:
         """Returns the target of an answer. Parameters come uncompressed, means in the gradients' codec."""
         coder = self._coders.get(piece.key)
-        return (into, None) if coder is None or not self._means else (coder.payload, coder.decode)
+        if coder is None or not self._means:
+            return into, None
+        return coder.payload, partial(coder.decode, into=into)
 
 
 def exchange_name(index: int) -> str:

@@ -49,12 +49,15 @@ class Stepper:
                 "the wrapped optimizer has hooks on step(), which cross_barrier=True splits into buckets:"
                 f" register the hooks on the DistributedOptimizer, or {_FIX}"
             )
-        groups = [{name: _copied(value) for name, value in group.items()} for group in wrapped.param_groups]
+        groups = [
+            ({name: _copied(value) for name, value in group.items()}, set(group["params"]))
+            for group in wrapped.param_groups
+        ]
 
         def step(bucket: Bucket) -> None:
             with bucket.lent_gradients():
-                for group in groups:
-                    own = [one for one in bucket.parameters if any(one is each for each in group["params"])]
+                for group, members in groups:
+                    own = [one for one in bucket.parameters if one in members]
                     if own:
                         type(wrapped).step(self._part({**group, "params": own}))
 

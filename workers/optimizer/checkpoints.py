@@ -58,24 +58,20 @@ class Checkpoints:
         self._lock = lock(self._directory) if communicator.rank == 0 else None
         self._found = self._read() if communicator.rank == 0 else []
         self._trained: list[Trained] = []
-        self._replaced: list[Trained] = []
-        """Those that took the place of an earlier one; they continue from no checkpoint."""
         self._saved_at = time.monotonic()
         self._saved_step = -1
 
     def adopt(self, trained: Trained) -> None:
-        """Adds an optimizer. Rank 0 loads the saved model state, before the ranks compare their models.
+        """Saves an optimizer from now on, in the place of an earlier one of the same parameters."""
+        place = self._place_of(trained)
+        self._trained[place : place + 1] = [trained]
+
+    def load(self, trained: Trained) -> None:
+        """Loads the model state saved for a new optimizer, on rank 0, before the ranks compare their models.
 
         Raises:
             ConfigError: The checkpoint is of another model. The error names the first difference.
         """
-        own = set(map(id, trained.named_parameters.values()))
-        for index, earlier in enumerate(self._trained):
-            if own.issuperset(map(id, earlier.named_parameters.values())):  # the script made a new one
-                self._trained[index] = trained
-                self._replaced.append(trained)
-                return
-        self._trained.append(trained)
         saved = self._saved_of(trained)
         if saved is None:
             return
@@ -92,7 +88,7 @@ class Checkpoints:
                 tensor.copy_(saved.tensors[name])
 
     def share(self, trained: Trained) -> int:
-        """Broadcasts rank 0's saved optimizer state; all ranks must call it.
+        """Broadcasts the optimizer state that rank 0 has saved for a new optimizer; all ranks must call it.
 
         Returns:
             The completed steps of the checkpoint; 0 without one.
@@ -167,10 +163,18 @@ class Checkpoints:
             self._lock.close()
 
     def _saved_of(self, trained: Trained) -> Saved | None:
-        if trained in self._replaced:
-            return None
-        index = self._trained.index(trained)
-        return self._found[index] if index < len(self._found) else None
+        place = self._place_of(trained)
+        is_first = place == len(
+            self._trained
+        )  # a later optimizer of the same parameters continues as they are
+        return self._found[place] if is_first and place < len(self._found) else None
+
+    def _place_of(self, trained: Trained) -> int:
+        own = set(map(id, trained.named_parameters.values()))
+        for place, earlier in enumerate(self._trained):
+            if own.issuperset(map(id, earlier.named_parameters.values())):  # the script made a new one
+                return place
+        return len(self._trained)
 
     def _read(self) -> list[Saved]:
         newest = checkpoint_folder.newest(self._directory)

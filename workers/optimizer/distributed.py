@@ -146,6 +146,8 @@ class DistributedOptimizer(OptimizerWrapper):
         self._first_batch = None if self._reducers.inherited else first_batch_of(model, communicator)
         self._asked = not self._steps or self._reducers.inherited
         setup.adopt(self)
+        if setup.checkpoints is not None:
+            setup.checkpoints.adopt(self)
         self._begin_slow(self._steps)
 
     @property
@@ -199,9 +201,9 @@ class DistributedOptimizer(OptimizerWrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._reducers.extend()
+        self._reducers.begin_step()
         for reducer in self._reducers:
-            reducer.overlap.settle(reducer.passes.count, habit=self._habit(reducer))
+            reducer.overlap.settle(reducer.passes, habit=self._habit(reducer))
         if self._uneven_inputs is not None:
             self._any_trains(self._uneven_inputs, trains=True)
         if self._must_skip():
@@ -229,7 +231,7 @@ class DistributedOptimizer(OptimizerWrapper):
         while True:
             self.zero_grad()
             if not self._any_trains(self._uneven_inputs, trains=False):
-                self._reducers.begin_step()
+                self._reducers.begin_turn()
                 return
             self._take_step()
             self._end_step()
@@ -246,9 +248,7 @@ class DistributedOptimizer(OptimizerWrapper):
             HubringError: The exchange failed.
         """
         self.settle()
-        for reducer in self._reducers:
-            if not self._steps_on_server and reducer.passes.count and not reducer.exchange.begun:
-                reducer.exchange.finish()
+        self._reducers.complete_passes()
 
     def settle(self) -> None:
         """Waits until all parameters are updated. Raises as `synchronize`."""
@@ -260,21 +260,9 @@ class DistributedOptimizer(OptimizerWrapper):
         Raises:
             ConfigError: The gradients were already sent; a push cannot be undone.
         """
-        for reducer in self._reducers:
-            if reducer.overlap.sent:
-                raise ConfigError(
-                    "zero_grad() was called after the gradients were pushed during backward: call step()"
-                    f" first; to skip steps or repeat a failed backward, set {reducer.overlap.fix}"
-                )
-            if reducer.passes.count:
-                reducer.watch.note_dropped()
-        self._reducers.begin_step()
+        self._reducers.drop_gradients()
         if not set_to_none:
-            self.settle()  # the gradients in flight must not change
-            for reducer in self._reducers:
-                reducer.exchange.free_memory()
-            for bucket in self._reducers.buckets:
-                bucket.collect()
+            self._reducers.hold_gradients()
         self.wrapped.zero_grad(set_to_none)
 
     def refresh(self) -> None:
@@ -286,20 +274,22 @@ class DistributedOptimizer(OptimizerWrapper):
         """Adds a group to the wrapped optimizer. All ranks must do so between the same two steps.
 
         Raises:
-            ConfigError: The model does not have the parameters, or the ranks add different ones.
+            ConfigError: The model does not have the parameters, or the ranks add different ones. As after
+                any error, the optimizer then does not have the group.
         """
         self.wrapped.add_param_group(param_group)
         try:
             self._reducers.extend()
-        except ConfigError:
+        except BaseException:
             self.wrapped.param_groups.pop()
             raise
 
     def _start_from_rank_0(self, buckets: list[Bucket], checkpoints: Checkpoints | None) -> int:
         """Gives all ranks the same model and state; returns the completed steps to continue from."""
         if checkpoints is not None:
-            checkpoints.adopt(self)
-        if not self._steps_on_server and not self._reducers.inherited:
+            checkpoints.load(self)
+        # A late worker, which is refused in attach(), must not wait for the others before that.
+        if not (self._steps_on_server or self._reducers.inherited or self._communicator.late):
             check_same_state(self.wrapped, self._communicator)
         step = self._reducers.attach(buckets)
         if not self._communicator.late:
@@ -319,7 +309,7 @@ class DistributedOptimizer(OptimizerWrapper):
             return "uses a GradScaler"
         if reducer.overlap.backward is None and self._hub_step.runs_before:
             return "runs code of its own before the wrapped optimizer's step()"
-        if reducer.overlap.backward is None and reducer.passes.exceeded:
+        if reducer.overlap.backward is None and self._reducers.passes.exceeded:
             return "runs backward more often than backward_passes_per_step"
         return ""
 
@@ -341,17 +331,17 @@ class DistributedOptimizer(OptimizerWrapper):
         for reducer in self._reducers:
             if not self._steps_on_server and not reducer.exchange.complete:
                 raise ConfigError(
-                    f"step() was called after {reducer.passes.count} backward pass(es), fewer than"
+                    f"step() was called after {self._reducers.passes.count} backward pass(es), fewer than"
                     " backward_passes_per_step: with a GradScaler, run all passes before every step(), or"
                     " call optimizer.synchronize() before scaler.step(optimizer)"
                 )
         if scaling.overflowed(self.found_inf, self._communicator, self._timeout):
             return True
-        scaling.unscale(self._reducers.buckets, getattr(self, "grad_scale", None))
+        scaling.unscale(self._reducers.held, getattr(self, "grad_scale", None))
         return False
 
     def _take_step(self) -> None:
-        if all(reducer.overlap.crossing for reducer in self._reducers):
+        if self.ahead and all(reducer.overlap.crossing for reducer in self._reducers):
             for reducer in self._reducers:
                 reducer.exchange.leave(self._stepper.prepare() if self._stepper else ignore)
             if self._communicator.drains:  # the answer to the first bucket has the stop request
@@ -365,11 +355,11 @@ class DistributedOptimizer(OptimizerWrapper):
         # Else a scheduler of the wrapped optimizer warns.
         self.wrapped._opt_called = True  # type: ignore[attr-defined]
         for reducer in self._reducers:
-            reducer.overlap.step_taken(reducer.passes.count)
+            reducer.overlap.step_taken(reducer.passes)
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Computes the mean gradient and the loss for an optimizer that calls the closure itself."""
-        self._reducers.begin_step()
+        self._reducers.begin_turn()
         with torch.enable_grad():
             loss = closure()
         self._reducers.extend()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from hubring.workers.collectives.extremes import extremes
+from hubring.workers.collectives.extremes import start_extremes
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.reducer.module_hook import ModuleHook
 
 log = logging.getLogger(__name__)
 
@@ -34,32 +35,16 @@ class FirstBatch:
     def __init__(self, model: torch.nn.Module, communicator: Communicator) -> None:
         self._communicator = communicator
         self._rows = self._digest = _UNSEEN
-        self._hook = model.register_forward_pre_hook(self._note, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(ModuleHook(self._note), with_kwargs=True)
 
     def compare(self) -> None:
-        """Warns on rank 0 if the batches are the same or of different sizes. All ranks must call it."""
-        self._hook.remove()
-        own = [self._rows, self._digest]
-        (smallest, first), (largest, last) = extremes(own, "first batch", self._communicator)
-        if self._communicator.rank or smallest == _UNSEEN:
-            return
-        if smallest != largest:
-            log.warning(
-                "the ranks' first batches have %d to %d rows, and all ranks have the same weight: multiply"
-                " each"
-                " rank's mean loss by its rows * size / all rows, or use batches of one size",
-                smallest,
-                largest,
-            )
-        elif first == last:
-            log.warning(
-                "all ranks trained on the same first batch: give each rank its own samples, with"
-                " hubring.ShardedSampler(dataset) as the DataLoader's sampler"
-            )
+        """Warns on rank 0 if the batches are the same or of different sizes. All ranks must call it.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copying a model copies its hooks; the copy notes nothing."""
-        return _Copy, ()
+        It waits for no other rank: one that joins a running job never calls it.
+        """
+        self._hook.remove()
+        rank, own = self._communicator.rank, [self._rows, self._digest]
+        start_extremes(own, "first batch", self._communicator, lambda *both: None if rank else _warn(*both))
 
     def _note(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not torch.is_grad_enabled() or self._rows != _UNSEEN:
@@ -71,13 +56,6 @@ class FirstBatch:
             self._rows = batch.shape[0]
             sample = batch.detach().reshape(-1)[:4096].cpu().contiguous()
             self._digest = crc32(sample.view(torch.uint8).numpy().tobytes())
-
-
-class _Copy:
-    """What a copied model has in the place of the hook."""
-
-    def _note(self, *_: object) -> None:
-        """Does nothing."""
 
 
 def first_batch_of(model: torch.nn.Module | None, communicator: Communicator) -> FirstBatch | None:
@@ -99,3 +77,22 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value.values())
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
+
+
+def _warn(least: list[int], most: list[int]) -> None:
+    (smallest, first), (largest, last) = least, most
+    if smallest == _UNSEEN:
+        return
+    if smallest != largest:
+        log.warning(
+            "the ranks' first batches have %d to %d rows, and all ranks have the same weight: multiply"
+            " each"
+            " rank's mean loss by its rows * size / all rows, or use batches of one size",
+            smallest,
+            largest,
+        )
+    elif first == last:
+        log.warning(
+            "all ranks trained on the same first batch: give each rank its own samples, with"
+            " hubring.ShardedSampler(dataset) as the DataLoader's sampler"
+        )

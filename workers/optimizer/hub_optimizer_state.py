@@ -7,8 +7,8 @@ plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -51,51 +51,62 @@ class HeldByHub:
         return len(self.__getattr__("keys()"))
 
 
+class Owner(Protocol):
+    """What the state belongs to."""
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The buckets of the parameters."""
+
+    def check_owner(self) -> None:
+        """Raises ConfigError if the hub steps these parameters with another optimizer by now."""
+
+    def settle(self) -> None:
+        """Waits for the steps that are under way."""
+
+
 class HubOptimizerState:
     """Moves an optimizer's state to and from the hub.
 
     Args:
         optimizer: The wrapped optimizer.
         communicator: Reaches the hub.
-        buckets: Returns the buckets of the parameters.
-        settle: Waits for the steps that are under way.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        communicator: Communicator,
-        buckets: Callable[[], Sequence[Bucket]],
-        settle: Callable[[], None],
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, communicator: Communicator) -> None:
         self._optimizer = optimizer
         self._communicator = communicator
-        self._buckets = buckets
-        self._settle = settle
+        self._owner: Owner | None = None
 
-    def follow(self) -> None:
-        """Makes the optimizer's `state_dict` and `load_state_dict` reach the hub from now on."""
-        optimizer = self._optimizer
-        optimizer.register_state_dict_pre_hook(lambda _: self._fetch())
-        optimizer.register_state_dict_post_hook(lambda *_: self._optimizer.state.clear())
-        optimizer.register_load_state_dict_post_hook(lambda _: self._send())
+    def follow(self, owner: Owner) -> None:
+        """Makes the optimizer's `state_dict` and `load_state_dict` reach the hub for its newest owner."""
+        earlier, self._owner = self._owner, owner
+        if earlier is None:
+            optimizer = self._optimizer
+            optimizer.register_state_dict_pre_hook(lambda _: self._fetch())
+            optimizer.register_state_dict_post_hook(lambda *_: self._forget())
+            optimizer.register_load_state_dict_post_hook(lambda _: self.send())
+
+    def send(self) -> None:
+        """Makes the optimizer's state the hub's. Raises as `Communicator.write_state`."""
+        buckets = self._reached()
+        self._communicator.write_state(buckets, self.take(buckets))
 
     def take(self, buckets: Sequence[Bucket]) -> dict[str, ParameterState]:
-        """Returns the state that the optimizer has, by parameter name, and takes it away."""
+        """Returns the state that the optimizer has of these parameters, by name, and takes it away."""
         states: dict[str, ParameterState] = {}
         for bucket in buckets:
             for name, parameter in bucket.named_parameters:
-                state = self._optimizer.state.get(parameter, {})
+                state = self._optimizer.state.pop(parameter, {})
                 own = {key: value for key, value in state.items() if isinstance(value, Tensor)}
                 if own:
                     states[name] = own
-        self._optimizer.state.clear()
         return states
 
     def _fetch(self) -> None:
-        self._settle()
-        states = self._communicator.read_state(self._buckets())
-        for bucket in self._buckets():
+        buckets = self._reached()
+        states = self._communicator.read_state(buckets)
+        for bucket in buckets:
             for name, parameter in bucket.named_parameters:
                 state = states.get(name)
                 if state:
@@ -104,7 +115,12 @@ class HubOptimizerState:
                         for key, value in state.items()
                     }
 
-    def _send(self) -> None:
-        self._settle()
-        buckets = self._buckets()
-        self._communicator.write_state(buckets, self.take(buckets))
+    def _forget(self) -> None:
+        assert self._owner is not None
+        self.take(self._owner.buckets)
+
+    def _reached(self) -> list[Bucket]:
+        assert self._owner is not None
+        self._owner.check_owner()
+        self._owner.settle()
+        return self._owner.buckets

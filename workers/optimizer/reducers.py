@@ -1,9 +1,12 @@
-"""The reducers of one `DistributedOptimizer`: of its first parameters, and of those added later."""
+"""The reducers of one `DistributedOptimizer`: of its first parameters, and of those added later.
+
+Reducers belong to their parameters (`hubring.workers.reducer.registry`). An optimizer owns them: it gives
+the hyperparameters, and says how to exchange, until a newer optimizer of the same parameters does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from weakref import WeakMethod
 
 import torch
 from torch.optim import Optimizer
@@ -20,9 +23,12 @@ from hubring.workers.optimizer.hub_optimizer_state import HubOptimizerState
 from hubring.workers.optimizer.model_tensors import ModelTensors
 from hubring.workers.optimizer.same_parameters import check_same_parameters, due
 from hubring.workers.optimizer.setup import bytes_of_bucket
+from hubring.workers.reducer.backward import BackwardPasses
 from hubring.workers.reducer.exchange import Exchange
 from hubring.workers.reducer.forward import ForwardGuard
-from hubring.workers.reducer.reducer import Reducer, Wishes, reducers_of
+from hubring.workers.reducer.reducer import Reducer, Wishes
+from hubring.workers.reducer.reducer_set import ReducerSet
+from hubring.workers.reducer.registry import registry_of
 
 
 class Reducers:
@@ -38,7 +44,7 @@ class Reducers:
     Attributes:
         inherited: Whether an earlier optimizer's reducers exchange some of the gradients.
         tensors: Names of the model's tensors.
-        hub_state: Moves the optimizer's state, where the hub steps.
+        hub_state: Moves the optimizer's state, where the hub steps; else None.
     """
 
     def __init__(
@@ -57,18 +63,14 @@ class Reducers:
         self._on_server = communicator.steps_on == "server"
         self._groups = Groups(optimizer)
         self._seen_change = False
-        self._attached = False
-        self._all = reducers_of(communicator, self._held)
-        self.inherited = bool(self._all)
-        if self.inherited and self._on_server:
-            self._check_kind()
-        for reducer in self._all:
-            reducer.passes.set_per_step(wishes.passes_per_step)
-            reducer.owner = self
+        self._registry = registry_of(communicator)
+        self._all: list[Reducer] = []
+        earlier = self._registry.of(self.held)
+        self.inherited = bool(earlier)
+        self._brings_state = any(not self._steps_already(one) for one in earlier)
+        self.hub_state = self._hub_state()
+        self._take_over(earlier)
         self.tensors = ModelTensors(model, self.buckets)
-        self.hub_state = HubOptimizerState(optimizer, communicator, lambda: self.buckets, self.settle)
-        if self._on_server:
-            self.hub_state.follow()
 
     def __iter__(self) -> Iterator[Reducer]:
         return iter(self._all)
@@ -102,7 +104,7 @@ class Reducers:
             self._optimizer,
             self._named if self._model is None else self._model.named_parameters(),
             here.allocate,
-            wishes.bucket_bytes or bytes_of_bucket(self._held, at_once=at_once),
+            wishes.bucket_bytes or bytes_of_bucket(self.held, at_once=at_once),
             self._name_on_server() if self._on_server else "",
             here.allocate_values,
             adjacent=here.joins,
@@ -115,12 +117,14 @@ class Reducers:
 
     def attach(self, buckets: list[Bucket]) -> int:
         """Gives all ranks rank 0's parameters; returns the completed steps to continue from."""
-        if self._on_server and self.inherited and not self._attached:
-            self._communicator.write_state(self.buckets, self.hub_state.take(self.buckets))
-        self._attached = True
+        if self.hub_state is not None:
+            self.hub_state.follow(self)
+            if self._brings_state:
+                self.hub_state.send()
+            self._brings_state = False
         if not buckets:
             return self.steps
-        states = self.hub_state.take(buckets) if self._on_server else None
+        states = None if self.hub_state is None else self.hub_state.take(buckets)
         if not self._on_server:
             with torch.no_grad():
                 for bucket in buckets:
@@ -133,25 +137,16 @@ class Reducers:
                     bucket.hand_out()
         return max(start.step, self.steps)
 
-    def add(self, buckets: list[Bucket]) -> Reducer | None:
+    def add(self, buckets: list[Bucket]) -> None:
         """Exchanges the gradients of attached buckets from now on."""
         if not buckets:
-            return None
-        reducer = Reducer(self._communicator, buckets, self._wishes, self, self._guard)
-        # Weak, because the hooks on the parameters reach the passes.
-        begin = WeakMethod(self._extend_in_pass)
-
-        def on_begin() -> None:
-            extend = begin()
-            if extend is not None:
-                extend()
-
-        reducer.passes.on_begin = on_begin
+            return
+        reducer = Reducer(self._communicator, buckets, self._wishes, self)
+        self._registry.add(reducer)
         reducer.steps = self.steps
-        self._all.append(reducer)
-        return reducer
+        self._include([reducer])
 
-    def extend(self) -> Reducer | None:
+    def extend(self) -> None:
         """Takes in parameters that the script has thawed or added. All ranks do so in the same step.
 
         Raises:
@@ -160,29 +155,67 @@ class Reducers:
         changed = self._look()
         self._seen_change = False
         if not changed and not self._groups.thaws:
-            return None
+            return
         if not self._groups.unknown(self.parameters):
-            return None
-        buckets = self.lay_out()
-        self.attach(buckets)
-        return self.add(buckets)
+            return
+        earlier = self.tensors
+        try:
+            self._take_over([one for one in self._registry.of(self.held) if one not in self._all])
+            buckets = self.lay_out()
+            self.attach(buckets)
+        except BaseException:
+            self.tensors = earlier
+            raise
+        self.add(buckets)
 
     def _look(self) -> bool:
         """Reads the groups; returns whether they have changed since the last `extend`."""
         self._seen_change |= self._groups.look()
         return self._seen_change
 
-    def _extend_in_pass(self) -> None:
+    def pass_began(self) -> None:
         """Extends during backward where workers step, so that the new gradients are means when it returns."""
         if self._on_server:
             self._look()  # backward may send buckets with the groups' hyperparameters
-            return
-        reducer = self.extend()
-        if reducer is not None:
-            reducer.passes.enter()
+        else:
+            self.extend()
+
+    def _take_over(self, reducers: list[Reducer]) -> None:
+        """Owns reducers that an earlier optimizer has made."""
+        if self._on_server and reducers:
+            self._check_kind(reducers)
+        for reducer in reducers:
+            reducer.take_over(self._wishes, self)
+        self._include(reducers)
+
+    def _include(self, reducers: list[Reducer]) -> None:
+        self._all = sorted([*self._all, *reducers], key=lambda one: one.number)
+        if reducers:
+            self._registry.unite(self._all)
+            self._set.passes.set_per_step(self._wishes.passes_per_step)
+
+    def _steps_already(self, reducer: Reducer) -> bool:
+        """Whether the same torch optimizer is the newest of the parameters, so that the hub has its state."""
+        return isinstance(reducer.owner, Reducers) and reducer.owner._optimizer is self._optimizer
+
+    def _hub_state(self) -> HubOptimizerState | None:
+        """Returns what moves the optimizer's state, where the hub steps; each torch optimizer has one."""
+        if not self._on_server:
+            return None
+        state = self._registry.states.get(id(self._optimizer))
+        if state is None:
+            state = HubOptimizerState(self._optimizer, self._communicator)
+            self._registry.states[id(self._optimizer)] = state
+        assert isinstance(state, HubOptimizerState)
+        return state
 
     @property
-    def _held(self) -> list[torch.nn.Parameter]:
+    def _set(self) -> ReducerSet:
+        return self._all[0].together
+
+    @property
+    def held(self) -> list[torch.nn.Parameter]:
+        """All parameters of the optimizer."""
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def check_owner(self) -> None:
@@ -198,10 +231,10 @@ class Reducers:
                 " hubring.init(aggregate=True) or --aggregate"
             )
 
-    def _check_kind(self) -> None:
+    def _check_kind(self, reducers: list[Reducer]) -> None:
         """Raises ConfigError if the hub steps the parameters with another kind of optimizer."""
         name = self._name_on_server()
-        for bucket in self.buckets:
+        for bucket in [bucket for reducer in reducers for bucket in reducer.buckets]:
             if bucket.spec.optimizer != name:
                 raise ConfigError(
                     f"the hub steps {bucket.spec.tensors[0].name} with {bucket.spec.optimizer}, and the"
@@ -225,18 +258,48 @@ class Reducers:
 
     # Each step.
 
-    def begin_step(self) -> None:
-        """Prepares for the next step's gradients."""
+    def begin_turn(self) -> None:
+        """Prepares for new gradients."""
+        self._set.begin_turn(anyway=True)
+
+    def drop_gradients(self) -> None:
+        """Prepares for new gradients in the place of those that the script drops.
+
+        Raises:
+            ConfigError: They were sent, and no step was taken with them.
+        """
+        self._set.begin_turn()
         for reducer in self._all:
-            reducer.begin_step()
+            reducer.overlap.check_droppable()
+            if self.passes.count:
+                reducer.watch.note_dropped()
+        self.begin_turn()
+
+    def hold_gradients(self) -> None:
+        """Moves all gradients into the buckets, where the script may zero them in place."""
+        self.settle()  # the gradients in flight must not change
+        for reducer in self._all:
+            reducer.exchange.free_memory()
+        for bucket in self.buckets:
+            bucket.collect()
+
+    def begin_step(self) -> None:
+        """Prepares for a step with what backward has brought.
+
+        Raises:
+            ConfigError: A later optimizer has taken over the parameters; the hub has one optimizer of each.
+        """
+        self.check_owner()
+        self._set.begin_step(self)
+        self.extend()
 
     def note_step(self, steps: int) -> None:
-        """Records a completed step, and prepares for the next one.
+        """Records a completed step.
 
         Raises:
             ConfigError: Where each worker steps, two ranks' parameters differ.
         """
-        self.begin_step()
+        self._set.note_step(self)
         for reducer in self._all:
             reducer.steps = max(reducer.steps, steps)
             # If step() sends everything at once, the group size makes no difference.
@@ -247,17 +310,24 @@ class Reducers:
             check_same_parameters(self.tensors.trained(), self._communicator)
 
     def note_skip(self) -> None:
-        """Records a step that was not taken, and prepares for the next one."""
-        self.begin_step()
+        """Records a step that was not taken."""
+        self._set.note_step(self)
         for reducer in self._all:
             if reducer.tuner is not None:
                 reducer.tuner.note_skip()
 
     def finish(self) -> None:
         """Sends what is left to send, and waits for everything. Raises as `Exchange.finish`."""
-        for reducer in self._all:
-            reducer.overlap.check()
-            reducer.exchange.finish()
+        self._set.finish()
+
+    def complete_passes(self) -> None:
+        """Exchanges what too few backward passes have brought, where workers step. Raises as `finish`."""
+        self._set.complete_passes()
+
+    @property
+    def passes(self) -> BackwardPasses:
+        """The backward passes of this step."""
+        return self._set.passes
 
     def settle(self) -> None:
         """Waits for what an earlier step left in flight. Raises as `Exchange.finish`."""
@@ -275,9 +345,12 @@ class Reducers:
         """Returns the positions of a bucket's parameters that the hub does not step."""
         return self._groups.without(bucket) if self._on_server else frozenset()
 
-    def _guard(self, exchange: Exchange, buckets: list[Bucket]) -> ForwardGuard | None:
+    def guard(self, exchange: Exchange, buckets: list[Bucket]) -> ForwardGuard | None:
         if not self._wishes.cross_barrier or self._model is None:
             return None
+        known = set(self._model.parameters())
+        if any(one not in known for bucket in buckets for one in bucket.parameters):
+            return None  # they belong to an earlier optimizer's model too, which nothing would make wait
         self._optimizer.register_state_dict_pre_hook(lambda _: exchange.settle_all())
         self._optimizer.register_load_state_dict_pre_hook(lambda *_: exchange.settle_all())
         return ForwardGuard(self._model, buckets, exchange)

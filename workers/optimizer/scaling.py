@@ -6,10 +6,11 @@ Before it calls `step()`, the scaler sets `found_inf` and `grad_scale` on the op
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from hubring.ps.core.messages import Call, Collective, ReduceOp
-from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import Communicator
 
 
@@ -25,12 +26,11 @@ def overflowed(found_inf: torch.Tensor, communicator: Communicator, timeout: flo
     return bool(communicator.collective(call, found_inf.reshape(1)).get(timeout).item())
 
 
-def unscale(buckets: list[Bucket], grad_scale: torch.Tensor | None) -> None:
-    """Divides all gradients by the scale, in place. With None they are already unscaled."""
+def unscale(parameters: Iterable[torch.nn.Parameter], grad_scale: torch.Tensor | None) -> None:
+    """Divides the parameters' gradients by the scale, in place. With None they are already unscaled."""
     if grad_scale is None:
         return
     inverse = grad_scale.double().reciprocal().float().item()
-    for bucket in buckets:
-        for parameter in bucket.parameters:
-            if parameter.grad is not None:
-                parameter.grad.detach().mul_(inverse)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.detach().mul_(inverse)

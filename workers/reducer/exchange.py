@@ -42,6 +42,7 @@ class Exchange:
     Attributes:
         seconds: Seconds so far that training spent sending buckets and waiting for exchanges.
         steps: Completed steps.
+        timeout: Seconds that one step's exchange may take; None: no limit.
     """
 
     def __init__(
@@ -50,7 +51,6 @@ class Exchange:
         buckets: list[Bucket],
         hyper: Callable[[Bucket], Hyper],
         left_out: Callable[[Bucket], frozenset[int]],
-        timeout: float | None,
         recorder: FlightRecorder | None = None,
     ) -> None:
         self.seconds = 0.0
@@ -60,11 +60,12 @@ class Exchange:
         self._buckets = buckets
         self._hyper = hyper
         self._left_out = left_out
-        self._timeout = timeout
+        self.timeout: float | None = None
         self._deadline: float | None = None
         self._ready: set[int] = set()
         self._groups: list[BucketGroup] = []
         self._sent = 0
+        self._regroups = False
         self._under_way: list[InFlight] = []
         self._left: dict[int, InFlight] = {}
         self._then: Callable[[Bucket], None] = _nothing
@@ -97,17 +98,30 @@ class Exchange:
 
     def group(self, nbytes: int) -> None:
         """Sends groups of up to `nbytes` from the next step on. Ranks of a ring must use the same size."""
-        assert not self.begun, "groups change between steps"
         self._group_bytes = nbytes
-        self._regroup()
+        self._regroups = self.begun
+        if not self.begun:
+            self._regroup()
 
     def _regroup(self) -> None:
+        self._regroups = False
         joined = self._communicator.joins
         self._groups = bucket_groups(self._buckets, self._group_bytes, joined=joined)
 
     def ready(self, bucket: Bucket) -> None:
-        """Marks a bucket as complete and sends the groups that are next in order."""
+        """Marks a bucket as complete, for `send_ready`."""
         self._ready.add(bucket.spec.index)
+
+    def withdraw(self, bucket: Bucket) -> None:
+        """Marks a bucket, which was not sent, as incomplete."""
+        self._ready.discard(bucket.spec.index)
+
+    def has_sent(self, bucket: Bucket) -> bool:
+        """Whether the bucket was sent in this step."""
+        return any(bucket in group.buckets for group in self._groups[: self._sent])
+
+    def send_ready(self) -> None:
+        """Sends the groups that are complete and next in order."""
         while not self.complete and self._is_ready(self._groups[self._sent]):
             self._send(self._groups[self._sent])
 
@@ -145,32 +159,34 @@ class Exchange:
 
     def reset(self) -> None:
         """Prepares for the next step. Waits for what a backward sent before it failed; raises as `finish`."""
-        if self._under_way:
-            self._wait_for_all()
+        self._wait_for_all()
         self._ready.clear()
         self._sent = 0
+        if self._regroups:
+            self._regroup()
 
     # Waiting.
 
     def finish(self) -> None:
-        """Sends the remaining buckets and waits for all.
+        """Sends the remaining buckets and waits for all. After an error, the next call waits again.
 
         Raises:
             DeadlineExceeded: The exchange took longer than the timeout.
             HubringError: The exchange failed.
         """
         self.send_rest()
-        under_way = self._wait_for_all()
+        arrived = self._wait_for_all()
         if self._communicator.steps_on == "worker":
-            for bucket, *_ in under_way:
+            for bucket, *_ in arrived:
                 bucket.show_means()
 
     def _wait_for_all(self) -> list[InFlight]:
-        """Waits for all buckets of this step and returns them."""
-        under_way, self._under_way = self._under_way, []
-        self._begin_waiting()
-        self._wait(under_way)
-        return under_way
+        """Waits for all buckets that were sent in this step, and returns them."""
+        if self._under_way:
+            self._begin_waiting()
+            self._wait(self._under_way)
+        arrived, self._under_way = self._under_way, []
+        return arrived
 
     def free_memory(self) -> None:
         """Makes sure that the next gradients overwrite nothing that the script kept from an earlier step."""
@@ -179,11 +195,18 @@ class Exchange:
             self.settle_all()
             move_gradients(self._buckets, self._communicator.allocate, adjacent=self._communicator.joins)
             self._communicator.gradients_moved(self._buckets)
-            self._regroup()
+            self._regroup()  # joined buckets have the earlier memory
 
     def leave(self, then: Callable[[Bucket], None]) -> None:
-        """Sends the remaining buckets and waits for none. `then(bucket)` runs when a bucket is settled."""
+        """Sends the remaining buckets and waits for none. `then(bucket)` runs when a bucket is settled.
+
+        If another optimizer's step has left these buckets, they are settled first, and `then` runs at once.
+        """
+        self.settle_all()
         self.send_rest()
+        if not self._under_way:
+            for bucket in reversed(self._buckets):
+                then(bucket)
         self._left = {sent.bucket.spec.index: sent for sent in self._under_way}
         self._under_way = []
         self._then = then
@@ -246,7 +269,7 @@ class Exchange:
 
     def _begin_waiting(self) -> None:
         """Sets one deadline for the whole step."""
-        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        self._deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
     def _wait(self, under_way: Iterable[InFlight]) -> None:
         """Waits for buckets. A bucket's copy to its device overlaps with the wait for the next bucket."""

@@ -13,8 +13,7 @@ parameters. `state_dict` waits for all parameters too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -23,23 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.reducer.exchange import Exchange
-
-
-class Hook:
-    """A hook that a module calls before its forward or its `state_dict`.
-
-    Copying or pickling a module copies its hooks. The copy has its own parameters, which are
-    never in flight, so the copied hook does nothing.
-    """
-
-    def __init__(self, act: Callable[[nn.Module], None]) -> None:
-        self._act = act
-
-    def __call__(self, module: nn.Module, *_: object) -> None:
-        self._act(module)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Hook, (_do_nothing,)
+from hubring.workers.reducer.module_hook import ModuleHook
 
 
 class ForwardGuard:
@@ -63,7 +46,7 @@ class ForwardGuard:
         self._ran: set[nn.Module] = set()
         self._waited_for: set[nn.Parameter] = set()
         self._watching = [
-            module.register_forward_pre_hook(Hook(self._note), prepend=True) for module in self._needs
+            module.register_forward_pre_hook(ModuleHook(self._note), prepend=True) for module in self._needs
         ]
         self._waiting = [handle for module in self._needs for handle in self._before_copies(module)]
 
@@ -85,7 +68,7 @@ class ForwardGuard:
                     )
         self._order = {module: sorted(needs, reverse=True) for module, needs in self._needs.items()}
         self._waiting += [
-            module.register_forward_pre_hook(Hook(self._wait), prepend=True)
+            module.register_forward_pre_hook(ModuleHook(self._wait), prepend=True)
             for module, needs in self._needs.items()
             if needs
         ]
@@ -112,11 +95,11 @@ class ForwardGuard:
         for child in module.children():
             self._visit(child, runs)
 
-    def _note(self, module: nn.Module) -> None:
+    def _note(self, module: nn.Module, *_: object) -> None:
         if torch.is_grad_enabled():  # an evaluation can run other modules than training
             self._ran.add(module)
 
-    def _wait(self, module: nn.Module) -> None:
+    def _wait(self, module: nn.Module, *_: object) -> None:
         if not torch.is_grad_enabled():
             self._exchange.settle_all()
             return
@@ -125,12 +108,8 @@ class ForwardGuard:
 
     def _before_copies(self, module: nn.Module) -> list[RemovableHandle]:
         """Makes `state_dict` and `load_state_dict` wait for all parameters."""
-        settle = Hook(lambda _: self._exchange.settle_all())
+        settle = ModuleHook(lambda *_: self._exchange.settle_all())
         return [
             module.register_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
         ]
-
-
-def _do_nothing(_: nn.Module) -> None:
-    """Does nothing: a copied module waits for nothing."""

@@ -45,6 +45,11 @@ class ChangeWatch:
         self._hypers: list[Hyper] = []
         self._dropped = False
 
+    @property
+    def has_noted(self) -> bool:
+        """Whether gradients are on record."""
+        return bool(self._noted)
+
     def begin_pass(self) -> None:
         """Starts a backward pass. Changes before it are allowed: the pass adds to the changed gradients."""
         self._noted = {}
@@ -60,6 +65,10 @@ class ChangeWatch:
         positions = bucket.written() if writes else ()
         written = {position: bucket.parameters[position].detach().clone() for position in positions}
         self._noted[bucket.spec.index] = Noted(bucket.changes, bucket.missing(), copy, written)
+
+    def forget(self, bucket: Bucket) -> None:
+        """Drops the record of a bucket that is not complete after all; `note_end` records it."""
+        self._noted.pop(bucket.spec.index, None)
 
     def note_end(self, *, writes: bool) -> None:
         """Records the end of a pass, and buckets that did not get all gradients; see `note_gradients`."""

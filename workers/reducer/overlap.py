@@ -76,12 +76,15 @@ class Overlap:
         if self.backward and not self.holds:
             self._exchange.ready(bucket)
 
-    def backward_ended(self) -> None:
-        """Handles the end of the step's last backward pass."""
-        if not self._on_server and not self.crossing:
-            self._exchange.finish()
-        elif self.backward and not self.holds:
-            self._exchange.send_rest()
+    @property
+    def waits_after_backward(self) -> bool:
+        """Whether gradients are means once the step's last backward has returned."""
+        return not self._on_server and not self.crossing
+
+    @property
+    def leaves_after_backward(self) -> bool:
+        """Whether gradients are sent once the step's last backward has ended."""
+        return self.waits_after_backward or bool(self.backward and not self.holds)
 
     @property
     def means(self) -> bool:
@@ -92,6 +95,37 @@ class Overlap:
     def sent(self) -> bool:
         """Whether gradients of this step were sent and can no longer be changed."""
         return bool(self._on_server or self.crossing) and self._exchange.begun
+
+    def check_unsent(self) -> None:
+        """Checks that this step's gradients may be exchanged again.
+
+        Raises:
+            ConfigError: They were sent.
+        """
+        if self.sent:
+            raise ConfigError(
+                "backward ran again after the gradients of this step were sent: to accumulate gradients,"
+                " pass backward_passes_per_step=... to DistributedOptimizer; to drop them, call"
+                " optimizer.zero_grad(); otherwise, as for checkpoint(..., use_reentrant=True), pass"
+                f" {self.fix}"
+            )
+
+    def check_droppable(self) -> None:
+        """Checks that the script may drop this step's gradients.
+
+        Raises:
+            ConfigError: They were sent.
+        """
+        if self.sent:
+            raise ConfigError(
+                "zero_grad() was called after the gradients were pushed during backward: call step()"
+                f" first; to skip steps or repeat a failed backward, set {self.fix}"
+            )
+
+    def remove_hooks(self) -> None:
+        """Removes what makes forwards wait. Nothing is in flight."""
+        if self._guard is not None:
+            self._guard.remove_hooks()
 
     def settle(self, passes: int, *, habit: str) -> None:
         """Decides once, at the first step. Later it checks that the script still fits the decision.

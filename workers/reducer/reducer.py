@@ -6,20 +6,17 @@ same parameters, instead of the first or beside it, steps with what that reducer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
-from weakref import WeakSet
-
-import torch
 
 from hubring.ps.core.types import Hyper
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.reducer.backward import BackwardPasses
 from hubring.workers.reducer.exchange import Exchange
 from hubring.workers.reducer.forward import ForwardGuard
 from hubring.workers.reducer.gradient_changes import ChangeWatch
+from hubring.workers.reducer.gradient_hooks import GradientHooks
 from hubring.workers.reducer.overlap import Overlap
+from hubring.workers.reducer.reducer_set import ReducerSet
 from hubring.workers.reducer.tuning import Tuner
 from hubring.workers.runtime.in_flight import FlightRecorder
 
@@ -40,13 +37,19 @@ class Wishes(NamedTuple):
 
 
 class Owner(Protocol):
-    """What a reducer needs from the optimizer of its parameters."""
+    """What a reducer needs from the newest optimizer of its parameters."""
 
     def hyper(self, bucket: Bucket) -> Hyper:
         """Returns the hyperparameters with which the hub steps a bucket."""
 
     def left_out(self, bucket: Bucket) -> frozenset[int]:
         """Returns the positions of a bucket's parameters that the hub does not step."""
+
+    def guard(self, exchange: Exchange, buckets: list[Bucket]) -> ForwardGuard | None:
+        """Returns what makes forwards wait, with `cross_barrier`."""
+
+    def pass_began(self) -> None:
+        """Handles the first gradient of a backward pass."""
 
 
 class Reducer:
@@ -57,42 +60,45 @@ class Reducer:
         buckets: Attached buckets.
         wishes: How to exchange.
         owner: See below.
-        guard: Makes what makes forwards wait, with `cross_barrier`.
 
     Attributes:
+        number: Counts the communicator's reducers.
         parameters: The parameters of all buckets.
-        owner: Whose hyperparameters the hub uses: those of the newest optimizer of the parameters.
+        owner: The newest optimizer of the parameters, whose hyperparameters the hub uses.
+        together: The reducers that are exchanged with this one.
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        buckets: list[Bucket],
-        wishes: Wishes,
-        owner: Owner,
-        guard: Callable[[Exchange, list[Bucket]], ForwardGuard | None],
+        self, communicator: Communicator, buckets: list[Bucket], wishes: Wishes, owner: Owner
     ) -> None:
+        self.number = -1
         self.communicator = communicator
         self.buckets = buckets
         self.parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
-        self.owner = owner
+        self.on_server = communicator.steps_on == "server"
         self.exchange = Exchange(
-            communicator,
-            buckets,
-            self._hyper,
-            lambda bucket: self.owner.left_out(bucket),
-            wishes.timeout,
-            wishes.recorder,
+            communicator, buckets, self._hyper, lambda bucket: self.owner.left_out(bucket), wishes.recorder
         )
-        made = guard(self.exchange, buckets)
-        # Where workers step, the mean replaces the gradients in place before step().
-        exact = wishes.overlap and communicator.steps_on == "server"
-        self.watch = ChangeWatch(buckets, self._hyper, exact=exact)
-        self.overlap = Overlap(communicator, self.exchange, self.watch, made, wanted=wishes.overlap)
-        self.passes = BackwardPasses(buckets, wishes.passes_per_step, self.watch, self.exchange, self.overlap)
+        self._obey(wishes, owner)
         tuned = wishes.bucket_bytes is None
         self.tuner = Tuner(communicator, self.exchange, wishes.timeout) if tuned else None
-        _living.add(self)
+        self.together = ReducerSet()
+        self.together.include(self)
+        self.hooks = GradientHooks(self)
+
+    def take_over(self, wishes: Wishes, owner: Owner) -> None:
+        """Exchanges for a newer optimizer from now on, as it wishes."""
+        self.exchange.settle_all()
+        self.overlap.remove_hooks()
+        self._obey(wishes, owner)
+
+    def _obey(self, wishes: Wishes, owner: Owner) -> None:
+        self.owner = owner
+        self.exchange.timeout = wishes.timeout
+        guard = owner.guard(self.exchange, self.buckets)
+        # Where workers step, the mean replaces the gradients in place before step().
+        self.watch = ChangeWatch(self.buckets, self._hyper, exact=wishes.overlap and self.on_server)
+        self.overlap = Overlap(self.communicator, self.exchange, self.watch, guard, wanted=wishes.overlap)
 
     @property
     def steps(self) -> int:
@@ -103,20 +109,28 @@ class Reducer:
     def steps(self, steps: int) -> None:
         self.exchange.steps = steps
 
+    @property
+    def passes(self) -> int:
+        """Backward passes of this step that the reducer has taken part in."""
+        return self.together.passes.count if self.watch.has_noted else 0
+
     def _hyper(self, bucket: Bucket) -> Hyper:
         return self.owner.hyper(bucket)
 
-    def begin_step(self) -> None:
-        """Prepares for the next step's gradients."""
+    def reset(self) -> None:
+        """Prepares for the next gradients. Raises as `Exchange.reset`."""
         self.exchange.reset()
-        self.passes.reset()
         self.watch.reset()
 
+    def begin_again(self) -> None:
+        """Prepares to exchange more gradients in a step that has had all the passes that it needs.
 
-_living: WeakSet[Reducer] = WeakSet()
+        Where workers step, the gradients are means by now. A further pass adds to them, and the mean of the
+        sums is the sum of the means, so they are exchanged again, as in DDP.
 
-
-def reducers_of(communicator: Communicator, parameters: Iterable[torch.Tensor]) -> list[Reducer]:
-    """Returns the reducers that exchange some of these parameters' gradients already."""
-    wanted = set(parameters)
-    return [one for one in _living if one.communicator is communicator and one.parameters & wanted]
+        Raises:
+            ConfigError: They were sent, and cannot be sent again.
+        """
+        if self.exchange.begun:
+            self.overlap.check_unsent()
+        self.exchange.reset()

@@ -22,25 +22,33 @@ def allocate(numel: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(numel, dtype=dtype)
 
 
-def ranks_of(gradients: list[Tensor], rank: int, spec: BucketSpec = SPEC) -> list[LowRankMean]:
-    return [LowRankMean(spec, gradient, rank, allocate) for gradient in gradients]
+class Rank(LowRankMean):
+    """One rank and its gradients."""
+
+    def __init__(self, spec: BucketSpec, gradients: Tensor, rank: int) -> None:
+        super().__init__(spec, gradients.dtype, rank, allocate)
+        self.gradients = gradients
 
 
-def average(ranks: list[LowRankMean], phase: int) -> None:
+def ranks_of(gradients: list[Tensor], rank: int, spec: BucketSpec = SPEC) -> list[Rank]:
+    return [Rank(spec, gradient, rank) for gradient in gradients]
+
+
+def average(ranks: list[Rank], phase: int) -> None:
     mean = torch.stack([rank.phases[phase] for rank in ranks]).mean(0)
     for rank in ranks:
         rank.phases[phase].copy_(mean)
 
 
-def step(ranks: list[LowRankMean]) -> None:
+def step(ranks: list[Rank]) -> None:
     for rank in ranks:
-        rank.project()
+        rank.project(rank.gradients)
     average(ranks, 0)
     for rank in ranks:
         rank.refine()
     average(ranks, 1)
     for rank in ranks:
-        rank.rebuild()
+        rank.rebuild(rank.gradients)
 
 
 def random(seed: int, numel: int = SPEC.numel) -> Tensor:
@@ -91,13 +99,13 @@ def test_ranks_with_other_numbers_of_threads_get_the_same_gradient() -> None:
     gradients = [random(seed, spec.numel) for seed in range(2)]
     ranks, usual = ranks_of(gradients, 4, spec), torch.get_num_threads()
     try:
-        for phase in (LowRankMean.project, LowRankMean.refine, LowRankMean.rebuild):
+        for phase in ("project", "refine", "rebuild"):
             for threads, rank in enumerate(ranks, start=1):
                 torch.set_num_threads(threads)
-                phase(rank)
-            if phase is not LowRankMean.rebuild:
-                average(ranks, 0 if phase is LowRankMean.project else 1)
-            assert torch.equal(ranks[0].phases[0], ranks[1].phases[0]) or phase is LowRankMean.project
+                getattr(rank, phase)(*[rank.gradients] * (phase != "refine"))
+            if phase != "rebuild":
+                average(ranks, 0 if phase == "project" else 1)
+            assert torch.equal(ranks[0].phases[0], ranks[1].phases[0]) or phase == "project"
     finally:
         torch.set_num_threads(usual)
     assert torch.equal(*gradients)
@@ -184,7 +192,7 @@ def test_factors_of_half_precision_gradients_are_float32(dtype: torch.dtype) -> 
 def test_a_phase_that_fails_fails_the_exchange() -> None:
     (rank,) = ranks_of([random(0)], 2)
     phases = [Work("first"), Work("second")]
-    work = rank.exchange(lambda phase: phases[phase])
+    work = rank.exchange(rank.gradients, lambda phase: phases[phase])
     assert not work.done
     phases[0].complete_part()
     assert not work.done
@@ -198,7 +206,7 @@ def test_the_exchange_is_over_once_the_second_phase_is() -> None:
     wanted = gradient.clone()
     (rank,) = ranks_of([gradient], 2)
     phases = [Work("first"), Work("second")]
-    work = rank.exchange(lambda phase: phases[phase])
+    work = rank.exchange(rank.gradients, lambda phase: phases[phase])
     phases[0].complete_part()
     assert not work.done
     phases[1].complete_part()
@@ -209,18 +217,18 @@ def test_the_exchange_is_over_once_the_second_phase_is() -> None:
 def test_the_residual_of_a_matrix_without_a_gradient_waits() -> None:
     ranks = ranks_of([random(1), random(2)], 1)
     step(ranks)
-    gradients = [rank._gradients for rank in ranks]
+    gradients = [rank.gradients for rank in ranks]
     before = [rank._due.clone() for rank in ranks]
     for gradient in gradients:
         gradient.zero_()
     for rank in ranks:
-        rank.project()
+        rank.project(rank.gradients)
     average(ranks, 0)
     for rank in ranks:
         rank.refine()
     average(ranks, 1)
     for rank in ranks:
-        rank.rebuild({0})
+        rank.rebuild(rank.gradients, {0})
     for rank, due in zip(ranks, before, strict=True):
         assert due[:600].any()
         assert torch.equal(rank._due, due)

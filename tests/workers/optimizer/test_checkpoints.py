@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def saved(tmp_path: Path) -> Trained:
 def test_a_resumed_run_takes_the_steps_of_the_one_before_bit_by_bit(tmp_path: Path, saved: Trained) -> None:
     resumed = Trained()
     keeps = checkpoints(tmp_path)
-    keeps.adopt(resumed)
+    keeps.load(resumed)
     resumed.completed_steps = keeps.share(resumed)
     assert resumed.completed_steps == 5
     for trained in (saved, resumed):
@@ -90,7 +91,7 @@ def test_all_ranks_get_the_state_of_rank_0_which_alone_reads(tmp_path: Path, sav
     def resume(communicator: Communicator) -> tuple[int, dict[int, dict[str, Tensor]]]:
         resumed = Trained()
         keeps = checkpoints(tmp_path if communicator.rank == 0 else tmp_path / "nowhere", communicator)
-        keeps.adopt(resumed)
+        keeps.load(resumed)
         return keeps.share(resumed), resumed.wrapped.state_dict()["state"]
 
     expected = saved.wrapped.state_dict()["state"]
@@ -104,7 +105,7 @@ def test_all_ranks_get_the_state_of_rank_0_which_alone_reads(tmp_path: Path, sav
 def test_without_a_checkpoint_training_begins(tmp_path: Path) -> None:
     trained = Trained()
     keeps = checkpoints(tmp_path)
-    keeps.adopt(trained)
+    keeps.load(trained)
     assert keeps.share(trained) == 0
 
 
@@ -119,14 +120,14 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(tmp_path: 
     content[-1] ^= 1
     newest.write_bytes(content)
     again, other = checkpoints(tmp_path), Trained()
-    again.adopt(other)
+    again.load(other)
     assert again.share(other) == 2
 
 
 def test_another_model_is_refused_with_the_first_difference(tmp_path: Path, saved: Trained) -> None:
     words = r"'0.weight' is float32\[3, 4\] in the checkpoint and float32\[2, 4\] in this model"
     with pytest.raises(ConfigError, match=words):
-        checkpoints(tmp_path).adopt(Trained(width=2))
+        checkpoints(tmp_path).load(Trained(width=2))
 
 
 def test_a_state_that_is_no_tensor_or_number_is_refused(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path, saved: Tra
     with pytest.raises(NonFinite, match=r"0\.weight \[3, 4\] holds nan after step 6"):
         keeps.save_in_passing()
     resumed = Trained()
-    checkpoints(tmp_path).adopt(resumed)
+    checkpoints(tmp_path).load(resumed)
     assert all(tensor.isfinite().all() for tensor in resumed.model_state.values())
 
 
@@ -164,3 +165,29 @@ def test_what_fails_in_passing_is_told_and_training_goes_on(
     with caplog.at_level("ERROR"):
         keeps.save_in_passing()
     assert "checkpoint not saved: cannot write" in caplog.text
+
+
+def test_an_optimizer_that_is_made_anew_many_times_is_kept_once(tmp_path: Path) -> None:
+    keeps, model = checkpoints(tmp_path), Trained()
+    gone = []
+    for _ in range(3):
+        trained = Trained()
+        trained.model = model.model
+        keeps.load(trained)
+        keeps.adopt(trained)
+        gone.append(weakref.ref(trained))
+    del trained
+    assert [one() is not None for one in gone] == [False, False, True]
+
+
+def test_a_later_optimizer_of_the_same_parameters_continues_as_they_are(
+    tmp_path: Path, saved: Trained
+) -> None:
+    keeps, first, later = checkpoints(tmp_path), Trained(), Trained()
+    keeps.load(first)
+    keeps.adopt(first)
+    later.model = first.model
+    first.train(1)
+    keeps.load(later)
+    assert keeps.share(later) == 0
+    assert not torch.equal(first.model_state["0.weight"], saved.model_state["0.weight"])

@@ -18,7 +18,16 @@ from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import Start
 from hubring.workers.communicators.local import LocalCommunicator
 from tests.support.fakes.hub import FakeHub, FakeRank
-from tests.support.training.training_scripts import batches, build, loss_of, plain_step, single_server, wrap
+from tests.support.training.training_scripts import (
+    assert_same,
+    batches,
+    build,
+    loss_of,
+    parameters_of,
+    plain_step,
+    single_server,
+    wrap,
+)
 
 
 def test_buffers_and_frozen_parameters_come_from_rank_0() -> None:
@@ -144,6 +153,19 @@ def test_an_exchange_that_does_not_end_ends_with_the_timeout() -> None:
     with pytest.raises(DeadlineExceeded, match="bucket 0"):
         loss_of(model, batches()[0]).backward()
     assert optimizer.completed_steps == 0
+
+
+def test_a_step_after_the_timeout_waits_again() -> None:
+    model = build()
+    optimizer = wrap(model, Stuck(), timeout=0.01)
+    before = parameters_of(model)
+    with pytest.raises(DeadlineExceeded, match="bucket 0"):
+        loss_of(model, batches()[0]).backward()
+    for _ in range(2):
+        with pytest.raises(DeadlineExceeded, match="bucket 0"):
+            optimizer.step()
+    assert optimizer.completed_steps == 0
+    assert_same(parameters_of(model), before)
 
 
 def test_a_failed_exchange_comes_out_of_backward_as_it_is() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
+from hubring.workers.optimizer.first_batch import FirstBatch
 from tests.support.fakes.hub import FakeHub, FakeRank
-from tests.support.training.training_scripts import batches, build, plain_step, wrap
+from tests.support.training.training_scripts import batches, build, loss_of, plain_step, wrap
 
 
 @pytest.mark.parametrize(
@@ -45,3 +48,24 @@ def test_a_model_whose_forward_is_not_called_is_not_compared(caplog: pytest.LogC
 
     FakeHub(2).run(train)
     assert "first batch" not in caplog.text
+
+
+def test_a_copy_of_the_model_runs_and_notes_nothing() -> None:
+    def train(rank: FakeRank) -> None:
+        model = build()
+        optimizer = wrap(model, rank)
+        average = copy.deepcopy(model)
+        for batch in batches():
+            average(batch)
+            plain_step(model, optimizer, batch)
+
+    FakeHub(2).run(train)
+
+
+def test_no_rank_waits_for_one_that_never_compares() -> None:
+    """As one that joins the running job after the first step."""
+    rank, model = FakeRank(FakeHub(2)), build()
+    first_batch = FirstBatch(model, rank)
+    loss_of(model, batches()[0]).backward()
+    first_batch.compare()
+    assert rank.log == ["allreduce first batch"]
