@@ -143,6 +143,8 @@ class Server:
             # Check the port first: gRPC prints an obscure line if it cannot listen.
             if why := objection(host, port):
                 raise RuntimeError(why)
+            if keyring is not None and port:  # before a client can find the port open
+                keyring.publish(port)
             place = f"{bracketed(host)}:{port}"
             if keyring is not None and keyring.identity is not None:
                 port = server.add_secure_port(place, server_credentials(keyring.identity))
@@ -154,7 +156,7 @@ class Server:
                 " another --host"
             ) from error
         await self._health.tell(coordinator.troubles())
-        if keyring is not None:
+        if keyring is not None and keyring.path is None:
             keyring.publish(port)
         await server.start()
         return server, port

@@ -1,4 +1,4 @@
-"""Metrics that a plain job on a host without a GPU does not export."""
+"""Metrics that a plain job on a host without a GPU, and without strangers, does not export."""
 
 from __future__ import annotations
 
@@ -8,4 +8,6 @@ UNREPORTED = (
     "ps_worker_samples_total",
     "ps_worker_gpu_memory_bytes",
     "ps_shard_gpu_memory_bytes",
+    "ps_refused_total",
+    "ps_shard_refused_total",
 )
