@@ -71,8 +71,8 @@ hubring: ps/config ps/core workers/api.py workers/collectives workers/horovod
 workers/examples: hubring ps/core ps/process
 workers/bench: hubring ps/compression ps/config ps/core ps/job ps/optim ps/process workers/communicators
     workers/compare workers/examples workers/peers
-workers/programs: ps/config ps/core ps/observe ps/process workers/bench workers/horovod workers/launchers
-    workers/localrun workers/run_script.py
+workers/programs: ps/config ps/core ps/observe ps/process ps/security workers/bench workers/horovod
+    workers/launchers workers/localrun workers/run_script.py
 """
 
 MOST_FILES = 20
