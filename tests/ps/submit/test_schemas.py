@@ -55,7 +55,7 @@ def modelled(name: str, part: Manifest) -> None:
 
 def jobs_of(manifest: Manifest) -> list[Manifest]:
     """The Jobs that JobSet's controller would make of it."""
-    spec = manifest["spec"]
+    spec = manifest.get("spec", {})
     if manifest["kind"] == "TrainingRuntime":
         spec = spec["template"]["spec"]
     return [
