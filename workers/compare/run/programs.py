@@ -147,8 +147,7 @@ class Programs:
 
     def _listening(self, role: str) -> list[str]:
         host = self.hosts.address(role)
-        # Hosts behind links are network namespaces of this machine. Without encryption a link carries exactly
-        # the bytes of the exchange, as in the rows of others.
+        # Rings and the rows of others are not encrypted: encryption would put only the hub at a disadvantage.
         return ["--host", host, *([] if is_loopback(host) else ["--insecure"])]
 
     def _job(self) -> list[str]:
