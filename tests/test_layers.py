@@ -41,7 +41,7 @@ ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/secu
 ps/page: ps/config ps/coordinator ps/core ps/job ps/observe ps/transport
 ps/server.py: protos ps/checkpoint ps/config ps/coordinator ps/core ps/observe ps/page ps/process
     ps/security ps/shard ps/store ps/transport
-ps/submit: ps/config ps/core ps/process
+ps/submit: ps/config ps/core ps/process ps/security
 ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/security ps/transport
 ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/process ps/security ps/server.py ps/shard
     ps/submit ps/transport
@@ -71,8 +71,8 @@ hubring: ps/config ps/core workers/api.py workers/collectives workers/horovod
 workers/examples: hubring ps/core ps/process
 workers/bench: hubring ps/compression ps/config ps/core ps/job ps/optim ps/process workers/communicators
     workers/compare workers/examples workers/peers
-workers/programs: ps/config ps/core ps/observe ps/process workers/bench workers/horovod workers/launchers
-    workers/localrun workers/run_script.py
+workers/programs: ps/config ps/core ps/observe ps/process ps/security workers/bench workers/horovod
+    workers/launchers workers/localrun workers/run_script.py
 """
 
 MOST_FILES = 20

@@ -98,7 +98,7 @@ class Admission:
 
     def _bring_shard(self, reply: pb.JoinReply) -> None:
         dialled, _ = split(self._address)
-        host = place(dialled, reply.server_host, reply.insecure)
+        host = place(dialled, reply.server_host)
         worker = reply.incarnation.hex()
         settings = Settings(
             self._address,

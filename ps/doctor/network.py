@@ -85,15 +85,14 @@ def judge_own_name(answer: Answer, strange: Sequence[str], address: str) -> Find
             OWN_NAME,
             f"{answer}; {', '.join(strange)} is not an address of this machine: the name leads to another"
             " machine",
-            f"map {name} to {address} in /etc/hosts or the DNS; or run ps-server start --host {address}"
-            " --insecure",
+            f"map {name} to {address} in /etc/hosts or the DNS; or run ps-server start --host {address}",
         )
     if all(map(is_loopback, answer.addresses)) and not is_loopback(address):
         return warning(
             OWN_NAME,
             f"{answer}, which only this machine reaches: other machines cannot connect to --host {name}, and"
             " Gloo groups that scripts open advertise this address",
-            f"map {name} to {address} in /etc/hosts; or run ps-server start --host {address} --insecure",
+            f"map {name} to {address} in /etc/hosts; or run ps-server start --host {address}",
         )
     return _judge_speed(OWN_NAME, answer)
 

@@ -45,8 +45,8 @@ def judge_connection(server: str, error: OSError, seconds: float) -> Finding:
     if isinstance(error, ConnectionRefusedError):
         return _unreachable(
             f"nothing listens at {server}: connection refused",
-            f"on that host, run ps-server start --host {host} --port {port} (beyond loopback, add"
-            f" --insecure). If a server already runs, {_BANNER}",
+            f"on that host, run ps-server start --host {host} --port {port}. If a server already runs,"
+            f" {_BANNER}",
         )
     if isinstance(error, TimeoutError):
         return _unreachable(

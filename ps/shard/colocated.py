@@ -12,23 +12,21 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.transport.host import towards
 
 
-def place(dialled: str, announced: str, insecure: bool) -> str:
+def place(dialled: str, announced: str) -> str:
     """Returns the address on which this worker's shard listens. All clients of the server must reach it.
 
     Args:
         dialled: The server's host, as this worker connects to it.
         announced: The server's host in the server's banner.
-        insecure: Whether the server allows shards beyond loopback.
 
     Raises:
-        ConfigError: The address is beyond loopback, and the server does not allow that.
+        ConfigError: The address is beyond loopback, and the server is not.
     """
     # A worker that reaches the server by loopback is on the same host, but other workers may not be.
     here = towards(announced if is_loopback(dialled) else dialled)
-    if not is_loopback(here) and not insecure:
+    if is_loopback(announced) and not is_loopback(here):
         raise ConfigError(
             f"this worker's shard would listen on {here}, which other hosts can reach, but the server at"
-            f" {dialled} runs without --insecure; if the network is trusted, restart the server with --host"
-            " and --insecure"
+            f" {dialled} listens on {announced} only; restart the server with --host and its host's address"
         )
     return here

@@ -1,6 +1,7 @@
 """Docker Compose: a server and workers on one machine, in their own network.
 
-The workers start when the server is healthy and reach it by its service's name. Compose passes no index to
+The workers start when the server is healthy and reach it by its service's name. The server makes the job's
+tokens in a volume in memory, which only the job's containers mount. Compose passes no index to
 a replica, so the hub assigns the ranks. With GPUs, one container runs all workers: `ps-worker` starts one
 per GPU.
 """
@@ -17,6 +18,16 @@ from hubring.ps.submit.job import GRACE_SECONDS, PORT, Submission
 
 SERVER = "server"
 _CHECKPOINTS = "checkpoints"
+_TOKENS = "tokens"
+_TOKENS_FOLDER = "/run/hubring"
+_IN_MEMORY = {
+    "driver_opts": {
+        "type": "tmpfs",
+        "device": "tmpfs",
+        "o": f"uid={container.USER},gid={container.USER},mode=0700,size=1m",
+    }
+}
+"""A volume that the engine forgets when its last container stops."""
 
 Service = dict[str, Any]
 
@@ -34,9 +45,13 @@ class Compose:
             "name": job.name,
             "services": {SERVER: _server(job), "worker": _workers(job)},
             "networks": {"job": {}},
-            **({"volumes": {_CHECKPOINTS: {}}} if folders else {}),
+            "volumes": {_TOKENS: _IN_MEMORY, **({_CHECKPOINTS: {}} if folders else {})},
         }
-        return dump(["Made by: ps-server submit --engine compose", *container.INSECURE], [_literal(document)])
+        return dump(["Made by: ps-server submit --engine compose"], [_literal(document)])
+
+    def secrets(self, job: Submission) -> str:
+        """Returns nothing: the server makes the tokens."""
+        return ""
 
 
 def _server(job: Submission) -> Service:
@@ -84,12 +99,15 @@ def _service(job: Submission, processes: int, folders: Sequence[Path]) -> Servic
         "read_only": True,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
-        "environment": container.variables(job),
+        "environment": container.variables(job, f"{_TOKENS_FOLDER}/tokens"),
         "networks": ["job"],
         "tmpfs": ["/tmp"],  # noqa: S108
         "shm_size": f"{processes * container.memory(job) * 512}m",
         "stop_grace_period": f"{GRACE_SECONDS}s",
-        **({"volumes": [_mount(path) for path in folders]} if folders else {}),
+        "volumes": [
+            _mount(_TOKENS, _TOKENS_FOLDER),
+            *(_mount(_CHECKPOINTS, container.absolute(path)) for path in folders),
+        ],
     }
 
 
@@ -98,8 +116,8 @@ def _limits(job: Submission, processes: int) -> Service:
     return {"cpus": str(cpus), "memory": f"{gib}g", "pids": 1024 * processes}
 
 
-def _mount(path: Path) -> Service:
-    return {"type": "volume", "source": _CHECKPOINTS, "target": container.absolute(path)}
+def _mount(volume: str, target: str) -> Service:
+    return {"type": "volume", "source": volume, "target": target}
 
 
 def _literal(value: Any) -> Any:

@@ -51,12 +51,22 @@ def page_port(job: Submission) -> int | None:
     return PORT + 1 if given is None else given
 
 
-def variables(job: Submission) -> dict[str, str]:
+def variables(job: Submission, tokens: str) -> dict[str, str]:
     """Returns variables for settings that a process in a container cannot detect.
 
-    A process counts all cores of the host, and expects a writable home folder.
+    A process counts all cores of the host, and expects a writable home folder. Programs that a user runs in a
+    container, such as `ps-server status`, find the tokens too.
+
+    Args:
+        job: The job.
+        tokens: The file with the tokens.
     """
-    return {"OMP_NUM_THREADS": str(cpus(job)), "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108
+    return {
+        "OMP_NUM_THREADS": str(cpus(job)),
+        "HOME": "/tmp",  # noqa: S108
+        "PYTHONUNBUFFERED": "1",
+        "PS_TOKEN_FILE": tokens,
+    }
 
 
 def absolute(path: Path) -> str:
@@ -71,10 +81,3 @@ def absolute(path: Path) -> str:
             " because a volume is mounted there"
         )
     return str(path)
-
-
-INSECURE = (
-    "ps-server runs with --insecure: it does not authenticate workers. Make sure that only the job's own",
-    "containers can reach it.",
-)
-"""Comment lines for the top of the rendered file."""

@@ -29,11 +29,14 @@ class Engine(Protocol):
         """What to do if the program is missing."""
 
     def render(self, job: Submission) -> str:
-        """Returns the job in the engine's format.
+        """Returns the job in the engine's format, without secrets.
 
         Raises:
             ConfigError: The format cannot express a setting.
         """
+
+    def secrets(self, job: Submission) -> str:
+        """Returns what the engine reads before the job, and a dry run leaves out; often nothing."""
 
 
 class Answer(NamedTuple):

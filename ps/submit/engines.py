@@ -40,7 +40,7 @@ def submit(
     if dry_run:
         sys.stdout.write(artefact)
         return 0, None
-    answer = send(engine, artefact)
+    answer = send(engine, engine.secrets(job) + artefact)
     command = " ".join(engine.command)
     result = {"engine": job.config.engine, "job": job.name, "command": command, "said": answer.last_line}
     return answer.code, {**result, "exit_code": answer.code}

@@ -1,7 +1,7 @@
 """The parts of a submitted job that are the same on every engine.
 
 The settings of the server and of the workers are checked by their own configs and passed to their own
-commands. The engine sets the server's address and the workers' ranks.
+commands. The engine sets the server's address, the workers' ranks, and where their tokens are.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ PORT = 5555
 GRACE_SECONDS = 120
 """Time in seconds between the stop request and the kill, in which the job writes a checkpoint."""
 
-_SERVERS_PLACE = frozenset({"host", "port", "insecure", "once", "join", "address_file", "workers"})
-_WORKERS_PLACE = frozenset({"server", "rank", "world_size", "local_rank", "nodes", "gpus", "nr"})
+_SERVERS_PLACE = frozenset(
+    {"host", "port", "insecure", "token_file", "once", "join", "address_file", "workers"}
+)
+_WORKERS_PLACE = frozenset(
+    {"server", "token_file", "rank", "world_size", "local_rank", "nodes", "gpus", "nr"}
+)
 """Settings that follow from the engine and the job's size; the user must not set them."""
 _HUBS = ("mode", "staleness", "backup", "shards", "colocate", "await_shards", "device", "slice_bytes")
 """Settings that a ring's server ignores."""
@@ -81,12 +85,12 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     @property
     def server_words(self) -> list[str]:
-        """Flags of `ps-server start`, without --host and --port."""
+        """Flags of `ps-server start`, without --host, --port and --token-file."""
         return _flags(self.server, {"host", "port"})
 
     @property
     def worker_words(self) -> list[str]:
-        """Flags of `ps-worker` without --server, then the script and its arguments."""
+        """Flags of `ps-worker` without --server and --token-file, then the script and its arguments."""
         return [*_flags(self.worker, {"server"}), *(["--", *self.script] if self.script else [])]
 
     @property
@@ -160,7 +164,7 @@ def _settle(
         )
         servers -= checkpoints
         servers_variables = others
-    listens = {"host": "0.0.0.0", "insecure": True, "once": True, "workers": workers}  # noqa: S104
+    listens = {"host": "0.0.0.0", "once": True, "workers": workers}  # noqa: S104
     server = load_server(
         {**{name: passed[name] for name in servers}, **listens}, config_file, servers_variables
     )

@@ -1,8 +1,8 @@
-"""Kubernetes: a JobSet, or a Kubeflow TrainJob with its runtime; a network policy; a volume claim."""
+"""Kubernetes: a JobSet, or a Kubeflow TrainJob with its runtime; tokens; a network policy; a volume claim."""
 
 from __future__ import annotations
 
-from hubring.ps.submit import container, jobset, pods
+from hubring.ps.submit import container, jobset, pods, secret
 from hubring.ps.submit.documents import Document, dump
 from hubring.ps.submit.job import Submission
 
@@ -20,11 +20,15 @@ class Kubernetes:
     fix = "install it, or apply the output of --dry-run on a machine that has it"
 
     def render(self, job: Submission) -> str:
-        """Returns the manifests, in the order in which Kubernetes needs them."""
+        """Returns the manifests, in the order in which Kubernetes needs them, without the Secret."""
         of_kind = _trainjob if job.config.kind == "trainjob" else _jobset
         folders = [*job.workers_folders, *([job.servers_folder] if job.servers_folder else [])]
         documents = [*([_claim(job)] if folders else []), _network(job), *of_kind(job)]
-        return dump([_COMMENT[job.config.kind], *container.INSECURE], documents)
+        return dump([_COMMENT[job.config.kind], *secret.how_to(job)], documents)
+
+    def secrets(self, job: Submission) -> str:
+        """Returns the Secret with the job's tokens, and a separator."""
+        return dump([], [secret.new(job, _metadata(job, secret.name(job)))]) + "---\n"
 
 
 def _jobset(job: Submission) -> list[Document]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hubring.ps.submit import container
+from hubring.ps.submit import container, secret
 from hubring.ps.submit.job import GRACE_SECONDS, PORT, Submission
 
 CHECKPOINTS = "checkpoints"
@@ -33,16 +33,12 @@ def server(job: Submission) -> Pod:
         "image": job.config.image,
         "command": _unexpanded(container.server_command(job)),
         "ports": ports,
-        "startupProbe": {"grpc": {"port": PORT, "service": ""}, "periodSeconds": 2, "failureThreshold": 60},
-        "readinessProbe": {"grpc": {"port": PORT, "service": "ready"}, "periodSeconds": 2},
-        "livenessProbe": {
-            "grpc": {"port": PORT, "service": ""},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-            "failureThreshold": 6,
-        },
+        # A pod that has started is ready, so that one probe runs on. Kubernetes' gRPC probes cannot use TLS.
+        "startupProbe": {**_probe("--service", "ready"), "periodSeconds": 5, "failureThreshold": 60},
+        "livenessProbe": {**_probe(), "periodSeconds": 20, "failureThreshold": 3},
     }
-    return _pod(job, inside, 1, [job.servers_folder] if job.servers_folder else [])
+    tokens = secret.volume(job, secret.TOKENS, secret.KEY)
+    return _pod(job, inside, 1, tokens, [job.servers_folder] if job.servers_folder else [])
 
 
 def worker(job: Submission, server_name: str, name: str) -> Pod:
@@ -61,18 +57,29 @@ def worker(job: Submission, server_name: str, name: str) -> Pod:
         "image": job.config.image,
         "command": _unexpanded(container.worker_command(job, server_name, more)),
     }
-    return _pod(job, inside, job.per_node, job.workers_folders, gpus=job.config.gpus)
+    tokens = secret.volume(job, secret.WORKER)
+    return _pod(job, inside, job.per_node, tokens, job.workers_folders, gpus=job.config.gpus)
 
 
-def _pod(job: Submission, inside: Pod, processes: int, folders: Sequence[Path], gpus: int = 0) -> Pod:
+def _probe(*words: str) -> Pod:
+    command = ["ps-server", "health", f"127.0.0.1:{PORT}", *words]
+    return {"exec": {"command": command}, "timeoutSeconds": 10}
+
+
+def _pod(
+    job: Submission, inside: Pod, processes: int, tokens: Pod, folders: Sequence[Path], gpus: int = 0
+) -> Pod:
     gib = processes * container.memory(job)
     resources = {"cpu": str(processes * container.cpus(job)), "memory": f"{gib}Gi"}
+    variables = container.variables(job, secret.FILE)
     resources |= {"nvidia.com/gpu": str(gpus)} if gpus else {}
     mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
+    mounts.append(secret.mount())
     mounts += [{"name": CHECKPOINTS, "mountPath": container.absolute(path)} for path in folders]
     volumes: list[Pod] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{gib * 512}Mi"}},
+        tokens,
     ]
     if folders:
         claim = {"claimName": f"{job.name}-{CHECKPOINTS}"}
@@ -94,7 +101,7 @@ def _pod(job: Submission, inside: Pod, processes: int, folders: Sequence[Path], 
             "containers": [
                 {
                     **inside,
-                    "env": [{"name": key, "value": text} for key, text in container.variables(job).items()],
+                    "env": [{"name": key, "value": text} for key, text in variables.items()],
                     "resources": {"limits": resources, "requests": dict(resources)},
                     "securityContext": {
                         "allowPrivilegeEscalation": False,

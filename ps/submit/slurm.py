@@ -1,7 +1,8 @@
 """SLURM: a batch script for `sbatch`.
 
 The server runs in its own step, so that it outlives the script when SLURM stops the job. It writes its
-address to a file in the job's folder. The workers run in a second step, where srun assigns the ranks. SLURM
+address to a file in the job's folder, and its tokens to a folder there that only the job's user can read. The
+workers run in a second step, where srun assigns the ranks. SLURM
 sends the notice (`--signal`) to both steps directly.
 
 User input enters the script in three ways, and none allows an injection: as flags and arguments, quoted by
@@ -20,21 +21,23 @@ ADDRESS_SECONDS = 120
 
 _SCRIPT = """\
 # Made by: ps-server submit --engine slurm
-# ps-server runs with --insecure: it does not authenticate workers. Use it only if you trust the network
-# between the nodes.
 
 # The flags below contain all settings. Unset the PS_* variables that sbatch passes from the submitting shell.
 unset "${{!PS_@}}"
 address=hubring-$SLURM_JOB_ID.address
 result=hubring-$SLURM_JOB_ID.result
-rm -f "$address" "$result"
-trap 'rm -f "$address" "$result"' EXIT
+# The server makes its tokens here. Only this user can read them.
+secrets=hubring-$SLURM_JOB_ID.secrets
+tokens=$secrets/tokens
+rm -rf "$address" "$result" "$secrets"
+trap 'rm -rf "$address" "$result" "$secrets"' EXIT
+mkdir -m 700 "$secrets"
 # srun does not inherit this from the job.
 [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # The server's own step: when SLURM stops the job, the server outlives this script until it has saved.
 srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$SLURMD_NODENAME" \\
-  ps-server start --host "$(hostname)" --port 0 --address-file "$address" \\
+  ps-server start --host "$(hostname)" --port 0 --address-file "$address" --token-file "$tokens" \\
   {server} > "$result" &
 server=$!
 for _ in $(seq {looks}); do
@@ -50,14 +53,14 @@ if ! [ -s "$address" ]; then
 fi
 
 srun --overlap --kill-on-bad-exit=0 --wait=0 \\
-  ps-worker --server "$(cat "$address")" {worker}
+  ps-worker --server "$(cat "$address")" --token-file "$tokens" {worker}
 code=$?
 # All workers have exited. The server exits with its job, and its exit code counts: on a hub, the job can
 # finish without a lost worker. If the job never began, the server forgets it after the last lease and waits
 # for another one, so stop the server.
 begun=1
 while kill -0 $server 2> /dev/null; do
-  if ps-server status "$(cat "$address")" 2> /dev/null | grep -q '"job": ""'; then
+  if ps-server status --token-file "$tokens" "$(cat "$address")" 2> /dev/null | grep -q '"job": ""'; then
     begun=
     scancel --signal=TERM "$SLURM_JOB_ID" # signals all steps; only the server's step is left
     break
@@ -92,6 +95,10 @@ class Slurm:
             requeue=_REQUEUE if job.config.requeue else "",
         )
         return "\n".join(["#!/bin/bash", *_directives(job), script])
+
+    def secrets(self, job: Submission) -> str:
+        """Returns nothing: the server makes the tokens."""
+        return ""
 
 
 def _directives(job: Submission) -> list[str]:

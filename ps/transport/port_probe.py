@@ -16,7 +16,7 @@ def probe(address: str) -> str:
     place = split(address)
     try:
         if _speaks_tls(place):
-            return "the process on that port uses TLS; ps-server uses gRPC without TLS"
+            return "the process on that port uses TLS, but is not a ps-server"
         return _describe(_answer_to_http(place))
     except socket.gaierror as error:
         return f"cannot resolve the host name {place[0]!r} ({error.strerror})"

@@ -78,7 +78,9 @@ def test_workers_wait_until_their_server_is_healthy(name: str) -> None:
 def test_a_server_is_stopped_before_its_shards() -> None:
     assert "shard" in SERVICES["server"]["depends_on"]
     assert "depends_on" not in SERVICES["shard"]
-    assert SERVICES["shard"]["volumes"] == SERVICES["server"]["volumes"]
+    checkpoints = "checkpoints:/checkpoints"
+    assert checkpoints in SERVICES["shard"]["volumes"]
+    assert checkpoints in SERVICES["server"]["volumes"]
 
 
 def test_hub_and_ring_train_the_same_job() -> None:
@@ -111,7 +113,7 @@ def test_servers_are_told_what_they_know(name: str) -> None:
     config = load_server(
         options(server_cli.app, "ps-server", shlex.split(SERVICES[name]["command"])[1:]), environment={}
     )
-    assert config.insecure
+    assert not config.insecure
     assert config.once or config.join
     assert (config.shards, config.await_shards, config.workers) == {
         "server": (0, 2, 2),
@@ -119,6 +121,17 @@ def test_servers_are_told_what_they_know(name: str) -> None:
         "ring-server": (1, 0, 2),
     }[name]
     assert config.colocate is (name == "ring-server")  # no shard process that nobody asks for anything
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_programs_of_a_job_share_tokens_that_its_server_makes(name: str) -> None:
+    assert SERVICES[name]["environment"]["PS_TOKEN_FILE"] == "/run/hubring/tokens"
+    volume = "ring-tokens" if name.startswith("ring") else "tokens"
+    mode = "" if name in ("server", "ring-server") else ":ro"
+    assert f"{volume}:/run/hubring{mode}" in SERVICES[name]["volumes"]
+    assert recipe()["volumes"][volume]["driver_opts"]["type"] == "tmpfs"
+    mounting = {each for each, service in SERVICES.items() if f"{volume}:" in str(service.get("volumes"))}
+    assert mounting <= set(OURS)
 
 
 @pytest.mark.parametrize("name", WORKERS)

@@ -67,7 +67,7 @@ def test_it_ends_in_the_same_bytes_as_a_hub_with_shards_of_its_own(
     [
         (["--mode", "asp"], []),
         ([], ["--aggregate"]),
-        (["--host", "0.0.0.0", "--insecure"], []),
+        (["--host", "0.0.0.0"], []),
         (["--host", "::1"], []),
     ],
     ids=["asp", "aggregate", "beyond-loopback", "ipv6"],

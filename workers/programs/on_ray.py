@@ -3,9 +3,8 @@
     ray.init()
     results = on_ray.train(["train.py", "--epochs", "3"], workers=4, worker=["--topology", "ring"])
 
-The actor gives the workers the server's address. The server listens with `--insecure`: any process that
-reaches the address can change the model, so use a Ray cluster only on a trusted network.
-The script and this package must be installed on every node.
+The actor gives the workers the server's address and their token, which Ray carries; Ray encrypts that only
+with `RAY_USE_TLS`. The script and this package must be installed on every node.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hubring.ps.config.environment import environment
@@ -22,6 +23,8 @@ from hubring.ps.process.children import Children
 from hubring.ps.process.command import module_command
 from hubring.ps.process.end_with_parent import PARENT
 from hubring.ps.process.screen import Screen
+from hubring.ps.security import token_file
+from hubring.ps.security.policy import Role
 from hubring.workers.localrun.server import Server
 from hubring.workers.programs.node_launcher import Worker
 
@@ -63,11 +66,12 @@ def train(
     hub = ray.remote(Hub).options(num_cpus=0).remote(workers, list(server))
     try:
         address = ray.get(hub.address.remote())
+        token = ray.get(hub.token.remote())
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
         words = [
             ["--server", address, "--rank", str(rank), *worker, "--", *script] for rank in range(workers)
         ]
-        results = [_result(started) for started in [task.remote(each) for each in words]]
+        results = [_result(started) for started in [task.remote(each, token) for each in words]]
         # If the job started, its server ends by itself after the last checkpoint. Otherwise it waits forever.
         ray.get(hub.end.remote(None if any("rank" in one for one in results) else 0.0))
         return results
@@ -97,22 +101,31 @@ class Hub:
     def __init__(self, workers: int, flags: Sequence[str]) -> None:
         from ray.util import get_node_ip_address
 
-        here = ["--host", get_node_ip_address(), "--insecure"]
+        self._secrets = TemporaryDirectory(prefix="hubring-")
+        self._tokens = Path(self._secrets.name) / "tokens"
+        here = ["--host", get_node_ip_address(), "--token-file", str(self._tokens)]
         self._server = Server(workers, [*here, *flags], environment(), verbose=True)
 
     def address(self) -> str:
         """Returns the server's address."""
         return self._server.address
 
+    def token(self) -> str:
+        """Returns the workers' token."""
+        return str(token_file.read(self._tokens)[Role.WORKER])
+
     def end(self, patience: float | None) -> None:
         """Waits `patience` seconds (None: without limit) until the server ends, then stops it."""
         self._server.end(patience)
+        self._secrets.cleanup()
 
 
-def work(words: Sequence[str]) -> dict[str, Any]:
+def work(words: Sequence[str], token: str) -> dict[str, Any]:
     """Runs one worker on this node, and returns its last line."""
-    variables = {**environment(), PARENT: str(os.getpid())}
-    with Children[Worker]() as started:
+    with TemporaryDirectory(prefix="hubring-") as secrets, Children[Worker]() as started:
+        tokens = Path(secrets) / "tokens"
+        token_file.write(tokens, f"{token}\n")
+        variables = {**environment(), PARENT: str(os.getpid()), "PS_TOKEN_FILE": str(tokens)}
         worker = started.add(
             Worker(
                 "the worker",

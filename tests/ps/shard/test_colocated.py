@@ -35,13 +35,13 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("elsewhere")
 def test_a_shard_listens_where_the_servers_guests_reach_it(dialled: str, told: str, here: str) -> None:
-    assert place(dialled, told, insecure=here != "127.0.0.1") == here
+    assert place(dialled, told) == here
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_beyond_loopback_the_server_must_have_said_that_the_network_is_trusted() -> None:
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.7.*restart the server with --host and --insecure"):
-        place("10.0.0.1", "127.0.0.1", insecure=False)
+def test_a_shard_is_open_to_other_hosts_only_if_its_server_is() -> None:
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.7.*restart the server with --host and its host"):
+        place("10.0.0.1", "127.0.0.1")
 
 
 def test_the_way_to_a_host_is_known_by_its_family() -> None:

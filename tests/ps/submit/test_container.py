@@ -12,7 +12,7 @@ import yaml
 
 from hubring.ps import cli
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.observe import health
+from hubring.ps.observe import health, health_check
 from hubring.ps.submit.engines import ENGINES
 from hubring.ps.submit.job import assemble
 from tests.support.submissions import IMAGE, WORDS, documents, expanded, inside, jobs, kinds
@@ -96,12 +96,27 @@ def test_workers_are_pods_of_an_indexed_job_that_begins_once_the_server_is_ready
     worker = found[1]["template"]["spec"]
     assert (worker["completionMode"], worker["completions"], worker["parallelism"]) == ("Indexed", 4, 4)
     server = inside(found[0]["template"]["spec"])
-    assert server["readinessProbe"]["grpc"] == {"port": 5555, "service": health.READY}
-    assert (
-        server["livenessProbe"]["grpc"]
-        == server["startupProbe"]["grpc"]
-        == {"port": 5555, "service": health.PROCESS}
-    )
+    command = ["ps-server", "health", "127.0.0.1:5555"]
+    assert server["startupProbe"]["exec"]["command"] == [*command, "--service", health.READY]
+    assert server["livenessProbe"]["exec"]["command"] == command
+    assert "readinessProbe" not in server
+    for probe in ("startupProbe", "livenessProbe"):
+        assert server[probe]["timeoutSeconds"] > 2 * health_check.PATIENCE
+
+
+def test_the_server_mounts_all_tokens_and_the_workers_theirs_alone() -> None:
+    for name, entries in {"server": ["tokens", "tokens.key"], "worker": ["worker"]}.items():
+        found = jobs("train.py")[name]
+        assert {"name": "PS_TOKEN_FILE", "value": "/run/secrets/hubring/tokens"} in inside(found)["env"]
+        assert {"name": "tokens", "mountPath": "/run/secrets/hubring", "readOnly": True} in inside(found)[
+            "volumeMounts"
+        ]
+        mounted = next(one for one in found["template"]["spec"]["volumes"] if one["name"] == "tokens")[
+            "secret"
+        ]
+        assert (mounted["secretName"], mounted["defaultMode"]) == ("hubring-tokens", 0o400)
+        assert [item["key"] for item in mounted["items"]] == entries
+        assert mounted["items"][0]["path"] == "tokens"
 
 
 def actions(job: dict[str, Any]) -> list[tuple[str, list[int] | str]]:
@@ -173,8 +188,9 @@ def test_checkpoints_have_a_claim_that_those_mount_who_write(
     for name, found in jobs("train.py", **given).items():
         places = [one["mountPath"] for one in inside(found)["volumeMounts"]]
         assert ("/kept" in places) is mounts[name]
+        volumes = found["template"]["spec"]["volumes"]
         claims = [
-            one["persistentVolumeClaim"]["claimName"] for one in found["template"]["spec"]["volumes"][2:]
+            one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one
         ]
         assert claims == ([claim["metadata"]["name"]] if mounts[name] else [])
 
@@ -237,11 +253,16 @@ def test_compose_services_are_hardened_and_wait_for_the_server() -> None:
     assert "health" in [
         command.callback.__name__ for command in cli.app.registered_commands if command.callback
     ]
-    assert server["volumes"] == [{"type": "volume", "source": "checkpoints", "target": "/kept"}]
-    assert "volumes" not in worker
+    tokens = {"type": "volume", "source": "tokens", "target": "/run/hubring"}
+    assert server["volumes"] == [tokens, {"type": "volume", "source": "checkpoints", "target": "/kept"}]
+    assert worker["volumes"] == [tokens]
+    for service in (server, worker):
+        assert service["environment"]["PS_TOKEN_FILE"] == "/run/hubring/tokens"
     assert "ports" not in worker
     assert server["ports"] == ["127.0.0.1::5556"]
-    assert file["volumes"] == {"checkpoints": {}}
+    assert file["volumes"]["checkpoints"] == {}
+    in_memory = file["volumes"]["tokens"]["driver_opts"]
+    assert (in_memory["type"], "mode=0700" in in_memory["o"]) == ("tmpfs", True)
 
 
 def test_compose_gives_all_gpus_to_one_container_whose_workers_share_them() -> None:

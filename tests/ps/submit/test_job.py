@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hubring.ps.core.errors import ConfigError, EngineMissing
+from hubring.ps.security import token_file
+from hubring.ps.security.keyring import Keyring
+from hubring.ps.security.policy import Role
+from hubring.ps.submit import secret
 from hubring.ps.submit.engine import send
 from hubring.ps.submit.engines import ENGINES
 from hubring.ps.submit.job import Submission, assemble
@@ -92,9 +97,12 @@ def test_a_contradiction_is_refused_in_words(flags: dict[str, Any], words: list[
     [
         ("server", 'host = "node1"'),
         ("server", "workers = 3"),
+        ("server", "insecure = true"),
+        ("server", 'token_file = "tokens"'),
         ("server", 'join = "hub:1"'),
         ("worker", "rank = 0"),
         ("worker", 'server = "hub:1"'),
+        ("worker", 'token_file = "tokens"'),
     ],
 )
 def test_what_the_engine_says_nobody_else_may_say(tmp_path: Path, table: str, line: str) -> None:
@@ -119,7 +127,7 @@ def test_settings_come_from_flags_environment_and_file(tmp_path: Path) -> None:
         file=file, shards=2, variables={"PS_GPUS": "2", "PS_PARTITION": "long", "PS_COMPRESS": "int8"}
     )
     assert (found.workers, found.nodes, found.config.partition) == (2, 1, "long")
-    assert found.server_words == ["--shards", "2", "--workers", "2", "--once", "--lease", "9.0", "--insecure"]
+    assert found.server_words == ["--shards", "2", "--workers", "2", "--once", "--lease", "9.0"]
     assert found.worker_words == ["--compress", "int8", "--timeout", "7.0"]
 
 
@@ -179,6 +187,9 @@ class Program:
     def render(self, job: Submission) -> str:
         raise AssertionError("nobody asks")
 
+    def secrets(self, job: Submission) -> str:
+        raise AssertionError("nobody asks")
+
 
 def test_the_program_gets_the_job_and_its_exit_code_and_words_come_back(
     capfdbinary: pytest.CaptureFixture[bytes],
@@ -229,6 +240,35 @@ def test_without_a_program_the_last_line_says_so(
     result = json.loads(capsys.readouterr().out)
     assert result["exit_code"] == 69
     assert "there is no kubectl on the PATH" in result["error"]
+
+
+def test_only_the_engine_sees_the_tokens(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the job mounts is what the engine gets in front of it, and a dry run prints none of it."""
+    kubectl, applied = tmp_path / "kubectl", tmp_path / "applied"
+    kubectl.write_text(f"#!/bin/sh\ncat > {applied}\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = ["--engine", "kubernetes", "--workers", "2", "--image", IMAGE]
+    assert program(*words, "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert program(*words) == 0
+    secret, *rest = yaml.safe_load_all(applied.read_text())
+    assert rest == list(yaml.safe_load_all(printed))
+    assert (secret["kind"], secret["immutable"]) == ("Secret", True)
+    assert not any(text.strip() in printed for text in secret["stringData"].values())
+    assert "kubectl create secret generic hubring-tokens" in printed
+
+
+def test_the_workers_token_is_theirs_alone_and_fits_the_servers(tmp_path: Path) -> None:
+    found = secret.new(job(engine="kubernetes", image=IMAGE, workers=2), {"name": "one"})["stringData"]
+    for name, text in found.items():
+        token_file.write(tmp_path / name, text)
+    ring = Keyring(tmp_path / secret.TOKENS, encrypts=True)
+    assert token_file.read(tmp_path / secret.WORKER) == {Role.WORKER: ring.tokens[Role.WORKER]}
+    assert ring.identity is not None
+    assert secret.new(job(engine="kubernetes", image=IMAGE, workers=2), {})["stringData"] != found
 
 
 def test_a_job_that_is_handed_over_ends_in_a_result(

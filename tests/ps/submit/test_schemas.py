@@ -13,7 +13,8 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from tests.support.submissions import documents
+from hubring.ps.submit import secret
+from tests.support.submissions import IMAGE, documents, job
 
 Manifest = dict[str, Any]
 
@@ -40,8 +41,8 @@ def check(manifest: Manifest) -> None:
         modelled(f"TrainerV1alpha1{kind}", manifest)
     else:
         kubernetes_validate.validate(manifest, "1.33", strict=True)
-    for job in jobs_of(manifest):
-        kubernetes_validate.validate(job, "1.33", strict=True)
+    for each in jobs_of(manifest):
+        kubernetes_validate.validate(each, "1.33", strict=True)
 
 
 def modelled(name: str, part: Manifest) -> None:
@@ -54,7 +55,7 @@ def modelled(name: str, part: Manifest) -> None:
 
 def jobs_of(manifest: Manifest) -> list[Manifest]:
     """The Jobs that JobSet's controller would make of it."""
-    spec = manifest["spec"]
+    spec = manifest.get("spec", {})
     if manifest["kind"] == "TrainingRuntime":
         spec = spec["template"]["spec"]
     return [
@@ -73,6 +74,7 @@ def jobs_of(manifest: Manifest) -> list[Manifest]:
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_kubernetes_would_take_the_manifests(kind: str, flags: dict[str, Any]) -> None:
     found = documents("kubernetes", "train.py", kind=kind, **flags)
+    found.append(secret.new(job(engine="kubernetes", image=IMAGE, workers=2), {"name": "tokens"}))
     assert {"NetworkPolicy", "JobSet" if kind == "jobset" else "TrainJob"} <= {one["kind"] for one in found}
     for manifest in found:
         check(manifest)

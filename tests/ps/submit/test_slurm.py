@@ -20,6 +20,7 @@ compgen -e PS_ >> inherited
 case "$*" in
   *"ps-server start"*)
     printf '%s\\0' "$@" > server.argv
+    stat -c %a hubring-*.secrets > mode
     [ -z "$REFUSES" ] || exit 78
     while [ $# -gt 0 ]; do [ "$1" = --address-file ] && file=$2; shift; done
     echo node1:5555 > "$file"
@@ -100,13 +101,16 @@ def test_both_steps_get_what_the_user_said(tmp_path: Path) -> None:
     assert (ran.code, ran.err) == (0, "")
     worker, server = ran.argv("worker"), ran.argv("server")
     assert worker[worker.index("ps-worker") :] == [
-        *("ps-worker", "--server", "node1:5555", "--compress", "int8", "--", "train.py"),
+        *("ps-worker", "--server", "node1:5555", "--token-file", "hubring-42.secrets/tokens"),
+        *("--compress", "int8", "--", "train.py"),
         *NASTY,
     ]
     assert server[server.index("--shards") :] == [
-        *("--shards", "2", "--workers", "4", "--checkpoint-dir", "it's kept", "--once", "--insecure")
+        *("--shards", "2", "--workers", "4", "--checkpoint-dir", "it's kept", "--once")
     ]
     assert server[server.index("--address-file") + 1] == "hubring-42.address"
+    assert server[server.index("--token-file") + 1] == "hubring-42.secrets/tokens"
+    assert (tmp_path / "mode").read_text() == "700\n"
     assert "--nodelist=n0" in server
     assert not (tmp_path / "injected").exists()
 

@@ -55,7 +55,7 @@ def hang_up(line: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (speak_tls, "uses TLS; ps-server uses gRPC without TLS"),
+        (speak_tls, "uses TLS, but is not a ps-server"),
         (speak_http, "a web server listens on that port"),
         (mutter, "is not ps-server"),
         (hang_up, "is not ps-server"),

@@ -5,10 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from hubring.ps.core.types import PROTOCOL
+from hubring.ps.security.keyring import make_files
 from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage
 
 OLDER = f"import hubring.ps.core.types\nhubring.ps.core.types.PROTOCOL = {PROTOCOL - 1}\n"
+
+
+def no_token(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--token-file", str(stage.folder / "tokens"))
+    return stage.worker("--server", address, SMALL, "5")
+
+
+def another_token(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--token-file", str(stage.folder / "tokens"))
+    other = make_files(stage.folder / "other")
+    return stage.worker("--server", address, "--token-file", str(other), SMALL, "5")
 
 
 def an_older_worker(stage: Stage) -> Program:
@@ -110,6 +122,24 @@ def no_values(stage: Stage) -> Program:
 
 
 PLACES = [
+    Mishap(
+        "a worker without a token",
+        "the worker",
+        who=r"the server at 127\.0\.0\.1:\d+ refused this program",
+        why="the call has no token",
+        fix="Copy the server's token file, .* and pass it with --token-file",
+        code=78,
+        provoke=no_token,
+    ),
+    Mishap(
+        "a worker with a token of another server",
+        "the worker",
+        who=r"the server at 127\.0\.0\.1:\d+ ",
+        why="but the token is for one that does: it is another server's",
+        fix="copy the token file again",
+        code=78,
+        provoke=another_token,
+    ),
     Mishap(
         "a worker of an older version",
         "the worker",

@@ -133,11 +133,11 @@ REACHING = [
         provoke=a_web_server,
     ),
     Mishap(
-        "the port of a server that speaks TLS",
+        "the port of another server that speaks TLS",
         "the worker",
         who=f"no server answers at {ANY}",
         since="after 10 s",
-        why="uses TLS; ps-server uses gRPC without TLS",
+        why="uses TLS, but is not a ps-server",
         fix=CHECK,
         code=69,
         provoke=a_tls_server,

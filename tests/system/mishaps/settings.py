@@ -69,10 +69,6 @@ def a_foreign_host(stage: Stage) -> Program:
     return stage.server("--host", "192.0.2.1", "--insecure")  # TEST-NET-1 (RFC 5737): nobody's
 
 
-def open_to_all(stage: Stage) -> Program:
-    return stage.server("--host", "0.0.0.0")
-
-
 def no_gpu_for_the_server(stage: Stage) -> Program:
     stage.happens()
     return stage.cluster.run("failing", "hubring.ps.cli", "start", "--device", "cuda", variables=NO_GPU)
@@ -203,15 +199,6 @@ SETTINGS = [
         fix="another --host",
         code=78,
         provoke=a_foreign_host,
-    ),
-    Mishap(
-        "a server that other machines can reach, without --insecure",
-        "the server",
-        who=r"--host 0\.0\.0\.0",
-        why="is reachable from other machines, and the server does not authenticate workers",
-        fix=r"Listen on 127\.0\.0\.1, or add --insecure",
-        code=78,
-        provoke=open_to_all,
     ),
     Mishap(
         "--device cuda without a GPU",

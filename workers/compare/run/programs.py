@@ -147,6 +147,7 @@ class Programs:
 
     def _listening(self, role: str) -> list[str]:
         host = self.hosts.address(role)
+        # Rings and the rows of others are not encrypted: encryption would put only the hub at a disadvantage.
         return ["--host", host, *([] if is_loopback(host) else ["--insecure"])]
 
     def _job(self) -> list[str]:
