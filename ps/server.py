@@ -293,7 +293,12 @@ class Server:
 
 
 def _start_shards(
-    shards: Children[Child], count: int, control: str, config: ServerConfig, access: Access
+    shards: Children[Child],
+    count: int,
+    control: str,
+    config: ServerConfig,
+    access: Access,
+    patience: float = CONNECT_SECONDS,
 ) -> None:
     """Starts this host's shards; each registers itself with the coordinator."""
     settings = Settings(
@@ -303,6 +308,7 @@ def _start_shards(
         device=config.device,
         trace=str(config.trace or ""),
         access=access,
+        patience=patience,
         insecure=config.insecure,
         plain_data=config.plain_data,
     )
@@ -333,8 +339,10 @@ async def join(config: ServerConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         loop.add_signal_handler(number, quit_.set)
     there = config.join or ""
+    began = time.monotonic()
     access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS)
-    _start_shards(shards, config.shards, there, config, access)
+    left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
+    _start_shards(shards, config.shards, there, config, access, left)
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
     while (ended := first_ended(shards.started, 0.0)) is None and not quit_.is_set():
         with contextlib.suppress(TimeoutError):

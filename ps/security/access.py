@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from pathlib import Path
@@ -14,7 +15,10 @@ from hubring.ps.security.certificate import fetch, peek
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import Tokens, choose
 
+log = logging.getLogger(__name__)
+
 LOOK_SECONDS = 0.1
+"""Seconds between two looks, and for one look at a server that is expected to run."""
 
 
 class Access(NamedTuple):
@@ -86,13 +90,17 @@ def _of_this_user(address: str) -> Tokens:
 
 
 def _await_listener(address: str, deadline: float) -> bool:
-    place = split(address)
+    place, logged = split(address), False
     while True:
         try:
             socket.create_connection(place, max(LOOK_SECONDS, deadline - time.monotonic())).close()
         except OSError:
-            if time.monotonic() > deadline:
+            left = deadline - time.monotonic()
+            if left < 0:
                 return False
+            if not logged:
+                log.info("no server at %s yet; retrying for %.0f s", address, left)
+            logged = True
             time.sleep(LOOK_SECONDS)
         else:
             return True

@@ -70,7 +70,7 @@ class Registration:
         self.failure: HubringError | None = None
         """Why the shard exits without a request to exit."""
         self._orphaned = orphaned
-        self._control = settings.control
+        self._control, self._patience = settings.control, settings.patience
         self._stub = ControlStub(open_channel(settings.control, settings.access))
         self._token = lock.token
         request = pb.RegisterShardRequest(
@@ -97,14 +97,14 @@ class Registration:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                     raise no_entry(self._control, error.details() or "") from error
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if time.monotonic() - heard > (BUSY_SECONDS if timed_out else CONNECT_SECONDS):
+                if time.monotonic() - heard > (BUSY_SECONDS if timed_out else self._patience):
                     raise ServerUnreachable(
                         f"no server answers at {self._control} for {CONNECT_SECONDS:g} s:"
                         f" {probe(self._control)} ({error.code().name}: {error.details()});"
                         " check the address, or start the server first"
                     ) from error
                 if not logged:
-                    log.info("no server at %s yet; retrying for %g s", self._control, CONNECT_SECONDS)
+                    log.info("no server at %s yet; retrying for %g s", self._control, self._patience)
                 logged = True
                 continue
             if reply.refused:

@@ -26,6 +26,7 @@ class Settings(msgspec.Struct, frozen=True):
         device: Device of the parameters: cpu, cuda or cuda:N.
         trace: Folder for a trace; empty disables the trace.
         access: How to reach the coordinator.
+        patience: Seconds for which the coordinator may be unreachable at the start.
         insecure: Whether to listen beyond loopback without encryption.
         plain_data: Whether ZeroMQ sends gradients without encryption.
     """
@@ -38,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True):
     device: str = "cpu"
     trace: str = ""
     access: Access = NO_ACCESS
+    patience: float = 10.0
     insecure: bool = False
     plain_data: bool = False
 
