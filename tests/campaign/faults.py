@@ -22,6 +22,8 @@ SIGNAL = {
 }
 WORKER_FROZEN_SECONDS = 2 * LEASE
 FULL_DISK_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
+"""Longer than the pause between two heartbeats."""
 
 
 class Fault:
@@ -34,7 +36,7 @@ class Fault:
     """
 
     def __init__(self, scenario: Scenario, job: Job, relays: Mapping[str, Sequence[Relay]]) -> None:
-        self.fired = False
+        self._happened = False
         self.paused = 0.0
         """Seconds for which a process was stopped."""
         self._scenario = scenario
@@ -47,6 +49,11 @@ class Fault:
         self._pid = 0
         self._ballast = job.saved / "ballast"
 
+    @property
+    def fired(self) -> bool:
+        """Whether it happened."""
+        return self._happened or self._tampering.fired.is_set()
+
     def prepare(self) -> None:
         """Finds the victim while the job is undisturbed."""
         self._pid = self._victim()
@@ -54,9 +61,9 @@ class Fault:
     def happen(self) -> None:
         scenario = self._scenario
         if scenario.fault == "none":
-            self.fired = True
+            self._happened = True
         elif scenario.fault == "cut":
-            self.fired = sum(relay.cut() for relay in self._relays) > 0
+            self._happened = sum(relay.cut() for relay in self._relays) > 0
         elif scenario.place in ("data", "control"):
             for relay in self._relays:
                 relay.arm(self._tampering, scenario.seconds)
@@ -66,7 +73,7 @@ class Fault:
             send(self._job.server.process.pid, signal.SIGKILL)
         else:
             send(self._pid, SIGNAL[scenario.fault])
-            self.fired = True
+            self._happened = True
 
     def pass_by(self) -> None:
         """Waits until a stopped process continues; others go on at once."""
@@ -78,18 +85,18 @@ class Fault:
             send(self._pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Learns whether it happened, once the workers settled; a full disk gets room again."""
-        if self._scenario.place in ("data", "control") and self._scenario.fault != "cut":
-            self.fired = self._tampering.fired.is_set()
+        """Once the workers settled: waits for a heartbeat that it changes; a full disk gets room again."""
+        if self._scenario.place == "control":
+            self._job.within(lambda: self.fired, HEARTBEAT_SECONDS)
         elif self._scenario.fault == "full disk":
             full = "No space left on device"
-            self.fired = self._job.within(lambda: full in self._job.server.said(), FULL_DISK_SECONDS)
+            self._happened = self._job.within(lambda: full in self._job.server.said(), FULL_DISK_SECONDS)
             self._ballast.unlink()
 
     def damage(self) -> None:
         """Damages the newest checkpoint, once its job has ended."""
         if self._scenario.fault in ("torn file", "flipped bit"):
-            self.fired = damage(self._job.saved, self._scenario.fault, self._draw) is not None
+            self._happened = damage(self._job.saved, self._scenario.fault, self._draw) is not None
 
     def _victim(self) -> int:
         scenario, job = self._scenario, self._job

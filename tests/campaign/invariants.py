@@ -1,7 +1,7 @@
 """The invariants I1 to I8 as pure checks, and what makes a run valid.
 
-Each check takes the evidence of a run and returns what violates it, in words. `goes on` has no number: a fault
-that takes no program away must not end one.
+Each check takes the evidence of a run and returns what violates it, in words. `goes on` has no number: a
+fault that takes no program away must not end one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from tests.campaign import ledger
 from tests.campaign.evidence import Act, Evidence, State
 from tests.campaign.resources import growth
-from tests.campaign.scenario import STEPS, TIMEOUT
+from tests.campaign.scenario import LAST_HOLD, STEPS, TIMEOUT
 
 Check = Callable[[Evidence], list[str]]
 
@@ -24,6 +24,9 @@ LEAST_BYTES = 1000
 """Bytes that pass the relays before a fault on the wire counts."""
 GRACE = 1.0
 """Seconds by which a call may outlive its deadline."""
+
+MOST_FINDINGS = 2
+"""Findings that are listed for each holder of parameters."""
 
 CODES = {0, 1, 69, 75, 78}
 PEER = re.compile(r"rank \d|shard|server|coordinator|\d+\.\d+\.\d+\.\d+:\d+|safetensors|manifest|checkpoint")
@@ -76,16 +79,22 @@ def i1_nothing_acknowledged_is_lost(evidence: Evidence) -> list[str]:
 
 def i2_nothing_is_applied_twice(evidence: Evidence) -> list[str]:
     scenario = evidence.scenario
-    mean = scenario.mode in ("bsp", "backup", "ring")
-
-    def wrong(state: State) -> list[str]:
-        return ledger.applied_wrongly(state["ledger"], STEPS, mean) + ledger.foreign(state["ledger"], STEPS)
-
+    backup, rounds_of_one_step = scenario.mode == "backup", scenario.synchronous
+    strict = 0 if scenario.loses_a_worker else LAST_HOLD
     found = []
     for act in evidence.acts:
-        found += _each(_saved(act) | dict(act.states), wrong)
-    if mean:
-        found += _each(evidence.last.states, lambda state: ledger.unfilled(state["ledger"], STEPS))
+        for name, state in (_saved(act) | dict(act.states)).items():
+            values = state["ledger"]
+            wrong = ledger.foreign(values, STEPS)
+            if backup:
+                rounds = act.checkpoint_step if name == "checkpoint" else -1
+                needed = scenario.workers - 1
+                wrong += ledger.counted_wrongly(values, STEPS, strict, needed, rounds)
+            else:
+                wrong += ledger.applied_wrongly(values, STEPS, mean=rounds_of_one_step)
+            if rounds_of_one_step and name in act.states:
+                wrong += ledger.unfilled(values, STEPS)
+            found += _few(name, wrong)
     return found
 
 
@@ -123,8 +132,7 @@ def i5_errors_name_peer_cause_and_fix(evidence: Evidence) -> list[str]:
     found = []
     for program in (program for act in evidence.acts for program in act.programs):
         if "Traceback" in program.said:
-            last = program.said.partition("Traceback")[2].strip().splitlines()[-1]
-            found.append(f"{program.name} prints a traceback, with {last!r} as its last line")
+            found.append(f"{program.name} prints a traceback that ends with {_raised(program.said)!r}")
         if not program.failed or program.code == 75:
             continue
         error = program.error or _last_line(program.said)
@@ -191,8 +199,7 @@ def _last_checkpoint(act: Act, evidence: Evidence) -> list[str]:
     """The server acknowledged the end, so its last checkpoint must be there, and hold the last step."""
     if act.checkpoint is None:
         return ["the server exited with 0, but there is no checkpoint"]
-    lockstep = evidence.scenario.mode in ("bsp", "backup")
-    if lockstep and act.checkpoint_step != STEPS:
+    if evidence.scenario.mode == "bsp" and act.checkpoint_step != STEPS:
         return [f"the server exited with 0, but its last checkpoint has step {act.checkpoint_step}"]
     return []
 
@@ -217,13 +224,13 @@ def violations(evidence: Evidence) -> dict[str, list[str]]:
 
 
 def _each(states: Mapping[str, State], check: Callable[[State], list[str]]) -> list[str]:
-    """Checks the parameters of each holder; lists three findings of each at most."""
-    found = []
-    for name, state in states.items():
-        wrong = check(state)
-        found += [f"{name}: {each}" for each in wrong[:3]]
-        found += [f"{name}: {len(wrong) - 3} more"] if len(wrong) > 3 else []
-    return found
+    """Checks the parameters of each holder."""
+    return [each for name, state in states.items() for each in _few(name, check(state))]
+
+
+def _few(name: str, wrong: list[str]) -> list[str]:
+    more = [f"{name}: {len(wrong) - MOST_FINDINGS} more"] if len(wrong) > MOST_FINDINGS else []
+    return [*(f"{name}: {each}" for each in wrong[:MOST_FINDINGS]), *more]
 
 
 def _saved(act: Act) -> dict[str, State]:
@@ -241,6 +248,13 @@ def _own(step: int, act: Act, evidence: Evidence) -> int:
     late = any(program.late for program in act.programs)
     resumed = evidence.scenario.resumes and not evidence.scenario.synchronous
     return 1 if late or resumed else step + 1
+
+
+def _raised(said: str) -> str:
+    """Returns the last line of the first traceback; a log's prefix may stand before each line."""
+    lines = said.partition("Traceback (")[2].splitlines()[1:]
+    texts = [line.partition(" | ")[2] or line for line in lines]
+    return next((text for text in texts if text and not text.startswith(" ")), "nothing")
 
 
 def _last_line(said: str) -> str:

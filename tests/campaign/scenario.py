@@ -132,6 +132,8 @@ def drawn(seed: int) -> Scenario:
     workers = 3 if mode == "backup" else draw.choice((2, 3))
     shards = 0 if mode == "ring" else draw.choice((1, 2))
     fault, place = draw.choice(faults(mode, wire))
+    moment = draw.choice(("between", "within", "flowing"))
+    paces = (0.04,) if place == "disk" else (0.02,) if moment == "flowing" else (0.0, 0.02)
     return Scenario(
         seed,
         mode,
@@ -141,9 +143,9 @@ def drawn(seed: int) -> Scenario:
         fault,
         place,
         victim=draw.randrange(shards if place == "shard" else workers),
-        moment=draw.choice(("between", "within", "flowing")),
+        moment=moment,
         step=draw.randrange(12, 25),
-        pace=draw.choice((0.0, 0.02)) if place != "disk" else 0.04,
+        pace=draw.choice(paces),
         replaced=draw.random() < 0.5,
         toward=draw.choice(("server", "worker")),
         smallest=draw.choice((1, 1000)) if place == "data" else draw.choice((1, 40)),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import hubring
-from tests.campaign.ledger import WIDTH
+from tests.campaign.ledger import ROWS
 from tests.support.scripts.spare import spare_compiler
 
 
@@ -30,14 +30,14 @@ class Model(nn.Module):
     def __init__(self, workers: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.ledger = nn.Parameter(torch.zeros(workers, WIDTH))
+        self.ledger = nn.Parameter(torch.zeros(ROWS, workers))
         self.network = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1))
 
     def loss(self, rank: int, step: int) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * step + rank)
         inputs = torch.randn(8, 16, generator=generator)
         error = self.network(inputs) - inputs.mean(1, keepdim=True)
-        return error.square().mean() - self.ledger[rank, step]
+        return error.square().mean() - self.ledger[step, rank]
 
 
 def optimizer_of(model: Model) -> torch.optim.Optimizer:
@@ -89,7 +89,7 @@ def look(ledger: Tensor, before: Tensor, step: int, seconds: float, trail: TextI
         "rank": hubring.rank(),
         "pid": os.getpid(),
         "seconds": seconds,
-        "seen": (ledger != 0).sum(1).tolist(),
+        "seen": (ledger != 0).sum(0).tolist(),
         "backward": int((ledger < before).sum()),
     }
     trail.write(json.dumps(line) + "\n")
