@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.campaign.fuzz.attack import Attack
 from tests.campaign.job import Job, send
 from tests.campaign.relay import Relay
 from tests.campaign.scenario import LEASE, STOPPED_SECONDS, Scenario
@@ -21,6 +22,8 @@ SIGNAL = {
     "terminate": signal.SIGTERM,
 }
 WORKER_FROZEN_SECONDS = 2 * LEASE
+ROUNDS = 5
+"""Rounds of garbage."""
 FULL_DISK_SECONDS = 5.0
 HEARTBEAT_SECONDS = 5.0
 """Longer than the pause between two heartbeats."""
@@ -62,6 +65,10 @@ class Fault:
         scenario = self._scenario
         if scenario.fault == "none":
             self._happened = True
+        elif scenario.fault == "garbage":
+            attack = Attack(self._job.ports(), self._draw)
+            attack.run(ROUNDS)
+            self._happened = attack.sent > 0
         elif scenario.fault == "cut":
             self._happened = sum(relay.cut() for relay in self._relays) > 0
         elif scenario.place in ("data", "control"):

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
+from tests.campaign.fuzz.ports import Ports, listening, ports
 from tests.campaign.relay import Relay
 from tests.campaign.scenario import LAST_HOLD, LEASE, STEPS, TIMEOUT, Scenario
 from tests.support.processes.cluster import Cluster, Program
@@ -45,7 +44,9 @@ class Job:
         self._cluster = cluster
         self._watch = watch
         self._relays: list[Relay] = []
-        flags = ["--workers", str(scenario.workers), "--once", "--no-page", "--lease", str(LEASE)]
+        flags = ["--workers", str(scenario.workers), "--once", "--lease", str(LEASE)]
+        if scenario.place != "ports":
+            flags.append("--no-page")
         if not scenario.ring:
             flags += ["--mode", scenario.mode, *CONSTANTS.get(scenario.mode, ())]
             flags += ["--shards", str(scenario.shards), "--slice-bytes", "4096"]
@@ -91,6 +92,11 @@ class Job:
         self.wait(registered, f"shard {number}")
         return found[number]
 
+    def ports(self) -> Ports:
+        """Returns where the programs of the job listen, once all shards have registered."""
+        shards = [self.shard(number) for number in range(self.scenario.shards)]
+        return ports(int(self.address.rpartition(":")[2]), self.server.process.pid, shards)
+
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = LIMIT) -> None:
         """Waits for a condition.
 
@@ -130,9 +136,17 @@ class Job:
 
     def settle(self) -> None:
         """Waits until each worker holds before the last steps, or has ended."""
-        self.within(
-            lambda: all(self.ended(name) or self.holds(name, LAST_HOLD) for name in self.workers), LIMIT
-        )
+        self.within(lambda: self.all_but_stuck(lambda name: self.holds(name, LAST_HOLD)), LIMIT)
+
+    def all_but_stuck(self, holds: Callable[[str], bool]) -> bool:
+        """Whether all workers that run hold.
+
+        With backup workers a round needs the gradients of all but one. So one of them, which is behind, can
+        wait for the others while they hold.
+        """
+        running = [name for name in self.workers if not self.ended(name)]
+        stuck = 1 if self.scenario.mode == "backup" and len(running) > 1 else 0
+        return sum(holds(name) for name in running) >= len(running) - stuck
 
     def finish(self, seconds: float = LIMIT) -> list[str]:
         """Waits for the end of all programs; kills the rest and returns their names."""
@@ -150,12 +164,6 @@ class Job:
     @property
     def forwarded(self) -> int:
         return sum(relay.forwarded for relay in self._relays)
-
-
-def listening(pid: int) -> list[int]:
-    """Returns the TCP ports on which a process listens."""
-    connections = psutil.Process(pid).net_connections("tcp")
-    return sorted({each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN})
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -100,16 +100,16 @@ def _wait_for_moment(job: Job) -> None:
     scenario = job.scenario
     names = list(job.workers)
     first = names[scenario.first_rank]
-    lockstep = scenario.mode in ("bsp", "ring")
-
-    def reached(rank: int, name: str) -> bool:
-        if rank in scenario.holders:
-            return job.holds(name, scenario.step)
-        return scenario.moment == "flowing" or not lockstep or job.progress(name) >= scenario.step
 
     def now() -> bool:
-        begun = bool(scenario.holders) or job.progress(first) >= scenario.step
-        return begun and all(reached(rank, name) for rank, name in enumerate(names))
+        match scenario.moment:
+            case "between":
+                return job.all_but_stuck(lambda name: job.holds(name, scenario.step))
+            case "within":
+                others = [name for name in names if name != first] if scenario.synchronous else []
+                in_it = all(job.progress(name) >= scenario.step for name in others)
+                return job.holds(first, scenario.step) and in_it
+        return job.progress(first) >= scenario.step
 
     job.wait(now, f"step {scenario.step}")
 

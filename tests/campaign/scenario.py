@@ -18,6 +18,8 @@ WIRES = ("shm", "zmq", "grpc")
 SIGNALS = ("kill", "stop", "freeze", "terminate")
 """A stop is shorter than the lease, a freeze is longer."""
 TAMPERINGS = ("cut", "delay", "drop", "duplicate", "truncate", "corrupt")
+GARBAGE_EVERY = 20
+"""One of so many seeds sends garbage to all ports."""
 DISK = ("full disk", "torn file", "flipped bit")
 
 STOPPED_SECONDS = {"stop": 1.0, "freeze": 7.0}
@@ -48,7 +50,7 @@ class Scenario:
         workers: The number of workers.
         shards: The number of shard processes; 0 in a ring.
         fault: What goes wrong; `none` for the undisturbed run.
-        place: Where: worker, member, shard, coordinator, data, control or disk.
+        place: Where: worker, member, shard, coordinator, data, control, ports or disk.
         victim: The rank of the worker, or the number of the shard.
         moment: `between`: all workers hold. `within`: the victim holds, the others are in the step.
             `flowing`: no worker holds.
@@ -107,7 +109,11 @@ class Scenario:
         return (self.holders or [0])[0]
 
     def __str__(self) -> str:
-        where = f"{self.place} {self.victim}" if self.place not in ("coordinator", "disk") else self.place
+        where = (
+            f"{self.place} {self.victim}"
+            if self.place not in ("coordinator", "ports", "disk")
+            else self.place
+        )
         size = f"{self.workers} workers" + (f", {self.shards} shards" if self.shards else "")
         return f"{self.mode} {self.wire}, {size}: {self.fault} at {where}, {self.moment} step {self.step}"
 
@@ -132,6 +138,8 @@ def drawn(seed: int) -> Scenario:
     workers = 3 if mode == "backup" else draw.choice((2, 3))
     shards = 0 if mode == "ring" else draw.choice((1, 2))
     fault, place = draw.choice(faults(mode, wire))
+    if seed % GARBAGE_EVERY == 0:
+        fault, place = "garbage", "ports"
     moment = draw.choice(("between", "within", "flowing"))
     paces = (0.04,) if place == "disk" else (0.02,) if moment == "flowing" else (0.0, 0.02)
     return Scenario(

@@ -23,6 +23,9 @@ import hubring
 from tests.campaign.ledger import ROWS
 from tests.support.scripts.spare import spare_compiler
 
+HOLD_SECONDS = 130.0
+"""Longer than any run."""
+
 
 class Model(nn.Module):
     """The ledger, and a network whose gradient depends on its parameters."""
@@ -78,7 +81,10 @@ def pairs(words: list[str]) -> Iterator[tuple[str, str]]:
 
 def hold(folder: Path, name: str, step: int) -> None:
     (folder / f"held-{step}-{name}").touch()
+    deadline = time.monotonic() + HOLD_SECONDS
     while not (folder / f"go-{step}").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no go-{step} after {HOLD_SECONDS:g} s: the campaign has ended")
         time.sleep(0.01)
 
 
