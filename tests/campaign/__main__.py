@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def main() -> None:
     if WITHIN not in os.environ:
         within_own_mounts()
     seeds = arguments.seeds or range(arguments.seed, arguments.seed + arguments.runs)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     take_in_orphans()
     with ForkServer() as fork_server:
         results = Runs(fork_server, KEPT).play(seeds, tell)
@@ -44,7 +47,10 @@ def within_own_mounts() -> None:
 
 def tell(result: Result) -> None:
     verdict = f"VIOLATES {', '.join(result.violations)}" if result.violations else "ok"
-    print(f"seed {result.scenario.seed:6}  {result.seconds:5.1f} s  {result.scenario}: {verdict}", flush=True)
+    print(f"seed {result.scenario.seed:6}  {result.seconds:5.1f} s  {result.scenario}: {verdict}")
+    for name, found in result.violations.items():
+        print(*(f"    {name}: {each}" for each in found), sep="\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tests.campaign.scenario import LAST_HOLD, Scenario
 from tests.campaign.states import checkpoint, finals, trails
 from tests.support.processes.cluster import Cluster
 from tests.support.processes.fork_server import ForkServer
-from tests.support.processes.process_tree import command, descendants, ends_by
+from tests.support.processes.process_tree import children, command, descendants, ends_by
 from tests.support.processes.stopwatch import Stopwatch
 
 SMALL_DISK = "2m"
@@ -175,6 +175,10 @@ def _end(cluster: Cluster, others: set[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         ends_by(pid, time.monotonic() + LEAVE_SECONDS)
+    for pid in children(os.getpid()):  # adopted orphans
+        if pid not in others:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 @contextlib.contextmanager

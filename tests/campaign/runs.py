@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from tests.campaign.evidence import State
@@ -31,11 +32,12 @@ class Runs:
         self._references: dict[tuple[str, int], State] = {}
 
     def play(self, seeds: Iterable[int], tell: Callable[[Result], None]) -> list[Result]:
-        """Plays each seed, and tells its result."""
-        results = []
-        for seed in seeds:
-            results.append(self._one(drawn(seed)))
-            tell(results[-1])
+        """Plays each seed, and tells its result. Ctrl-C ends the run in progress, which does not count."""
+        results: list[Result] = []
+        with suppress(KeyboardInterrupt):
+            for seed in seeds:
+                results.append(self._one(drawn(seed)))
+                tell(results[-1])
         return results
 
     def _one(self, scenario: Scenario) -> Result:
