@@ -49,20 +49,19 @@ def applied_wrongly(ledger: Tensor, steps: int, mean: bool) -> list[str]:
     return found
 
 
-def counted_wrongly(ledger: Tensor, steps: int, strict: int, needed: int, rounds: int) -> list[str]:
+def counted_wrongly(ledger: Tensor, steps: int, rounds: int) -> list[str]:
     """Returns what is wrong where a round applies the mean over the first gradients, of whatever step.
+
+    A round has fewer contributors once workers have left. The shares of each round add up to one.
 
     Args:
         ledger: Float tensor of shape [ROWS, workers].
         steps: Steps of the job.
-        strict: Steps in which all workers take part, from the first on.
-        needed: Contributors of a round while all workers take part.
         rounds: Rounds that the values include; -1 if unknown.
     """
     found = []
     for step, row in enumerate(pushes(ledger, steps)):
-        shares = {1 / needed} if step < strict else {1 / count for count in range(1, len(row) + 1)}
-        found += _other_than(row, step, shares)
+        found += _other_than(row, step, {1 / count for count in range(1, len(row) + 1)})
     total = ledger[:steps].sum().item()
     if rounds >= 0 and abs(total - rounds) > 100 * ROUNDING:
         found.append(f"the shares of all rounds add up to {total:g}, expected {rounds}")

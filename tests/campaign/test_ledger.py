@@ -74,17 +74,24 @@ def backed_up() -> Tensor:
 
 
 def test_rounds_of_backup_workers_add_up() -> None:
-    assert ledger.counted_wrongly(backed_up(), STEPS, STEPS, needed=2, rounds=STEPS) == []
+    assert ledger.counted_wrongly(backed_up(), STEPS, rounds=STEPS) == []
 
 
 def test_a_dropped_push_that_counts_is_found() -> None:
     values = backed_up()
     values[1, 2] = 0.5
-    (found,) = ledger.counted_wrongly(values, STEPS, STEPS, needed=2, rounds=STEPS)
+    (found,) = ledger.counted_wrongly(values, STEPS, rounds=STEPS)
     assert "add up to 5.5, expected 5" in found
 
 
 def test_a_push_that_counts_in_two_rounds_of_backup_workers_is_found() -> None:
     values = backed_up()
     values[1, 0] = 1.0
-    assert len(ledger.counted_wrongly(values, STEPS, STEPS, needed=2, rounds=-1)) == 1
+    (found,) = ledger.counted_wrongly(values, STEPS, rounds=STEPS)
+    assert "add up to 5.5, expected 5" in found
+
+
+def test_a_share_of_no_round_of_backup_workers_is_found() -> None:
+    values = backed_up()
+    values[1, 0] = 0.7
+    assert len(ledger.counted_wrongly(values, STEPS, rounds=-1)) == 1
