@@ -92,7 +92,8 @@ class Act:
 
     @property
     def workers(self) -> tuple[Ended, ...]:
-        return self.programs[1:]
+        """The workers, named `rank-RANK-ACT`, without processes that the job left."""
+        return tuple(program for program in self.programs if program.name.startswith("rank-"))
 
     def ended(self, name: str) -> Ended:
         return next(program for program in self.programs if program.name == name)

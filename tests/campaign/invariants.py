@@ -181,7 +181,7 @@ def i8_one_verdict(evidence: Evidence) -> list[str]:
         ]
         finished = act.summary.get("finished", [])
         for worker in act.workers:
-            rank = act.trails[worker.name].rank if worker.name in act.trails else None
+            rank = int(worker.name.split("-")[1])  # a replacement that comes late takes no step
             if worker.code == 0 and act.server.code != 0 and not act.server.victim:
                 found.append(f"{worker.name} exited with 0, the server with {act.server.code}")
             if worker.code == 0 and act.server.code == 0 and rank not in finished:
