@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # eight would wait for the disk.
 PARALLEL := --numprocesses $(shell cores=$$(nproc || echo 2); echo $$((cores + (cores + 1) / 2))) --maxprocesses 8
 
-.PHONY: demo test test-full test-all gpu lint bench docs clean
+.PHONY: demo test test-full test-all campaign gpu lint bench docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -24,6 +24,12 @@ test-full: $(VENV)/test.stamp
 
 test-all: test
 	@$(MAKE) test-full
+
+# Seeded faults in real jobs: tests/campaign/README.md. Exits with an error if a run violates an invariant.
+RUNS ?= 100
+SEED ?= 1
+campaign: $(VENV)/test.stamp
+	@$(BIN)/python -m tests.campaign --runs $(RUNS) --seed $(SEED)
 
 # All tests that need a GPU, in one table. The program exits with 1 if a part fails, and with 69 if torch finds no
 # CUDA device. make itself then exits with 2.

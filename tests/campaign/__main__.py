@@ -1,0 +1,57 @@
+"""Plays seeded faults: python -m tests.campaign --runs 500 --seed 1."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tests.campaign.runs import Runs
+from tests.campaign.table import Result, report
+from tests.support.processes.fork_server import ForkServer
+from tests.support.processes.orphans import take_in_orphans
+
+KEPT = Path("build/campaign")
+WITHIN = "HUBRING_CAMPAIGN_MOUNTS"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign")
+    parser.add_argument("--runs", type=int, default=100, help="number of runs")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first run")
+    parser.add_argument("--seeds", type=int, nargs="*", help="play these seeds instead")
+    arguments = parser.parse_args()
+    if WITHIN not in os.environ:
+        within_own_mounts()
+    seeds = arguments.seeds or range(arguments.seed, arguments.seed + arguments.runs)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    take_in_orphans()
+    with ForkServer() as fork_server:
+        results = Runs(fork_server, KEPT).play(seeds, tell)
+    text = report(results)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / "report.md").write_text(text + "\n")
+    print(f"\n{text}")
+    raise SystemExit(any(result.violations for result in results))
+
+
+def within_own_mounts() -> None:
+    """Starts this program again where it may mount a small disk, which ends with it."""
+    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    command = ["unshare", *as_root, "--mount", sys.executable, "-m", "tests.campaign", *sys.argv[1:]]
+    os.execvpe("unshare", command, {**os.environ, WITHIN: "1"})
+
+
+def tell(result: Result) -> None:
+    verdict = f"VIOLATES {', '.join(result.violations)}" if result.violations else "ok"
+    print(f"seed {result.scenario.seed:6}  {result.seconds:5.1f} s  {result.scenario}: {verdict}")
+    for name, found in result.violations.items():
+        print(*(f"    {name}: {each}" for each in found), sep="\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What one run left behind: all that the invariants look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from tests.campaign.resources import Held
+from tests.campaign.scenario import Scenario
+
+State = Mapping[str, Tensor]
+"""Parameters by name."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one program ended.
+
+    Attributes:
+        name: `server`, or the name of a worker.
+        code: The exit code, negative for a signal; None if it ran until the limit.
+        victim: Whether the fault was done to this program.
+        error: The error in its result.
+        said: Its standard error.
+        late: Whether it replaced a lost worker.
+    """
+
+    name: str
+    code: int | None
+    victim: bool = False
+    error: str = ""
+    said: str = ""
+    late: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself, and not well."""
+        return self.code is not None and self.code > 0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a worker saw after one step.
+
+    Attributes:
+        step: The step.
+        seconds: How long it took.
+        seen: By rank: slots of the ledger that are not zero.
+        backward: Slots that are lower than after the step before.
+    """
+
+    step: int
+    seconds: float
+    seen: tuple[int, ...]
+    backward: int = 0
+
+
+@dataclass(frozen=True)
+class Trail:
+    """The steps of one worker process."""
+
+    rank: int
+    looks: tuple[Look, ...]
+
+
+@dataclass(frozen=True)
+class Act:
+    """One job: from the start of the server to the end of all programs.
+
+    Attributes:
+        programs: How each program ended; the server first.
+        trails: The steps of each worker, by name.
+        states: The final parameters of each worker that finished, by name.
+        checkpoint: The parameters in the newest checkpoint; None without one.
+        checkpoint_step: The step of that checkpoint; -1 without one.
+        summary: The server's result.
+    """
+
+    programs: tuple[Ended, ...]
+    trails: Mapping[str, Trail] = field(default_factory=dict)
+    states: Mapping[str, State] = field(default_factory=dict)
+    checkpoint: State | None = None
+    checkpoint_step: int = -1
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def server(self) -> Ended:
+        return self.programs[0]
+
+    @property
+    def workers(self) -> tuple[Ended, ...]:
+        """The workers, named `rank-RANK-ACT`, without processes that the job left."""
+        return tuple(program for program in self.programs if program.name.startswith("rank-"))
+
+    def ended(self, name: str) -> Ended:
+        return next(program for program in self.programs if program.name == name)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All of one run.
+
+    Attributes:
+        scenario: What was to happen.
+        fired: Whether the fault happened.
+        forwarded: Bytes that passed the relays.
+        acts: The jobs: the one with the fault, then the one that resumes.
+        reference: The final parameters of the undisturbed run; None if the mode has no such run.
+        paused: Seconds for which processes were stopped.
+        before: Resources of the server, the shards and the workers before the fault.
+        after: The same after it, where the process still runs.
+        seconds: How long the run took.
+    """
+
+    scenario: Scenario
+    fired: bool
+    forwarded: int
+    acts: tuple[Act, ...]
+    reference: State | None = None
+    paused: float = 0.0
+    before: Mapping[str, Held] = field(default_factory=dict)
+    after: Mapping[str, Held] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def last(self) -> Act:
+        return self.acts[-1]

@@ -1,0 +1,1 @@
+"""Garbage for every port on which a job listens."""

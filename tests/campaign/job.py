@@ -1,0 +1,172 @@
+"""The programs of one job: a server with its shards, and the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tests.campaign.fuzz.ports import Ports, listening, ports
+from tests.campaign.relay import Relay
+from tests.campaign.scenario import LAST_HOLD, LEASE, STEPS, TIMEOUT, Scenario
+from tests.support.processes.cluster import Cluster, Program
+from tests.support.processes.stopwatch import Stopwatch
+
+SCRIPT = str(Path(__file__).with_name("script.py"))
+LOOK_SECONDS = 0.02
+LIMIT = 60.0
+"""Seconds of a run, by a stopwatch."""
+CONSTANTS = {"ssp": ("--staleness", "1"), "backup": ("--backup", "1")}
+SHARD = "hubring.ps.shard.process"
+
+
+class Job:
+    """One job.
+
+    Args:
+        cluster: Starts the programs.
+        scenario: Its mode, wire and sizes.
+        saved: The folder for checkpoints.
+        act: Distinguishes the names of its programs from those of another job.
+        watch: Counts the seconds of the whole run.
+    """
+
+    def __init__(self, cluster: Cluster, scenario: Scenario, saved: Path, act: int, watch: Stopwatch) -> None:
+        self.scenario = scenario
+        self.folder = cluster.folder
+        self.saved = saved
+        self.act = act
+        self.workers: dict[str, Program] = {}
+        self.late: set[str] = set()
+        self._cluster = cluster
+        self._watch = watch
+        self._relays: list[Relay] = []
+        flags = ["--workers", str(scenario.workers), "--once", "--lease", str(LEASE)]
+        if scenario.place != "ports":
+            flags.append("--no-page")
+        if not scenario.ring:
+            flags += ["--mode", scenario.mode, *CONSTANTS.get(scenario.mode, ())]
+            flags += ["--shards", str(scenario.shards), "--slice-bytes", "4096"]
+            flags += ["--checkpoint-dir", str(saved), "--checkpoint-every", "0.2"]
+        self.server, self.address = cluster.server(*flags, name=f"server-{act}")
+
+    def start(self, rank: int, *holds: str, address: str = "", late: bool = False) -> None:
+        """Starts a worker; `holds` are arguments of the script."""
+        name = f"rank-{rank}-{self.act}" + ("-again" if late else "")
+        flags = ["--rank", str(rank), "--timeout", str(TIMEOUT)]
+        if self.scenario.ring:
+            flags += ["--topology", "ring", "--checkpoint-dir", str(self.saved), "--checkpoint-every", "0.2"]
+        else:
+            flags += ["--transport", self.scenario.wire]
+        script = [str(self.folder), name, str(self.scenario.workers), str(STEPS), str(self.scenario.pace)]
+        self.workers[name] = self._cluster.worker(
+            address or self.address, *flags, SCRIPT, *script, *holds, name=name
+        )
+        if late:
+            self.late.add(name)
+
+    def relays(self) -> dict[str, list[Relay]]:
+        """Starts relays in front of the server and the shards for one worker; returns them by place.
+
+        The first relay of `control` is the address for the worker.
+        """
+        shards = [self.shard(number) for number in range(self.scenario.shards)]
+        data = {port: Relay(port) for pid in shards for port in listening(pid)}
+        replaced = {port: relay.port for port, relay in data.items()}
+        control = Relay(int(self.address.rpartition(":")[2]), replaced)
+        self._relays += [*data.values(), control]
+        return {"data": [*data.values()], "control": [control]}
+
+    def shard(self, number: int) -> int:
+        """Returns the process id of a shard, once it has registered."""
+        found: dict[int, int] = {}
+
+        def registered() -> bool:
+            rows = self._cluster.status(self.address)["shards"]
+            found.update({row["shard"]: row["pid"] for row in rows})
+            return number in found
+
+        self.wait(registered, f"shard {number}")
+        return found[number]
+
+    def ports(self) -> Ports:
+        """Returns where the programs of the job listen, once all shards have registered."""
+        shards = [self.shard(number) for number in range(self.scenario.shards)]
+        return ports(int(self.address.rpartition(":")[2]), self.server.process.pid, shards)
+
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float = LIMIT) -> None:
+        """Waits for a condition.
+
+        Raises:
+            TimeoutError: It is still false after so many seconds, or after LIMIT seconds of the run.
+        """
+        if not self.within(condition, seconds):
+            raise TimeoutError(f"no {what} within {seconds:g} s")
+
+    def within(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Waits for a condition, at most so many seconds and until the run's limit; returns it."""
+        began = looked = time.monotonic()
+        while not condition():
+            now = time.monotonic()
+            if now - looked > 0.5:
+                if self._watch.seconds > LIMIT or now - began > 2 * seconds:
+                    return False
+                looked = now
+            if now - began > seconds and seconds < LIMIT:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
+
+    def ended(self, name: str) -> bool:
+        return self.workers[name].process.poll() is not None
+
+    def progress(self, name: str) -> int:
+        """Returns the number of steps of a worker."""
+        trail = self.folder / f"{name}.trail"
+        return trail.read_bytes().count(b"\n") if trail.exists() else 0
+
+    def holds(self, name: str, step: int) -> bool:
+        return (self.folder / f"held-{step}-{name}").exists()
+
+    def go(self, step: int) -> None:
+        (self.folder / f"go-{step}").touch()
+
+    def settle(self) -> None:
+        """Waits until each worker holds before the last steps, or has ended."""
+        self.within(lambda: self.all_but_stuck(lambda name: self.holds(name, LAST_HOLD)), LIMIT)
+
+    def all_but_stuck(self, holds: Callable[[str], bool]) -> bool:
+        """Whether all workers that run hold.
+
+        With backup workers a round needs the gradients of all but one. So one of them, which is behind, can
+        wait for the others while they hold.
+        """
+        running = [name for name in self.workers if not self.ended(name)]
+        stuck = 1 if self.scenario.mode == "backup" and len(running) > 1 else 0
+        return sum(holds(name) for name in running) >= len(running) - stuck
+
+    def finish(self, seconds: float = LIMIT) -> list[str]:
+        """Waits for the end of all programs; kills the rest and returns their names."""
+        programs = [self.server, *self.workers.values()]
+        self.within(lambda: all(program.process.poll() is not None for program in programs), seconds)
+        left = [program for program in programs if program.process.poll() is None]
+        for program in left:
+            program.process.send_signal(signal.SIGCONT)
+            program.process.kill()
+            program.process.wait()
+        for relay in self._relays:
+            relay.close()
+        return [program.name for program in left]
+
+    @property
+    def forwarded(self) -> int:
+        return sum(relay.forwarded for relay in self._relays)
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Sends a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,191 @@
+"""Plays one scenario with real processes, and collects the evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.campaign.evidence import Act, Ended, Evidence, State
+from tests.campaign.faults import Fault
+from tests.campaign.job import SHARD, Job
+from tests.campaign.resources import Held, held
+from tests.campaign.scenario import LAST_HOLD, Scenario
+from tests.campaign.states import checkpoint, finals, trails
+from tests.support.processes.cluster import Cluster
+from tests.support.processes.fork_server import ForkServer
+from tests.support.processes.process_tree import children, command, descendants, ends_by
+from tests.support.processes.stopwatch import Stopwatch
+
+SMALL_DISK = "2m"
+LEAVE_SECONDS = 10.0
+"""Seconds in which the shards of a server that was killed must end."""
+
+
+def play(
+    scenario: Scenario, folder: Path, fork_server: ForkServer, reference: State | None = None
+) -> Evidence:
+    """Plays a scenario; no process outlives it.
+
+    Args:
+        scenario: What happens.
+        folder: For the output of all programs.
+        fork_server: Starts them.
+        reference: The parameters of the undisturbed run.
+    """
+    before = descendants()
+    cluster = Cluster(folder, fork_server)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_end, cluster, before)
+        saved = folder / "saved"
+        saved.mkdir()
+        if scenario.fault == "full disk":
+            stack.enter_context(_small_disk(saved))
+        return _play(cluster, scenario, saved, reference, before)
+
+
+def _play(
+    cluster: Cluster, scenario: Scenario, saved: Path, reference: State | None, others: set[int]
+) -> Evidence:
+    watch = Stopwatch()
+    job = Job(cluster, scenario, saved, 1, watch)
+    wired = scenario.place in ("data", "control")
+    relays = job.relays() if wired else {}
+    through = f"127.0.0.1:{relays['control'][0].port}" if wired else ""
+    holds = [",".join(map(str, range(scenario.workers))), str(LAST_HOLD)]
+    if scenario.holders:
+        holds = [",".join(map(str, scenario.holders)), str(scenario.step), *holds]
+    for rank in range(scenario.workers):
+        job.start(rank, *holds, address=through if rank == scenario.victim else "")
+    fault = Fault(scenario, job, relays)
+    _wait_for_moment(job)
+    fault.prepare()
+    before = _measured(job)
+    fault.happen()
+    job.go(scenario.step)
+    fault.pass_by()
+    _replace(job, holds)
+    job.settle()
+    after = _measured(job)
+    fault.end()
+    job.go(LAST_HOLD)
+    left = job.finish()
+    fault.damage()
+    acts = [_act(job, left)]
+    if scenario.resumes and any(worker.process.returncode for worker in job.workers.values()):
+        again = Job(cluster, scenario, saved, 2, watch)
+        for rank in range(scenario.workers):
+            again.start(rank)
+        acts.append(_act(again, again.finish()))
+    acts[-1] = _with_leftovers(acts[-1], others)
+    return Evidence(
+        scenario,
+        fault.fired,
+        job.forwarded,
+        tuple(acts),
+        reference,
+        fault.paused,
+        before,
+        after,
+        watch.seconds,
+    )
+
+
+def _wait_for_moment(job: Job) -> None:
+    """Waits for the scenario's step: the holders hold, and the others are in it where they can be."""
+    scenario = job.scenario
+    names = list(job.workers)
+    first = names[scenario.first_rank]
+
+    def now() -> bool:
+        match scenario.moment:
+            case "between":
+                return job.all_but_stuck(lambda name: job.holds(name, scenario.step))
+            case "within":
+                others = [name for name in names if name != first] if scenario.synchronous else []
+                in_it = all(job.progress(name) >= scenario.step for name in others)
+                return job.holds(first, scenario.step) and in_it
+        return job.progress(first) >= scenario.step
+
+    job.wait(now, f"step {scenario.step}")
+
+
+def _replace(job: Job, holds: list[str]) -> None:
+    """Starts another worker for the lost one, once it is lost."""
+    scenario = job.scenario
+    if not (scenario.loses_a_worker and scenario.replaced):
+        return
+    victim = f"rank-{scenario.victim}-1"
+    others = [program for name, program in job.workers.items() if name != victim]
+    words = "the job continues with"
+    job.within(
+        lambda: job.ended(victim) and any(words in program.said() for program in others),
+        10.0 if scenario.fault != "terminate" else 1.0,
+    )
+    job.start(scenario.victim, *holds, late=True)
+
+
+def _measured(job: Job) -> dict[str, Held]:
+    """Returns what each running process holds, with the shards as `shard PID`."""
+    pids = {program.name: program.process.pid for program in (job.server, *job.workers.values())}
+    pids |= {f"shard {pid}": pid for pid in job.server.children(SHARD)}
+    found = {name: held(pid) for name, pid in pids.items()}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _act(job: Job, left: list[str]) -> Act:
+    scenario = job.scenario
+    names = list(job.workers)
+    disturbed = job.act == 1
+    on_worker = disturbed and scenario.place in ("worker", "member")
+    on_server = disturbed and (
+        scenario.place == "coordinator" or scenario.fault in ("torn file", "flipped bit")
+    )
+    victims = {f"rank-{scenario.victim}-1"} if on_worker else {job.server.name} if on_server else set()
+    programs = []
+    for program in (job.server, *job.workers.values()):
+        lines = program.out.read_text().splitlines()
+        error = program.result().get("error", "") if lines else ""
+        code = None if program.name in left else program.process.returncode
+        victim, late = program.name in victims, program.name in job.late
+        programs.append(Ended(program.name, code, victim, error, program.said(), late))
+    state, step = (None, -1) if scenario.ring else checkpoint(job.saved)
+    summary = job.server.result() if job.server.out.read_text() else {}
+    return Act(tuple(programs), trails(job.folder, names), finals(job.folder, names), state, step, summary)
+
+
+def _with_leftovers(act: Act, others: set[int]) -> Act:
+    """Adds processes that outlive the job, as programs that still ran at the end."""
+    deadline = time.monotonic() + LEAVE_SECONDS
+    left = [pid for pid in descendants() - others if not ends_by(pid, deadline)]
+    extra = tuple(Ended(f"process {pid} ({command(pid)[:60]})", None) for pid in left)
+    return Act(
+        (*act.programs, *extra), act.trails, act.states, act.checkpoint, act.checkpoint_step, act.summary
+    )
+
+
+def _end(cluster: Cluster, others: set[int]) -> None:
+    with (cluster.folder / "log").open("w") as log, contextlib.redirect_stdout(log):
+        cluster.end()
+    for pid in descendants() - others:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        ends_by(pid, time.monotonic() + LEAVE_SECONDS)
+    for pid in children(os.getpid()):  # adopted orphans
+        if pid not in others:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Iterator[None]:
+    """Mounts a small disk on a folder; the campaign runs in a mount namespace of its own."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "small", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -1,0 +1,182 @@
+"""What one seed chooses: the job, the fault, its victim and its moment."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+STEPS = 40
+"""Steps of each job."""
+LAST_HOLD = 32
+"""Before this step all workers wait until the fault has fired and the processes were measured."""
+LEASE = 2.0
+TIMEOUT = 10.0
+"""Seconds of `--timeout`: how long a worker may wait for an exchange."""
+
+MODES = ("bsp", "ssp", "asp", "backup", "ring")
+WIRES = ("shm", "zmq", "grpc")
+SIGNALS = ("kill", "stop", "freeze", "terminate")
+"""A stop is shorter than the lease, a freeze is longer."""
+TAMPERINGS = ("cut", "delay", "drop", "duplicate", "truncate", "corrupt")
+GARBAGE_EVERY = 20
+"""One of so many seeds sends garbage to all ports."""
+DISK = ("full disk", "torn file", "flipped bit")
+
+STOPPED_SECONDS = {"stop": 1.0, "freeze": 7.0}
+"""A freeze also exceeds the 4 s that a worker waits for a server that it cannot reach."""
+UNTIL_RESUMED = {
+    ("kill", "shard"),
+    ("freeze", "shard"),
+    ("kill", "coordinator"),
+    ("freeze", "coordinator"),
+    ("terminate", "coordinator"),
+    ("kill", "member"),
+    ("freeze", "member"),
+    ("terminate", "member"),
+    ("torn file", "disk"),
+    ("flipped bit", "disk"),
+}
+"""These end the job; a second job resumes from the checkpoints of the first."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run.
+
+    Attributes:
+        seed: Chooses everything else.
+        mode: A mode of the hub, or `ring`.
+        wire: The transport between workers and shards; `gloo` in a ring.
+        workers: The number of workers.
+        shards: The number of shard processes; 0 in a ring.
+        fault: What goes wrong; `none` for the undisturbed run.
+        place: Where: worker, member, shard, coordinator, data, control, ports or disk.
+        victim: The rank of the worker, or the number of the shard.
+        moment: `between`: all workers hold. `within`: the victim holds, the others are in the step.
+            `flowing`: no worker holds.
+        step: The step of that moment.
+        pace: Seconds that each worker sleeps in a step.
+        replaced: Whether a lost worker is replaced.
+        toward: The end of a connection that receives the changed chunk: `server` or `worker`.
+        smallest: Bytes of the smallest chunk that is changed.
+        seconds: How long a delay takes.
+    """
+
+    seed: int
+    mode: str
+    wire: str
+    workers: int
+    shards: int
+    fault: str
+    place: str
+    victim: int
+    moment: str
+    step: int
+    pace: float
+    replaced: bool
+    toward: str
+    smallest: int
+    seconds: float
+
+    @property
+    def ring(self) -> bool:
+        return self.mode == "ring"
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the final parameters do not depend on the order of messages."""
+        return self.mode in ("bsp", "ring")
+
+    @property
+    def resumes(self) -> bool:
+        return (self.fault, self.place) in UNTIL_RESUMED
+
+    @property
+    def loses_a_worker(self) -> bool:
+        """Whether one worker ends early and the others continue."""
+        return self.place == "worker" and self.fault in ("kill", "freeze", "terminate")
+
+    @property
+    def holders(self) -> list[int]:
+        """The ranks that hold at `step`."""
+        everyone = list(range(self.workers))
+        holder = self.victim if self.place in ("worker", "member", "data", "control") else 0
+        return {"between": everyone, "within": [holder], "flowing": []}[self.moment]
+
+    @property
+    def first_rank(self) -> int:
+        """The rank whose progress decides when the fault fires."""
+        return (self.holders or [0])[0]
+
+    def __str__(self) -> str:
+        where = (
+            f"{self.place} {self.victim}"
+            if self.place not in ("coordinator", "ports", "disk")
+            else self.place
+        )
+        size = f"{self.workers} workers" + (f", {self.shards} shards" if self.shards else "")
+        return f"{self.mode} {self.wire}, {size}: {self.fault} at {where}, {self.moment} step {self.step}"
+
+
+def faults(mode: str, wire: str) -> list[tuple[str, str]]:
+    """Returns the faults that a job of this kind can have, each with its place."""
+    processes = ("member", "coordinator") if mode == "ring" else ("worker", "shard", "coordinator")
+    found = [(fault, place) for place in processes for fault in SIGNALS]
+    found += [(fault, "control") for fault in TAMPERINGS]
+    if wire in ("zmq", "grpc"):
+        found += [(fault, "data") for fault in TAMPERINGS]
+    if mode != "ring":
+        found += [(fault, "disk") for fault in DISK]
+    return found
+
+
+def drawn(seed: int) -> Scenario:
+    """Returns the scenario of a seed."""
+    draw = random.Random(seed)
+    mode = draw.choice(MODES)
+    wire = "gloo" if mode == "ring" else draw.choice(WIRES)
+    workers = 3 if mode == "backup" else draw.choice((2, 3))
+    shards = 0 if mode == "ring" else draw.choice((1, 2))
+    fault, place = draw.choice(faults(mode, wire))
+    if seed % GARBAGE_EVERY == 0:
+        fault, place = "garbage", "ports"
+    moment = draw.choice(("between", "within", "flowing"))
+    paces = (0.04,) if place == "disk" else (0.02,) if moment == "flowing" else (0.0, 0.02)
+    return Scenario(
+        seed,
+        mode,
+        wire,
+        workers,
+        shards,
+        fault,
+        place,
+        victim=draw.randrange(shards if place == "shard" else workers),
+        moment=moment,
+        step=draw.randrange(12, 25),
+        pace=draw.choice(paces),
+        replaced=draw.random() < 0.5,
+        toward=draw.choice(("server", "worker")),
+        smallest=draw.choice((1, 1000)) if place == "data" else draw.choice((1, 40)),
+        seconds=draw.choice((0.05, 0.5, 1.5)),
+    )
+
+
+def undisturbed(like: Scenario) -> Scenario:
+    """Returns the run without a fault whose result a synchronous scenario must have."""
+    return Scenario(
+        -1,
+        like.mode,
+        "gloo" if like.ring else "shm",
+        like.workers,
+        0 if like.ring else 1,
+        "none",
+        "disk",
+        0,
+        "flowing",
+        12,
+        0.0,
+        False,
+        "server",
+        1,
+        0.0,
+    )

@@ -1,0 +1,103 @@
+"""Each invariant holds for a good run, and is violated by a planted fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.campaign.evidence import Act, Evidence, State
+from tests.campaign.invariants import violations
+from tests.campaign.planted import HELD, evidence, state, with_act, with_look, with_program
+
+GOOD = "rank 1 was killed; restart the worker with --rank 1"
+
+
+def changed(row: int, rank: int, value: float, mode: str = "bsp") -> State:
+    found = {name: tensor.clone() for name, tensor in state(mode).items()}
+    found["ledger"][row, rank] = value
+    return found
+
+
+def network(value: float) -> Mapping[str, State]:
+    return {"rank-0-1": {**state(), "network.0.weight": torch.full((4,), value)}}
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+def test_a_good_run_violates_nothing(mode: str) -> None:
+    assert violations(evidence(mode)) == {}
+
+
+def lost_push() -> Evidence:
+    return with_act(evidence("asp"), checkpoint=changed(3, 1, 0.0, "asp"))
+
+
+def doubled_push() -> Evidence:
+    return with_act(evidence("asp"), checkpoint=changed(3, 1, 2.0, "asp"))
+
+
+def failed(error: str, code: int = 69, said: str = "") -> Evidence:
+    """Rank 1 was killed, and rank 0 fails with an error."""
+    given = with_program(evidence("bsp", "kill", "worker"), 2, code=-9, victim=True)
+    given = with_program(given, 0, code=1, error=GOOD)
+    return with_program(given, 1, code=code, error=error, said=said)
+
+
+def grown(**more: int) -> Evidence:
+    return replace(evidence(), after={"server-1": replace(HELD, **more)})
+
+
+PLANTED = {
+    "a fault that did not fire": ("valid", replace(evidence(), fired=False)),
+    "a run without steps": ("valid", with_act(evidence(), trails={})),
+    "no bytes through the relays": ("valid", replace(evidence(), forwarded=10)),
+    "a cut that ends a worker": ("goes on", with_program(evidence(), 1, code=69, error=GOOD)),
+    "a lost push": ("I1", lost_push()),
+    "a push that counts twice": ("I2", doubled_push()),
+    "a share that is too large": ("I2", with_act(evidence(), checkpoint=changed(3, 1, 1.0))),
+    "a bit that flipped on the wire": ("I2", with_act(evidence(), checkpoint=changed(99, 1, 1e-40))),
+    "other bytes in a worker": ("I3", with_act(evidence(), states=network(1.0000001))),
+    "other bytes in the checkpoint": ("I3", with_act(evidence(), checkpoint=network(2.0)["rank-0-1"])),
+    "a step beyond its deadline": ("I4", with_look(evidence(), seconds=11.5)),
+    "a program that never ends": ("I4", with_program(evidence(), 1, code=None)),
+    "an error without a peer": ("I5", failed("the connection was lost; restart the job")),
+    "an error without a fix": ("I5", failed("rank 1 was killed")),
+    "a traceback": ("I5", failed(GOOD, said="vm | Traceback (most recent call last):\nvm |   x\nvm | E: y")),
+    "descriptors that stay open": ("I6", grown(descriptors=40)),
+    "threads that stay": ("I6", grown(threads=20)),
+    "memory that stays": ("I6", grown(memory=2**28)),
+    "a read that goes backward": ("I7", with_look(evidence(), backward=1)),
+    "a push that its sender does not see": ("I7", with_look(evidence(), seen=(3, 40))),
+    "a worker that finishes a failed job": ("I8", with_program(evidence(), 0, code=69, error=GOOD)),
+    "a worker that the server lost": ("I8", with_act(evidence(), summary={"finished": [1]})),
+    "an end without a checkpoint": ("I8", with_act(evidence(), checkpoint=None, checkpoint_step=-1)),
+    "an end with an old checkpoint": ("I8", with_act(evidence(), checkpoint_step=32)),
+    "an unknown exit code": ("I8", failed(GOOD, code=3)),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_violation_is_found(name: str) -> None:
+    invariant, given = PLANTED[name]
+    assert invariant in violations(given)
+
+
+def test_an_error_with_peer_cause_and_fix_is_no_violation() -> None:
+    assert "I5" not in violations(failed(GOOD))
+
+
+def test_a_lost_worker_may_fail_and_the_others_may_not() -> None:
+    given = with_program(evidence("asp", "freeze", "worker"), 2, code=75, victim=True)
+    assert "goes on" not in violations(given)
+    assert "goes on" in violations(with_program(given, 1, code=69, error=GOOD))
+
+
+def test_a_resumed_job_counts_instead_of_the_one_that_ended() -> None:
+    given = evidence("bsp", "kill", "shard")
+    ended: Act = with_program(with_program(given, 0, code=69, error=GOOD), 1, code=69, error=GOOD).last
+    ended = replace(ended, programs=(*ended.programs[:2], replace(ended.programs[2], code=69, error=GOOD)))
+    both = replace(given, acts=(replace(ended, states={}, checkpoint=None), *given.acts))
+    assert violations(both) == {}
+    assert "goes on" in violations(replace(both, acts=both.acts[:1]))
