@@ -65,7 +65,7 @@ def header(draw: random.Random) -> bytes:
         shape=[draw.choice((-1, 0, 3, 1 << 62)) for _ in range(draw.randrange(4))],
         codec=draw.choice(("", "int8", "topk:0.01", "nothing")),
         rank=draw.randrange(4),
-        incarnation=STRANGER + draw.getrandbits(16),
+        incarnation=(STRANGER + draw.getrandbits(16)).to_bytes(24),
     )
     body = draw.choice((message.init, message.push, message.pull, message.contribute))
     body.SetInParent()
