@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hubring.ps.config.address import address as split
 from hubring.ps.core.errors import ConfigError
@@ -64,8 +64,15 @@ def find(address: str, role: Role, file: Path | None, seconds: float) -> Access:
             f"the tokens in {file or 'the runtime directory'} are for {', '.join(tokens)}; this program needs"
             f" one for {role}: ps-server token show --role {role}"
         )
-    if not token.digest or not listens:
+    if not token.digest:
+        if not is_this_host(split(address)[0]):
+            raise ConfigError(
+                f"the token in {file} is for a server that only its own host reaches, but {address} is on"
+                " another host: copy the token file of the server there"
+            )
         return Access(token.secret)
+    if not listens:
+        return NO_ACCESS
     return Access(token.secret, fetch(address, token.digest, max(LOOK_SECONDS, deadline - time.monotonic())))
 
 
@@ -84,9 +91,27 @@ def _read(file: Path, deadline: float) -> Tokens:
 
 
 def _of_this_user(address: str) -> Tokens:
-    _, port = split(address)
+    host, port = split(address)
     file = files.runtime_file(port)
-    return files.read(file) if file.exists() else {}
+    return files.read(file) if is_this_host(host) and file.exists() else {}
+
+
+def is_this_host(host: str) -> bool:
+    """Whether an address is one of this host's: a secret of a server here must not be sent elsewhere."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_can_listen(family, place) for family, _, _, _, place in found)
+
+
+def _can_listen(family: int, place: tuple[Any, ...]) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        try:
+            trial.bind(place)
+        except OSError:
+            return False
+    return True
 
 
 def _await_listener(address: str, deadline: float) -> bool:

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.security import token_file
-from hubring.ps.security.access import Access, find
+from hubring.ps.security.access import NO_ACCESS, Access, find, is_this_host
 from hubring.ps.security.certificate import Identity, digest_of, fetch, make, peek
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import draw
@@ -84,3 +84,21 @@ def test_a_file_without_the_role_names_the_roles_that_it_has(tmp_path: Path) -> 
     token_file.write_tokens(file, {Role.READER: draw()[Role.READER]})
     with serving(None) as address, pytest.raises(ConfigError, match="are for reader; this program needs"):
         find(address, Role.WORKER, file, SECONDS)
+
+
+def test_a_secret_of_a_server_here_is_not_sent_to_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    elsewhere = "192.0.2.99:5555"  # TEST-NET-1 (RFC 5737)
+    assert is_this_host("127.0.0.1")
+    assert is_this_host("localhost")
+    assert not is_this_host("192.0.2.99")
+    assert not is_this_host("no.such.host.invalid")
+    tokens = draw()
+    token_file.write_tokens(token_file.runtime_file(5555), tokens)
+    assert find(elsewhere, Role.WORKER, None, 0.0) == NO_ACCESS
+    token_file.write_tokens(tmp_path / "tokens", tokens)
+    with pytest.raises(ConfigError, match="is for a server that only its own host reaches"):
+        find(elsewhere, Role.WORKER, tmp_path / "tokens", 0.0)
