@@ -15,11 +15,14 @@ import struct
 
 from xxhash import xxh3_64_intdigest
 
-from hubring.ps.transport.base import Message
+from hubring.ps.transport.base import MAX_HEADER, Message
 
 _FIELD = struct.Struct("<HQ")
 """A fixed64 field: its tag of two bytes, and its value."""
 _PAYLOAD_TAG, _HEADER_TAG = 0x01F1, 0x01F9  # fields 30 and 31, as protobuf writes them
+
+MAX_SEALED = MAX_HEADER + 2 * _FIELD.size
+"""Maximum bytes of a sealed header."""
 
 
 class DamagedHeader(ValueError):

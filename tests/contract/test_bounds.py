@@ -14,7 +14,8 @@ import zmq
 from hubring.protos import data_pb2 as pb
 from hubring.protos.data_pb2_grpc import DataStub
 from hubring.ps.core.rejections import Rejections
-from hubring.ps.transport.base import MAX_HEADER, Transport
+from hubring.ps.transport.base import Message, Transport
+from hubring.ps.transport.checksum import MAX_SEALED, sealed
 from hubring.ps.transport.grpc import open_streams
 from hubring.ps.transport.grpc.frame import MAX_FRAME
 from hubring.ps.transport.grpc.listener import (
@@ -41,7 +42,7 @@ def still_serves(transport: Transport, address: str) -> bool:
         pytest.param(
             pb.Frame(header=pb.Header(request=1), payload=bytes(MAX_FRAME)), "a frame of", id="frame"
         ),
-        pytest.param(pb.Frame(header=pb.Header(codec="x" * MAX_HEADER)), "a header of", id="header"),
+        pytest.param(pb.Frame(header=pb.Header(codec="x" * MAX_SEALED)), "a header of", id="header"),
     ],
 )
 def test_grpc_refuses_a_frame_that_is_too_large(frame: pb.Frame, says: str) -> None:
@@ -113,8 +114,8 @@ def test_idle_streams_leave_threads_for_control(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        pytest.param([bytes(MAX_HEADER + 1)], "header", id="header"),
-        pytest.param([bytes(MAX_HEADER + 1), b"payload"], "header", id="header of two"),
+        pytest.param([bytes(MAX_SEALED + 1)], "header", id="header"),
+        pytest.param([bytes(MAX_SEALED + 1), b"payload"], "header", id="header of two"),
         pytest.param([b"part"] * 1000, "parts", id="parts"),
     ],
 )
@@ -125,8 +126,9 @@ def test_zmq_drops_a_message_that_is_too_large(parts: list[bytes], reason: str) 
         dealer.linger = 0
         dealer.connect(server.address)
         dealer.send_multipart(parts)
-        dealer.send_multipart([b"header", b"payload"])
+        proper = [sealed(Message(b"header", memoryview(b"payload"))), b"payload"]
+        dealer.send_multipart(proper)
         assert dealer.poll(int(1000 * PATIENCE))
-        assert dealer.recv_multipart() == [b"header", b"payload"]
+        assert dealer.recv_multipart() == proper
         assert rejections.counts() == {reason: 1}
         assert still_serves(transport, server.address)

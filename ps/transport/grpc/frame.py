@@ -12,14 +12,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from hubring.protos import data_pb2 as pb
-from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
-from hubring.ps.transport.checksum import opened, sealed, verify_header
+from hubring.ps.transport.base import MAX_PAYLOAD, Message
+from hubring.ps.transport.checksum import MAX_SEALED, opened, sealed, verify_header
 from hubring.ps.transport.memory import copy, land
 
 CHUNK_BYTES = 1 << 20
 """Maximum payload bytes of one frame."""
 
-MAX_FRAME = CHUNK_BYTES + MAX_HEADER + 16
+MAX_FRAME = CHUNK_BYTES + MAX_SEALED + 16
 """Maximum bytes of one frame: a header, a chunk and the tags and lengths of both."""
 
 _HEADER_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12"
@@ -114,8 +114,8 @@ def read_header(header: bytes) -> tuple[int, int]:
     Raises:
         MalformedFrame: The header does not parse, or the header or its payload is too large.
     """
-    if len(header) > MAX_HEADER:
-        raise MalformedFrame(f"a header of {len(header)} bytes; the maximum is {MAX_HEADER}")
+    if len(header) > MAX_SEALED:
+        raise MalformedFrame(f"a header of {len(header)} bytes; the maximum is {MAX_SEALED}")
     try:
         parsed = pb.Header.FromString(header)
     except DecodeError as error:

@@ -10,9 +10,9 @@ import zmq
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import Lock
-from hubring.ps.transport.base import MAX_HEADER, Envelope, Message, ReturnPath
+from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.transport.checksum import MAX_SEALED, DamagedHeader
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
@@ -93,9 +93,9 @@ class ZmqListener:
             if len(frames) > 2:
                 text = "dropped a ZeroMQ message of more than 2 parts; expected a header and a payload"
                 self._rejections.add("parts", log, text)
-            elif len(frames[0]) > MAX_HEADER:
+            elif len(frames[0]) > MAX_SEALED:
                 text = f"dropped a ZeroMQ message with a header of {len(frames[0])} bytes; the maximum is"
-                self._rejections.add("header", log, f"{text} {MAX_HEADER}")
+                self._rejections.add("header", log, f"{text} {MAX_SEALED}")
             elif len(frames) == 1 and not frames[0]:
                 self._add_reply_route(sender.bytes)
             else:

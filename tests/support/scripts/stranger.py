@@ -24,6 +24,7 @@ from hubring.protos.control_pb2_grpc import ControlStub, ShardControlStub
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.security.access import Access
 from hubring.ps.transport.base import Message
+from hubring.ps.transport.checksum import sealed
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import to_frames
 
@@ -92,7 +93,7 @@ def by_zmq(port: int) -> str:
         dealer.linger = 0
         dealer.connect(f"tcp://127.0.0.1:{port}")
         for guess in GUESSES:
-            dealer.send(pull(guess))
+            dealer.send(sealed(Message(pull(guess), None)))
         bodies = set()
         for _ in GUESSES:
             if not dealer.poll(int(1000 * SECONDS)):
