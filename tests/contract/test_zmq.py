@@ -140,13 +140,12 @@ def test_zmq_passes_on_messages_of_the_wrong_form_as_damaged() -> None:
     ):
         dealer.linger = 0
         dealer.connect(server.address)
-        for parts in ([b"a", b"b", b"c", b"d"], [b"header", b"payload"], [sealed(request(7)), b"payload"]):
+        for parts in ([b"header", b"payload"], [sealed(request(7)), b"payload"]):
             dealer.send_multipart(parts)
             assert dealer.poll(int(1000 * PATIENCE))
             assert dealer.recv_multipart() == [sealed(request(7))]
-    assert "a message has 4 parts" in damage[0]
-    assert "a header of 6 bytes does not match its checksum; it came from 127.0.0.1" in damage[1]
-    assert "a payload of 7 bytes does not match its checksum" in damage[2]
+    assert "a header of 6 bytes does not match its checksum; it came from 127.0.0.1" in damage[0]
+    assert "a payload of 7 bytes does not match its checksum" in damage[1]
 
 
 def hold(listening: threading.Event, answer: Answer) -> Answer:
