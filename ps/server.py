@@ -133,7 +133,7 @@ class Server:
 
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
         keyring = self._keyring
-        guards = [] if keyring is None else [AsyncGuard(keyring.guard)]
+        guards = [] if keyring is None else [AsyncGuard(keyring.guard, coordinator.counters.rejections)]
         server = grpc.aio.server(interceptors=guards, options=_GRPC)
         add_ControlServicer_to_server(Control(coordinator, keyring), server)
         self._health.add_to(server)

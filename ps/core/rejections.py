@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Literal
 
 Reason = Literal[
+    "token",
     "world size",
     "text",
     "board",

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.policy import POLICIES, Role
 
 log = logging.getLogger(__name__)
@@ -22,13 +23,9 @@ class Guard:
 
     Args:
         secrets: The secret of each role that this server knows.
-
-    Attributes:
-        refused: Number of refused calls.
     """
 
     def __init__(self, secrets: Mapping[Role, str]) -> None:
-        self.refused = 0
         self._secrets = dict(secrets)
         self._former: list[Mapping[Role, str]] = []
 
@@ -49,7 +46,6 @@ class Guard:
         known = [self._secrets, *(self._former if policy.member else ())]
         if any(self._fits(secret, each, policy.roles) for each in known):
             return ""
-        self.refused += 1
         if not secret:
             return "the call has no token"
         if any(self._fits(secret, each, frozenset(Role)) for each in [self._secrets]):
@@ -67,17 +63,18 @@ class Guard:
 
 
 class ThreadGuard(grpc.ServerInterceptor):
-    """Guards a server with threads."""
+    """Guards a server with threads; counts and logs refused calls."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, rejections: Rejections) -> None:
         self._guard = guard
+        self._rejections = rejections
 
     def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:
         objection = self._guard.objection(call.method, call.invocation_metadata)
         handler = continuation(call)
         if not objection or handler is None:
             return handler
-        log.warning("refused a call of %s: %s", call.method, objection)
+        self._rejections.add("token", log, f"refused a call of {call.method}: {objection}")
 
         def refuse(_: Any, context: grpc.ServicerContext) -> Any:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
@@ -86,17 +83,18 @@ class ThreadGuard(grpc.ServerInterceptor):
 
 
 class AsyncGuard(grpc.aio.ServerInterceptor):
-    """Guards a server of an event loop."""
+    """Guards a server of an event loop; counts and logs refused calls."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, rejections: Rejections) -> None:
         self._guard = guard
+        self._rejections = rejections
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         objection = self._guard.objection(call.method, call.invocation_metadata)
         handler = await continuation(call)
         if not objection or handler is None:
             return handler
-        log.warning("refused a call of %s: %s", call.method, objection)
+        self._rejections.add("token", log, f"refused a call of {call.method}: {objection}")
 
         async def refuse(_: Any, context: Any) -> Any:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)

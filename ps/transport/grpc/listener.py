@@ -89,7 +89,7 @@ class GrpcListener:
         self._rejections = rejections
         self._streams = OpenStreams(rejections)
         self._threads = ThreadPoolExecutor(MAX_STREAMS + CONTROL_THREADS, thread_name_prefix="grpc")
-        guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard)]
+        guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard, rejections)]
         self._server = grpc.server(self._threads, interceptors=guards, options=_SERVER)
         exchange: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._exchange)
         self._server.add_generic_rpc_handlers(
