@@ -196,7 +196,7 @@ METRICS = (
     Metric("ps_jobs_total", "counter", ("result",), "jobs", _total("jobs"),
            "Jobs that ended, by result: finished, preempted or failed."),
     Metric("ps_refused_total", "counter", ("reason",), "requests", _total("refused"),
-           "What the server refused because it exceeds a bound, by reason, for example `world size`."),
+           "What the server refused, by reason: no `token`, or beyond a bound, such as `world size`."),
     Metric("ps_steps_total", "counter", (), "steps", _steps,
            "Steps that all workers have completed, including steps before the checkpoint that the job"
            " resumed from. Omitted before the first step."),
@@ -255,7 +255,7 @@ METRICS = (
     Metric("ps_shard_damaged_total", "counter", ("shard",), "messages", _shards("damaged"),
            "Messages that did not match their checksum. They were sent again."),
     Metric("ps_shard_refused_total", "counter", ("shard", "reason"), "requests", _refused,
-           "What the shard refused because it exceeds a bound, by reason, for example `streams`."),
+           "What the shard refused, by reason: no `token`, or beyond a bound, such as `streams`."),
     Metric("ps_shard_received_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_in"),
            "Payload that workers sent to the shard, without headers."),
     Metric("ps_shard_sent_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_out"),
