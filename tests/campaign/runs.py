@@ -54,7 +54,7 @@ class Runs:
             if found:
                 target = self._kept / f"seed-{scenario.seed}"
                 shutil.rmtree(target, ignore_errors=True)
-                shutil.copytree(folder, target, ignore=shutil.ignore_patterns("saved", "*.pt"))
+                shutil.copytree(folder, target, ignore=shutil.ignore_patterns("saved", "*.safetensors"))
         return Result(scenario, found, watch.seconds)
 
     def _reference(self, scenario: Scenario) -> State | None:

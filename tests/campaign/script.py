@@ -3,7 +3,7 @@
     script.py FOLDER NAME WORKERS STEPS PACE [HOLDERS AT]...
 
 HOLDERS are ranks with commas between them. Before step AT they write `held-AT-NAME` to FOLDER, and wait until
-`go-AT` is there. Each step adds a line to `NAME.trail`; at the end the parameters go to `NAME.pt`.
+`go-AT` is there. Each step adds a line to `NAME.trail`; at the end the parameters go to `NAME.safetensors`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import hubring
@@ -72,7 +73,7 @@ def main() -> None:
             optimizer.step()
             before = look(model.ledger.detach(), before, step, time.monotonic() - began, trail)
             hubring.report(loss=loss.item())
-    torch.save(model.state_dict(), Path(folder, f"{name}.pt"))
+    save_file(model.state_dict(), Path(folder, f"{name}.safetensors"))
 
 
 def pairs(words: list[str]) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hubring.ps.checkpoint import checkpoint_folder, shard_file
@@ -17,8 +18,8 @@ from tests.campaign.tampering import flipped
 
 def finals(folder: Path, names: list[str]) -> dict[str, State]:
     """Returns the final parameters of the workers that finished."""
-    files = {name: folder / f"{name}.pt" for name in names}
-    return {name: torch.load(file) for name, file in files.items() if file.exists()}
+    files = {name: folder / f"{name}.safetensors" for name in names}
+    return {name: load_file(file) for name, file in files.items() if file.exists()}
 
 
 def trails(folder: Path, names: list[str]) -> dict[str, Trail]:
