@@ -135,4 +135,11 @@ def _message(frames: list[zmq.Frame]) -> Message:
     try:
         return message_of(frames)
     except DamagedHeader as error:
-        return Message(b"", damage=f"{error}; it came from {frames[0].get('Peer-Address')}")
+        return Message(b"", damage=f"{error}; it came from {_peer(frames[0])}")
+
+
+def _peer(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:  # ZeroMQ does not know it for every message of a peer that has gone
+        return "an unknown address"
