@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from hubring.ps.security.token_file import runtime_file
 from tests.campaign.fuzz.ports import Ports, listening, ports
 from tests.campaign.relay import Relay
 from tests.campaign.scenario import LAST_HOLD, LEASE, STEPS, TIMEOUT, Scenario
@@ -21,6 +22,11 @@ LIMIT = 60.0
 """Seconds of a run, by a stopwatch."""
 CONSTANTS = {"ssp": ("--staleness", "1"), "backup": ("--backup", "1")}
 SHARD = "hubring.ps.shard.process"
+
+
+def port_of(address: str) -> int:
+    """Returns the port of `HOST:PORT`."""
+    return int(address.rpartition(":")[2])
 
 
 class Job:
@@ -57,6 +63,7 @@ class Job:
         """Starts a worker; `holds` are arguments of the script."""
         name = f"rank-{rank}-{self.act}" + ("-again" if late else "")
         flags = ["--rank", str(rank), "--timeout", str(TIMEOUT)]
+        flags += ["--token-file", str(runtime_file(port_of(self.address)))]  # a relay has another port
         if self.scenario.ring:
             flags += ["--topology", "ring", "--checkpoint-dir", str(self.saved), "--checkpoint-every", "0.2"]
         else:
@@ -76,7 +83,7 @@ class Job:
         shards = [self.shard(number) for number in range(self.scenario.shards)]
         data = {port: Relay(port) for pid in shards for port in listening(pid)}
         replaced = {port: relay.port for port, relay in data.items()}
-        control = Relay(int(self.address.rpartition(":")[2]), replaced)
+        control = Relay(port_of(self.address), replaced)
         self._relays += [*data.values(), control]
         return {"data": [*data.values()], "control": [control]}
 
