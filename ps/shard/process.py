@@ -36,7 +36,7 @@ from hubring.ps.security.door import lock as make_lock
 from hubring.ps.shard import gpu
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.spawn import VARIABLE, Settings
+from hubring.ps.shard.spawn import IGNORED, VARIABLE, Settings
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.channel import open_channel
@@ -226,11 +226,9 @@ def _watch_parent(parent: int, orphaned: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    # A terminal or a scheduler signals the whole group. The coordinator drains the job first, and then
-    # requests the exit of its shards.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     try:
         main()
     except HubringError as error:

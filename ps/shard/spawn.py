@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from subprocess import PIPE
 
 import msgspec
@@ -48,7 +49,17 @@ VARIABLE = "HUBRING_SHARD"
 """Holds the settings: other users can read a process's command line, but not its environment."""
 
 
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""A terminal or a scheduler signals the whole group. The coordinator drains the job first, and then requests
+the exit of its shards."""
+
+
 def start(name: str, settings: Settings) -> Child:
     """Starts a shard process. It exits when its standard input receives a byte or is closed."""
     variables = {**environment(), VARIABLE: msgspec.json.encode(settings).decode()}
-    return Child(name, module_command("hubring.ps.shard.process"), stdin=PIPE, environment=variables)
+    # The child inherits the mask, so a signal waits until the child ignores it: it imports torch for seconds.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        return Child(name, module_command("hubring.ps.shard.process"), stdin=PIPE, environment=variables)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

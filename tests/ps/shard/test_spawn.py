@@ -1,0 +1,22 @@
+"""A shard process from its first moment."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from hubring.ps.shard.spawn import IGNORED, Settings, start
+
+LIMIT = 60.0
+
+
+@pytest.mark.slow
+def test_a_shard_that_still_starts_ignores_what_its_group_is_sent() -> None:
+    shard = start("a shard process", Settings("127.0.0.1:1"))
+    for number in IGNORED:
+        shard.signal(number)
+    shard.ask_to_stop()
+    assert shard.wait(LIMIT)
+    assert shard.code == 0
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(IGNORED)
