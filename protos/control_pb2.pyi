@@ -1236,6 +1236,7 @@ class SaveReply(_message.Message):
     TOO_LATE_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    SLOWEST_FIELD_NUMBER: _builtins.int
     file: _builtins.str
     sha256: _builtins.str
     bytes: _builtins.int
@@ -1244,6 +1245,8 @@ class SaveReply(_message.Message):
     newest: _builtins.int
     """highest version of any key"""
     refused: _builtins.str
+    slowest: _builtins.int
+    """lowest clock of any rank on any key"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1256,10 +1259,11 @@ class SaveReply(_message.Message):
         too_late: _builtins.bool = ...,
         newest: _builtins.int = ...,
         refused: _builtins.str = ...,
+        slowest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "file", b"file", "keys", b"keys", "newest", b"newest", "refused", b"refused", "sha256", b"sha256", "too_late", b"too_late"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "file", b"file", "keys", b"keys", "newest", b"newest", "refused", b"refused", "sha256", b"sha256", "slowest", b"slowest", "too_late", b"too_late"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -90,6 +90,16 @@ class KVClient:
         """The number of steps that this sender completed on every key that it has read."""
         return min(self._clocks.values(), default=0)
 
+    def resume(self) -> int:
+        """Continues at the step that this sender completed on every key; returns that step.
+
+        The keys of a resumed asynchronous job can be some steps apart. A shard ignores the pushes that its
+        checkpoint has.
+        """
+        step = self.completed
+        self._clocks = dict.fromkeys(self._clocks, step)
+        return step
+
     def wait_connected(self, timeout: float) -> None:
         """Returns once every shard is connected.
 

@@ -219,7 +219,6 @@ class AgreedModel:
             lockstep=self._consistency.lockstep,
             together=self._consistency.lockstep and not self._consistency.backup,
             running=not job.over,
-            step=job.step,
             joined=self._joined,
         )
 

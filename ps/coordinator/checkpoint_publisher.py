@@ -38,8 +38,6 @@ class Held:
     """Whether every step is a round of every key. With backup workers, keys can close different rounds."""
     running: bool
     """Whether workers push during the save."""
-    step: int
-    """The checkpoint's step, if versions are not steps."""
     joined: tuple[int, ...] = ()
     """Numbers of buckets that joined together, in order."""
 
@@ -74,7 +72,8 @@ class CheckpointWriter:
         In a running lockstep job, the checkpoint has a version that no key has passed
         yet. Each shard clones a key when the key reaches that version, so no worker
         waits. A stopped or asynchronous job is saved in its current state. With backup
-        workers, its step is then that of the slowest key.
+        workers, its step is then that of the slowest key. In asynchronous modes, it is the
+        lowest clock of any worker on any key.
 
         Returns:
             The checkpoint's folder and its step.
@@ -107,7 +106,7 @@ class CheckpointWriter:
 
     async def _write(self, folder: Path, held: Held) -> tuple[int, tuple[FileEntry, ...]]:
         """Lets every shard write its file; returns the step and the files."""
-        step, version = held.step, -1
+        step, version = 0, -1
         if held.lockstep:
             holding = {piece.shard for piece in held.plan.slices}  # the other shards have no step
             stats = [each for each in await self._fleet.stats() if each.shard in holding]
@@ -129,6 +128,8 @@ class CheckpointWriter:
         for reply in replies:
             if reply.refused:
                 raise ConfigError(reply.refused)
+        if not held.lockstep:
+            step = min((reply.slowest for reply in replies if reply.keys), default=0)
         return step, tuple(
             FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
         )

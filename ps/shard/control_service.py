@@ -136,7 +136,11 @@ class ShardControl(ShardControlServicer):
         except HubringError as error:
             return pb.SaveReply(refused=f"shard {self._index}: {error}")
         return pb.SaveReply(
-            file=path.name, sha256=written.sha256, bytes=written.bytes, keys=sorted(snapshot.keys())
+            file=path.name,
+            sha256=written.sha256,
+            bytes=written.bytes,
+            keys=sorted(snapshot.keys()),
+            slowest=min((clock for state in snapshot.values() for clock in state.clocks.values()), default=0),
         )
 
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.ShardStats:

@@ -42,12 +42,14 @@ class Contribution(NamedTuple):
 class Reader(NamedTuple):
     """A worker that waits for values.
 
-    `staleness` and `absent` are those of the push that the values answer. With `shown`, the worker sent its
+    `clock` is that of the next push. `staleness` and `absent` are those of the push that the values answer;
+    the values of a pull answer none, and `clock` is then None. With `shown`, the worker sent its
     gradient as a location in GPU memory, and gets the location of the values.
     """
 
     sender: Sender
     tickets: list[Ticket]
+    clock: int | None = None
     staleness: int = 0
     shown: bool = False
     absent: tuple[int, ...] = ()
@@ -55,7 +57,8 @@ class Reader(NamedTuple):
     @classmethod
     def after(cls, push: Push, tickets: list[Ticket], settled: Settled) -> Reader:
         """Returns the sender of a push that is over."""
-        return cls(push.sender, tickets, settled.staleness, is_placed(push.gradient), settled.absent)
+        shown = is_placed(push.gradient)
+        return cls(push.sender, tickets, push.clock + 1, settled.staleness, shown, settled.absent)
 
 
 class Settled(NamedTuple):

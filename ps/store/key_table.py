@@ -78,16 +78,24 @@ class KeyTable(dict[int, Entry]):
             entry.version = max(entry.version, version)
 
     def start_clocks(
-        self, joined: Iterable[Sender], ledger: Ledger, *, lockstep: bool, late: bool = False
+        self,
+        joined: Iterable[Sender],
+        ledger: Ledger,
+        *,
+        lockstep: bool,
+        late: bool = False,
+        first: int | None = None,
     ) -> None:
-        """Starts senders at the open round of each key, or without rounds at the slowest clock.
+        """Starts senders at the open round of each key, or without rounds at their rank's clock.
 
-        `late` senders join workers that stay.
+        A rank without a clock starts at `first` (None: the slowest clock). `late` senders join workers that
+        stay.
         """
         for key, entry in self.items():
-            slowest = min(ledger.clocks(key).values(), default=0)
+            clocks = ledger.clocks(key)
+            start = min(clocks.values(), default=0) if first is None else first
             for sender in joined:
-                ledger.advance(sender, key, entry.version if lockstep else slowest)
+                ledger.advance(sender, key, entry.version if lockstep else clocks.get(sender.rank, start))
                 entry.read[sender.rank] = entry.version
                 if late:
                     entry.late.add(sender.rank)

@@ -37,11 +37,21 @@ class Ledger:
     def __init__(self) -> None:
         self._incarnations: dict[int, int] = {}
         self._clocks: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self._left: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._open: set[tuple[int, int]] = set()
 
     def clocks(self, key: int) -> Mapping[int, int]:
         """Returns the next expected clock of each rank."""
         return self._clocks[key]
+
+    def saved(self, key: int) -> dict[int, int]:
+        """Returns the clocks for a checkpoint: those of the live ranks, and of ranks that left.
+
+        A rank that left resumes where it left, or with the slowest live rank if that is further.
+        """
+        clocks = self._clocks[key]
+        slowest = min(clocks.values(), default=0)
+        return {rank: max(clock, slowest) for rank, clock in self._left[key].items()} | clocks
 
     def classify(self, sender: Sender, key: int, clock: int) -> Standing:
         """Returns the state of a push; changes nothing."""
@@ -77,14 +87,16 @@ class Ledger:
         self._clocks[key][sender.rank] = clock
 
     def retain(self, ranks: Collection[int]) -> None:
-        """Drops the clocks and pushes in progress of all other ranks; their fences stay."""
+        """Drops the clocks and pushes in progress of all other ranks; `saved` still has their clocks."""
         self._open = {(rank, key) for rank, key in self._open if rank in ranks}
         for key, clocks in self._clocks.items():
+            self._left[key].update(clocks)
             self._clocks[key] = {rank: clock for rank, clock in clocks.items() if rank in ranks}
 
     def restore(self, key: int, clocks: Mapping[int, int]) -> None:
-        """Restores the value of `clocks(key)` from a checkpoint."""
+        """Restores the value of `saved(key)` from a checkpoint."""
         self._clocks[key] = dict(clocks)
+        self._left[key].clear()
 
     def _fence_before(self, sender: Sender) -> None:
         """Fences the lower incarnations of a rank and drops their pushes in progress."""

@@ -34,16 +34,18 @@ class Reading:
 
     def reply(self, entry: Entry, reader: Reader) -> list[Delivery]:
         """Answers all tries of one reader with the values as they are."""
-        rank = reader.sender.rank
+        rank, clock = reader.sender.rank, reader.clock
         contributes = rank in entry.contributions
         if self._consistency.lockstep and not contributes:
             # Rounds may have closed without this worker, so it continues with the open round.
             self._ledger.advance(reader.sender, entry.key, entry.version)
+        if self._consistency.lockstep or clock is None:
+            clock = self._ledger.expected(reader.sender, entry.key)
         entry.read[rank] = entry.version
         values = Values(
             key=entry.key,
             values=entry.answer_for(reader, self._memory),
-            clock=self._ledger.expected(reader.sender, entry.key),
+            clock=clock,
             version=entry.version,
             staleness=reader.staleness,
             drain=entry.version >= entry.drain_from,

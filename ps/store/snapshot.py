@@ -57,7 +57,7 @@ class Capture:
         due = entry.key in self._missing and self._version in (None, entry.version)
         if due and entry.initialised:
             state = entry.export()
-            state.clocks = dict(ledger.clocks(entry.key))
+            state.clocks = ledger.saved(entry.key)
             self.caught[entry.key] = state
             self._missing.remove(entry.key)
 

@@ -42,7 +42,6 @@ from hubring.ps.core.types import BucketSpec, Sender, Slice, View
 from hubring.ps.store import refusals, script_writes
 from hubring.ps.store.collective_rounds import RoundBook
 from hubring.ps.store.consistency import Consistency
-from hubring.ps.store.gpu_tensor import is_placed
 from hubring.ps.store.key_state import Contribution, Entry, Reader, Settled
 from hubring.ps.store.key_table import KeyTable
 from hubring.ps.store.live_workers import LiveWorkers
@@ -141,13 +140,16 @@ class KVStore:
         )
 
     def restore(self, snapshot: Snapshot, step: int | None = None) -> None:
-        """Restores a checkpoint, also with keys of other shards; in lockstep modes, at `step` if given.
+        """Restores a checkpoint, also with keys of other shards.
+
+        In lockstep modes all keys start at `step`, if given. In the other modes each rank continues its own
+        clocks, and a rank that the checkpoint does not know starts at `step`.
 
         Raises:
             CheckpointCorrupt: A key of this shard is missing, or has another size.
         """
         self._entries.restore(snapshot, self._ledger, step if self._consistency.lockstep else None)
-        self._start_clocks(self._workers.senders())
+        self._start_clocks(self._workers.senders(), step)
 
     def on_view(self, view: View) -> list[Delivery]:
         """Applies a view; ignores a view with an older epoch than the last."""
@@ -316,11 +318,12 @@ class KVStore:
     def _on_completed(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
         """Answers a retry together with the first try."""
         rank = push.sender.rank
-        settled = entry.settled.get(rank)
-        if settled is None or settled.clock != push.clock:
-            # A late message from an old connection. Its sender has made progress since, so answer
-            # it separately from the request that the sender waits for now.
-            return self._reading.reply(entry, Reader(push.sender, [ticket], shown=is_placed(push.gradient)))
+        expected = self._ledger.expected(push.sender, entry.key)
+        settled = entry.settled.get(rank, Settled(expected - 1))  # none after a restore
+        if settled.clock != push.clock:
+            # A late message from an old connection, or of a resumed worker whose push the checkpoint has.
+            # Answer it separately from the request that the sender waits for now.
+            return self._reading.reply(entry, Reader.after(push, [ticket], Settled(push.clock)))
         reader = entry.readers.get(rank)
         tickets = [*reader.tickets, ticket] if reader else [ticket]
         entry.readers[rank] = Reader.after(push, tickets, settled)
@@ -368,16 +371,16 @@ class KVStore:
 
     # Members.
 
-    def _start_clocks(self, joined: Sequence[Sender]) -> None:
+    def _start_clocks(self, joined: Sequence[Sender], first: int | None = None) -> None:
         """Starts joiners at the open round, or without rounds at the slowest live worker's clock.
 
-        If no earlier worker is live, as after a restore, the clocks of the last workers count instead.
+        If no earlier worker is live, as after a restore, each continues the clocks of its rank instead.
         """
         stayed = self._workers.live.keys() - {sender.rank for sender in joined}
         if stayed:
             self._ledger.retain(stayed)
         lockstep = self._consistency.lockstep
-        self._entries.start_clocks(joined, self._ledger, lockstep=lockstep, late=bool(stayed))
+        self._entries.start_clocks(joined, self._ledger, lockstep=lockstep, late=bool(stayed), first=first)
         if self._workers.live:
             self._ledger.retain(self._workers.live)
 

@@ -113,6 +113,7 @@ class PSCommunicator(Communicator):
         self._check_attachable(buckets)
         if self._exchange.slices and self.steps_on == "worker":
             return self._attach_rounds(buckets)
+        extends = bool(self._exchange.slices)
         specs = self._specs(buckets)
         assigned = self._agree(specs)
         for spec in specs:
@@ -125,8 +126,12 @@ class PSCommunicator(Communicator):
             self._learn_clocks(buckets)
             self._broadcast_parameters(buckets)
         self._place(buckets)
-        # Of a running job the coordinator only knows the step of the last heartbeats.
-        return Start(max(assigned.step, self._client.completed) if self.late else assigned.step)
+        if extends or (self.lockstep and not self.late):
+            return Start(assigned.step)
+        # Of a running job the coordinator only knows the step of the last heartbeats. In asynchronous modes a
+        # resumed worker continues at a step of its own.
+        completed = self._client.completed if self.late else self._client.resume()
+        return Start(max(assigned.step, completed))
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         """As `Communicator.push_pull`; `bucket.absent` are the parameters without a gradient on this rank.

@@ -268,7 +268,6 @@ def test_a_checkpoint_has_the_buckets_that_all_shards_saved() -> None:
         lockstep=True,
         together=True,
         running=True,
-        step=3,
         joined=(1, 1),
     )
     assert held.saved({0, 1, 2}) == held

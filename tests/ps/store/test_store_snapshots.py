@@ -98,7 +98,52 @@ def test_an_asynchronous_snapshot_is_of_now_and_later_pushes_do_not_change_it() 
     restored.restore(snapshot)
     restored.on_view(view(1, sender(0, life=3), sender(1, life=3)))
     pulled = [values_of(restored.handle(Pull(sender(rank, life=3), 0), rank)[0].reply) for rank in range(2)]
-    assert [(values.clock, values.version) for values in pulled] == [(1, 3), (1, 3)]
+    assert [(values.clock, values.version) for values in pulled] == [(2, 3), (1, 3)]
+
+
+def test_an_asynchronous_store_ignores_pushes_that_its_checkpoint_has() -> None:
+    store = hub(ASP(), 2, keys=2)
+    for rank, key, clock in ((0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0)):
+        store.handle(push(rank, clock, key=key), "a")
+    assert store.capture_at(None)
+    snapshot = store.captured()
+    assert snapshot is not None
+    assert [state.clocks for state in snapshot.values()] == [{0: 2, 1: 1}, {0: 1, 1: 0}]
+
+    restored = hub(ASP(), 2, keys=2, initialise=False)
+    restored.restore(snapshot, 0)
+    for rank, first in ((0, 1), (1, 0)):  # the steps that each rank completed on both keys
+        for key in range(2):
+            for clock in range(first, 3):
+                (delivery,) = restored.handle(push(rank, clock, key=key), clock)
+                assert values_of(delivery.reply).clock == clock + 1
+    for key in range(2):
+        assert torch.equal(parameters(restored, key=key), torch.full((4,), 6.0))  # 3 pushes of each rank
+
+
+def test_a_rank_that_left_resumes_where_it_left() -> None:
+    store = hub(ASP(), 3)
+    for rank, clock in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2)):
+        store.handle(push(rank, clock), "a")
+    store.on_view(view(5, sender(0)))
+    assert store.capture_at(None)
+    snapshot = store.captured()
+    assert snapshot is not None
+    # Rank 2 did not push, and does not hold up the others.
+    assert snapshot[0].clocks == {0: 2, 1: 3, 2: 2}
+
+
+def test_a_rank_that_the_checkpoint_does_not_know_starts_at_its_step() -> None:
+    store = hub(ASP(), 1)
+    store.handle(push(0, 0), "a")
+    store.handle(push(0, 1), "b")
+    assert store.capture_at(None)
+    snapshot = store.captured()
+    assert snapshot is not None
+    restored = hub(ASP(), 2, initialise=False)
+    restored.restore(snapshot, 1)
+    pulled = [values_of(restored.handle(Pull(sender(rank), 0), rank)[0].reply) for rank in range(2)]
+    assert [values.clock for values in pulled] == [2, 1]
 
 
 def test_a_key_without_values_is_caught_when_it_gets_them() -> None:
