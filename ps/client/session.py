@@ -208,7 +208,7 @@ class Session:
             beat = self._beat()
             try:
                 with silence.pauses.within(silence.timeout):
-                    reply = self._stub.Heartbeat(beat, timeout=silence.timeout)
+                    reply: Any = self._stub.Heartbeat(beat, timeout=silence.timeout)
             except grpc.RpcError as error:
                 lost = silence.meaning(error)
                 if lost is not None and not self._left.is_set():
@@ -216,6 +216,9 @@ class Session:
                     return
             else:
                 silence.end()
+                if reply is None:  # damaged on the wire: gRPC reports success without a message
+                    log.warning("a reply of the server at %s was damaged; asking again", self.address)
+                    continue
                 if beat.stopping:
                     self._stop_heard.set()
                 if (reply.fenced and self._left.is_set()) or not self._handle(reply):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
+
+from hubring.protos import control_pb2 as pb
 from hubring.ps.client.session import Session
 from hubring.ps.core.errors import HubringError, JobFailed
+from hubring.ps.core.waiting import Waiting
 
 
 class Interrupted(list[Callable[[HubringError], None]]):
@@ -33,3 +37,32 @@ def test_a_callback_that_is_added_while_the_job_fails_is_called_once() -> None:
     session.on_failure(told.append)
     callbacks.failing.join()
     assert [str(error) for error in told] == ["a shard is lost"]
+
+
+class Replies:
+    """A stub and an open call: the first reply lost its message, the second ends the job."""
+
+    def __init__(self) -> None:
+        self._replies = [None, pb.HeartbeatReply(failed="shard 0 is lost", exit_code=69)]
+
+    def Heartbeat(self, request: pb.HeartbeatRequest, timeout: float) -> pb.HeartbeatReply | None:  # noqa: N802
+        return self._replies.pop(0)
+
+    def keep(self) -> None:
+        """Does nothing."""
+
+
+def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Session.__new__(Session)
+    session.address, session._lease, session.failure = "host:1", 2.0, None
+    session._left, session._explained = threading.Event(), threading.Event()
+    session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
+    session.stop_after, session.draining = 0, False
+    session._stub = session._presence = Replies()  # type: ignore[assignment]
+    monkeypatch.setattr(session, "_leaves", lambda silence, interval: False)
+    monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
+    session._keep_alive()
+    assert str(session.failure) == "shard 0 is lost"
+    assert "a reply of the server at host:1 was damaged; asking again" in caplog.text
