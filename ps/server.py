@@ -55,7 +55,7 @@ _GRPC = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_allowed_incoming_connections", 4 * MAX_WORLD_SIZE),
-    ("grpc.max_concurrent_streams", 64),
+    ("grpc.max_concurrent_streams", 256),
 )
 """Bounds of the control server. Each worker and each shard has one connection; command lines come and go."""
 
