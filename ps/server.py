@@ -32,7 +32,7 @@ from hubring.ps.observe.health import CONTROL, HubHealth
 from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, first_ended
-from hubring.ps.security.access import NO_ACCESS, Access, find
+from hubring.ps.security.access import CONNECT_SECONDS, NO_ACCESS, Access, find
 from hubring.ps.security.guard import AsyncGuard
 from hubring.ps.security.keyring import Keyring
 from hubring.ps.security.policy import Role
@@ -49,8 +49,6 @@ HELD_UP_SECONDS = 0.5
 
 Their holders may have sent heartbeats in time that this process did not read.
 """
-CONNECT_SECONDS = 10.0
-"""How long `--join` waits for the coordinator and for its token file."""
 _GRPC = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 4 << 20),

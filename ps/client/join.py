@@ -24,15 +24,13 @@ from hubring.ps.core.errors import (
     ServerUnreachable,
 )
 from hubring.ps.process.child import Child
-from hubring.ps.security.access import Access, no_entry
+from hubring.ps.security.access import CONNECT_SECONDS, Access, no_entry
 from hubring.ps.shard.colocated import place
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.transport.port_probe import probe
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 10.0
-"""Seconds for which a worker retries: launchers start server and workers at the same time."""
 BUSY_SECONDS = 90.0
 """Seconds for which a server that is reachable may not answer."""
 

@@ -31,11 +31,6 @@ def spare_forks() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-def quiet_grpc() -> None:
-    """Keeps gRPC from logging each failed TLS handshake, which any stranger can cause. Call it as above."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
 def rest_threads() -> None:
     """Lets torch's threads sleep between loops, unless the environment sets OMP_WAIT_POLICY.
 

@@ -17,6 +17,9 @@ from hubring.ps.security.token import Tokens, choose
 
 log = logging.getLogger(__name__)
 
+CONNECT_SECONDS = 10.0
+"""Seconds for which a program looks for its server: launchers start server, shards and workers together."""
+
 LOOK_SECONDS = 0.1
 """Seconds between two looks, and for one look at a server that is expected to run."""
 

@@ -48,9 +48,10 @@ class Guard:
             return ""
         if not secret:
             return "the call has no token"
-        if any(self._fits(secret, each, frozenset(Role)) for each in [self._secrets]):
+        every = frozenset(Role)
+        if self._fits(secret, self._secrets, every):
             return "the token is for another role"
-        if any(self._fits(secret, each, frozenset(Role)) for each in self._former):
+        if any(self._fits(secret, each, every) for each in self._former):
             return "the token has expired, because the server's tokens were rotated"
         return "the token is not this server's"
 

@@ -40,7 +40,7 @@ class Keyring:
             self.identity = self._read_identity(file) if encrypts or pinned else None
         else:
             self.identity = certificate.make() if encrypts else None
-            self.tokens = draw(self.identity.digest if self.identity else "")
+            self.tokens = self._draw()
         self.guard = Guard(_secrets(self.tokens))
         self.path: Path | None = None
 
@@ -60,7 +60,7 @@ class Keyring:
     def rotate(self) -> None:
         """Replaces the tokens; who has joined stays. Raises as `publish`."""
         assert self.path is not None
-        self.tokens = draw(self.identity.digest if self.identity else "")
+        self.tokens = self._draw()
         self.guard.rotate(_secrets(self.tokens))
         files.write_tokens(self.path, self.tokens)
 
@@ -70,6 +70,9 @@ class Keyring:
             with contextlib.suppress(OSError, ConfigError):
                 if files.read(self.path) == self.tokens:  # and not those of a later server on this port
                     self.path.unlink()
+
+    def _draw(self) -> Tokens:
+        return draw(self.identity.digest if self.identity else "")
 
     def _read_identity(self, file: Path) -> Identity:
         key = _key_file(file)

@@ -30,7 +30,7 @@ from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.observe import logs
-from hubring.ps.security.access import no_entry
+from hubring.ps.security.access import CONNECT_SECONDS, no_entry
 from hubring.ps.security.door import Lock
 from hubring.ps.security.door import lock as make_lock
 from hubring.ps.shard import gpu
@@ -46,8 +46,6 @@ from hubring.ps.transport.registry import host_id, open_doors
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 10.0
-"""How long a shard tries to reach its coordinator."""
 BUSY_SECONDS = 90.0
 """How long a coordinator that is reachable may not answer the registration."""
 SILENT_SECONDS = 4.0

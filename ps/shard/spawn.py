@@ -12,7 +12,7 @@ from hubring.ps.config.environment import environment
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.process.child import Child
 from hubring.ps.process.command import module_command
-from hubring.ps.security.access import NO_ACCESS, Access
+from hubring.ps.security.access import CONNECT_SECONDS, NO_ACCESS, Access
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True):
     device: str = "cpu"
     trace: str = ""
     access: Access = NO_ACCESS
-    patience: float = 10.0
+    patience: float = CONNECT_SECONDS
     insecure: bool = False
     plain_data: bool = False
 

@@ -84,7 +84,7 @@ class ComparedValues:
     def __init__(self, numel: int, dtype: torch.dtype, device: torch.device) -> None:
         made = [torch.zeros(numel, dtype=dtype, device=device) for _ in range(3)]
         self.landing, self.seen, self._arrived = made
-        self._seen_bits, self._arrived_bits = (flat.view(_BITS[dtype.itemsize]) for flat in made[1:])
+        self._seen_bits, self._arrived_bits = (flat.view(BITS[dtype.itemsize]) for flat in made[1:])
 
     def written(self, ends: Sequence[int]) -> list[int]:
         if not self.look()():
@@ -113,5 +113,5 @@ class ComparedValues:
         self._arrived.copy_(self.landing)
 
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes of an element: bits are compared, since a NaN equals itself."""
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers that show an element's bits, by its bytes. Bits are compared, since a NaN equals itself then."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
+from hubring.workers.buckets.value_memory import BITS
 from hubring.workers.collectives import allgather, broadcast
 from hubring.workers.collectives.extremes import extremes
 from hubring.workers.communicators.base import Communicator
@@ -26,9 +27,6 @@ log = logging.getLogger(__name__)
 
 EVERY = 1024
 """Steps between two checks, after the first ones. A check reads all parameters once."""
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes of an element."""
 
 
 def due(step: int) -> bool:
@@ -82,7 +80,7 @@ def _check_alike(name: str, tensor: Tensor, communicator: Communicator) -> None:
 
 def _digest(tensor: Tensor) -> Tensor:
     """Returns an int64 of 62 bits that depends on all bits of a tensor and on the order of its rows."""
-    bits = tensor.detach().view(_BITS[tensor.element_size()])
+    bits = tensor.detach().view(BITS[tensor.element_size()])
     if bits.dim() > 1:
         bits = bits.sum(tuple(range(1, bits.dim())), dtype=torch.int64)
     places = torch.arange(1, bits.numel() + 1, device=bits.device)
