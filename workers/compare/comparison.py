@@ -37,7 +37,7 @@ from hubring.workers.compare.output import mllog, scalars
 from hubring.workers.compare.page import page
 from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.load_results import decode, encode
-from hubring.workers.compare.run import machine, noise, outcome
+from hubring.workers.compare.run import machine, outcome
 from hubring.workers.compare.run.outcome import Line, Outcome, write_whole
 
 FILE = "experiment.json"
@@ -200,8 +200,8 @@ class Comparison:
                 watcher.finished(run.label)
                 if left.diverged:
                     watcher.warn(f"{run.label} {left.failed}")
-                if (left.noise.foreign or 0.0) > noise.FOREIGN:
-                    watcher.warn(f"{run.label}: other programs used {left.noise.foreign:.0%} of the machine")
+                if disturbance := left.noise.disturbance():
+                    watcher.warn(f"{run.label}: {disturbance}")
             return self.report()
 
     def report(self) -> Findings:

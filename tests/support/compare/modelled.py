@@ -17,7 +17,7 @@ from tests.support.compare.calibration import CONSTANTS, LINKED
 
 
 def number(value: float) -> Number:
-    return Number([value], value, 0.0, 0.0)
+    return Number([value] * 3, value, value, value)
 
 
 def entry(

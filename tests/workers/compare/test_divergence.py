@@ -88,6 +88,7 @@ def test_where_the_reference_diverged_the_next_row_is_measured_against(tmp_path:
         (0, "ring", "hub-bsp"),
         (0, "ring", "hub-aggregate"),
         (1, "hub-bsp", "hub-aggregate"),
+        (1, "hub-bsp", "hub-bsp again"),
     ]
 
 

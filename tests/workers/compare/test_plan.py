@@ -12,12 +12,12 @@ from hubring.workers.slowdown.straggler import Straggler
 from tests.support.compare.replayed import experiment
 
 
-def test_every_row_runs_once_with_each_seed_and_the_hub_once_more() -> None:
+def test_every_row_runs_once_with_each_seed_and_the_hub_twice() -> None:
     found = runs(experiment())
     counts = Counter((run.row.name, run.seed) for run in found)
-    assert counts.pop(("hub-bsp", 0)) == 2
+    assert [counts.pop(("hub-bsp", seed)) for seed in (0, 1)] == [2, 2]
     assert set(counts.values()) == {1}
-    assert len(counts) == 4 * 2 - 1
+    assert len(counts) == 3 * 2
 
 
 def test_seeds_follow_each_other_and_rows_take_turns_in_going_first() -> None:
@@ -61,7 +61,13 @@ def test_labels_tell_all_runs_apart() -> None:
 
 
 def test_a_hub_that_loses_a_worker_is_not_expected_to_repeat_itself() -> None:
-    assert again(experiment(fault=FaultTable(rank=1, step=9))) is None
-    pair = again(experiment())
-    assert pair is not None
-    assert [run.row.name for run in pair] == [AGAIN, AGAIN]
+    assert again(experiment(fault=FaultTable(rank=1, step=9))) == []
+    pairs = again(experiment())
+    assert [[run.row.name for run in pair] for pair in pairs] == [[AGAIN, AGAIN]] * 2
+
+
+def test_without_hub_bsp_another_row_with_several_workers_runs_twice() -> None:
+    pairs = again(experiment(rows=("local", "hub-asp", "ring")))
+    assert [[(run.row.name, run.seed, run.turn) for run in pair] for pair in pairs] == [
+        [("hub-asp", seed, turn) for turn in (0, 1)] for seed in (0, 1)
+    ]

@@ -160,7 +160,7 @@ def test_the_list_names_rows_jobs_experiments_and_results(tmp_path: Path) -> Non
     assert "digits" in found["jobs"]
     assert "digits" in found["experiments"]
     assert found["results"] == ["mine"]
-    assert "finished, 9 runs" in ended.stderr
+    assert "finished, 10 runs" in ended.stderr
 
 
 class Heard(Lifeline):

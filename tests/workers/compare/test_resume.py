@@ -343,7 +343,7 @@ def test_a_disturbed_run_is_named_at_once_and_in_the_verdict(tmp_path: Path) -> 
     results, heard = carried_out(tmp_path, Replayed(noise=Noise((0.0, 0.0), 0.4)))
     assert f"{LABELS[0]}: other programs used 40% of the machine" in heard.warnings
     assert not results["noise"]["quiet"]
-    assert any(sentence.startswith("The machine was not idle.") for sentence in results["verdict"])
+    assert any("runs were disturbed: in n2 k1 local seed0" in sentence for sentence in results["verdict"])
 
 
 def test_the_lifeline_kills_what_is_held_and_not_what_was_released(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ class Conductor:
             machines = [
                 noise.of_machine([samples[rank] for rank in ranks]) for ranks in self._spread.machines()
             ]
-            return max(machines, key=lambda each: each.foreign or 0.0)
+            return max(machines, key=lambda each: (bool(each.disturbance()), each.foreign or 0.0))
 
         return heard
 

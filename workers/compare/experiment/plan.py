@@ -16,7 +16,7 @@ from hubring.workers.compare.experiment.row import Row
 from hubring.workers.compare.experiment.setting import Setting
 
 AGAIN = "hub-bsp"
-"""The row that runs a second time with the first seed: the parameters must be identical bit by bit."""
+"""The row that runs a second time, if the experiment has it: the parameters must be identical bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,11 @@ def runs(experiment: Experiment) -> list[Run]:
     """Returns all runs in order, without duplicates."""
     passes = [(seed, turn) for turn in range(experiment.repeats) for seed in experiment.seeds]
     found: dict[Run, None] = {}
+    repeated = {run.seed: run for _, run in again(experiment)}
     for number, (seed, turn) in enumerate(passes):
         found |= dict.fromkeys(_pass(experiment, number, seed, turn))
-        if number == 0:
-            found |= dict.fromkeys(_again(experiment))
+        if turn == 0 and seed in repeated:
+            found[repeated[seed]] = None
     return list(found)
 
 
@@ -58,18 +59,20 @@ def counted(experiment: Experiment, setting: Setting, row: Row, seed: int) -> li
     return [Run(row.meets(setting), row, seed, turn) for turn in range(experiment.repeats)]
 
 
-def again(experiment: Experiment) -> tuple[Run, Run] | None:
-    """Returns the two hub runs that must be identical bit by bit; None without such a row."""
-    setting = experiment.settings[0]
-    first = [Run(setting, row, experiment.seeds[0]) for row in experiment.ways if row.name == AGAIN]
-    if not first or setting.fault is not None:
-        return None
-    return first[0], Run(setting, first[0].row, experiment.seeds[0], turn=1)
+def again(experiment: Experiment) -> list[tuple[Run, Run]]:
+    """Returns two runs of the same row for each seed, in the first setting; none if that has a fault.
 
-
-def _again(experiment: Experiment) -> list[Run]:
-    pair = again(experiment)
-    return [] if pair is None else [pair[1]]
+    They show by how much equal rows differ on this machine. The row is hub-bsp, else the first with
+    several workers, if there is a row to compare it with.
+    """
+    setting, rows = experiment.settings[0], experiment.ways
+    row = next((row for row in rows if row.name == AGAIN), None)
+    if row is None and len(rows) > 1:
+        row = next(row for row in rows if row.name != "local")
+    if row is None or setting.fault is not None:
+        return []
+    turns = [[Run(row.meets(setting), row, seed, turn) for turn in (0, 1)] for seed in experiment.seeds]
+    return [(first, second) for first, second in turns]
 
 
 def _pass(experiment: Experiment, number: int, seed: int, turn: int) -> Iterator[Run]:

@@ -145,25 +145,28 @@ def _against(
 
 
 def _again(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> list[Held]:
-    runs = plan.again(experiment)
-    if runs is None or any(outcomes[run.label].diverged for run in runs):
-        return []
-    first, second = (load_file(outcomes[run.label].parameters) for run in runs)
-    apart, tensor = bits_difference(first, second)
-    run = runs[0]
-    pair = Pair(
-        setting=run.setting.key,
-        seed=run.seed,
-        first=run.row.name,
-        second=f"{run.row.name} {AGAIN}",
-        difference=_finite(apart),
-        tensor=tensor,
-        limit=0.0,
-        wrong=bits_wrong(first, second),
-        final=_finite(apart),
-        passed=apart == 0,
-    )
-    return [Held(pair, run.label)]
+    """Compares the two runs of hub-bsp with each seed."""
+    found = []
+    for runs in plan.again(experiment):
+        run = runs[0]
+        if run.row.name != plan.AGAIN or any(outcomes[each.label].diverged for each in runs):
+            continue
+        first, second = (load_file(outcomes[each.label].parameters) for each in runs)
+        apart, tensor = bits_difference(first, second)
+        pair = Pair(
+            setting=run.setting.key,
+            seed=run.seed,
+            first=run.row.name,
+            second=f"{run.row.name} {AGAIN}",
+            difference=_finite(apart),
+            tensor=tensor,
+            limit=0.0,
+            wrong=bits_wrong(first, second),
+            final=_finite(apart),
+            passed=apart == 0,
+        )
+        found.append(Held(pair, run.label))
+    return found
 
 
 def _finite(value: float) -> float | str:

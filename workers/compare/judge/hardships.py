@@ -5,14 +5,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from hubring.workers.compare.experiment.setting import Fault
-from hubring.workers.compare.result.findings import Findings
-from hubring.workers.compare.result.ratio import Ratio, ratio
+from hubring.workers.compare.result.comparisons import Comparisons
+from hubring.workers.compare.result.ratio import Ratio
 from hubring.workers.compare.result.setting_text import Scope, listed, scopes, straggler
 
 
-def hardships(findings: Findings) -> list[str]:
+def hardships(compared: Comparisons) -> list[str]:
     """Returns sentences: which rows each straggler slows and by how much; which rows survive a fault."""
-    found = scopes(findings)
+    found = scopes(compared)
     return [
         *(text for scope in found if scope.setting.straggler for text in _slowed(scope, found)),
         *(text for scope in found if scope.setting.fault for text in _survived(scope, scope.setting.fault)),
@@ -40,8 +40,8 @@ def _slowed(scope: Scope, others: list[Scope]) -> list[str]:
 
 def _step_ratio(name: str, scope: Scope, calm: Scope) -> Ratio | None:
     """Returns the ratio of mean step times with and without; medians would hide rare delays."""
-    here, there = scope.number(name, "samples_per_second"), calm.number(name, "samples_per_second")
-    return None if here is None or there is None else ratio(there.values, here.values)
+    here, there = scope.row(name), calm.row(name)
+    return None if here is None or there is None else scope.compared.ratio("samples_per_second", there, here)
 
 
 def _survived(scope: Scope, fault: Fault) -> list[str]:

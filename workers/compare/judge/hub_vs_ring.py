@@ -8,6 +8,7 @@ from hubring.workers.compare.cost.model.crossing import FORMULA, servers_needed
 from hubring.workers.compare.cost.model.exchange_terms import goodput
 from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.result.findings import Findings
+from hubring.workers.compare.result.ratio import EVEN, Ratio
 from hubring.workers.compare.result.setting_text import Scope, listed
 
 BEYOND = 1.25
@@ -30,17 +31,28 @@ def contest(first: str, second: str, scope: Scope, rows: tuple[str, str]) -> str
     assert theirs is not None
     samples = scope.findings.job.samples
     speeds = f"{mine.median:,.0f} {samples}/s against {theirs.median:,.0f}"
-    if _seeds(scope, rows[0]) == 1:
-        return f"{first} was {ratio.value:.2f} times as fast as {second} in a single run: {speeds}."
+    if ratio.doubt:
+        return f"not decided on this machine: {first} against {second}, {speeds}, because {ratio.doubt}."
     if ratio.even:
         return f"{first} is as fast as {second}: {speeds}."
     if not ratio.decided:
-        return f"no clear difference between {first} and {second}: {speeds}, {ratio.factor}."
+        close = f"no clear difference between {first} and {second}: {speeds}, {ratio.factor}"
+        return f"{close}{_to_decide(ratio)}."
     if ratio.value > 1:
         return f"{first} beats {second}: {speeds}, {ratio.factor}."
     turned = scope.ratio("samples_per_second", rows[1], rows[0])
     assert turned is not None
     return f"{first} loses to {second}: {speeds}, {turned.factor}."
+
+
+def _to_decide(ratio: Ratio) -> str:
+    """Returns what would decide between two rows, as the end of a sentence."""
+    if ratio.spread is None:
+        return "; a single run decides nothing, so use three seeds or more"
+    away = max(ratio.value, 1 / ratio.value)
+    if EVEN < away <= ratio.least:
+        return f"; two runs of the same row differ as much on this machine ({ratio.least:.2f})"
+    return "" if ratio.needed is None else f"; about {ratio.needed} seeds would decide it"
 
 
 def hub_against_ring(scope: Scope) -> list[str]:
@@ -80,7 +92,7 @@ def on_a_cluster(findings: Findings) -> bool:
 def _because(scope: Scope, hub: str) -> str:
     """Returns the reasons that fit the result; empty if there are none or the result is not decided."""
     ratio = scope.ratio("samples_per_second", hub, "ring")
-    if ratio is None or not ratio.decided or _seeds(scope, hub) == 1:
+    if ratio is None or not ratio.decided:
         return ""
     wins = ratio.value > 1
     reasons = [*_waits(scope, hub, wins), *_wires(scope, wins), *_latencies(scope, wins)]
@@ -89,12 +101,6 @@ def _because(scope: Scope, hub: str) -> str:
         beyond = _beyond_wires(scope, hub) if scope.setting.link else _cores(scope)
         reasons += [f"but {each}" if reasons and scope.setting.link else each for each in beyond]
     return f"the hub {'wins' if wins else 'loses'} here because {'; '.join(reasons)}." if reasons else ""
-
-
-def _seeds(scope: Scope, row: str) -> int:
-    """Returns the number of seeds of a row; with one seed a difference can be chance."""
-    number = scope.number(row, "samples_per_second")
-    return 0 if number is None else len(number.values)
 
 
 def _waits(scope: Scope, hub: str, wins: bool) -> list[str]:
@@ -181,6 +187,8 @@ def _gain(scope: Scope, name: str, base: str) -> str:
         step = f"{name} processes samples more slowly than {base}, at {pace} of its speed"
     elif pace.even:
         step = f"{name} is as fast as {base} in samples per second"
+    elif pace.doubt:
+        step = f"it is not decided whether {name} or {base} processes more samples per second"
     else:
         step = f"{name} and {base} show no clear difference in samples per second (a ratio of {pace})"
     good, outcome = _outcome(scope, name, base)

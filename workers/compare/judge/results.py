@@ -11,16 +11,19 @@ from msgspec.structs import replace
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.job import Job
+from hubring.workers.compare.experiment.plan import again
 from hubring.workers.compare.judge import gate
 from hubring.workers.compare.judge.bandwidth import bandwidth
 from hubring.workers.compare.judge.curve import curve
 from hubring.workers.compare.judge.gate import Judgement
 from hubring.workers.compare.judge.measure import Numbers, staleness, steps_of
 from hubring.workers.compare.judge.predictions import predicted
+from hubring.workers.compare.judge.scaling import won_from
 from hubring.workers.compare.judge.summary import summarise
 from hubring.workers.compare.judge.verdict import verdict
-from hubring.workers.compare.result.findings import Curve, Entry, Findings, Load, Noise
-from hubring.workers.compare.run import noise
+from hubring.workers.compare.result.comparisons import Comparisons
+from hubring.workers.compare.result.family import Family
+from hubring.workers.compare.result.findings import Curve, Entry, Findings, Load, Noise, Repeat
 from hubring.workers.compare.run.outcome import Outcome
 
 
@@ -47,13 +50,14 @@ def results(
     failures = {
         label: why for label, each in outcomes.items() if (why := _failure(each, numbers[label], job))
     }
-    rows = summarise(experiment, judged, numbers, counts, failures)
+    disturbed = _disturbed(outcomes)
+    rows = summarise(experiment, judged, numbers, counts, failures, disturbed)
     measured = Findings(
         command=command,
         asked=experiment,
         job=job,
         machine=dict(machine),
-        noise=_noise(list(outcomes.values()), rows),
+        noise=_noise(list(outcomes.values()), rows, disturbed, _repeat(experiment, judged, numbers)),
         settings=experiment.settings,
         gate=judged.gate,
         rows=rows,
@@ -61,8 +65,14 @@ def results(
         bandwidth=bandwidth(experiment, outcomes, judged, rows),
         commands={label: list(outcome.commands) for label, outcome in outcomes.items()},
     )
-    found = predicted(measured, constants)
-    return replace(found, verdict=verdict(found))
+    found, family = predicted(measured, constants), Family()
+    return family.settle(lambda: _judged(found, family))
+
+
+def _judged(found: Findings, family: Family) -> Findings:
+    """Returns the findings with what the comparisons decide."""
+    crossed = replace(found, crossover=won_from(Comparisons(found, family)))
+    return replace(crossed, verdict=verdict(Comparisons(crossed, family)))
 
 
 def _failure(outcome: Outcome, numbers: Numbers, job: Job) -> str | None:
@@ -84,24 +94,52 @@ def _curves(
         yield curve(outcome, key, job.metric)
 
 
-def _noise(outcomes: Sequence[Outcome], rows: Sequence[Entry]) -> Noise:
-    loads = [load for outcome in outcomes for load in outcome.noise.load]
-    foreign = [outcome.noise.foreign for outcome in outcomes if outcome.noise.foreign is not None]
-    disturbed = [outcome.run.label for outcome in outcomes if (outcome.noise.foreign or 0.0) > noise.FOREIGN]
-    warnings = []
+def _disturbed(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
+    """Returns what disturbed runs, by label."""
+    rates = [each.noise.megahertz for each in outcomes.values() if each.noise.megahertz is not None]
+    fastest = max(rates, default=None)
+    found = {label: each.noise.disturbance(fastest) for label, each in outcomes.items()}
+    return {label: why for label, why in found.items() if why}
+
+
+def _noise(
+    outcomes: Sequence[Outcome], rows: Sequence[Entry], disturbed: Mapping[str, str], repeat: Repeat | None
+) -> Noise:
+    load = _load([load for outcome in outcomes for load in outcome.noise.load])
+    assert load is not None
+    said = []
     if disturbed:
-        warnings.append(
-            f"In {len(disturbed)} of {len(outcomes)} runs other programs used more than {noise.FOREIGN:.0%}"
-            f" of the machine, up to {max(foreign):.0%} ({', '.join(disturbed[:3])}"
-            f"{' and others' if len(disturbed) > 3 else ''}). Repeat them on an idle machine."
+        label, why = next(iter(disturbed.items()))
+        said.append(
+            f"{len(disturbed)} of {len(outcomes)} runs were disturbed: in {label}, {why}. Repeat the"
+            " experiment on a machine that does nothing else."
         )
     return Noise(
-        load=Load(median(loads), max(loads)),
-        foreign=Load(median(foreign), max(foreign)) if foreign else None,
+        load=load,
+        foreign=_load([outcome.noise.foreign for outcome in outcomes]),
+        stolen=_load([outcome.noise.stolen for outcome in outcomes]),
+        stalled=_load([outcome.noise.stalled for outcome in outcomes]),
         spread=_spread(rows),
+        repeat=repeat,
         quiet=not disturbed,
-        said=warnings,
+        said=said,
     )
+
+
+def _load(values: Sequence[float | None]) -> Load | None:
+    known = [value for value in values if value is not None]
+    return Load(median(known), max(known)) if known else None
+
+
+def _repeat(experiment: Experiment, judged: Judgement, numbers: Mapping[str, Numbers]) -> Repeat | None:
+    """Returns by how much two runs of one row differ; None if a run has no speed."""
+    pairs = again(experiment)
+    speeds = [[numbers[run.label]["samples_per_second"] for run in pair] for pair in pairs]
+    ratios = [second / first for first, second in speeds if first and second]
+    if not ratios or judged.closed_to({run.label for pair in pairs for run in pair}):
+        return None
+    run = pairs[0][0]
+    return Repeat(run.setting.key, run.row.name, ratios)
 
 
 def _spread(rows: Iterable[Entry]) -> dict[str, float | None]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from hubring.workers.compare.cost.model.crossing import FORMULA, servers_needed
 from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.findings import Crossover, Entry, Scaling
-from hubring.workers.compare.result.ratio import ratio
 from hubring.workers.compare.result.setting_text import without_servers
 
 
@@ -16,7 +18,9 @@ def crossovers(
     rows: Sequence[Entry],
     predict: Callable[[Setting], int | None] | None = None,
 ) -> list[Crossover]:
-    """Returns where the hub begins to win, for settings with a link that differ only in servers.
+    """Returns where the hub should begin to win, for settings with a link that differ only in servers.
+
+    `won_from` adds where it was measured to win.
 
     Args:
         settings: Of the experiment.
@@ -26,13 +30,12 @@ def crossovers(
     found = []
     for first, *others in _groups(settings, "servers"):
         group = [first, *others]
-        wins = {each.servers: won for each in group if (won := _wins(rows, each.key)) is not None}
-        if len(wins) < 2 or first.link is None or first.fault is not None:
+        tried = [each.servers for each in group if _measured(rows, each.key)]
+        if len(tried) < 2 or first.link is None or first.fault is not None:
             continue
         crossover = Crossover(
             setting=without_servers(first.key),
-            tried=list(wins),
-            measured=_from_on(wins),
+            tried=tried,
             predicted=None if predict is None else predict(first),
             calibrated=predict is not None,
             by_bytes=servers_needed(first.workers),
@@ -42,13 +45,29 @@ def crossovers(
     return found
 
 
-def _wins(rows: Iterable[Entry], setting: str) -> bool | None:
-    """Whether the hub's steps are clearly shorter than the ring's; None if one was not measured."""
+def won_from(compared: Comparisons) -> list[Crossover]:
+    """Returns the crossovers with the fewest servers from which the hub's steps are clearly shorter."""
+    found = compared.findings
+    wins: dict[str, dict[int, bool]] = {}
+    for setting in found.settings:
+        raced = {row.row: row for row in found.under(setting.key)}
+        if _measured(raced.values(), setting.key):
+            times_as_long = compared.ratio("step_ms", raced["ring"], raced["hub-bsp"])
+            assert times_as_long is not None
+            wins.setdefault(without_servers(setting.key), {})[setting.servers] = times_as_long.more
+    return [
+        replace(each, measured=_from_on({servers: wins[each.setting][servers] for servers in each.tried}))
+        for each in found.crossover
+    ]
+
+
+def _measured(rows: Iterable[Entry], setting: str) -> bool:
+    """Whether the steps of both hub-bsp and the ring were measured, with a common seed."""
     times = {row.row: row.number("step_ms") for row in rows if row.setting == setting}
     hub, ring = times.get("hub-bsp"), times.get("ring")
-    if hub is None or ring is None or (times_as_long := ratio(ring.values, hub.values)) is None:
-        return None
-    return times_as_long.more
+    if hub is None or ring is None:
+        return False
+    return any(a and b for a, b in zip(hub.values, ring.values, strict=True))
 
 
 def _from_on(wins: Mapping[int, bool]) -> int | None:

@@ -21,6 +21,7 @@ def summarise(
     numbers: Mapping[str, Numbers],
     staleness: Mapping[str, Mapping[str, int]],
     failures: Mapping[str, str],
+    disturbed: Mapping[str, str],
 ) -> list[Entry]:
     """Returns one entry for every row of every setting.
 
@@ -30,12 +31,14 @@ def summarise(
         numbers: Of every run, by label.
         staleness: Counts of every run, by label.
         failures: Why runs did not finish, by label.
+        disturbed: What disturbed runs, by label.
     """
     entries = []
     for setting, row in product(experiment.settings, experiment.ways):
         by_seed = [counted(experiment, setting, row, seed) for seed in experiment.seeds]
         labels = [run.label for runs in by_seed for run in runs]
         failed = [failures[label] for label in labels if label in failures]
+        upset = [disturbed[label] for label in labels if label in disturbed]
         withheld = judged.closed_to(labels)
         timed = withheld is None and all(numbers[label]["step_ms"] is not None for label in labels)
         entry = Entry(
@@ -46,6 +49,7 @@ def summarise(
             emulated=row.meets(setting).emulated,
             seeds=list(experiment.seeds),
             withheld=withheld,
+            disturbed=f"{upset[0]} in {len(upset)} of {len(labels)} runs of {row.name}" if upset else None,
             failed=f"{len(failed)} of {len(labels)} runs: {failed[0]}" if failed else None,
             numbers={
                 name: None if name in SPEEDS and not timed else _number(name, by_seed, numbers)

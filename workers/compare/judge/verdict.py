@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 
 from hubring.workers.compare.judge import hub_vs_ring
 from hubring.workers.compare.judge.hardships import hardships
+from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.ratio import Ratio
 from hubring.workers.compare.result.setting_text import Scope, listed, scopes, with_servers
-from hubring.workers.compare.result.statistics import by_chance
 
 
-def verdict(findings: Findings) -> list[str]:
+def verdict(compared: Comparisons) -> list[str]:
     """Returns the sentences, from what is withheld to how reliable the results are.
 
     Args:
-        findings: Without a verdict.
+        compared: The comparisons of findings without a verdict.
     """
     parts: list[Callable[[Scope], list[str]]] = [
         _withheld,
@@ -26,8 +26,9 @@ def verdict(findings: Findings) -> list[str]:
         _against_one_process,
         hub_vs_ring.asynchronous,
     ]
-    texts = [sentence for part in parts for scope in scopes(findings) for sentence in part(scope)]
-    return [*dict.fromkeys(texts), *_crossover(findings), *hardships(findings), *_caveats(findings)]
+    findings = compared.findings
+    texts = [sentence for part in parts for scope in scopes(compared) for sentence in part(scope)]
+    return [*dict.fromkeys(texts), *_crossover(findings), *hardships(compared), *_caveats(findings)]
 
 
 def _withheld(scope: Scope) -> list[str]:
@@ -147,6 +148,7 @@ def _caveats(findings: Findings) -> list[str]:
     if any(row.emulated for row in findings.rows):
         texts.append("Workers slept for part of every step, so the times are those of an emulated machine.")
     if not findings.noise.quiet:
-        texts.append(f"The machine was not idle. {' '.join(findings.noise.said)}")
-    chance = by_chance(len(experiment.seeds))
-    return [*texts, chance] if chance else texts
+        texts += findings.noise.said
+    if len(experiment.seeds) == 1:
+        texts.append("One seed decides nothing, because any difference can be chance; use three or more.")
+    return texts

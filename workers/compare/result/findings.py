@@ -5,7 +5,9 @@ Every number belongs to a (setting, row) and covers all seeds. What was not meas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import msgspec
@@ -64,6 +66,7 @@ class Entry(Struct, frozen=True, kw_only=True):
         emulated: Workers slept for part of every step.
         seeds: Seeds in the order of all values.
         withheld: Why no speed is shown; None: speeds are shown.
+        disturbed: Which runs other programs disturbed, so that their speeds decide nothing; None: none.
         failed: How many runs did not finish and why; None: all finished.
         numbers: By the names in `hubring.workers.compare.result.numbers`; None where no seed has a value.
             Speeds are also None if a run diverged: the remaining runs do not represent all.
@@ -77,6 +80,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     emulated: bool = False
     seeds: list[int] = []
     withheld: str | None = None
+    disturbed: str | None = None
     failed: str | None = None
     numbers: dict[str, Number | None]
     staleness: dict[str, int] = {}
@@ -213,14 +217,43 @@ class Load(Struct, frozen=True):
     max: float | None = None
 
 
+class Repeat(Struct, frozen=True):
+    """The row that ran twice with each seed; `ratios` are the second runs' speeds by the first runs'."""
+
+    setting: str
+    row: str
+    ratios: list[float]
+
+
 class Noise(Struct, frozen=True):
-    """Noise of the measurements: the 1-minute load, and the machine's share that other programs used."""
+    """Noise of the measurements.
+
+    Attributes:
+        load: The 1-minute load.
+        foreign: Share of the machine that other programs used.
+        stolen: Share of the machine that its hypervisor gave to other machines.
+        stalled: Share of the time in which a program waited for memory.
+        spread: Range of each row's step times over the seeds, relative to their median.
+        repeat: The row that ran twice; None if it did not finish.
+        quiet: No run was disturbed.
+        said: What disturbed runs, in sentences.
+    """
 
     load: Load = Load()
     foreign: Load | None = None
+    stolen: Load | None = None
+    stalled: Load | None = None
     spread: dict[str, float | None] = {}
+    repeat: Repeat | None = None
     quiet: bool = True
     said: list[str] = []
+
+    @property
+    def floor(self) -> float:
+        """The ratio by which equal rows differ here: the mean of the repeats, or two standard errors."""
+        logs = [math.log(each) for each in self.repeat.ratios] if self.repeat else []
+        error = stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+        return math.exp(max(abs(fmean(logs)) if logs else 0.0, 2 * error))
 
 
 class Bandwidth(Struct, frozen=True):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
-from hubring.workers.compare.result.statistics import median_interval
+from hubring.workers.compare.result.statistics import CONFIDENCE, quantile, tail
 
 EVEN = 1.03
 """Two numbers closer than this ratio are not decided, whatever their interval."""
-EVEN_ONCE = 1.05
-"""The same with one seed, which has no interval."""
+CHANCE = 1 - CONFIDENCE
+"""The largest probability that any sentence of a report names a winner by chance."""
+MOST_SEEDS = 50
+"""If deciding takes more seeds than this, the rows count as equal in practice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +22,55 @@ class Ratio:
     """One number divided by another, paired by seed.
 
     Attributes:
-        value: The median.
-        low: Lower end of the interval; None with one seed.
-        high: Upper end of the interval; None with one seed.
+        value: The geometric mean over the seeds.
+        spread: Standard deviation of the logarithms; None with one seed.
+        seeds: How many seeds have both numbers.
+        level: The probability of chance at or below which it is decided. A report with many comparisons has a
+            lower level for each.
+        floor: The ratio of two runs of the same row. A ratio closer to 1 is not decided.
+        doubt: Why nothing can be decided on this machine; empty if it can.
     """
 
     value: float
-    low: float | None = None
-    high: float | None = None
+    spread: float | None = None
+    seeds: int = 1
+    level: float = CHANCE
+    floor: float = EVEN
+    doubt: str = ""
+
+    @property
+    def chance(self) -> float:
+        """The probability that two equal rows differ by at least this ratio; 1 with one seed."""
+        if self.spread is None:
+            return 1.0
+        error = self.spread / math.sqrt(self.seeds)
+        away = abs(math.log(self.value))
+        return tail(away / error if error else math.inf * (away > 0), self.seeds - 1) if away else 1.0
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval that holds the true ratio in 95 % of cases; None with one seed."""
+        if self.spread is None:
+            return None
+        reach = math.exp(quantile(CHANCE, self.seeds - 1) * self.spread / math.sqrt(self.seeds))
+        return self.value / reach, self.value * reach
 
     @property
     def decided(self) -> bool:
         """Whether it is larger or smaller than 1. A ratio can be neither decided nor even."""
-        least = EVEN_ONCE if self.low is None else EVEN
-        if 1 / least < self.value < least:
-            return False
-        return self.low is None or self.high is None or not self.low <= 1 <= self.high
+        near = 1 / self.least < self.value < self.least
+        return not (near or self.doubt) and self.chance <= self.level
+
+    @property
+    def least(self) -> float:
+        """The smallest ratio that can be decided on this machine."""
+        return max(EVEN, self.floor)
 
     @property
     def even(self) -> bool:
         """Whether the whole interval is close to 1; False with one seed."""
-        return self.low is not None and self.high is not None and 1 / EVEN < self.low <= self.high < EVEN
+        interval = self.interval
+        return not self.doubt and interval is not None and 1 / EVEN < interval[0] <= interval[1] < EVEN
 
     @property
     def more(self) -> bool:
@@ -46,15 +78,27 @@ class Ratio:
         return self.decided and self.value > 1
 
     @property
+    def needed(self) -> int | None:
+        """How many seeds would decide it if they vary as these do; None: over `MOST_SEEDS`, or unknown."""
+        away = abs(math.log(self.value))
+        if self.spread is None or away <= math.log(self.least):
+            return None
+        for seeds in range(self.seeds + 1, MOST_SEEDS + 1):
+            if quantile(self.level, seeds - 1) * self.spread / math.sqrt(seeds) < away:
+                return seeds
+        return None
+
+    @property
     def factor(self) -> str:
-        """As text. With several seeds it can differ from the ratio of the two medians."""
-        return f"a factor of {self}" if self.low is None else f"a factor of {self} when paired by seed"
+        """As text. It can differ from the ratio of the two medians."""
+        return f"a factor of {self}" if self.spread is None else f"a factor of {self} when paired by seed"
 
     def __str__(self) -> str:
-        value, low, high = (
-            None if each is None else f"{each:.2f}" for each in (self.value, self.low, self.high)
-        )
-        return str(value) if low is None or low == high else f"{value} ({low} to {high})"
+        value = f"{self.value:.2f}"
+        if self.interval is None:
+            return value
+        low, high = (f"{each:.2f}" for each in self.interval)
+        return value if low == high else f"{value} ({low} to {high})"
 
 
 def ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
@@ -63,8 +107,7 @@ def ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Rati
     Pairing removes what a seed does to both: an easy start, an unlucky order of the data.
     """
     pairs = zip(first, second, strict=True)
-    both = [a / b for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
-    if len(both) < 2:  # one pair gives no interval
-        return Ratio(*both) if both else None
-    interval = median_interval(both)
-    return Ratio(interval.median, interval.low, interval.high)
+    logs = [math.log(a / b) for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
+    if not logs:
+        return None
+    return Ratio(math.exp(fmean(logs)), stdev(logs) if len(logs) > 1 else None, len(logs))

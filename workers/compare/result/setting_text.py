@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
+from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.findings import Entry, Findings, Number
-from hubring.workers.compare.result.ratio import Ratio, ratio
+from hubring.workers.compare.result.ratio import Ratio
 from hubring.workers.slowdown.straggler import Straggler
 
 
@@ -95,14 +96,19 @@ class Scope:
     """One setting with its rows.
 
     Attributes:
-        findings: The findings.
+        compared: The comparisons of the report.
         setting: The setting.
         words: What differs from the other settings; None if there is no other setting.
     """
 
-    findings: Findings
+    compared: Comparisons
     setting: Setting
     words: Sequence[str] | None
+
+    @property
+    def findings(self) -> Findings:
+        """The findings."""
+        return self.compared.findings
 
     @property
     def rows(self) -> list[Entry]:
@@ -116,12 +122,17 @@ class Scope:
 
     def number(self, row: str, name: str) -> Number | None:
         """Returns a number of a row; None if the row or the number does not exist."""
-        return next((each.number(name) for each in self.rows if each.row == row), None)
+        found = self.row(row)
+        return None if found is None else found.number(name)
+
+    def row(self, name: str) -> Entry | None:
+        """Returns the row with that name; None if there is none."""
+        return next((each for each in self.rows if each.row == name), None)
 
     def ratio(self, name: str, first: str, second: str) -> Ratio | None:
         """Returns a number of one row divided by that of another; None if one has no value."""
-        one, other = self.number(first, name), self.number(second, name)
-        return None if one is None or other is None else ratio(one.values, other.values)
+        one, other = self.row(first), self.row(second)
+        return None if one is None or other is None else self.compared.ratio(name, one, other)
 
     def say(self, sentence: str, besides: str = "") -> str:
         """Returns the sentence with the setting in front.
@@ -140,13 +151,13 @@ class Scope:
         return f"{sentence[0].upper()}{sentence[1:]}"
 
 
-def scopes(findings: Findings) -> list[Scope]:
+def scopes(compared: Comparisons) -> list[Scope]:
     """Returns all settings with their rows."""
-    settings = findings.settings
+    settings = compared.findings.settings
     shared = set.intersection(*(set(_words(setting)) for setting in settings))
     return [
         Scope(
-            findings,
+            compared,
             setting,
             [word for word in _words(setting) if word not in shared] if len(settings) > 1 else None,
         )

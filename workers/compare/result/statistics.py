@@ -1,9 +1,13 @@
-"""Medians with intervals from a few repeats.
+"""Medians with intervals from a few repeats, and the probability that a difference is chance.
 
-Repeats are few and their times are skewed, so the intervals assume no distribution. An interval goes from
+A row's own numbers are skewed, so their intervals assume no distribution. An interval goes from
 one of the ordered values to another. How often two of them enclose the median follows from coin tosses (David
 and Nagaraja, Order Statistics, 2003, section 7.1). With three seeds the interval is their range;
 `interval_words` states how often it contains the median.
+
+Coin tosses cannot decide anything with fewer than six seeds. So two rows are compared by Student's t-test
+on the logarithms of their ratios, one for each seed: what slows a run multiplies its time, so logarithms of
+ratios are close to normal.
 """
 
 from __future__ import annotations
@@ -41,19 +45,6 @@ def interval_words(seeds: int) -> str:
     return f"is the interval that contains the median in at least {CONFIDENCE:.0%} of cases"
 
 
-def by_chance(seeds: int) -> str:
-    """Returns a warning about too few seeds; empty if they are enough."""
-    if seeds == 1:
-        return "Everything ran with one seed, so any difference can be chance."
-    if seeds < 6:
-        odds = f"{2 * 0.5**seeds:.0%}"
-        return (
-            f"With {seeds} seeds, chance alone makes one of two equal rows faster with every seed in {odds}"
-            " of cases."
-        )
-    return ""
-
-
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Returns the median and an interval between two values at the same distance from both ends.
 
@@ -82,3 +73,33 @@ def _outside(count: int, confidence: float) -> int:
     """
     misses = accumulate(2 * math.comb(count, heads) / (1 << count) for heads in range((count + 1) // 2))
     return max(0, sum(chance <= 1 - confidence for chance in misses) - 1)
+
+
+def tail(t: float, freedom: int) -> float:
+    """Returns the probability that Student's t is further from 0 than `t`, on either side.
+
+    Args:
+        t: Any value; infinite: 0.
+        freedom: Degrees of freedom, from 1.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4.
+    """
+    angle = math.atan2(abs(t), math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for step in range(freedom // 2):
+        total += term
+        term *= cosine**2 * (2 * step + 1 + odd) / (2 * step + 2 + odd)
+    within = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+    return min(1.0, max(0.0, 1 - within))
+
+
+def quantile(chance: float, freedom: int) -> float:
+    """Returns the t of which `tail` is `chance`, between 0 and 1 (both excluded)."""
+    low, high = 0.0, 1.0
+    while tail(high, freedom) > chance:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle, freedom) > chance else (low, middle)
+    return high

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import ValidationError, convert, to_builtins
 
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.workers.compare.experiment.plan import Run
@@ -141,13 +141,13 @@ def read(folder: Path, run: Run) -> Outcome:
         return Outcome(
             run=run,
             folder=folder,
-            noise=Noise(tuple(content["load"]), content["foreign"]),
+            noise=convert({name: content.get(name) for name in Noise.__struct_fields__}, Noise),
             **{
                 name: content[name]
                 for name in ("commands", "began", "seconds", "results", "server", "failed")
             },
         )
-    except (ValueError, KeyError, TypeError) as cause:
+    except (ValueError, KeyError, TypeError, ValidationError) as cause:
         raise HubringError(f"{folder / FILE} is damaged ({cause}); delete it to repeat the run") from cause
 
 

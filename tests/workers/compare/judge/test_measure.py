@@ -218,7 +218,7 @@ def test_the_greatest_staleness_is_that_of_all_turns() -> None:
         label: {**dict.fromkeys(NAMES, 1.0), "staleness_max": most}
         for label, most in zip(labels, (2.0, 9.0, 3.0), strict=True)
     }
-    (told,) = summarise(experiment, Judgement((), 1e-4), numbers, {label: {} for label in labels}, {})
+    (told,) = summarise(experiment, Judgement((), 1e-4), numbers, {label: {} for label in labels}, {}, {})
     assert told.numbers["staleness_max"] == Number.of([9.0])
 
 

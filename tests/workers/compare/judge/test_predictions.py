@@ -8,6 +8,8 @@ from msgspec.structs import replace
 from hubring.workers.compare.cost.prediction import Job, predict
 from hubring.workers.compare.experiment.setting import Link, Setting
 from hubring.workers.compare.judge.predictions import predicted as predicted_of
+from hubring.workers.compare.judge.scaling import won_from
+from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.findings import Accuracy
 from hubring.workers.slowdown.straggler import Straggler
 from tests.support.compare.calibration import CONSTANTS, WIRE
@@ -27,7 +29,7 @@ from tests.support.compare.modelled import (
 def test_a_crossover_is_measured_and_predicted_side_by_side(
     job: Job, measured: int | None, predicted: int
 ) -> None:
-    found = predicted_of(listed(experiment(job)), CONSTANTS).crossover
+    found = won_from(Comparisons(predicted_of(listed(experiment(job)), CONSTANTS)))
     assert [each.setting for each in found] == ["n4 1000mbit", "n4 200mbit"]
     for each in found:
         assert each.tried == [1, 2, 4]
@@ -36,7 +38,7 @@ def test_a_crossover_is_measured_and_predicted_side_by_side(
 
 
 def test_without_a_calibration_a_crossover_is_measured_only() -> None:
-    first = predicted_of(listed(experiment(FINE)), None).crossover[0]
+    first = won_from(Comparisons(predicted_of(listed(experiment(FINE)), None)))[0]
     assert (first.measured, first.predicted, first.calibrated) == (4, None, False)
 
 

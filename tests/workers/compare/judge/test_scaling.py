@@ -12,6 +12,7 @@ from hubring.workers.compare.experiment.experiment import (
 )
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.judge.verdict import verdict as in_words
+from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.run.outcome import Line
 from tests.support.compare.replayed import Replayed, compared, record
 from tests.support.compare.results import read
@@ -73,7 +74,7 @@ def test_a_prediction_stands_beside_the_measured_crossover(tmp_path: Path) -> No
     assert (
         "n4 200mbit, 1, 4 servers tried: the hub steps faster than the ring with no number of servers;"
         " predicted: with 5 or more servers; by bytes alone (k > n^2/(2(n-1))): with 3 or more servers."
-    ) in in_words(found)
+    ) in in_words(Comparisons(found))
 
 
 def test_speed_by_workers_is_listed(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""A report names a false winner in at most 5 % of cases, however many rows it compares."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from hubring.workers.compare.result.family import Family
+from hubring.workers.compare.result.ratio import CHANCE
+from tests.support.compare.paced import verdict
+from tests.support.compare.replayed import Replayed, record
+
+WINNERS = (
+    "beats",
+    "loses",
+    "times as fast",
+    "times as long",
+    "more slowly",
+    "first to reach test accuracy 0.93 is",
+)
+REPORTS = 40
+
+
+def test_a_single_comparison_has_the_whole_chance() -> None:
+    assert Family().level("a", 0.03) == CHANCE
+
+
+def test_levels_are_those_of_holm() -> None:
+    family = Family()
+    for name, chance in (("a", 0.04), ("b", 0.001), ("c", 0.02), ("d", 0.6)):
+        family.level(name, chance)
+    # 0.001 <= 0.05/4, but 0.02 > 0.05/3: only b is decided.
+    assert 0.001 <= family.threshold < 0.02
+    family.level("c", 0.015)
+    # 0.015 <= 0.05/3, but 0.04 > 0.05/2.
+    assert 0.015 <= family.threshold < 0.04
+
+
+def test_comparisons_that_follow_from_others_count_too() -> None:
+    family = Family()
+
+    def say() -> list[str]:
+        decided = [name for name, chance in (("a", 0.03),) if chance <= family.level(name, chance)]
+        return decided + [name for name in ("b",) if decided and family.level(name, 0.9) > 1]
+
+    assert family.settle(say) == []
+
+
+@pytest.mark.parametrize(("rows", "seeds"), [(2, 3), (6, 3), (6, 5)])
+def test_equal_rows_rarely_have_a_winner(tmp_path: Path, rows: int, seeds: int) -> None:
+    names = ("ring", "hub-bsp", "ddp", "hub-asp", "hub-aggregate", "hub-ssp")[:rows]
+    false = sum(
+        claims(tmp_path / str(report), names, seeds, Random(f"{rows} {seeds} {report}"))
+        for report in range(60)
+    )
+    assert false <= 60 * CHANCE + 3 * math.sqrt(60 * CHANCE * (1 - CHANCE))
+
+
+def claims(folder: Path, rows: tuple[str, ...], seeds: int, random: Random) -> bool:
+    """Whether a report on equal rows names a winner; each run's speed has 5 % of noise."""
+    trainer = Replayed(records=lambda run: record(0.01 * math.exp(random.gauss(0, 0.05)), pause=0.0))
+    said = verdict(folder, trainer, rows=rows, seeds=tuple(range(seeds)))
+    return any(word in said for word in WINNERS)
