@@ -119,7 +119,10 @@ def test_the_greatest_staleness_is_that_of_all_seeds() -> None:
 def test_the_screen_shows_settings_rows_and_verdict_on_standard_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    results = full() | {"verdict": ["the hub [wins] by [/] far"]}
+    results = full() | {
+        "verdict": ["the hub [wins] by [/] far"],
+        "answer": "On this machine the ring is faster.",
+    }
     show(read(results), Path("results/mine/report.html"))
     said = capsys.readouterr()
     assert said.out == ""
@@ -128,4 +131,5 @@ def test_the_screen_shows_settings_rows_and_verdict_on_standard_error(
     assert "busbw (GB/s)" in said.err
     assert any(all(head in line for head in columns(read(results))) for line in said.err.splitlines())
     assert "* the hub [wins] by [/] far" in said.err
-    assert said.err.endswith("Report, to open in a browser: results/mine/report.html\n")
+    assert "Report, to open in a browser: results/mine/report.html\n" in said.err
+    assert said.err.endswith("On this machine the ring is faster.\n")

@@ -189,6 +189,7 @@ def _result(found: Findings, folder: Path) -> dict[str, Any]:
         "results": str(folder / "results.json"),
         "rows": rows,
         "gate": {"passed": found.gate.passed, "pairs": len(found.gate.pairs)},
+        "answer": found.answer,
         "verdict": found.verdict,
         "exit_code": _exit_code(found),
     }

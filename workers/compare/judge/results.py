@@ -13,6 +13,7 @@ from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.experiment.plan import again
 from hubring.workers.compare.judge import gate
+from hubring.workers.compare.judge.answer import answer
 from hubring.workers.compare.judge.bandwidth import bandwidth
 from hubring.workers.compare.judge.curve import curve
 from hubring.workers.compare.judge.gate import Judgement
@@ -72,7 +73,8 @@ def results(
 def _judged(found: Findings, family: Family) -> Findings:
     """Returns the findings with what the comparisons decide."""
     crossed = replace(found, crossover=won_from(Comparisons(found, family)))
-    return replace(crossed, verdict=verdict(Comparisons(crossed, family)))
+    compared = Comparisons(crossed, family)
+    return replace(crossed, verdict=verdict(compared), answer=answer(compared))
 
 
 def _failure(outcome: Outcome, numbers: Numbers, job: Job) -> str | None:

@@ -84,7 +84,7 @@ class Screen:
 
 
 def show(findings: Findings, report: Path) -> None:
-    """Prints the tables, their notes, the verdict and the path of the report.
+    """Prints the tables, their notes, the verdict, the path of the report, and the answer last.
 
     Args:
         findings: The findings.
@@ -106,6 +106,7 @@ def show(findings: Findings, report: Path) -> None:
     if lack := scalars.lack():
         console.print(lack, style="dim", markup=False, soft_wrap=True)
     console.print(f"\nReport, to open in a browser: {report}", markup=False, soft_wrap=True)
+    console.print(f"\n{findings.answer}", style="bold", markup=False, soft_wrap=True)
 
 
 def _console() -> Console:

@@ -286,7 +286,8 @@ class Findings(Struct, frozen=True, kw_only=True):
         commands: Commands of each run by label.
         predictions: The cost model's predictions and the measurements; `score`, `crossover` and
             `scaling` belong to it.
-        verdict: Sentences.
+        answer: The verdict in one sentence.
+        verdict: All of it, in sentences.
     """
 
     version: int = VERSION
@@ -305,6 +306,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     score: Accuracy | None = None
     crossover: list[Crossover] = []
     scaling: list[Scaling] = []
+    answer: str = ""
     verdict: list[str] = []
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from hubring.workers.compare.result.statistics import CONFIDENCE, quantile, tail
@@ -93,12 +93,26 @@ class Ratio:
         """As text. It can differ from the ratio of the two medians."""
         return f"a factor of {self}" if self.spread is None else f"a factor of {self} when paired by seed"
 
-    def __str__(self) -> str:
-        value = f"{self.value:.2f}"
+    @property
+    def inverse(self) -> Ratio:
+        """The second number divided by the first."""
+        return replace(self, value=1 / self.value)
+
+    @property
+    def once(self) -> str:
+        """The value alone, as text."""
+        return f"{self.value:.2f}"
+
+    @property
+    def range(self) -> str:
+        """The interval as text, with a space before it; empty without one."""
         if self.interval is None:
-            return value
+            return ""
         low, high = (f"{each:.2f}" for each in self.interval)
-        return value if low == high else f"{value} ({low} to {high})"
+        return "" if low == high else f" ({low} to {high})"
+
+    def __str__(self) -> str:
+        return f"{self.once}{self.range}"
 
 
 def ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:

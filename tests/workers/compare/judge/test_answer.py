@@ -1,0 +1,88 @@
+"""The answer is one short sentence that says who won, by how much, and whether to trust it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hubring.workers.compare.experiment.experiment import FaultTable, LinkTable
+from hubring.workers.compare.run.noise import Noise
+from tests.support.compare.paced import SEEDS, paced
+from tests.support.compare.replayed import Replayed, compared
+
+TWICE = "is 2.00 times as fast as"
+
+
+def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
+    found: str = compared(folder, trainer, **{"seeds": SEEDS, **changes})["answer"]
+    assert len(found.split()) <= 25, found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("trainer", "changes", "said"),
+    [
+        (
+            paced({"ring": 0.005}),
+            {},
+            f"On this machine the ring {TWICE} the hub for this job.",
+        ),
+        (
+            paced({"ring": 0.02}),
+            {},
+            f"On this machine the hub {TWICE} the ring for this job.",
+        ),
+        (paced({}), {}, "On this machine hub and ring are equally fast for this job, within 3%."),
+        (
+            paced({"ring": 0.02}),
+            {"rows": ("ring", "ddp", "local")},
+            f"On this machine ddp {TWICE} the ring for this job.",
+        ),
+        (
+            paced({"ring": 0.02}),
+            {"seeds": (0,)},
+            "One seed cannot tell hub and ring apart; run at least three seeds.",
+        ),
+        (
+            paced({"ring": 0.02}),
+            {"workers": (4,), "link": LinkTable(rate=(1e9,))},
+            f"On the emulated machines the hub {TWICE} the ring for this job.",
+        ),
+        (
+            paced({"ring": 0.02}),
+            {"workers": (2, 4)},
+            "Of 2 settings, the hub wins in 2.",
+        ),
+        (paced({}), {"rows": ("ring",)}, "This experiment measured no two rows that can be compared."),
+        (
+            paced({}),
+            {"fault": FaultTable(rank=1, step=9)},
+            "This experiment measured no two rows that can be compared.",
+        ),
+    ],
+)
+def test_it_says_who_won_and_by_how_much(
+    tmp_path: Path, trainer: Replayed, changes: dict[str, Any], said: str
+) -> None:
+    assert answer(tmp_path, trainer, **changes) == said
+
+
+def test_a_difference_that_chance_can_explain_has_no_winner(tmp_path: Path) -> None:
+    said = answer(tmp_path, paced({"ring": 0.01}, {"ring": (1.5, 1.0, 1.3)}))
+    assert said.startswith("On this machine hub and ring show no clear difference for this job; about ")
+    assert said.endswith(" seeds would decide it.")
+
+
+def test_a_disturbed_machine_has_no_winner(tmp_path: Path) -> None:
+    trainer = paced({"ring": 0.005})
+    trainer.noise = Noise((0.0, 0.0), 0.4)
+    said = "other programs used 40% of the machine in 3 of 3 runs of hub-bsp"
+    assert answer(tmp_path, trainer) == f"Not decided on this machine: {said}."
+
+
+def test_rows_that_do_not_compute_the_same_have_no_winner(tmp_path: Path) -> None:
+    trainer = Replayed(parameters={f"n2 k1 ring seed{seed}": 1.5 for seed in SEEDS})
+    said = answer(tmp_path, trainer, rows=("ring", "hub-bsp"))
+    assert said == "No row is called faster, because rows that should compute the same do not: see the gate."
