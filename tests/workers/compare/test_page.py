@@ -75,7 +75,7 @@ def test_the_verdict_comes_first_and_the_sections_in_their_order(tree: Node) -> 
         "With 4 servers the hub beats the ring on 1\u00a0Gbit/s links by 17\u00a0%; with 1 or 2 it loses."
     ]
     assert [each.attributes["id"] for each in tree.all("section")] == [
-        *("gate", "accuracy", "loss", "throughput", "breakdown", "staleness"),
+        *("words", "gate", "accuracy", "loss", "throughput", "breakdown", "staleness"),
         *("scaling", "predictions", "bandwidth", "numbers", "noise", "repeat"),
     ]
 
@@ -191,7 +191,7 @@ def test_a_page_of_little_says_what_is_missing() -> None:
         "repeat",
     ]
     text = tree.text
-    assert "Not part of this experiment: progress by time, progress by samples, step time," in text
+    assert "Not part of this experiment: in words, progress by time, progress by samples, step time," in text
     assert "one seed" in text
     assert "no two synchronous rows ran" in text
 

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_leads_with_the_verdict_and_has_the_command(tmp_path: Path) -> None:
     results = compared(tmp_path)
     tree = html_tree(page(read(results)))
-    assert tree.one("h1").text.replace("\u00a0", " ") == results["verdict"][0]
+    assert tree.one("h1").text.replace("\u00a0", " ") == results["answer"]
     assert next(tree.all("code")).text == results["command"]
 
 

@@ -21,10 +21,11 @@ from hubring.workers.compare.page.sections.repeat import repeat
 from hubring.workers.compare.page.sections.scaling import scaling
 from hubring.workers.compare.page.sections.staleness import staleness
 from hubring.workers.compare.page.sections.throughput import throughput
-from hubring.workers.compare.page.sections.verdict import byline
+from hubring.workers.compare.page.sections.verdict import first, sentences
 from hubring.workers.compare.result.findings import Findings
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Material], Mapping[str, Any] | None]]] = {
+    "words": ("In words", sentences),
     "gate": ("Gate", gate),
     "accuracy": ("Progress by time", accuracy),
     "loss": ("Progress by samples", loss),
@@ -58,7 +59,7 @@ def page(findings: Findings) -> str:
         "report.html",
         style=Markup(style(__package__)),  # noqa: S704 - ours
         material=material,
-        byline=byline(material),
+        first=first(material),
         sections=[each for each in made if each[2] is not None],
         absent=[title.lower() for _, title, section in made if section is None],
     )

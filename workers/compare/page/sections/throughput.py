@@ -45,7 +45,7 @@ def throughput(material: Material) -> dict[str, Any]:
 
 
 def _figure(material: Material, panel: Panel, name: str) -> Figure:
-    bars = [_bar(material, entry) for entry in panel.entries]
+    bars = [bar(material, entry) for entry in panel.entries]
     reach = max((each.length.high for each in bars if each.length), default=1.0) or 1.0
     heads = ["row", *(material.figures[each].head for each in COLUMNS), "seeds"]
     lines = [_line(material, each) for each in panel.entries]
@@ -53,7 +53,8 @@ def _figure(material: Material, panel: Panel, name: str) -> Figure:
     return Figure(name, panel.title, "", {"bars": bars, "reach": reach}, table)
 
 
-def _bar(material: Material, entry: Entry) -> Bar:
+def bar(material: Material, entry: Entry) -> Bar:
+    """Returns the bar of one row."""
     speed = entry.number("samples_per_second")
     figure = material.figures["samples_per_second"]
     value = "speed withheld" if entry.withheld else "not measured"

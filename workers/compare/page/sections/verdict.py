@@ -1,9 +1,39 @@
-"""The line below the verdict."""
+"""The first screen: the answer in one sentence, one chart, and a table of three columns."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from hubring.ps.page.kit.figures import NOTHING
+from hubring.workers.compare.page.figure import Table
 from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.page.sections.throughput import bar
+from hubring.workers.compare.result.findings import Entry
+from hubring.workers.compare.result.ratio import ratio
 from hubring.workers.compare.result.setting_text import words
+
+
+def first(material: Material) -> dict[str, Any]:
+    """Returns the first screen, with the rows of the first setting."""
+    findings, panel = material.findings, material.panels[0]
+    base = next((each for each in panel.entries if each.row == "ring"), panel.entries[0])
+    bars = [bar(material, entry) for entry in panel.entries]
+    heads = ["row", material.figures["samples_per_second"].head, f"by {base.row}"]
+    lines = [[entry.row, _speed(material, entry), _against(entry, base)] for entry in panel.entries]
+    return {
+        "answer": findings.answer or next(iter(findings.verdict), "No verdict for this experiment."),
+        "title": panel.title,
+        "bars": [each for each in bars if each.length],
+        "reach": max((each.length.high for each in bars if each.length), default=1.0) or 1.0,
+        "table": Table(f"Speed with {panel.title}", heads, lines),
+        "byline": byline(material),
+    }
+
+
+def sentences(material: Material) -> dict[str, Any] | None:
+    """Returns the whole verdict; None if there is none."""
+    said = material.findings.verdict
+    return {"title": "The results in words", "sentences": said} if said else None
 
 
 def byline(material: Material) -> str:
@@ -18,3 +48,16 @@ def byline(material: Material) -> str:
     )
     parts = [material.goal.job, f"{rows} way{'s' if rows != 1 else ''} to train", where, seeds]
     return " · ".join(parts)
+
+
+def _speed(material: Material, entry: Entry) -> str:
+    return material.figures["samples_per_second"].interval(entry.number("samples_per_second"))
+
+
+def _against(entry: Entry, base: Entry) -> str:
+    """Returns a row's speed divided by that of the base row."""
+    mine, theirs = entry.number("samples_per_second"), base.number("samples_per_second")
+    if mine is None or theirs is None:
+        return NOTHING
+    found = ratio(mine.values, theirs.values)
+    return NOTHING if found is None else str(found)
