@@ -8,7 +8,7 @@ from hubring.ps.page.kit.figures import NOTHING
 from hubring.workers.compare.page.figure import Table
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.sections.throughput import bar
-from hubring.workers.compare.result.findings import Entry
+from hubring.workers.compare.result.findings import Entry, Findings
 from hubring.workers.compare.result.ratio import ratio
 from hubring.workers.compare.result.setting_text import words
 
@@ -18,7 +18,7 @@ def first(material: Material) -> dict[str, Any]:
     findings, panel = material.findings, material.panels[0]
     base = next((each for each in panel.entries if each.row == "ring"), panel.entries[0])
     bars = [bar(material, entry) for entry in panel.entries]
-    heads = ["row", material.figures["samples_per_second"].head, f"by {base.row}"]
+    heads = ["row", material.figures["samples_per_second"].head, f"times {base.row}"]
     lines = [[entry.row, _speed(material, entry), _against(entry, base)] for entry in panel.entries]
     return {
         "answer": findings.answer or next(iter(findings.verdict), "No verdict for this experiment."),
@@ -27,6 +27,7 @@ def first(material: Material) -> dict[str, Any]:
         "reach": max((each.length.high for each in bars if each.length), default=1.0) or 1.0,
         "table": Table(f"Speed with {panel.title}", heads, lines),
         "byline": byline(material),
+        "trust": _trust(material.findings),
     }
 
 
@@ -48,6 +49,19 @@ def byline(material: Material) -> str:
     )
     parts = [material.goal.job, f"{rows} way{'s' if rows != 1 else ''} to train", where, seeds]
     return " · ".join(parts)
+
+
+def _trust(findings: Findings) -> str:
+    """Returns whether to trust the answer: the gate, what disturbed the runs, and a row that ran twice."""
+    gate, noise = findings.gate, findings.noise
+    texts = []
+    if gate.pairs:
+        same = "computed the same" if gate.passed else "did not compute the same"
+        texts.append(f"Rows that should compute the same {same}.")
+    texts.append("Nothing disturbed the runs." if noise.quiet else "Some runs were disturbed.")
+    if noise.repeat is not None:
+        texts.append(f"Two runs of {noise.repeat.row} differ by {noise.floor - 1:.1%}.")
+    return " ".join(texts)
 
 
 def _speed(material: Material, entry: Entry) -> str:
