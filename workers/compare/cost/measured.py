@@ -59,7 +59,8 @@ def model_bytes(settings: Iterable[Setting], rows: Iterable[Entry]) -> int | Non
     """
     workers = {each.key: each.workers for each in settings}
     for row in rows:
-        sent, n = None if row.withheld else row.median("bytes_sent_per_step"), workers[row.setting]
+        shown = row.exact and not row.withheld
+        sent, n = row.median("bytes_sent_per_step") if shown else None, workers[row.setting]
         if sent and row.row.startswith("hub-"):
             return round(sent)
         if sent and row.row == "ring" and n > 1:

@@ -129,7 +129,7 @@ def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -
     """Returns the load of one exchange of the row on links and processors."""
     together = setting.link is None if job.together is None else job.together
     task = Task(
-        nbytes=job.model_bytes,
+        nbytes=round(job.model_bytes * reading.traffic),
         optimizer=job.optimizer,
         link=setting.link,
         together=together,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
 
+from hubring.ps.core import codecs
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment.row import OURS, Row
 from hubring.workers.compare.experiment.setting import Setting
@@ -17,6 +19,10 @@ RINGS = ("ddp", "ddp-gloo", "mpi", "gloo+sgd", "horovod")
 """Rows of peers that are allreduces around a ring."""
 HUBS: dict[str, Rule] = {"rpc": "bsp", "ray": "bsp"}
 """Rows of peers that have one server over a wire."""
+
+
+_SHARES = {"bf16": 1 / 2, "fp16": 1 / 2, "int8": 1 / 4, "sign": 1 / 32, "topk": 2.0}
+"""Bytes by codec, as a share of float32; for topk, of its fraction: each element comes with its index."""
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -31,6 +37,7 @@ class Reading(Struct, frozen=True, kw_only=True):
         steps: The hub steps; else the workers step.
         wire: Wire that the row sets; empty: the fastest that is available.
         colocated: Every worker's host has a shard.
+        traffic: Bytes that it sends and receives, as a share of those without compression.
     """
 
     name: str
@@ -41,6 +48,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     steps: bool = True
     wire: str = ""
     colocated: bool = False
+    traffic: float = 1.0
 
     @property
     def on_hub(self) -> bool:
@@ -77,7 +85,27 @@ def read(row: str | Row) -> Reading:
         steps="--aggregate" not in worker,
         wire=worker.get("--transport", ""),
         colocated="--colocate" in server,
+        traffic=_traffic(
+            worker.get("--compress"), both_ways="--topology" in worker or "--aggregate" in worker
+        ),
     )
+
+
+def _traffic(worker: Mapping[str, str]) -> float:
+    """Returns the share of bytes that the codec of a worker's flags leaves.
+
+    Raises:
+        UsageError: The share depends on the shapes of the model.
+    """
+    codec = worker.get("--compress")
+    if codec is None:
+        return 1.0
+    kind, argument = codecs.parse(codec)
+    if kind not in _SHARES:
+        raise UsageError(f"no model of --compress {codec}, whose size depends on the shapes of the model")
+    share = _SHARES[kind] * (argument or 1.0)
+    # The mean returns in the codec too, except from a hub that steps: it returns whole parameters.
+    return share if "--topology" in worker or "--aggregate" in worker else (1 + share) / 2
 
 
 def _found(name: str) -> Row:

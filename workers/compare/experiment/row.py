@@ -22,7 +22,8 @@ class Row:
         about: What it does, in one sentence.
         server: Flags for the server; None: no server.
         worker: Flags for every worker.
-        synchronous: It must produce the same parameters as one process with the whole batch.
+        synchronous: Its workers complete each step together.
+        exact: It must produce the same parameters as one process with the whole batch.
         peer: The peer that it runs; None: a row of Hubring.
     """
 
@@ -31,7 +32,13 @@ class Row:
     server: tuple[str, ...] | None
     worker: tuple[str, ...] = ()
     synchronous: bool = True
+    exact: bool = True
     peer: PeerRow | None = None
+
+    @property
+    def colocated(self) -> bool:
+        """Whether each worker starts a shard on its own host, so that the number of servers has no effect."""
+        return self.server is not None and "--colocate" in self.server
 
     @property
     def on_hub(self) -> bool:
@@ -52,6 +59,8 @@ class Row:
         A ring has no shards. A local process has no network and no worker to lose, and only its own host
         can be slow. With emulated compute it computes for all workers.
         """
+        if self.colocated:
+            return replace(setting, servers=1)
         if self.on_hub or (self.peer is not None and self.peer.served and not self.peer.leads):
             return setting
         if self.server is not None or self.peer is not None:
@@ -75,8 +84,15 @@ ROWS = {
             "the hub steps on arrival; no worker leads by more than 2 steps",
             ("--mode", "ssp", "--staleness", "2"),
             synchronous=False,
+            exact=False,
         ),
-        Row("hub-asp", "the hub steps on arrival; no worker waits", ("--mode", "asp"), synchronous=False),
+        Row(
+            "hub-asp",
+            "the hub steps on arrival; no worker waits",
+            ("--mode", "asp"),
+            synchronous=False,
+            exact=False,
+        ),
         Row("hub-aggregate", "the hub averages; every worker steps", ("--mode", "bsp"), ("--aggregate",)),
     )
 }
@@ -89,7 +105,39 @@ WIRED = {
 }
 """The hub over one transport, whatever the experiment sets: for a comparison of transports."""
 
-OURS = ROWS | WIRED
+VARIED = {
+    row.name: row
+    for row in (
+        Row(
+            "hub-backup",
+            "the hub does not wait for the slowest worker of a step",
+            ("--mode", "backup", "--backup", "1"),
+            synchronous=False,
+            exact=False,
+        ),
+        Row("hub-colocated", "hub-bsp with a shard on each worker's host", ("--mode", "bsp", "--colocate")),
+    )
+}
+"""Other ways to run a hub."""
+
+CODECS = ("bf16", "fp16", "int8", "sign", "topk:0.01", "powersgd:4")
+
+
+def _coded(way: str, codec: str) -> Row:
+    """Returns the ring, or the synchronous hub, with compressed gradients."""
+    worker = ["--compress", codec]
+    if way == "ring":
+        worker += ["--topology", "ring"]
+    elif codec.startswith("powersgd"):  # its two rounds produce a mean for the workers' own optimizers
+        worker += ["--aggregate"]
+    about = f"{'ring' if way == 'ring' else 'hub-bsp'} with gradients sent as {codec}"
+    return Row(f"{way}-{codec}", about, ("--mode", "bsp") if way == "hub" else (), tuple(worker), exact=False)
+
+
+CODED = {row.name: row for way in ("hub", "ring") for row in (_coded(way, codec) for codec in CODECS)}
+"""The synchronous hub and the ring with each codec of gradients."""
+
+OURS = ROWS | WIRED | VARIED | CODED
 
 EVERY = OURS | {peer.name: Row(peer.name, peer.about, None, peer=peer) for peer in PEERS.values()}
 """All rows including peers, some of which need their own libraries."""

@@ -48,7 +48,7 @@ def _contest(scope: Scope) -> tuple[str, str, Ratio] | None:
 
 
 def _hub_and_ring(rows: list[Entry]) -> tuple[str, str] | None:
-    hubs = [row.row for row in rows if row.synchronous and row.row.startswith("hub-")]
+    hubs = [row.row for row in rows if row.synchronous and row.exact and row.row.startswith("hub-")]
     return (chosen(hubs), "ring") if hubs and any(row.row == "ring" for row in rows) else None
 
 

@@ -110,7 +110,7 @@ def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Judgement:
     for setting in experiment.settings:
         turns = product(experiment.seeds, range(experiment.repeats)) if setting.fault is None else ()
         for seed, turn in turns:
-            asked = [Run(row.meets(setting), row, seed, turn) for row in experiment.ways if row.synchronous]
+            asked = [Run(row.meets(setting), row, seed, turn) for row in experiment.ways if row.exact]
             runs = [run for run in asked if not outcomes[run.label].diverged]
             fresh = [run for run in runs[1:] if (runs[0].label, run.label) not in found]
             for held in _against(runs[0], fresh, setting.key, outcomes, tolerance) if fresh else ():

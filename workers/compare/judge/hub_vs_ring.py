@@ -57,7 +57,9 @@ def _to_decide(ratio: Ratio) -> str:
 
 def hub_against_ring(scope: Scope) -> list[str]:
     """Compares the ring with a synchronous hub row, which computes the same."""
-    raced = [row.row for row in scope.rows if row.synchronous and row.number("samples_per_second")]
+    raced = [
+        row.row for row in scope.rows if row.synchronous and row.exact and row.number("samples_per_second")
+    ]
     hubs = [name for name in raced if name.startswith("hub-")]
     # After a fault, the speed includes the time to detect it.
     if "ring" not in raced or not hubs or scope.setting.fault:
@@ -172,7 +174,7 @@ def asynchronous(scope: Scope) -> list[str]:
     base = next((name for name in ("hub-bsp", "ring", "hub-aggregate") if name in scope.names), None)
     if base is None or scope.setting.workers < 2 or scope.setting.fault:
         return []
-    rows = [row.row for row in scope.rows if not row.synchronous]
+    rows = [row.row for row in scope.rows if not (row.synchronous and row.exact)]
     return [scope.say(text) for name in rows if (text := _gain(scope, name, base))]
 
 

@@ -46,6 +46,7 @@ def summarise(
             row=row.name,
             about=row.about,
             synchronous=row.synchronous,
+            exact=row.exact,
             emulated=row.meets(setting).emulated,
             seeds=list(experiment.seeds),
             withheld=withheld,

@@ -62,7 +62,8 @@ class Entry(Struct, frozen=True, kw_only=True):
         setting: Key of the setting.
         row: Name of the row.
         about: What the row does, in one sentence.
-        synchronous: It must produce the same parameters as one process with the whole batch.
+        synchronous: Its workers complete each step together.
+        exact: It must produce the same parameters as one process with the whole batch.
         emulated: Workers slept for part of every step.
         seeds: Seeds in the order of all values.
         withheld: Why no speed is shown; None: speeds are shown.
@@ -77,6 +78,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     row: str
     about: str = ""
     synchronous: bool
+    exact: bool = True
     emulated: bool = False
     seeds: list[int] = []
     withheld: str | None = None

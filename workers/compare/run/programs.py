@@ -42,7 +42,7 @@ class Programs:
     @property
     def apart(self) -> int:
         """Number of shards on other hosts than the server's."""
-        return self.run.setting.servers - 1 if self.hosts.apart else 0
+        return self.run.setting.servers - 1 if self.hosts.apart and not self.run.row.colocated else 0
 
     def record(self, rank: int) -> Path:
         """Returns the file of a worker's reports."""
@@ -67,7 +67,9 @@ class Programs:
         """Returns the command of the coordinator and the shards on its host."""
         row, setting = self.run.row, self.run.setting
         assert row.server is not None
-        flags = {"port": 0, "workers": setting.workers, "shards": setting.servers - self.apart}
+        flags: dict[str, object] = {"port": 0, "workers": setting.workers}
+        if not row.colocated:
+            flags["shards"] = setting.servers - self.apart
         if self.experiment.slice_bytes is not None:
             flags["slice-bytes"] = self.experiment.slice_bytes
         words = _spell({**flags, "address-file": self.address_file, "trace": self.traces})

@@ -94,3 +94,18 @@ def test_efficiency_is_the_part_that_computes() -> None:
     assert predicted.efficiency == pytest.approx(0.1 / predicted.step_seconds)
     assert predicted.samples_per_second == pytest.approx(4 * 32 / predicted.step_seconds)
     assert predicted.bound == "link"
+
+
+@pytest.mark.parametrize(
+    ("row", "share"),
+    [("ring-int8", 1 / 4), ("hub-int8", 5 / 8), ("ring-topk:0.01", 0.02), ("hub-bf16", 3 / 4), ("ring", 1.0)],
+)
+def test_a_codec_leaves_its_share_of_the_bytes(row: str, share: float) -> None:
+    assert reading_of(row).traffic == pytest.approx(share)
+
+
+def test_the_size_of_powersgd_is_not_guessed() -> None:
+    with pytest.raises(
+        UsageError, match="no model of --compress powersgd:4, whose size depends on the shapes"
+    ):
+        reading_of("ring-powersgd:4")
