@@ -85,9 +85,7 @@ def read(row: str | Row) -> Reading:
         steps="--aggregate" not in worker,
         wire=worker.get("--transport", ""),
         colocated="--colocate" in server,
-        traffic=_traffic(
-            worker.get("--compress"), both_ways="--topology" in worker or "--aggregate" in worker
-        ),
+        traffic=_traffic(worker),
     )
 
 

@@ -105,7 +105,5 @@ def test_a_codec_leaves_its_share_of_the_bytes(row: str, share: float) -> None:
 
 
 def test_the_size_of_powersgd_is_not_guessed() -> None:
-    with pytest.raises(
-        UsageError, match="no model of --compress powersgd:4, whose size depends on the shapes"
-    ):
+    with pytest.raises(UsageError, match="no model of --compress powersgd:4, whose size depends"):
         reading_of("ring-powersgd:4")
