@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.model import formulas
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.exchange_terms import Way
@@ -106,6 +107,11 @@ def predict(
     reading = row if isinstance(row, Reading) else read(row)
     if reading.alone:
         setting = _of_one(setting)
+    if reading.backup and setting.workers <= reading.backup:
+        raise UsageError(
+            f"row {reading.name} waits for all but {reading.backup} of the workers, and there are only"
+            f" {setting.workers}; predict it for more workers"
+        )
     way = way_of(constants, reading, setting, job)
     computing = job.compute + (setting.compute or 0.0)
     shown = computing - _hidden(way, setting.workers, job)

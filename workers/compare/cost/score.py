@@ -131,6 +131,7 @@ class Score:
             and point.setting == replace(first.setting, workers=point.setting.workers)
         }
         counts = sorted(speeds.keys() | _doublings(BEYOND * max(speeds)))
+        counts = [count for count in counts if count > first.reading.backup]
         settings = [replace(first.setting, workers=count) for count in counts]
         predicted = [self.predict(first.reading, setting).samples_per_second for setting in settings]
         return Scaling(first.row, counts, [speeds.get(count) for count in counts], predicted)

@@ -107,3 +107,9 @@ def test_a_codec_leaves_its_share_of_the_bytes(row: str, share: float) -> None:
 def test_the_size_of_powersgd_is_not_guessed() -> None:
     with pytest.raises(UsageError, match="no model of --compress powersgd:4, whose size depends"):
         reading_of("ring-powersgd:4")
+
+
+def test_a_hub_that_would_wait_for_no_worker_is_refused() -> None:
+    with pytest.raises(UsageError, match="waits for all but 1 of the workers, and there are only 1"):
+        predict(CONSTANTS, "hub-backup", Setting(workers=1), JOB)
+    assert predict(CONSTANTS, "hub-backup", Setting(workers=2), JOB).step_seconds > 0
