@@ -33,6 +33,7 @@ class Reporter:
         job, config, checkpoints = hub.job, hub.config, hub.checkpoints
         return {
             "version": self._version,
+            "pid": os.getpid(),
             "protocol": PROTOCOL,
             "seconds_up": round(now - self._began, 3),
             "job": job.name,

@@ -132,7 +132,7 @@ def test_the_hub_outlives_a_worker_and_a_ring_does_not(cluster: Cluster, tmp_pat
         cluster.worker(address, "--rank", "0", *words),
         cluster.worker(address, "--rank", "1", "--record", str(record), *words),
     ]
-    with Loss(Fault(rank=1, step=10), record, workers[1].process.pid) as loss:
+    with Loss(Fault(rank=1, step=10), record, lambda: workers[1].process.pid) as loss:
         os.waitid(os.P_PID, workers[1].process.pid, os.WEXITED | os.WNOWAIT)
     go.touch()
     codes = [worker.wait() for worker in workers]

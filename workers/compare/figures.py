@@ -73,4 +73,6 @@ def figures(samples: str, metric: str) -> dict[str, Figure]:
         "staleness_max": Figure("staleness, max over all seeds", write="{:g}".format, worst=True),
         "memory_mb": Figure("memory", "MB"),
         "cpu_ms_per_step": Figure("CPU a step", "ms"),
+        "pause_seconds": Figure("pause after the loss", "s"),
+        "lost_steps": Figure("steps repeated after the loss"),
     }

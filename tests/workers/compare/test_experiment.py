@@ -105,7 +105,7 @@ def test_flags_of_stragglers_and_losses_leave_alone_what_they_do_not_name(tmp_pa
         ({"straggler_ranks": "1"}, "--straggler-ranks 1: .* add --straggler KIND:SECONDS"),
         ({"straggler": "20ms", "straggler_ranks": "{x}"}, "--straggler-ranks {x}: expected a whole number"),
         ({"straggler": "20ms", "straggler_ranks": "0,2"}, "rank 2 of 2 workers; expected a rank from 0 to 1"),
-        ({"kill": "1"}, "--kill 1: expected RANK@STEP, both counted from 0; 1@100 kills"),
+        ({"kill": "1"}, "--kill 1: expected RANK@STEP, both counted from 0, as in 1@100, which kills"),
         ({"kill": "1@"}, "--kill 1@: expected RANK@STEP"),
         ({"kill": "-1@5"}, "--kill -1@5: expected RANK@STEP"),
         ({"kill": "2@5"}, "rank 2 of 2 workers; expected a rank from 0 to 1"),

@@ -69,7 +69,8 @@ def run(
         str | None, typer.Option(help="ranks of the slow workers, comma-separated [all]")
     ] = None,
     kill: Annotated[
-        str | None, typer.Option(help="kill a worker before one of its steps, RANK@STEP: 1@100 [none]")
+        str | None,
+        typer.Option(help="kill a process before a step: 1@100 (worker 1), shard0@100 [none]"),
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="limit of one run in seconds [600]")] = None,
     alone: Annotated[bool, typer.Option("--alone", help="ignore any launcher; run on this host")] = False,

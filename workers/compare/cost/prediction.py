@@ -163,7 +163,8 @@ def _of_one(setting: Setting) -> Setting:
 
 def _alike(reading: Reading, setting: Setting) -> bool:
     slow = setting.straggler is not None and setting.straggler.seconds > 0
-    return not slow and setting.fault is None and reading.rule != "backup"
+    lost = setting.fault is not None and setting.fault.worker is not None
+    return not slow and not lost and reading.rule != "backup"
 
 
 class _Found(NamedTuple):
@@ -206,7 +207,7 @@ def _scene(reading: Reading, setting: Setting, way: Way, compute: float, steps: 
         staleness=reading.staleness,
         backup=reading.backup,
         straggler=setting.straggler,
-        fault=setting.fault,
+        fault=setting.fault if setting.fault and setting.fault.worker is not None else None,
         steps=steps,
         seed=seed,
     )

@@ -19,7 +19,7 @@ from hubring.ps.config.settings import flag
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment.job import Job, find
 from hubring.workers.compare.experiment.row import ROWS, Row, select
-from hubring.workers.compare.experiment.setting import Fault, Link, Setting
+from hubring.workers.compare.experiment.setting import Fault, Link, Setting, Victim
 from hubring.workers.slowdown.straggler import Straggler
 
 Positive = Annotated[float, Meta(gt=0, description="a number above 0")]
@@ -55,9 +55,11 @@ class StragglerTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class FaultTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[fault]`: the worker to kill, and before which of its steps."""
+    """`[fault]`: the process to kill, and before which step."""
 
-    rank: Whole
+    victim: Victim = "worker"
+    rank: Whole = 0
+    """Rank of the worker, or number of the shard or of its standby."""
     step: Whole
     baseline: bool = False
     """Also run everything without the fault."""
@@ -155,7 +157,8 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"{'row hub-shm' if 'hub-shm' in self.rows else 'transport = shm'} with [link]: shared memory"
                 " does not use the link; use zmq or grpc, or remove [link]"
             )
-        if self.fault is not None and (self.fault.rank == 0 or self.fault.step < 2):
+        measures = self.fault is not None and self.fault.victim == "worker" and self.fault.rank == 0
+        if self.fault is not None and (measures or self.fault.step < 2):
             raise UsageError(
                 f"[fault] rank = {self.fault.rank}, step = {self.fault.step}: expected a rank from 1 (rank 0"
                 " measures the model) and a step from 2 (the worker must complete two steps to be measured)"
@@ -168,7 +171,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 continue
             if self.link is not None and not row.peer.linked:
                 raise UsageError(f"row {row.name} needs one machine; remove the row or the link")
-            if self.fault is not None:
+            if self.fault is not None and self.fault.victim == "worker":
                 raise UsageError(
                     f"row {row.name} does not survive a lost worker; remove the row"
                     " or the fault ([fault], --kill)"
@@ -277,7 +280,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def _faults(self) -> list[Fault | None]:
         if self.fault is None:
             return [None]
-        fault = Fault(rank=self.fault.rank, step=self.fault.step)
+        fault = Fault(victim=self.fault.victim, rank=self.fault.rank, step=self.fault.step)
         return [None, fault] if self.fault.baseline else [fault]
 
     def _computes(self) -> list[float | None]:

@@ -6,6 +6,7 @@ A single value can replace a list, and a quantity can have a unit.
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Mapping
 from importlib.resources import files
@@ -161,13 +162,13 @@ def _straggler(text: str) -> tuple[str, dict[str, object]]:
 
 
 def _kill(text: str) -> tuple[str, dict[str, object]]:
-    rank, at, step = text.partition("@")
-    if not (at and rank.isdecimal() and step.isdecimal()):
+    found = re.fullmatch(r"(shard|standby|coordinator)?([0-9]*)@([0-9]+)", text)
+    if found is None or not (found[1] or found[2]):
         raise UsageError(
-            f"--kill {text}: expected RANK@STEP, both counted from 0; 1@100 kills the worker of rank 1"
-            " before its step 100"
+            f"--kill {text}: expected RANK@STEP, both counted from 0, as in 1@100, which kills the worker of"
+            " rank 1 before its step 100; or shard0@100, standby0@100 or coordinator@100"
         )
-    return "fault", {"rank": int(rank), "step": int(step)}
+    return "fault", {"victim": found[1] or "worker", "rank": int(found[2] or 0), "step": int(found[3])}
 
 
 _SEVERAL = {"straggler": _straggler, "kill": _kill}

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment.choice import chosen
-from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.experiment.setting import Fault, Setting
 from hubring.workers.peers.rows import PEERS, PeerRow
 
 
@@ -53,12 +53,23 @@ class Row:
         """Returns the number of workers of this row where the setting has `asked`."""
         return 1 if self.server is None and self.peer is None else asked
 
+    def _has(self, fault: Fault) -> bool:
+        """Whether the row has a process that can be the fault's victim."""
+        if fault.victim == "worker":
+            return self.server is not None or self.peer is not None
+        if fault.victim == "standby":
+            return self.server is not None and "--standby" in self.server
+        return self.on_hub if fault.victim == "shard" else self.server is not None
+
     def meets(self, setting: Setting) -> Setting:
         """Returns the part of a setting that affects this row, so that no run is repeated.
 
         A ring has no shards. A local process has no network and no worker to lose, and only its own host
-        can be slow. With emulated compute it computes for all workers.
+        can be slow. With emulated compute it computes for all workers. A process that the row does not have
+        cannot be killed.
         """
+        if setting.fault is not None and not self._has(setting.fault):
+            return self.meets(replace(setting, fault=None))
         if self.colocated:
             return replace(setting, servers=1)
         if self.on_hub or (self.peer is not None and self.peer.served and not self.peer.leads):

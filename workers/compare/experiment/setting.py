@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -40,19 +40,35 @@ class Link(Struct, frozen=True, kw_only=True):
         return " ".join(words)
 
 
+Victim = Literal["worker", "shard", "standby", "coordinator"]
+
+
 class Fault(Struct, frozen=True, kw_only=True):
-    """A worker that is killed.
+    """A process that is killed.
 
     Attributes:
-        rank: Its rank.
-        step: It is killed before this step, counted from 0.
+        victim: What it is. A row without such a process is not disturbed.
+        rank: Its rank or number; 0 for the coordinator.
+        step: It is killed before this step of the victim, or of rank 0 if it takes no steps; counted from 0.
     """
 
-    rank: int
+    victim: Victim = "worker"
+    rank: int = 0
     step: int
 
+    @property
+    def words(self) -> str:
+        """Returns the process in words."""
+        return self.victim if self.victim == "coordinator" else f"{self.victim} {self.rank}"
+
+    @property
+    def worker(self) -> int | None:
+        """The rank of the worker that is lost; None if it is another process."""
+        return self.rank if self.victim == "worker" else None
+
     def __str__(self) -> str:
-        return f"kill{self.rank}@{self.step}"
+        victim = "" if self.victim == "worker" else self.victim
+        return f"kill{victim}{self.rank}@{self.step}"
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -64,7 +80,7 @@ class Setting(Struct, frozen=True, kw_only=True):
         servers: Shard processes of the hub; with a link, each has its own host.
         link: Link of each host; None: all processes run on this machine over loopback.
         straggler: Slow workers; None: none.
-        fault: The worker to kill; None: none.
+        fault: The process to kill; None: none.
         compute: Seconds that every worker sleeps in every step to emulate a GPU; None: no emulation.
     """
 
@@ -79,11 +95,17 @@ class Setting(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 1:
             raise UsageError(f"{self.workers} workers, {self.servers} servers; expected at least 1 of each")
-        for rank in (*self._ranks, *([self.fault.rank] if self.fault else [])):
+        lost = None if self.fault is None else self.fault.worker
+        for rank in (*self._ranks, *([] if lost is None else [lost])):
             if not 0 <= rank < self.workers:
                 raise UsageError(
                     f"rank {rank} of {self.workers} workers; expected a rank from 0 to {self.workers - 1}"
                 )
+        if self.fault is not None and lost is None and self.fault.rank >= self.servers:
+            raise UsageError(
+                f"{self.fault.words} of {self.servers} servers; expected a number from 0 to"
+                f" {self.servers - 1}"
+            )
         force_setattr(self, "key", self._key)
 
     @property

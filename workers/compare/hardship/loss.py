@@ -1,8 +1,8 @@
-"""Loss of a worker: it is killed from outside without warning, as when a host dies.
+"""Loss of a process: it is killed from outside without warning, as when a host dies.
 
-Law: the worker's record shows how many steps it has completed. When it reaches the fault's step, the worker
-gets SIGKILL. It can complete more steps between its report and the signal, so `Loss.step` holds the last
-reported step rather than the fault's.
+Law: a worker's record shows how many steps it has completed. When it reaches the fault's step, the victim
+gets SIGKILL. The worker can complete more steps between its report and the signal, so `Loss.step` holds the
+last reported step rather than the fault's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,22 +24,22 @@ LOOK_SECONDS = 0.002
 
 
 class Loss:
-    """Watches a worker's record during the `with` block and kills the worker at its step.
+    """Watches a worker's record during the `with` block and kills the victim at its step.
 
     Args:
         fault: When to kill it.
         record: The file that the worker writes.
-        pid: The worker's process, a child of this one that was not waited for yet.
+        find: Returns the victim's process, once the step is reached.
 
     Attributes:
-        step: Last reported step when it was killed; None: it ended before its step, so no worker was lost.
+        step: Last reported step when it was killed; None: it ended before its step, so nothing was lost.
     """
 
-    def __init__(self, fault: Fault, record: Path, pid: int) -> None:
+    def __init__(self, fault: Fault, record: Path, find: Callable[[], int]) -> None:
         self.step: int | None = None
         self._fault = fault
         self._record = record
-        self._process = os.pidfd_open(pid)  # still refers to it if the id is reused
+        self._find = find
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="loss", daemon=True)
 
@@ -52,7 +52,6 @@ class Loss:
     ) -> None:
         self._over.set()
         self._thread.join()
-        os.close(self._process)
 
     def _watch(self) -> None:
         while not self._record.exists():
@@ -67,18 +66,20 @@ class Loss:
                     return
 
     def _kill(self, step: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, so no worker was lost
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, so nothing was lost
+            os.kill(self._find(), signal.SIGKILL)
             self.step = step
 
 
-def outlived(codes: Sequence[int], results: Sequence[Mapping[str, Any] | None], lost: int) -> str | None:
-    """Returns what a run lost besides the killed worker.
+def outlived(
+    codes: Sequence[int], results: Sequence[Mapping[str, Any] | None], lost: int | None
+) -> str | None:
+    """Returns what a run lost besides the killed process.
 
     Args:
         codes: Every worker's exit code, by rank; negative for a signal.
         results: Every worker's last line, by rank; None where it printed none.
-        lost: Rank of the killed worker.
+        lost: Rank of the killed worker; None if another process was killed.
 
     Returns:
         None if all other workers finished; else what failed, for a table.

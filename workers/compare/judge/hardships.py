@@ -52,4 +52,12 @@ def _survived(scope: Scope, fault: Fault) -> list[str]:
     ]
     if not rows:
         return []
-    return [scope.say(f"{listed(rows)} finished without worker {fault.rank}.")]
+    left = "without" if fault.victim == "worker" else "after the loss of"
+    said = [scope.say(f"{listed(rows)} finished {left} {fault.words}.")]
+    for name in rows:
+        pause, lost = scope.number(name, "pause_seconds"), scope.number(name, "lost_steps")
+        if pause is not None and lost is not None:
+            said.append(
+                scope.say(f"{name} paused for {pause.median:.2f} s and repeated {lost.median:g} steps.")
+            )
+    return said

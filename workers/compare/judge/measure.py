@@ -18,6 +18,9 @@
 - queue_ms, apply_ms, read_wait_ms: time of a push in a shard's queue behind others that arrived with it; time
   to read, apply and answer it; time for which its answer was held back by the mode, which waits for other
   workers. Mean over pushes.
+- pause_seconds: after a process was killed, the longest time between two reports of a worker that goes on,
+  less its median step; the maximum over workers. lost_steps: steps that rank 0 took again, because their
+  results were lost.
 - staleness: updates by other workers between a worker's read and its own update; mean over pushes, then over
   workers, and the maximum of all.
 - memory_mb: peak resident memory of a worker. cpu_ms_per_step: processor time of a worker / its steps. Mean
@@ -39,6 +42,7 @@ from typing import Any, NamedTuple
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.experiment.job import Job
+from hubring.workers.compare.experiment.setting import Fault
 from hubring.workers.compare.result.numbers import NAMES
 from hubring.workers.compare.run.outcome import EARLY, NOT_FINITE, Line, Outcome
 
@@ -66,6 +70,8 @@ def measure(outcome: Outcome, job: Job, warmup: int | None = None) -> Numbers:
     _check(outcome, job)
     numbers |= _speed(outcome, job, warmup) | _progress(outcome, job)
     numbers |= _of_workers(outcome) | _of_shards(outcome)
+    if outcome.run.setting.fault is not None:
+        numbers |= _of_loss(outcome, outcome.run.setting.fault)
     return numbers
 
 
@@ -251,6 +257,21 @@ def _of_shards(outcome: Outcome) -> Numbers:
         "apply_ms": 1e3 * sum(shard["handled_seconds"] for shard in shards) / pushes,
         "read_wait_ms": 1e3 * held / pushes,
     }
+
+
+def _of_loss(outcome: Outcome, fault: Fault) -> Numbers:
+    """Returns how long training stood still after a process was killed, and what was lost."""
+    pauses = []
+    for rank, record in enumerate(outcome.records):
+        if rank == fault.worker:
+            continue
+        steps = steps_of(record)
+        seconds = [line["seconds"] - before["seconds"] for before, line in pairwise(steps)]
+        after = [took for took, line in zip(seconds, steps[1:], strict=True) if line["step"] > fault.step]
+        pauses += [max(after) - median(seconds)] if after else []
+    again = [before["step"] + 1 - line["step"] for before, line in pairwise(steps_of(outcome.records[0]))]
+    lost = sum(max(0, each) for each in again)
+    return {"pause_seconds": max(0.0, *pauses) if pauses else None, "lost_steps": float(lost)}
 
 
 def _present(outcome: Outcome) -> list[Mapping[str, Any]]:

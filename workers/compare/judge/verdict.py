@@ -44,7 +44,7 @@ def _failed(scope: Scope) -> list[str]:
     fault = scope.setting.fault
     if fault is None:
         return [scope.say(f"{name} failed in {why}.") for name, why in failed.items()]
-    loss = f"worker {fault.rank} was lost at step {fault.step}"
+    loss = f"{fault.words} was lost at step {fault.step}"
     return [scope.say(f"{name} failed after {loss}, in {why}.") for name, why in failed.items()]
 
 

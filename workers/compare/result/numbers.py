@@ -15,12 +15,14 @@ SPEEDS = (
     "queue_ms",
     "apply_ms",
     "cpu_ms_per_step",
+    "pause_seconds",
 )
 """Numbers that are withheld if a row computed something else than it should."""
 
 NAMES = (
     *SPEEDS,
     "samples_to_target",
+    "lost_steps",
     "final_loss",
     "final_metric",
     "bytes_sent_per_step",

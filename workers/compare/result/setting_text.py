@@ -81,7 +81,7 @@ def _straggler(slow: Straggler) -> str:
 
 
 def _fault(fault: Fault) -> str:
-    return f"worker {fault.rank} killed before step {fault.step}"
+    return f"{fault.words} killed before step {fault.step}"
 
 
 def _ms(seconds: float) -> str:
@@ -172,7 +172,7 @@ def _words(setting: Setting) -> list[str]:
         words += [f"{_ms(link.latency)} of latency"] if link.latency else []
     words += [straggler(setting.straggler)] if setting.straggler else []
     if fault := setting.fault:
-        words.append(f"worker {fault.rank} killed at step {fault.step}")
+        words.append(f"{fault.words} killed at step {fault.step}")
     words += [] if setting.compute is None else [f"{_ms(setting.compute)} of emulated compute"]
     return words
 

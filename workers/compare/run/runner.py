@@ -18,6 +18,7 @@ from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import HubringError
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.experiment.setting import Fault
 from hubring.workers.compare.hardship.loss import Loss, outlived
 from hubring.workers.compare.run import timeline
 from hubring.workers.compare.run.child_reaper_start import Lifeline
@@ -87,15 +88,16 @@ class Runner:
             with self._processes(run, folder) as processes:
                 server, team = _start(programs, processes)
                 try:
-                    _await_end(programs, processes, team, progress)
+                    _await_end(programs, processes, server, team, progress)
                 except HubringError as error:  # the last lines show whether training diverged
                     broken = error
-            victim = run.setting.fault.rank if run.setting.fault else None
+            victim = run.setting.fault.worker if run.setting.fault else None
             results, last = _last_lines(programs, server, team, victim, partly=broken is not None)
         diverged = divergence(results, last)
         if broken is not None and diverged is None:
             raise broken
-        lost = None if victim is None else outlived([each.code or 0 for each in team], results, victim)
+        codes = [each.code or 0 for each in team]
+        lost = None if run.setting.fault is None else outlived(codes, results, victim)
         timeline.merge(programs.traces, folder / "trace.json")
         shutil.rmtree(programs.traces, ignore_errors=True)  # a peer can have none
         outcome = Outcome(
@@ -189,32 +191,50 @@ def _await_shards(programs: Programs, processes: Processes, address: str) -> Non
         processes.pause(f"all {wanted} shards")
 
 
-def _status(programs: Programs, address: str) -> dict[str, list[object]]:
+def _status(programs: Programs, address: str) -> dict[str, Any]:
     answer = subprocess.run(programs.status(address), capture_output=True, text=True, check=False)
     try:
-        status: dict[str, list[object]] = json.loads(answer.stdout.splitlines()[-1])
+        status: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     except (IndexError, ValueError) as cause:
         raise HubringError(f"the server at {address} does not report its status: {answer.stderr}") from cause
     return status
 
 
-def _await_end(programs: Programs, processes: Processes, team: list[RunProcess], progress: Progress) -> None:
-    """Waits until all have ended; kills the worker of the setting's fault."""
+def _await_end(
+    programs: Programs,
+    processes: Processes,
+    server: RunProcess | None,
+    team: list[RunProcess],
+    progress: Progress,
+) -> None:
+    """Waits until all have ended; kills the process of the setting's fault."""
     fault = programs.run.setting.fault
     if fault is None:
         _watch(programs, processes, progress)
         return
     for process in processes.started:
         process.expendable = True  # their failures are part of the result
-    pid = team[fault.rank].pid
-    assert pid is not None, "a fault on another machine"
-    with Loss(fault, programs.record(fault.rank), pid) as loss:
+    watched = 0 if fault.worker is None else fault.worker
+    with Loss(fault, programs.record(watched), lambda: _pid(programs, fault, team)) as loss:
         _watch(programs, processes, progress)
     if loss.step is None:
         raise HubringError(
-            f"{programs.run.label}: worker {fault.rank} ended before it could be killed at step {fault.step};"
-            f" set an earlier step. {team[fault.rank].tail()}"
+            f"{programs.run.label}: {fault.words} ended before it could be killed at step {fault.step};"
+            f" set an earlier step. {(server or team[watched]).tail()}"
         )
+
+
+def _pid(programs: Programs, fault: Fault, team: list[RunProcess]) -> int:
+    """Returns the process to kill, on this machine."""
+    if fault.worker is not None:
+        pid = team[fault.worker].pid
+        assert pid is not None, "a fault on another machine"
+        return pid
+    status = _status(programs, programs.address_file.read_text().strip())
+    if fault.victim == "coordinator":
+        return int(status["pid"])
+    shard = next(each for each in status["shards"] if each["shard"] == fault.rank)
+    return int(shard["pid"] if fault.victim == "shard" else shard["standby"]["pid"])
 
 
 def _watch(programs: Programs, processes: Processes, progress: Progress) -> None:

@@ -58,3 +58,31 @@ def test_it_says_who_did_not_survive_a_loss_and_who_did(tmp_path: Path) -> None:
     assert "ring failed after worker 1 was lost at step 9, in 3 of 3 runs: the ring broke." in said
     assert "hub-bsp finished without worker 1." in said
     assert "images/s" not in said
+
+
+def test_it_says_how_long_a_row_paused_and_what_it_lost(tmp_path: Path) -> None:
+    def records(run: Run) -> list[Line]:
+        lines = record(0.01, pause=0.0)
+        if run.setting.fault is None or run.row.name != "hub-bsp":
+            return lines
+        return [{**line, "seconds": line["seconds"] + 1.5 * (line["step"] > 40)} for line in lines]
+
+    fault = FaultTable(victim="shard", rank=0, step=40)
+    said = verdict(tmp_path, Replayed(records=records), rows=("ring", "hub-bsp"), fault=fault)
+    assert "ring and hub-bsp finished after the loss of shard 0." in said
+    assert "hub-bsp paused for 1.50 s and repeated 0 steps." in said
+    assert "ring paused" not in said, "a ring has no shard"
+
+
+def test_steps_that_are_taken_again_are_lost(tmp_path: Path) -> None:
+    def records(run: Run) -> list[Line]:
+        lines = record(0.01, pause=0.0)
+        again = [line for line in lines if line["step"] <= 30 or "epoch" not in line]
+        return [
+            *(line for line in again if line["step"] <= 40),
+            *(line for line in again if line["step"] > 30),
+        ]
+
+    fault = FaultTable(victim="coordinator", step=40)
+    said = verdict(tmp_path, Replayed(records=records), rows=("hub-bsp", "ring"), fault=fault)
+    assert "repeated 10 steps." in said
