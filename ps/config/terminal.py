@@ -1,4 +1,8 @@
-"""Runs a program from its command line, and prints its result. An invalid command line also has a result."""
+"""Runs a program from its command line, and prints its result. An invalid command line also has a result.
+
+Law: where standard output is not a terminal, or with `--json`, its last line is one JSON object. On a
+terminal it is a short summary.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,22 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
+from typer.main import get_command
 
 from hubring.ps.core.errors import HubringError
+
+MOST_METRICS = 4
+"""How many metrics a summary has."""
+
+_PLACES = ("checkpoint", "calibration", "trace", "path")
+"""Keys of a result that name a file or folder."""
+
+_json = False
+"""Whether the user asked for JSON."""
 
 
 def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsewhere: str = "") -> None:
@@ -23,8 +37,10 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
         argv: The arguments; None for the process's arguments.
         elsewhere: A hint for an unknown option: where it may belong.
     """
+    command = get_command(app)
+    _offer_json(command)
     try:
-        code = app(argv, prog_name=name, standalone_mode=False)
+        code = command.main(argv, prog_name=name, standalone_mode=False)
     except TyperException as error:
         hints = [f"see {name} --help"]
         if elsewhere and type(error).__name__ == "NoSuchOption":  # typer exports no such class
@@ -37,6 +53,38 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
         if argv is None:
             ignore_stop_signals()
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _offer_json(command: Any) -> None:
+    """Adds the option `--json` to a command, or to all commands of a group, that do not have it."""
+    if commands := getattr(command, "commands", None):
+        for one in commands.values():
+            _offer_json(one)
+    elif all("--json" not in option.opts for option in command.params):
+        command.params.append(_json_option())
+
+
+def _json_option() -> Any:
+    """Returns the option, taken from a command that has no other one."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def result(
+        as_json: Annotated[
+            bool,
+            typer.Option("--json", callback=_ask_for_json, help="print the result as JSON on a terminal too"),
+        ] = False,
+    ) -> None:
+        pass
+
+    option = get_command(app).params[0]
+    option.expose_value = False
+    return option
+
+
+def _ask_for_json(given: bool) -> None:
+    global _json
+    _json = given
 
 
 def version_option(*short: str) -> Any:
@@ -86,8 +134,22 @@ def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:
 
 def last_line(result: Mapping[str, Any]) -> None:
     """Prints a program's result in one write, because the workers of a launcher can share an output."""
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.stdout.flush()
+    text = json.dumps(result) if _json or not sys.stdout.isatty() else summary(result)
+    if text:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """Returns a result for a person; empty if standard error has said it all, as for errors."""
+    parts = []
+    if "steps" in result and not result.get("error"):
+        seconds = result.get("seconds")
+        parts.append(f"{result['steps']} steps" + (f" in {seconds:.1f} s" if seconds else ""))
+        metrics = list(result.get("metrics", {}).items())[:MOST_METRICS]
+        parts += [f"{name} {value:.6g}" for name, value in metrics if isinstance(value, int | float)]
+    parts += [f"{name}: {result[name]}" for name in _PLACES if result.get(name)]
+    return ", ".join(parts)
 
 
 def unwind_on_sigterm() -> None:
