@@ -51,7 +51,10 @@ def test_a_stop_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("--job", "ps-test: No such option: --job (Possible options: --json); see ps-test --help; that one is the server's"),
+        (
+            "--job",
+            "ps-test: No such option: --job (Possible options: --json); see ps-test --help; that one is the server's",
+        ),
         ("--near=x", "valid integer"),
     ],
 )

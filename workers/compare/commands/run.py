@@ -150,8 +150,7 @@ def _here(experiment: Experiment, folder: Path) -> Findings:
     comparison = Comparison.begin(experiment, folder, typed())
     for missing in comparison.missing:
         hosts.check(missing.setting)  # before the calibration, which takes a minute
-    labels = [run.label for run in runs(experiment)]
-    with Lifeline() as lifeline, Screen(labels) as screen:
+    with Lifeline() as lifeline, Screen(runs(experiment)) as screen:
         measure = partial(calibrate, report=screen.calibrating)
         return comparison.run(Runner(experiment, lifeline), screen, measure)
 
@@ -165,10 +164,9 @@ def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> Findings:
     from hubring.workers.compare.run.child_reaper_start import Lifeline
     from hubring.workers.compare.run.runner import Runner
 
-    labels = [run.label for run in runs(experiment)]
     with conduct(task, folder) as site:
         comparison = Comparison.begin(experiment, folder, typed(), site.machine)
-        with Lifeline() as lifeline, Screen(labels) as screen:
+        with Lifeline() as lifeline, Screen(runs(experiment)) as screen:
             found = comparison.run(Runner(experiment, lifeline, site), screen)
         site.code = _exit_code(found)
         return found

@@ -12,11 +12,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.output import scalars
 from hubring.workers.compare.output.exchange_table import HEADS, SENTENCES, exchanges
 from hubring.workers.compare.output.table import columns, lines, notes
 from hubring.workers.compare.result.findings import Findings
-from hubring.workers.compare.result.setting_text import words
+from hubring.workers.compare.result.setting_text import legend, words
 from hubring.workers.compare.run.outcome import Line
 
 FILE_WIDTH = 200
@@ -27,10 +28,10 @@ class Screen:
     """Shows the current run with its step and loss.
 
     Args:
-        runs: Labels of all runs.
+        runs: All runs.
     """
 
-    def __init__(self, runs: Sequence[str]) -> None:
+    def __init__(self, runs: Sequence[Run]) -> None:
         self._console = _console()
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -40,12 +41,14 @@ class Screen:
             console=self._console,
             transient=True,
         )
-        self._runs = list(runs)
-        self._task = self._bar.add_task(f"{runs[0]}: starting", total=len(runs))
+        self._runs = [run.label for run in runs]
+        self._settings = legend(run.setting for run in runs)
+        self._task = self._bar.add_task(f"{self._runs[0]}: starting", total=len(runs))
         self._last: Line = {}
 
     def __enter__(self) -> Screen:
         self._bar.start()
+        self._bar.print(f"{self._settings}.", style="dim", markup=False)
         return self
 
     def __exit__(

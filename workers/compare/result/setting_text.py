@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
@@ -38,6 +38,12 @@ def words(setting: Setting, key: str, servers: bool = True) -> str:
     parts += [] if setting.fault is None else [_fault(setting.fault)]
     parts += [] if setting.compute is None else [f"{_ms(setting.compute)} of emulated compute per step"]
     return ", ".join(parts)
+
+
+def legend(settings: Iterable[Setting]) -> str:
+    """Returns what the keys of settings mean, as `n2 k1: 2 workers, 1 server; ...`."""
+    found = {each.key: words(each, each.key) for each in settings}
+    return "; ".join(f"{key}: {text}" for key, text in found.items())
 
 
 def emulation(entry: Entry, setting: Setting) -> str | None:
