@@ -53,7 +53,7 @@ def test_a_stop_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             "--job",
-            "ps-test: No such option: --job (Possible options: --json); see ps-test --help; that one is the server's",
+            "No such option: --job (Possible options: --json); see ps-test --help; that one is the server's",
         ),
         ("--near=x", "valid integer"),
     ],
