@@ -88,7 +88,7 @@ def by_grpc(address: str) -> None:
 
 
 def by_zmq(port: int) -> str:
-    """Whether a guessed incarnation gets anything but refusals."""
+    """What a guessed incarnation gets without the shard's secret: no handshake, and so no answer."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         dealer.connect(f"tcp://127.0.0.1:{port}")
