@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,33 +10,61 @@ import psutil
 import pytest
 
 from tests.campaign.fuzz.ports import listening, ports
-from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster
 
-ATTACKS = ["calls", "wrong_tokens", "streams", "large_calls", "noise", "connections", "half_open", "pages", "zmq_frames", "shared_memory"]
+ATTACKS = (
+    *("calls", "wrong_tokens", "streams", "large_calls", "noise", "connections", "half_open", "pages"),
+    *("zmq_frames", "zmq_handshakes", "shared_memory"),
+)
 MOST_BYTES = 64 << 20
+WORKERS = 2
+SAMPLE_SECONDS = 0.02
+STATUS_SECONDS = 0.2
+
 
 class Watch:
-    """The memory of some processes, and the age of the heartbeats that a server reports."""
+    """The memory of a server and its shard, and the age of the heartbeats that the server reports.
+
+    Args:
+        cluster: Asks the server.
+        address: The server's.
+        pids: Those of server and shard.
+    """
 
     def __init__(self, cluster: Cluster, address: str, pids: list[int]) -> None:
         self._cluster, self._address = cluster, address
         self._processes = [psutil.Process(pid) for pid in pids]
-        self.least = self.most = self.memory()
-        self.age = 0.0
-        self.slowest = 0.0
+        self._before = self._most = self._memory()
+        self._ages: list[float] = []
         self._over = threading.Event()
 
-    def memory(self) -> int:
-        return sum(process.memory_info().rss for process in self._processes)
+    @property
+    def growth(self) -> int:
+        """Bytes by which the memory grew, at most."""
+        return self._most - self._before
 
-    def steps(self) -> int:
-        status = self._cluster.status(self._address)
-        self.age = max(self.age, *(worker["seconds_since_heartbeat"] for worker in status["workers"]))
-        return min(worker["step"] for worker in status["workers"])
+    @property
+    def age(self) -> float:
+        """Seconds since a worker's last heartbeat, at most; healthy workers send one per second."""
+        return max(self._ages)
+
+    def steps(self) -> list[int]:
+        """Returns the steps of all workers."""
+        workers = self._cluster.status(self._address)["workers"]
+        self._ages += [worker["seconds_since_heartbeat"] for worker in workers]
+        return [worker["step"] for worker in workers]
+
+    def go_on(self) -> bool:
+        """Whether all workers are there and have trained since they were first seen."""
+        found = self.steps()
+        return len(found) == WORKERS and min(found) > self._since
 
     @contextmanager
-    def during(self) -> Iterator[None]:
-        threads = [threading.Thread(target=self._sample), threading.Thread(target=self._ask)]
+    def flood(self) -> Iterator[None]:
+        """Measures while the body runs."""
+        self._since = max(self.steps(), default=0)
+        looks = ((SAMPLE_SECONDS, self._sample), (STATUS_SECONDS, self.steps))
+        threads = [threading.Thread(target=self._repeat, args=look) for look in looks]
         for thread in threads:
             thread.start()
         try:
@@ -47,44 +74,38 @@ class Watch:
             for thread in threads:
                 thread.join()
 
-    def _sample(self) -> None:
-        while not self._over.wait(0.01):
-            self.most = max(self.most, self.memory())
+    def _repeat(self, seconds: float, look: object) -> None:
+        assert callable(look)
+        while not self._over.wait(seconds):
+            look()
 
-    def _ask(self) -> None:
-        while not self._over.wait(0.1):
-            began = time.monotonic()
-            self.steps()
-            self.slowest = max(self.slowest, time.monotonic() - began)
+    def _sample(self) -> None:
+        self._most = max(self._most, self._memory())
+
+    def _memory(self) -> int:
+        return sum(process.memory_info().rss for process in self._processes)
 
 
 @pytest.mark.slow
 @pytest.mark.full
-@pytest.mark.parametrize("wire", ["zmq"])
+@pytest.mark.parametrize("wire", ["shm", "zmq", "grpc"])
 def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster, wire: str) -> None:
-    server, address = cluster.server("--workers", "2", "--page-port", "0")
-    pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(2)]
-    (shard,) = server.children("hubring.ps.shard.process")
-    pair[0].until(lambda: all(w["step"] > 20 for w in cluster.status(address)["workers"]) and len(cluster.status(address)["workers"])==2, "steps")
+    server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0")
+    pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(WORKERS)]
+    pids = [server.process.pid, *server.children("hubring.ps.shard.process")]
+    trained = Watch(cluster, address, pids)
+    pair[0].until(lambda: len(trained.steps()) == WORKERS and min(trained.steps()) > 20, "steps")
     host, _, control = address.rpartition(":")
-    found = ports(int(control), server.process.pid, [shard])
-    (page,) = set(listening(server.process.pid)) - {int(control)}
-    import os
-    for attack in os.environ.get("ATTACKS", "").split() or ATTACKS:
-        attack, _, only = attack.partition("@")
-        arguments = [attack, host, control, str(page), *map(str, found.shards), *(f"@{name.decode()}" for name in found.shm)]
-        if only:
-            every = [control, str(page), *map(str, found.shards)]
-            port = every[int(only)]
-            arguments = [attack, host, port, port, port]
-        watch = Watch(cluster, address, [server.process.pid, shard])
-        watch.steps()
-        time.sleep(1)
-        before = watch.memory(); each=[p.memory_info().rss for p in watch._processes]
-        with watch.during():
-            flood = cluster.run("flood", "tests.support.scripts.flood", *arguments)
-            sent = flood.done()
-        print("RESULT each", found.shards, [sorted(c.laddr.port for c in psutil.Process(x).net_connections("tcp") if c.status=="LISTEN") for x in (shard,)], [(p.memory_info().rss - m)>>20 for p, m in zip(watch._processes, each)]); print(f"RESULT {attack} {wire}: {(watch.most - before) / 1e6:.0f} MB, after {(watch.memory()-before)/1e6:.0f}, oldest heartbeat {watch.age:.2f} s, slowest status {watch.slowest:.2f}, {sent}")
-        before = watch.steps()
-        pair[0].until(lambda: watch.steps() > before, "more steps", PATIENCE)
-        print("RESULT threads", psutil.Process(shard).num_threads(), psutil.Process(server.process.pid).num_threads())
+    found = ports(int(control), server.process.pid, pids[1:])
+    (page,) = {*listening(server.process.pid)} - {int(control)}
+    places = [host, control, str(page), *map(str, found.shards), *(f"@{name.decode()}" for name in found.shm)]
+    for attack in ATTACKS:
+        watch = Watch(cluster, address, pids)
+        with watch.flood():
+            sent = cluster.run(attack, "tests.support.scripts.flood", attack, *places).done()
+        print(f"{wire}, {attack}: {watch.growth / 1e6:.0f} MB, oldest heartbeat {watch.age:.2f} s, {sent}")
+        assert "allowed" not in sent
+        pair[0].until(watch.go_on, "more steps of all workers")
+        assert watch.growth <= MOST_BYTES, attack
+    assert all(program.process.poll() is None for program in (server, *pair))
+    assert "is lost" not in server.said()

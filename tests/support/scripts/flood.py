@@ -16,9 +16,9 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -30,10 +30,13 @@ SECONDS = 6.0
 ANSWER_SECONDS = 2.0
 STREAMS = 1100
 CONNECTIONS = 3000
+HANDSHAKES = 6
+"""Connections that each fill what ZeroMQ reads of one command. More of them cost more."""
 MEBI = 1 << 20
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01"
 """The start of ZeroMQ's protocol, version 3.1; a mechanism of 20 bytes, a role and 31 bytes follow."""
 LONG, MORE, COMMAND = 2, 1, 4
+Call = Callable[..., Any]
 METHODS = ("Join", "Heartbeat", "Plan", "Rendezvous", "Status", "Checkpoint")
 
 
@@ -71,7 +74,7 @@ class Flood:
         async with grpc.aio.insecure_channel(f"{self._at.host}:{self._at.control}") as channel:
 
             async def one(name: str) -> None:
-                call = channel.unary_unary(f"/hubring.v1.Control/{name}")
+                call: Call = channel.unary_unary(f"/hubring.v1.Control/{name}")
                 while time.monotonic() < self._ends:
                     await self._note(call(bytes(1000), metadata=metadata, timeout=ANSWER_SECONDS))
 
@@ -88,12 +91,12 @@ class Flood:
             *((port, "Data/Exchange") for port in self._at.data),
         ):
             options = [("grpc.use_local_subchannel_pool", 1)]
-            async with ExitStackOf() as stack:
+            async with Channels() as channels:
                 for _ in range(STREAMS // 50):
                     channel = grpc.aio.insecure_channel(f"{self._at.host}:{port}", options=options)
-                    await stack.enter(channel)
-                    call = channel.stream_stream(f"/hubring.v1.{method}")
-                    stack.tasks += [
+                    channels.add(channel)
+                    call: Call = channel.stream_stream(f"/hubring.v1.{method}")
+                    channels.tasks += [
                         asyncio.create_task(self._note(_idle(call, SECONDS / 2))) for _ in range(50)
                     ]
 
@@ -106,7 +109,7 @@ class Flood:
         ):
             options = [("grpc.max_send_message_length", -1)]
             async with grpc.aio.insecure_channel(f"{self._at.host}:{port}", options=options) as channel:
-                call = channel.unary_unary(f"/hubring.v1.{name}")
+                call: Call = channel.unary_unary(f"/hubring.v1.{name}")
                 await asyncio.gather(*(self._note(call(large, timeout=SECONDS / 2)) for _ in range(4)))
 
     async def _note(self, call: Awaitable[object]) -> None:
@@ -153,9 +156,12 @@ class Flood:
                 with suppress(OSError):
                     one = stack.enter_context(socket.create_connection((self._at.host, self._at.page), 1.0))
                     host = f"Host: 127.0.0.1:{self._at.page}\r\n".encode()
-                    lines = (b"GET /events HTTP/1.1\r\n" + host + b"\r\n", b"GET /metrics HTTP/1.1\r\n" + host,
-                             b"POST /end HTTP/1.1\r\n" + host + b"Content-Length: 1000000000\r\n\r\n",
-                             b"GET /" + b"a" * MEBI)
+                    lines = (
+                        b"GET /events HTTP/1.1\r\n" + host + b"\r\n",
+                        b"GET /metrics HTTP/1.1\r\n" + host,
+                        b"POST /end HTTP/1.1\r\n" + host + b"Content-Length: 1000000000\r\n\r\n",
+                        b"GET /" + b"a" * MEBI,
+                    )
                     one.sendall(lines[number % 4])
                     self.count["sent"] += 1
             time.sleep(max(0.0, self._ends - time.monotonic()))
@@ -163,12 +169,25 @@ class Flood:
     # ZeroMQ.
 
     async def zmq_frames(self) -> None:
-        """Frames of ZeroMQ with 1 GB: a command of the handshake, a header, a payload, many parts."""
+        """Frames of ZeroMQ with up to 300 MiB: commands of the handshake, messages, endless parts."""
         for port in self._at.data:
             for flags in (COMMAND | LONG, LONG, LONG | MORE):
                 for mechanism in (b"NULL", b"PLAIN", b"CURVE"):
-                    for size in (300 * MEBI, 1 << 20):
+                    for size in (300 * MEBI, 7 * MEBI, MEBI):
                         self._send(port, _handshake(mechanism), flags, size)
+
+    async def zmq_handshakes(self) -> None:
+        """Handshakes of ZeroMQ whose next command is almost complete, each on a connection of its own."""
+        with ExitStack() as stack:
+            for port in self._at.data:
+                for _ in range(HANDSHAKES):
+                    with suppress(OSError):
+                        one = stack.enter_context(socket.create_connection((self._at.host, port), 1.0))
+                        one.settimeout(ANSWER_SECONDS)
+                        one.sendall(_handshake(b"PLAIN") + bytes([COMMAND | LONG]) + (7 * MEBI).to_bytes(8))
+                        for _ in range(7):
+                            one.sendall(bytes(MEBI - 1))
+                        self.count["filled"] += 1
 
     def _send(self, port: int, start: bytes, flags: int, size: int) -> None:
         """Sends frames of a size until the listener has had enough, or 300 MiB."""
@@ -196,17 +215,17 @@ class Flood:
                     self.count["sent"] += 1
 
 
-class ExitStackOf:
+class Channels:
     """Channels that are open until all tasks have ended."""
 
     def __init__(self) -> None:
         self._channels: list[grpc.aio.Channel] = []
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def enter(self, channel: grpc.aio.Channel) -> None:
+    def add(self, channel: grpc.aio.Channel) -> None:
         self._channels.append(channel)
 
-    async def __aenter__(self) -> ExitStackOf:
+    async def __aenter__(self) -> Channels:
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -215,7 +234,7 @@ class ExitStackOf:
             await channel.close()
 
 
-async def _idle(call: Callable[..., object], seconds: float) -> None:
+async def _idle(call: Call, seconds: float) -> None:
     stream = call(timeout=seconds)
     async for _ in stream:
         pass

@@ -1,4 +1,4 @@
-"""What another user of the host tries on a hub; prints what came of each try as JSON.
+"""What another user of the host, or another host, tries on a hub; prints what came of each try as JSON.
 
 python -m tests.support.scripts.stranger SERVER TOKEN_FILE PID_OF_SHARD
 """
@@ -23,6 +23,7 @@ from hubring.protos import data_pb2
 from hubring.protos.control_pb2_grpc import ControlStub, ShardControlStub
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.security.access import Access
+from hubring.ps.security.certificate import peek
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.checksum import sealed
 from hubring.ps.transport.grpc.channel import open_channel
@@ -80,18 +81,21 @@ def pull(incarnation: bytes) -> bytes:
     return header.SerializeToString()
 
 
-def by_grpc(address: str) -> None:
-    with open_channel(address) as channel:
+def by_grpc(address: str, certificate: bytes) -> None:
+    with open_channel(address, Access("", certificate)) as channel:
         exchange: Any = channel.stream_stream("/hubring.v1.Data/Exchange")
         frames = [frame for guess in GUESSES for frame in to_frames(Message(pull(guess), None))]
         next(iter(exchange(iter(frames), timeout=SECONDS)))
 
 
-def by_zmq(port: int) -> str:
+def by_zmq(host: str, port: int, *, curve: bool) -> str:
     """What a guessed incarnation gets without the shard's secret: no handshake, and so no answer."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
-        dealer.connect(f"tcp://127.0.0.1:{port}")
+        if curve:
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+            dealer.curve_serverkey = zmq.curve_keypair()[0]
+        dealer.connect(f"tcp://{host}:{port}")
         for guess in GUESSES:
             dealer.send(sealed(Message(pull(guess), None)))
         bodies = set()
@@ -122,26 +126,30 @@ def main(server: str, token_file: str, shard: int) -> None:
         rows = [line.split() for line in lines]
     bound = [row for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in inodes]
     names = [row[7][1:] for row in bound if row[7][0] == "@"]
+    "".encode("idna")  # imports the codec while this user may
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
     tries: dict[str, str] = {"token file": outcome(Path(token_file).read_text)}
+    host, certificate = server.rpartition(":")[0], peek(server, SECONDS)
     for secret in ("", "0" * 64):
-        with open_channel(server, Access(secret)) as channel:
+        with open_channel(server, Access(secret, certificate)) as channel:
             for name, request in CALLS.items():
                 tries[f"{name} {secret[:1]}"] = outcome(partial(call, ControlStub(channel), name, request))
     for port in ports:
-        address = f"127.0.0.1:{port}"
-        with open_channel(address) as channel:
+        address = f"{host}:{port}"
+        certificate = peek(address, SECONDS)
+        with open_channel(address, Access("", certificate)) as channel:
             found = {
                 name: outcome(partial(call, ShardControlStub(channel), name, request))
                 for name, request in ORDERS.items()
             }
         if set(found.values()) == {"UNAVAILABLE"}:  # the port of ZeroMQ
-            tries["zmq"] = outcome(partial(by_zmq, port))
+            for curve in (False, True):
+                tries[f"zmq {curve}"] = outcome(partial(by_zmq, host, port, curve=curve))
         else:
-            tries |= {**found, "Exchange": outcome(partial(by_grpc, address))}
+            tries |= {**found, "Exchange": outcome(partial(by_grpc, address, certificate))}
     for name in names:
         tries[f"shm {name[:7]}"] = outcome(partial(by_shared_memory, name))
     print(json.dumps(tries))
