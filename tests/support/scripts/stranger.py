@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import zmq
 
 from hubring.protos import control_pb2 as pb
@@ -31,6 +30,7 @@ from hubring.ps.transport.grpc.frame import to_frames
 
 NOBODY = 65534
 SECONDS = 5.0
+LISTENS = "0A"  # TCP_LISTEN
 GUESSES = [number.to_bytes(24) for number in (0, 1, 2, 3, 1 << 128)]
 CALLS: dict[str, Any] = {
     "Join": pb.JoinRequest(protocol=PROTOCOL, token="t", job="x", topology="hub", rank=-1),
@@ -117,14 +117,17 @@ def by_shared_memory(name: str) -> str:
         return "allowed" if door.recv(1) else "closed"
 
 
+def table(pid: int, name: str) -> list[list[str]]:
+    """Returns the sockets in the network of a process, which can be another than ours."""
+    with open(f"/proc/{pid}/net/{name}") as lines:
+        return [line.split() for line in lines][1:]
+
+
 def main(server: str, token_file: str, shard: int) -> None:
-    ports = [
-        each.laddr.port for each in psutil.Process(shard).net_connections("tcp") if each.status == "LISTEN"
-    ]
     inodes = {os.readlink(f"/proc/{shard}/fd/{fd}") for fd in os.listdir(f"/proc/{shard}/fd")}
-    with open("/proc/net/unix") as lines:
-        rows = [line.split() for line in lines]
-    bound = [row for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in inodes]
+    tcp = (row for row in table(shard, "tcp") if f"socket:[{row[9]}]" in inodes and row[3] == LISTENS)
+    ports = [int(row[1].rpartition(":")[2], 16) for row in tcp]
+    bound = [row for row in table(shard, "unix") if len(row) > 7 and f"socket:[{row[6]}]" in inodes]
     names = [row[7][1:] for row in bound if row[7][0] == "@"]
     "".encode("idna")  # imports the codec while this user may
     if os.getuid() == 0:
