@@ -125,7 +125,8 @@ def table(pid: int, name: str) -> list[list[str]]:
 
 def main(server: str, token_file: str, shard: int) -> None:
     inodes = {os.readlink(f"/proc/{shard}/fd/{fd}") for fd in os.listdir(f"/proc/{shard}/fd")}
-    tcp = (row for row in table(shard, "tcp") if f"socket:[{row[9]}]" in inodes and row[3] == LISTENS)
+    rows = [*table(shard, "tcp"), *table(shard, "tcp6")]  # gRPC's sockets are of IPv6, also for IPv4
+    tcp = (row for row in rows if f"socket:[{row[9]}]" in inodes and row[3] == LISTENS)
     ports = [int(row[1].rpartition(":")[2], 16) for row in tcp]
     bound = [row for row in table(shard, "unix") if len(row) > 7 and f"socket:[{row[6]}]" in inodes]
     names = [row[7][1:] for row in bound if row[7][0] == "@"]
