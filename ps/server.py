@@ -38,7 +38,7 @@ from hubring.ps.security.keyring import Keyring
 from hubring.ps.security.policy import Role
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.store.consistency import by_name
-from hubring.ps.transport.grpc.channel import server_credentials
+from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,9 @@ Their holders may have sent heartbeats in time that this process did not read.
 _GRPC = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 4 << 20),
-    ("grpc.max_allowed_incoming_connections", 4 * MAX_WORLD_SIZE),
+    ("grpc.max_allowed_incoming_connections", MAX_WORLD_SIZE + 1024),
     ("grpc.max_concurrent_streams", 256),
+    *STRANGERS,
 )
 """Bounds of the control server. Each worker and each shard has one connection; command lines come and go."""
 

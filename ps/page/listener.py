@@ -30,6 +30,9 @@ MOST_CONNECTIONS = 128
 MOST_OF_ADDRESS = 64
 """Limit on open connections of one IP address; further ones are closed."""
 
+MOST_AT_ONCE = 64
+"""Connections to accept before the event loop serves others, such as the workers' heartbeats."""
+
 SLOW_SECONDS = 10.0
 """How long a client can leave a response unread before its connection is closed."""
 
@@ -56,13 +59,14 @@ class HttpListener:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # uvicorn warns of each invalid request
             access_log=False,
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=SILENT_SECONDS,
             timeout_graceful_shutdown=GOODBYE_SECONDS,
             limit_concurrency=MOST_VISITORS,
+            backlog=MOST_AT_ONCE,
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([listening]))
@@ -97,6 +101,12 @@ class _Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.resume_writing()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # else its timer holds what the client sent
+
+    def send_400_response(self, msg: str) -> None:
+        text = f"refused a request of {_address(self)} to the status page: it is not HTTP"
+        self._rejections.add("message", log, text)
+        super().send_400_response(msg)
 
     def pause_writing(self) -> None:
         # Uvicorn would wait for the client without a limit.

@@ -57,8 +57,37 @@ def make() -> Identity:
     return Identity(certificate.public_bytes(serialization.Encoding.PEM), private)
 
 
+def split_pem(pem: bytes) -> Identity:
+    """Returns the certificate and the private key in a text that begins with the certificate."""
+    end = b"-----END CERTIFICATE-----\n"
+    before, found, after = pem.partition(end)
+    return Identity(before + found, after)
+
+
+def check_key(identity: Identity) -> None:
+    """Checks that the private key is the certificate's, which is a valid one.
+
+    Raises:
+        ValueError: The key is damaged, or another certificate's.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        own = serialization.load_pem_private_key(identity.key, None).public_key()
+    except (UnsupportedAlgorithm, TypeError) as error:
+        raise ValueError(str(error)) from error
+    if own != x509.load_pem_x509_certificate(identity.certificate).public_key():
+        raise ValueError("the private key is not the certificate's")
+
+
 def digest_of(pem: bytes) -> str:
-    """Returns the SHA-256 of a certificate, in hexadecimal."""
+    """Returns the SHA-256 of a certificate, in hexadecimal.
+
+    Raises:
+        ValueError: It is not a certificate.
+    """
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from typing import Any
 
 import grpc
@@ -63,12 +65,27 @@ class Guard:
         return any(found)
 
 
+def in_threads(behavior: Callable[..., Any], threads: ThreadPoolExecutor) -> Callable[..., Any]:
+    """Returns a behavior of a gRPC server that runs in these threads instead of the server's."""
+
+    @wraps(behavior)
+    def run(*arguments: Any) -> Any:
+        return behavior(*arguments)
+
+    run.experimental_thread_pool = threads  # type: ignore[attr-defined]
+    return run
+
+
 class ThreadGuard(grpc.ServerInterceptor):
-    """Guards a server with threads; counts and logs refused calls."""
+    """Guards a server with threads; counts and logs refused calls.
+
+    Refusals have a thread of their own, so that they take none from members.
+    """
 
     def __init__(self, guard: Guard, rejections: Rejections) -> None:
         self._guard = guard
         self._rejections = rejections
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grpc refusal")
 
     def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:
         objection = self._guard.objection(call.method, call.invocation_metadata)
@@ -80,7 +97,7 @@ class ThreadGuard(grpc.ServerInterceptor):
         def refuse(_: Any, context: grpc.ServicerContext) -> Any:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
 
-        return _like(handler, refuse)
+        return _without_request(in_threads(refuse, self._threads))
 
 
 class AsyncGuard(grpc.aio.ServerInterceptor):
@@ -100,15 +117,9 @@ class AsyncGuard(grpc.aio.ServerInterceptor):
         async def refuse(_: Any, context: Any) -> Any:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
 
-        return _like(handler, refuse)
+        return _without_request(refuse)
 
 
-def _like(handler: Any, behavior: Callable[..., Any]) -> Any:
-    """Returns a handler of the same shape with another behavior."""
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    return make(behavior)
+def _without_request(behavior: Callable[..., Any]) -> Any:
+    """Returns a handler that does not wait for the request, which a stranger may never send."""
+    return grpc.stream_stream_rpc_method_handler(behavior)

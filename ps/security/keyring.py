@@ -77,17 +77,20 @@ class Keyring:
     def _read_identity(self, file: Path) -> Identity:
         key = _key_file(file)
         try:
-            text = key.read_bytes()
+            identity = certificate.split_pem(key.read_bytes())
+            if {token.digest for token in self.tokens.values()} != {identity.digest}:
+                raise ConfigError(f"the tokens in {file} are for another certificate than the one in {key}")
+            certificate.check_key(identity)
         except OSError as error:
             raise ConfigError(
                 f"the server needs the private key of its certificate beside {file}, but cannot read {key}:"
                 f" {error.strerror}; delete {file} to make both anew, or run: ps-server token new {file}"
             ) from error
-        end = b"-----END CERTIFICATE-----\n"
-        before, found, after = text.partition(end)
-        identity = Identity(before + found, after)
-        if {token.digest for token in self.tokens.values()} != {identity.digest}:
-            raise ConfigError(f"the tokens in {file} are for another certificate than the one in {key}")
+        except ValueError as error:
+            raise ConfigError(
+                f"{key}, the certificate of the tokens in {file}, is damaged: {error}; delete both files to"
+                f" make them anew, or run: ps-server token new {file}"
+            ) from error
         return identity
 
 

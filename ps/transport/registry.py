@@ -81,7 +81,8 @@ def open_doors(
     Services in `register` share gRPC's port. `rejections` counts what the listeners refuse. Without a `lock`
     anybody may connect.
     """
-    shared, refused = ShmTransport(guarded=True), rejections or Rejections()
+    refused = rejections or Rejections()
+    shared = ShmTransport(guarded=True, rejections=refused)
     kinds: list[Transport] = [
         shared,
         ZmqTransport(rejections=refused, lock=lock),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -13,8 +15,10 @@ import zmq
 
 from hubring.protos import data_pb2 as pb
 from hubring.protos.data_pb2_grpc import DataStub
+from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.rejections import Rejections
-from hubring.ps.transport.base import Message, Transport
+from hubring.ps.security.door import Door, Lock
+from hubring.ps.transport.base import Envelope, Listener, Message, Transport
 from hubring.ps.transport.checksum import MAX_SEALED, sealed
 from hubring.ps.transport.grpc import open_streams
 from hubring.ps.transport.grpc.frame import MAX_FRAME
@@ -26,8 +30,19 @@ from hubring.ps.transport.grpc.listener import (
     SERVICE,
 )
 from hubring.ps.transport.grpc.transport import GrpcTransport
+from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.zmq.socket import PART_BYTES
 from hubring.ps.transport.zmq.transport import ZmqTransport
-from tests.support.transports.messages import PATIENCE, ask, content, noise, request
+from tests.support.transports.messages import (
+    PATIENCE,
+    ask,
+    await_loss,
+    content,
+    noise,
+    number_of,
+    replies,
+    request,
+)
 from tests.support.transports.serving import Serving
 
 
@@ -111,6 +126,21 @@ def test_idle_streams_leave_threads_for_control(monkeypatch: pytest.MonkeyPatch)
     assert rejections.counts() == {"streams": CONNECTION_CALLS - 9, "silent stream": 1}
 
 
+def test_grpc_refuses_a_stranger_who_never_sends_a_request() -> None:
+    rejections = Rejections()
+    with (
+        Serving(GrpcTransport([add_a_service], rejections=rejections, lock=Lock())) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/test/Ask")
+        never = threading.Event()
+        futures = [call.future(iter(never.wait, True), timeout=PATIENCE) for _ in range(40)]  # type: ignore[arg-type]
+        codes = {future.code() for future in futures}
+        never.set()
+    assert codes == {grpc.StatusCode.UNAUTHENTICATED}
+    assert rejections.counts() == {"token": 40}
+
+
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
@@ -132,3 +162,89 @@ def test_zmq_drops_a_message_that_is_too_large(parts: list[bytes], reason: str) 
         assert dealer.recv_multipart() == proper
         assert rejections.counts() == {reason: 1}
         assert still_serves(transport, server.address)
+
+
+def raw(address: str, sent: bytes) -> bytes:
+    """Sends bytes to a listener, until it closes the connection; returns what came."""
+    came = b""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as line, contextlib.suppress(OSError):
+        line.sendall(sent)
+        while data := line.recv(1 << 16):
+            came += data
+    return came
+
+
+@pytest.mark.parametrize("lock", [None, Lock()], ids=["open", "locked"])
+@pytest.mark.parametrize("flags", [2, 3, 6], ids=["message", "part", "command"])
+def test_zmq_closes_a_connection_at_the_length_of_a_part_that_is_too_large(
+    flags: int, lock: Lock | None
+) -> None:
+    mechanism = b"NULL" if lock is None else b"PLAIN"
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+    frame = bytes([flags]) + (PART_BYTES + 1).to_bytes(8)
+    with Serving(ZmqTransport(lock=lock)) as server:
+        assert len(raw(server.address, greeting + frame)) < 1000
+
+
+def test_zmq_lets_nobody_in_without_the_secret() -> None:
+    rejections, lock = Rejections(), Lock()
+    transport = ZmqTransport(rejections=rejections, lock=lock)
+    with Serving(transport) as server:
+        for door in (Door(), Door("0" * 64), Door(lock.secret[:-1])):
+            with pytest.raises(ServerUnreachable):
+                transport.dial(server.address, PATIENCE, door)
+        assert rejections.counts() == {"token": 2}  # without one there is no common mechanism
+        with contextlib.closing(transport.dial(server.address, PATIENCE, lock.door)) as line:
+            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
+
+
+def test_a_payload_of_many_parts_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.ps.transport.zmq.socket.PART_BYTES", 1 << 10)
+    transport = ZmqTransport()
+    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+        for nbytes in (0, 1, 1 << 10, (1 << 10) + 1, 100_000):
+            assert content(ask(line, request(nbytes, noise(nbytes)))) == bytes(noise(nbytes))
+
+
+def test_shared_memory_has_a_limited_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.ps.transport.shm.listener.MAX_PEERS", 3)
+    rejections = Rejections()
+    transport = ShmTransport(rejections=rejections)
+    with Serving(transport) as server, contextlib.ExitStack() as stack:
+        lines = [
+            stack.enter_context(contextlib.closing(transport.dial(server.address, PATIENCE)))
+            for _ in range(4)
+        ]
+        for line in lines[:3]:
+            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
+        await_loss(lines[3])
+        assert rejections.counts() == {"connections": 1}
+        lines[0].close()
+        assert still_serves(transport, server.address)
+
+
+def test_a_shard_stops_reading_a_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.ps.transport.shm.listener.MAX_WAITING", 4)
+    answered: list[int] = []
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        answered.append(number_of(envelope.message))
+        listener.send(envelope.reply_to, request(answered[-1], text="x" * 30_000), stable=True)
+
+    transport = ShmTransport()
+    with (
+        Serving(transport, answer) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        for number in range(200):
+            line.send(request(number))
+            line.flush()
+        before = -1
+        while before != len(answered):  # until the shard has stopped
+            before = len(answered)
+            with contextlib.closing(transport.dial(server.address, PATIENCE)) as other:
+                assert number_of(ask(other, request(1000))) == 1000
+            before += 1
+        assert before < 100
+        assert sorted(map(number_of, replies(line, 200))) == list(range(200))

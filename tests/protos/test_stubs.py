@@ -30,7 +30,7 @@ def test_stale_stub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         generate.main(["--check"])
 
 
-SPOKEN = {7: "362d37f3b8387087"}
+SPOKEN = {8: "362d37f3b8387087"}
 """The protocol's number, and a digest of what is spoken under it."""
 
 

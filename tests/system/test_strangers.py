@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from hubring.ps.security.token_file import runtime_file
 from hubring.ps.transport.host import reachable
-from tests.support.processes.cluster import PATIENCE, SMALL, Cluster
+from hubring.workers.compare.experiment.setting import Link
+from hubring.workers.compare.hardship.network import network, why_not
+from tests.support.processes.cluster import PATIENCE, SCRIPTS, SMALL, Cluster
 
 FOREVER = "1000000"
+MARKED = str(SCRIPTS / "marked.py")
+WINDOW = 16
+"""Bytes of a parameter or gradient that count as seen."""
 
 
 def own_address() -> str:
@@ -32,7 +38,7 @@ def test_another_user_of_the_host_is_refused_everything(cluster: Cluster) -> Non
     stranger = cluster.run("stranger", "tests.support.scripts.stranger", address, str(file), str(shard))
     found = stranger.done()
     assert found.pop("token file") == "PermissionError"
-    assert found.pop("zmq") == "refusal"
+    assert {found.pop("zmq False"), found.pop("zmq True")} == {"silence"}
     shared = [outcome for name, outcome in found.items() if name.startswith("shm")]
     assert shared
     assert "allowed" not in shared
@@ -97,3 +103,64 @@ def test_beyond_loopback_everything_is_encrypted(cluster: Cluster, transport: st
     again = [cluster.worker(address, "--transport", transport, SMALL, "10") for _ in range(2)]
     assert sorted(losses) == sorted(worker.done()["metrics"]["loss"] for worker in again)
     plain.done()
+
+
+def seen(seed: int, file: Path) -> int:
+    """Returns how many windows of a mark are in what was sniffed."""
+    from tests.support.scripts.marked import mark
+
+    content, sought = file.read_bytes(), mark(seed).numpy().tobytes()
+    return sum(sought[at : at + WINDOW] in content for at in range(0, len(sought), WINDOW))
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("transport", "flags", "plain"),
+    [("zmq", [], False), ("grpc", [], False), ("zmq", ["--plain-data"], True)],
+)
+def test_a_host_on_the_network_reads_nothing(
+    cluster: Cluster, tmp_path: Path, transport: str, flags: list[str], plain: bool
+) -> None:
+    """It is refused everything, and what it sniffs has bytes of the model only with `--plain-data`."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with network(3, Link()) as (here, there, elsewhere):
+        tokens, sniffed, received = (tmp_path / name for name in ("tokens", "sniffed", "received"))
+        command = ["--workers", "2", "--host", here.address, "--token-file", str(tokens), *flags]
+        server, address = cluster.server(*command, within=here.command())
+        sniffers = [
+            cluster.run(
+                f"sniffer{number}", "tests.support.scripts.sniffer", "eth0", str(file), within=host.command()
+            )
+            for number, (host, file) in enumerate(((here, sniffed), (elsewhere, received)))
+        ]
+        for sniffer in sniffers:
+            sniffer.until_said("listening")
+        worker = ["--transport", transport, "--token-file", str(tokens), MARKED, FOREVER]
+        pair = [cluster.worker(address, *worker, within=there.command()) for _ in range(2)]
+        pair[0].until(lambda: sniffed.stat().st_size > 1 << 20, "traffic")
+        (shard,) = server.children("hubring.ps.shard.process")
+        stranger = cluster.run(
+            "stranger",
+            "tests.support.scripts.stranger",
+            address,
+            str(tokens),
+            str(shard),
+            within=elsewhere.command(),
+        )
+        found = stranger.done()
+        assert found.pop("token file") == "PermissionError"
+        assert {found.pop("zmq False"), found.pop("zmq True")} == {"silence"}
+        shared = {found.pop(name) for name in list(found) if name.startswith("shm")}
+        assert shared == {"ConnectionRefusedError"}
+        assert len(found) >= 31
+        assert set(found.values()) == {"UNAUTHENTICATED"}, found
+        assert all(each.process.poll() is None for each in (server, *pair))
+        for sniffer in sniffers:
+            sniffer.process.send_signal(signal.SIGTERM)
+            assert sniffer.wait() == 0
+        cluster.end()  # while the processes can still reach each other
+    assert received.stat().st_size > 10_000
+    assert (seen(1, received), seen(2, received)) == (0, 0)
+    assert (seen(1, sniffed) > 0, seen(2, sniffed) > 0) == (plain, plain)

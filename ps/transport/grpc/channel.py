@@ -15,6 +15,14 @@ Options = Sequence[tuple[str, int]]
 _ALWAYS = (("grpc.enable_http_proxy", 0),)
 """Servers and shards are on the job's network. A proxy configured for the web would block them."""
 
+STRANGERS = (
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 30_000),
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
+)
+"""A server's options against idle connections. Members keep a call open, so theirs are never idle."""
+
 _PINNED = (("grpc.ssl_target_name_override", NAME),)
 
 

@@ -14,12 +14,12 @@ import grpc
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import Lock
-from hubring.ps.security.guard import ThreadGuard
+from hubring.ps.security.guard import ThreadGuard, in_threads
 from hubring.ps.transport.backlog import Backlog, weigh
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.grpc.channel import server_credentials
+from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.grpc.open_streams import MAX_STREAMS, OpenStreams, Place
 from hubring.ps.transport.host import bracketed, numeric, reachable
@@ -28,7 +28,10 @@ from hubring.ps.transport.outbox import Outbox
 log = logging.getLogger(__name__)
 
 CONTROL_THREADS = 32
-"""Threads for control calls. Streams cannot take them: OpenStreams bounds the streams below the threads."""
+"""Threads for control calls. Streams have threads of their own."""
+
+MAX_CALLS = MAX_STREAMS + 4096
+"""Maximum number of open streams and calls of one listener. A refused call takes 0.2 ms."""
 
 MAX_CONNECTIONS = 2 * MAX_STREAMS
 """Maximum number of TCP connections of one listener. A stream has a connection of its own."""
@@ -63,6 +66,7 @@ _SERVER = (
     ("grpc.max_concurrent_streams", CONNECTION_CALLS),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    *STRANGERS,
 )
 
 
@@ -88,10 +92,18 @@ class GrpcListener:
         self._bell = Bell()
         self._rejections = rejections
         self._streams = OpenStreams(rejections)
-        self._threads = ThreadPoolExecutor(MAX_STREAMS + CONTROL_THREADS, thread_name_prefix="grpc")
+        self._stream_threads = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="grpc stream")
+        self._control_threads = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="grpc control")
         guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard, rejections)]
-        self._server = grpc.server(self._threads, interceptors=guards, options=_SERVER)
-        exchange: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._exchange)
+        self._server = grpc.server(
+            self._control_threads,
+            interceptors=guards,
+            options=_SERVER,
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )
+        exchange: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            in_threads(self._exchange, self._stream_threads)
+        )
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: exchange}),)
         )
@@ -179,7 +191,8 @@ class GrpcListener:
     def close(self) -> None:
         self._streams.end()
         self._server.stop(grace=1.0).wait()
-        self._threads.shutdown(wait=False)
+        self._stream_threads.shutdown(wait=False)
+        self._control_threads.shutdown(wait=False)
         self._bell.close()
 
 

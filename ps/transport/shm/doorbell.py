@@ -8,6 +8,7 @@ other process is the main cost.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -19,6 +20,10 @@ from hubring.ps.transport.base import MAX_HEADER
 
 MAX_PACKET = MAX_HEADER + 1024
 _MAX_TRAIN = MAX_PACKET + 4
+
+MAX_WAITING = 4096
+"""Packets for a peer that does not read, after which a shard reads no more of it."""
+
 _LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
 
@@ -31,12 +36,20 @@ class Packet(NamedTuple):
 
 
 class Doorbell:
-    """One end of a connection. `epoll` reports when to call `receive` and `on_room`."""
+    """One end of a connection. `epoll` reports when to call `receive` and `on_room`.
 
-    def __init__(self, connection: socket.socket, epoll: select.epoll) -> None:
+    Args:
+        connection: A connected socket.
+        epoll: Watches the socket from now on.
+        most: Waiting packets above which `epoll` no longer reports packets of the peer. Only one end may stop
+            reading, or both could wait for each other.
+    """
+
+    def __init__(self, connection: socket.socket, epoll: select.epoll, most: float = math.inf) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._epoll = epoll
+        self._most = most
         self._waiting: deque[Packet] = deque()
         self._full = False
         self.number = connection.fileno()
@@ -54,8 +67,12 @@ class Doorbell:
         """
         if self._waiting and not self._full:
             self._full = not self._send_trains()
-            if self._full:
-                self._epoll.modify(self.number, select.EPOLLIN | select.EPOLLOUT)
+        if self._full:
+            self._watch()
+
+    def _watch(self) -> None:
+        reads = 0 if len(self._waiting) > self._most else select.EPOLLIN
+        self._epoll.modify(self.number, reads | (select.EPOLLOUT if self._full else 0))
 
     def _send_trains(self) -> bool:
         """Sends as many packets as the socket accepts. Returns whether it sent all."""
@@ -86,9 +103,9 @@ class Doorbell:
 
     def on_room(self) -> None:
         """Sends waiting packets after the socket was full."""
-        if self._full and self._send_trains():
-            self._full = False
-            self._epoll.modify(self.number, select.EPOLLIN)
+        if self._full:
+            self._full = not self._send_trains()
+            self._watch()
 
     def receive(self) -> list[Packet]:
         """Returns the packets of the next train, or an empty list.
@@ -111,7 +128,7 @@ class Doorbell:
             raise ValueError(f"a train of more than {_MAX_TRAIN} bytes or more than one descriptor")
         if not data:
             raise EOFError("the peer closed the connection")
-        return _split(data, descriptors[0] if descriptors else None)
+        return split(data, descriptors[0] if descriptors else None)
 
     def hang_up(self) -> None:
         """Shuts the socket down but keeps it open. It becomes readable, and `receive` raises EOFError."""
@@ -129,7 +146,7 @@ class Doorbell:
                 os.close(descriptor)
 
 
-def _split(data: bytes, descriptor: int | None) -> list[Packet]:
+def split(data: bytes, descriptor: int | None) -> list[Packet]:
     """Splits a train into packets. The descriptor belongs to the first."""
     packets: list[Packet] = []
     while data:

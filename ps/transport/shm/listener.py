@@ -10,16 +10,20 @@ import socket
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.memory import land
 from hubring.ps.transport.shm.connection import SCHEME
-from hubring.ps.transport.shm.doorbell import Doorbell, Packet, peer_user
+from hubring.ps.transport.shm.doorbell import MAX_WAITING, Doorbell, Packet, peer_user
 from hubring.ps.transport.shm.memory_map import PAGE
 from hubring.ps.transport.shm.packet import Descriptor, Introductions, Kind, unpack
 from hubring.ps.transport.shm.segment import Arena, Region, attach, enclose
 
 log = logging.getLogger(__name__)
+
+MAX_PEERS = 1024
+"""Maximum number of open connections, of which processes that are left over from other jobs may hold some."""
 
 MAX_SEGMENTS = 4096
 """Maximum number of segments that one peer may have mapped."""
@@ -58,10 +62,16 @@ class _ReturnPath(NamedTuple):
 
 
 class ShmListener:
-    """A shard's end. One epoll watches for new connections and for all peers."""
+    """A shard's end. One epoll watches for new connections and for all peers.
 
-    def __init__(self, arena: Arena) -> None:
+    Args:
+        arena: This process's segments.
+        rejections: Counts refused connections.
+    """
+
+    def __init__(self, arena: Arena, rejections: Rejections) -> None:
         self._arena = arena
+        self._rejections = rejections
         name = f"hubring-{secrets.token_hex(16)}"
         self._address = SCHEME + name
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -100,16 +110,22 @@ class ShmListener:
         except OSError as error:  # too many open files, or the peer has gone already
             log.warning("cannot accept a connection: %s", error)
             return
-        user = peer_user(connection)
-        if user != os.getuid():
-            log.warning(
-                "refused a connection of user %d; only user %d can use shared memory", user, os.getuid()
-            )
+        if objection := self._objection(connection):
+            self._rejections.add("connections", log, f"refused a connection for shared memory: {objection}")
             connection.close()
             return
-        doorbell = Doorbell(connection, self._epoll)
+        doorbell = Doorbell(connection, self._epoll, MAX_WAITING)
         peer = _Peer(doorbell, Introductions(self._arena, doorbell))
         self._peers[peer.doorbell.number] = peer
+
+    def _objection(self, connection: socket.socket) -> str:
+        """Returns why a connection is refused; empty if it is not."""
+        user, own = peer_user(connection), os.getuid()
+        if user != own:
+            return f"it is of user {user}; only user {own} can use shared memory"
+        if len(self._peers) >= MAX_PEERS:
+            return f"{MAX_PEERS} are open; stop processes that are left over from other jobs"
+        return ""
 
     def _serve(self, peer: _Peer, envelopes: list[Envelope]) -> None:
         """Receives a peer's next train. Drops a peer that violates the protocol or is gone."""

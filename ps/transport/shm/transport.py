@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 
 from hubring.ps.core import huge_pages
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import OPEN, Door
 from hubring.ps.transport.shm.connection import ShmConnection
 from hubring.ps.transport.shm.listener import ShmListener
@@ -24,17 +25,19 @@ class ShmTransport:
 
     Args:
         guarded: Whether peers may only read this process's segments. True for a shard, where no replies land.
+        rejections: Counts what a listener refuses.
     """
 
     name = "shm"
 
-    def __init__(self, *, guarded: bool = False) -> None:
+    def __init__(self, *, guarded: bool = False, rejections: Rejections | None = None) -> None:
+        self._rejections = rejections or Rejections()
         self._serves = guarded
         self._arena = Arena(guarded=guarded)
         self._windows = Windows(self._arena)
 
     def listen(self, host: str) -> ShmListener:
-        return ShmListener(self._arena)
+        return ShmListener(self._arena, self._rejections)
 
     def dial(self, address: str, timeout: float, door: Door = OPEN) -> ShmConnection:
         # The socket checks that both ends have one user.

@@ -16,9 +16,11 @@ from hubring.ps.transport.checksum import MAX_SEALED, DamagedHeader
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
+from hubring.ps.transport.zmq.handshake import Handshakes
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     LINGER_MS,
+    MAX_PARTS,
     SCHEME,
     Sockets,
     descriptor_of,
@@ -41,9 +43,10 @@ class ZmqListener:
     ZeroMQ drops messages to a worker that is gone, as a Listener must.
 
     Args:
-        sockets: Opens the ROUTER.
+        sockets: Opens the ROUTER; no other listener may use them.
         host: The address to listen on.
-        rejections: Counts dropped messages.
+        rejections: Counts dropped messages and refused connections.
+        lock: Whom to let in; None: everybody.
     """
 
     def __init__(self, sockets: Sockets, host: str, rejections: Rejections, lock: Lock | None = None) -> None:
@@ -57,12 +60,16 @@ class ZmqListener:
         self._router = sockets.open(zmq.ROUTER, here)
         self._router.linger = LINGER_MS
         self._router.ipv6 = ":" in here
+        self._handshakes: Handshakes | None = None
         if lock is not None and lock.curve is not None:
             private, public = lock.curve
             self._router.curve_secretkey, self._router.curve_publickey = private.encode(), public.encode()
             self._router.curve_server = True
+        elif lock is not None:
+            self._handshakes = Handshakes(sockets, self._router, lock.secret, rejections)
         self._bell = Bell()
-        self._epoll = poller(descriptor_of(self._router), self._bell.waitable)
+        asked = [] if self._handshakes is None else [self._handshakes.descriptor]
+        self._epoll = poller(descriptor_of(self._router), self._bell.waitable, *asked)
         self._waitable = self._epoll.fileno()
         try:
             self._router.bind(f"{SCHEME}{bracketed(here)}:*")
@@ -84,14 +91,16 @@ class ZmqListener:
 
     def receive(self) -> list[Envelope]:
         self._bell.clear()
+        if self._handshakes is not None:
+            self._handshakes.answer()
         for route, outbox in list(self._outboxes.items()):
             transmit(outbox, self._router, route)
             if outbox.idle:
                 del self._outboxes[route]
         envelopes = []
         for sender, *frames in receive(self._router):
-            if len(frames) > 2:
-                text = "dropped a ZeroMQ message of more than 2 parts; expected a header and a payload"
+            if len(frames) >= MAX_PARTS:
+                text = f"dropped a ZeroMQ message of more than {MAX_PARTS - 1} parts"
                 self._rejections.add("parts", log, text)
             elif len(frames[0]) > MAX_SEALED:
                 text = f"dropped a ZeroMQ message with a header of {len(frames[0])} bytes; the maximum is"
@@ -128,6 +137,8 @@ class ZmqListener:
                 transmit(outbox, self._router, route, force=True)
             self._epoll.close()
             self._bell.close()
+            if self._handshakes is not None:
+                self._handshakes.close()
             self._sockets.close(self._router)
 
 

@@ -15,6 +15,7 @@ import zmq
 from hubring.ps.config.address import is_loopback
 from hubring.ps.transport.base import MAX_PAYLOAD, Message
 from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
+from hubring.ps.transport.memory import copy, plain_memory
 from hubring.ps.transport.outbox import Outbox
 from hubring.ps.transport.zmq.malloc_settings import keep_freed_memory
 
@@ -30,8 +31,14 @@ SILENCE_MS = 12_000
 HANDSHAKE_MS = 5_000
 """How long a new connection has for ZeroMQ's handshake."""
 
-MAX_PARTS = 3
-"""Maximum parts of a message as a ROUTER receives it: routing id, header, payload."""
+PART_BYTES = 8 << 20
+"""Maximum bytes of a part of a message, and so of what a connection can fill before its handshake ends.
+
+The largest slice that is sent in one part, and thus received without a copy, has so many bytes.
+"""
+
+MAX_PARTS = 2 + MAX_PAYLOAD // PART_BYTES
+"""Maximum parts of a message as a ROUTER receives it: routing id, header, and those of the payload."""
 
 MAX_BATCH = 8
 """Messages to receive before waiting messages are sent."""
@@ -100,7 +107,7 @@ class Sockets:
             0  # a ROUTER at its limit drops messages and does not report free space; outboxes limit instead
         )
         socket.rcvhwm = READ_AHEAD_MESSAGES
-        socket.maxmsgsize = MAX_PAYLOAD
+        socket.maxmsgsize = PART_BYTES
         socket.rcvbuf = READ_AHEAD_LOCAL if is_loopback(host) else READ_AHEAD
         socket.handshake_ivl = HANDSHAKE_MS
         socket.heartbeat_ivl = HEARTBEAT_MS
@@ -135,14 +142,17 @@ def transmit(
 
 def pass_to_zmq(message: Message, outbox: Outbox[Message], socket: zmq.Socket[bytes]) -> None:
     """Passes a message from an outbox to ZeroMQ."""
-    header = sealed(message)
-    if message.payload is None:
+    header, payload = sealed(message), message.payload
+    if payload is None:
         socket.send(header, NOW)
-    else:
-        socket.send(header, _NOW_AND_MORE)
+        return
+    socket.send(header, _NOW_AND_MORE)
+    for start in range(0, max(payload.nbytes, 1), PART_BYTES):
+        end = start + PART_BYTES
         # A view that only ZeroMQ holds: when ZeroMQ releases it, the kernel has the bytes.
-        # pyzmq copies payloads below 64 KiB and releases them at once.
-        socket.send(outbox.watch(memoryview(message.payload)), NOW, copy=False)
+        # pyzmq copies parts below 64 KiB and releases them at once.
+        last = end >= payload.nbytes
+        socket.send(outbox.watch(payload[start:end]), NOW if last else _NOW_AND_MORE, copy=False)
 
 
 def receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
@@ -159,14 +169,23 @@ def receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
 
 
 def message_of(frames: list[zmq.Frame]) -> Message:
-    """Returns header and payload; the payload in the memory that it arrived in.
+    """Returns header and payload; a payload of one part in the memory that it arrived in.
 
     Raises:
-        DamagedHeader: The header does not match its checksum, or there are more than two parts.
+        DamagedHeader: The header does not match its checksum, or there are too many parts.
     """
-    if len(frames) > 2:
-        raise DamagedHeader(f"a message has {len(frames)} parts; expected 1 or 2")
-    return opened(frames[0].bytes, frames[1].buffer if len(frames) > 1 else None)
+    if len(frames) >= MAX_PARTS:
+        raise DamagedHeader(f"a message has {len(frames)} parts or more; the maximum is {MAX_PARTS - 1}")
+    parts = [frame.buffer for frame in frames[1:]]
+    return opened(frames[0].bytes, _joined(parts) if len(parts) > 1 else next(iter(parts), None))
+
+
+def _joined(parts: list[memoryview]) -> memoryview:
+    payload, filled = plain_memory(sum(part.nbytes for part in parts)), 0
+    for part in parts:
+        copy(part, payload[filled : filled + part.nbytes])
+        filled += part.nbytes
+    return payload
 
 
 def descriptor_of(socket: zmq.Socket[bytes]) -> int:

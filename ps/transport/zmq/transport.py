@@ -25,6 +25,7 @@ from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
 from hubring.ps.transport.shm.segment import Arena
 from hubring.ps.transport.shm.window import Window, Windows
+from hubring.ps.transport.zmq import handshake
 from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
@@ -75,10 +76,10 @@ class ZmqTransport:
         self._sockets = Sockets()
 
     def listen(self, host: str) -> ZmqListener:
-        return ZmqListener(self._sockets, host, self._rejections, self._lock)
+        return ZmqListener(Sockets(), host, self._rejections, self._lock)
 
     def dial(self, address: str, timeout: float, door: Door = OPEN) -> ZmqConnection:
-        connection = ZmqConnection(self._sockets, address, door.curve, apart=self._apart)
+        connection = ZmqConnection(self._sockets, address, door, apart=self._apart)
         try:
             connection.await_handshake(timeout)
         except ServerUnreachable:
@@ -100,7 +101,7 @@ class ZmqConnection:
     left. Code that leaves messages therefore rings a bell.
     """
 
-    def __init__(self, sockets: Sockets, address: str, curve: str, *, apart: bool) -> None:
+    def __init__(self, sockets: Sockets, address: str, door: Door, *, apart: bool) -> None:
         self._address = address
         self._lost = ""
         self._drain_timer: threading.Timer | None = None
@@ -109,9 +110,9 @@ class ZmqConnection:
         self._bell = Bell()
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
         name = secrets.token_bytes(16).replace(b"\0", b"\1")  # ZeroMQ's own routing ids begin with a zero
-        self._lanes = [_Lane(sockets, address, name, curve)]
+        self._lanes = [_Lane(sockets, address, name, door)]
         if apart:
-            self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES, curve))
+            self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES, door))
         watched = [descriptor for lane in self._lanes for descriptor in lane.descriptors]
         self._epoll = poller(*watched, self._bell.waitable)
         self._waitable = self._epoll.fileno()
@@ -196,7 +197,7 @@ class ZmqConnection:
 class _Lane:
     """A DEALER and its monitor, which reports a loss even while nothing is sent."""
 
-    def __init__(self, sockets: Sockets, address: str, name: bytes, curve: str) -> None:
+    def __init__(self, sockets: Sockets, address: str, name: bytes, door: Door) -> None:
         self._sockets = sockets
         self._address = address
         self.lost = ""
@@ -205,9 +206,11 @@ class _Lane:
         self.dealer = sockets.open(zmq.DEALER, host)
         self.dealer.routing_id = name
         self.dealer.ipv6 = "[" in address
-        if curve:  # any client key will do: an incarnation proves who sends
+        if door.curve:  # any client key will do: only admitted workers have the shard's public key
             self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
-            self.dealer.curve_serverkey = curve.encode()
+            self.dealer.curve_serverkey = door.curve.encode()
+        elif door.secret:
+            handshake.show(self.dealer, door.secret)
         self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
         self._monitor = self.dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.descriptors = descriptor_of(self.dealer), descriptor_of(self._monitor)
@@ -225,6 +228,8 @@ class _Lane:
         if not self._monitor.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             return False
         event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise ServerUnreachable(f"{self._address} is another job's: it refused this worker's token")
         if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
             raise ServerUnreachable(f"no process listens at {self._address} ({zmq.Event(event).name})")
         return True

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+import socket
+import struct
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -194,3 +198,39 @@ def test_a_client_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) 
         await site.close()
 
     asyncio.run(asyncio.wait_for(whole(), 60.0))
+
+
+def test_what_is_not_http_is_counted_and_freed_with_its_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "SILENT_SECONDS", 3600)
+    seen: list[weakref.ref[object]] = []
+    made = listener._Protocol.connection_made
+
+    def note(protocol: listener._Protocol, transport: asyncio.Transport) -> None:
+        seen.append(weakref.ref(protocol))
+        made(protocol, transport)
+
+    monkeypatch.setattr(listener._Protocol, "connection_made", note)
+    rejections = Rejections()
+
+    async def story() -> None:
+        site = Site(ServerConfig(port=0))
+        try:
+            await site.serve(StatusHub(), rejections)
+            for _ in range(8):
+                _, writer = await dial(site)
+                never = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, never)
+                writer.write(b"\0" * 50_000)
+                await writer.drain()
+                writer.transport.abort()  # a reset, which uvicorn does not clean up after
+            while len(seen) < 8 or any(ref() is not None for ref in seen):
+                gc.collect()
+                await asyncio.sleep(0.01)
+        finally:
+            await site.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60.0))
+    assert rejections.counts()["message"] > 0
+    assert "Invalid HTTP" not in caplog.text

@@ -1,4 +1,4 @@
-"""What another user of the host tries on a hub; prints what came of each try as JSON.
+"""What another user of the host, or another host, tries on a hub; prints what came of each try as JSON.
 
 python -m tests.support.scripts.stranger SERVER TOKEN_FILE PID_OF_SHARD
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import zmq
 
 from hubring.protos import control_pb2 as pb
@@ -23,6 +22,7 @@ from hubring.protos import data_pb2
 from hubring.protos.control_pb2_grpc import ControlStub, ShardControlStub
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.security.access import Access
+from hubring.ps.security.certificate import peek
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.checksum import sealed
 from hubring.ps.transport.grpc.channel import open_channel
@@ -30,6 +30,7 @@ from hubring.ps.transport.grpc.frame import to_frames
 
 NOBODY = 65534
 SECONDS = 5.0
+LISTENS = "0A"  # TCP_LISTEN
 GUESSES = [number.to_bytes(24) for number in (0, 1, 2, 3, 1 << 128)]
 CALLS: dict[str, Any] = {
     "Join": pb.JoinRequest(protocol=PROTOCOL, token="t", job="x", topology="hub", rank=-1),
@@ -80,18 +81,21 @@ def pull(incarnation: bytes) -> bytes:
     return header.SerializeToString()
 
 
-def by_grpc(address: str) -> None:
-    with open_channel(address) as channel:
+def by_grpc(address: str, certificate: bytes) -> None:
+    with open_channel(address, Access("", certificate)) as channel:
         exchange: Any = channel.stream_stream("/hubring.v1.Data/Exchange")
         frames = [frame for guess in GUESSES for frame in to_frames(Message(pull(guess), None))]
         next(iter(exchange(iter(frames), timeout=SECONDS)))
 
 
-def by_zmq(port: int) -> str:
-    """Whether a guessed incarnation gets anything but refusals."""
+def by_zmq(host: str, port: int, *, curve: bool) -> str:
+    """What a guessed incarnation gets without the shard's secret: no handshake, and so no answer."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
-        dealer.connect(f"tcp://127.0.0.1:{port}")
+        if curve:
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+            dealer.curve_serverkey = zmq.curve_keypair()[0]
+        dealer.connect(f"tcp://{host}:{port}")
         for guess in GUESSES:
             dealer.send(sealed(Message(pull(guess), None)))
         bodies = set()
@@ -113,35 +117,43 @@ def by_shared_memory(name: str) -> str:
         return "allowed" if door.recv(1) else "closed"
 
 
+def table(pid: int, name: str) -> list[list[str]]:
+    """Returns the sockets in the network of a process, which can be another than ours."""
+    with open(f"/proc/{pid}/net/{name}") as lines:
+        return [line.split() for line in lines][1:]
+
+
 def main(server: str, token_file: str, shard: int) -> None:
-    ports = [
-        each.laddr.port for each in psutil.Process(shard).net_connections("tcp") if each.status == "LISTEN"
-    ]
     inodes = {os.readlink(f"/proc/{shard}/fd/{fd}") for fd in os.listdir(f"/proc/{shard}/fd")}
-    with open("/proc/net/unix") as lines:
-        rows = [line.split() for line in lines]
-    bound = [row for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in inodes]
+    rows = [*table(shard, "tcp"), *table(shard, "tcp6")]  # gRPC's sockets are of IPv6, also for IPv4
+    tcp = (row for row in rows if f"socket:[{row[9]}]" in inodes and row[3] == LISTENS)
+    ports = [int(row[1].rpartition(":")[2], 16) for row in tcp]
+    bound = [row for row in table(shard, "unix") if len(row) > 7 and f"socket:[{row[6]}]" in inodes]
     names = [row[7][1:] for row in bound if row[7][0] == "@"]
+    "".encode("idna")  # imports the codec while this user may
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
     tries: dict[str, str] = {"token file": outcome(Path(token_file).read_text)}
+    host, certificate = server.rpartition(":")[0], peek(server, SECONDS)
     for secret in ("", "0" * 64):
-        with open_channel(server, Access(secret)) as channel:
+        with open_channel(server, Access(secret, certificate)) as channel:
             for name, request in CALLS.items():
                 tries[f"{name} {secret[:1]}"] = outcome(partial(call, ControlStub(channel), name, request))
     for port in ports:
-        address = f"127.0.0.1:{port}"
-        with open_channel(address) as channel:
+        address = f"{host}:{port}"
+        certificate = peek(address, SECONDS)
+        with open_channel(address, Access("", certificate)) as channel:
             found = {
                 name: outcome(partial(call, ShardControlStub(channel), name, request))
                 for name, request in ORDERS.items()
             }
         if set(found.values()) == {"UNAVAILABLE"}:  # the port of ZeroMQ
-            tries["zmq"] = outcome(partial(by_zmq, port))
+            for curve in (False, True):
+                tries[f"zmq {curve}"] = outcome(partial(by_zmq, host, port, curve=curve))
         else:
-            tries |= {**found, "Exchange": outcome(partial(by_grpc, address))}
+            tries |= {**found, "Exchange": outcome(partial(by_grpc, address, certificate))}
     for name in names:
         tries[f"shm {name[:7]}"] = outcome(partial(by_shared_memory, name))
     print(json.dumps(tries))

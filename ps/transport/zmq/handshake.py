@@ -1,0 +1,70 @@
+"""Lets in who knows the listener's secret, before ZeroMQ accepts a message of it.
+
+ZeroMQ asks this process about each new connection over its own protocol, ZAP (https://rfc.zeromq.org/spec/27).
+The mechanism is PLAIN: it shows the secret to a sniffer, as `--plain-data` does with all data. With CURVE a
+client proves by its knowledge of the listener's public key, which only admitted workers get, that it may
+connect.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+
+import zmq
+
+from hubring.ps.core.rejections import Rejections
+from hubring.ps.transport.zmq.socket import NOW, Sockets, descriptor_of, has_message
+
+log = logging.getLogger(__name__)
+
+USER = b"member"
+"""The user name of every worker."""
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+
+
+def show(dealer: zmq.Socket[bytes], secret: str) -> None:
+    """Makes a worker's socket show a secret when it connects."""
+    dealer.plain_username, dealer.plain_password = USER, secret.encode()
+
+
+class Handshakes:
+    """Answers ZeroMQ's questions about new connections to one ROUTER.
+
+    Args:
+        sockets: Those of the ROUTER; no other listener may use them.
+        router: Asks for the secret from now on.
+        secret: What a worker must show.
+        rejections: Counts connections without it.
+    """
+
+    def __init__(
+        self, sockets: Sockets, router: zmq.Socket[bytes], secret: str, rejections: Rejections
+    ) -> None:
+        self._sockets = sockets
+        self._secret = secret.encode()
+        self._rejections = rejections
+        self._questions = sockets.open(zmq.REP, "")
+        self._questions.bind(_ENDPOINT)
+        router.plain_server = True
+
+    @property
+    def descriptor(self) -> int:
+        """Readable, edge-triggered, if `answer` has something to do."""
+        return descriptor_of(self._questions)
+
+    def answer(self) -> None:
+        """Answers all waiting questions. Never blocks."""
+        while has_message(self._questions):
+            _, number, _, peer, _, _, *credentials = self._questions.recv_multipart(NOW)
+            allowed = credentials[0] == USER and hmac.compare_digest(credentials[1], self._secret)
+            if not allowed:
+                text = f"refused a ZeroMQ connection of {peer.decode()}: its token is not this shard's"
+                self._rejections.add("token", log, text)
+            verdict = (b"200", b"OK") if allowed else (b"400", b"wrong token")
+            self._questions.send_multipart([_VERSION, number, *verdict, USER, b""], NOW)
+
+    def close(self) -> None:
+        self._sockets.close(self._questions)

@@ -1,0 +1,1 @@
+"""Single bits that flip on wires and in files."""

@@ -1,0 +1,218 @@
+"""The decoders of all wires: what one end encoded, the other reads after a bit flipped."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from hubring.ps.core.messages import (
+    Call,
+    Code,
+    Collective,
+    Contribute,
+    Init,
+    Missing,
+    Probe,
+    Pull,
+    Push,
+    ReadState,
+    Refusal,
+    Reply,
+    Request,
+    Result,
+    State,
+    Values,
+    WriteParameters,
+    WriteState,
+)
+from hubring.ps.core.optimizer_state import OptimizerState
+from hubring.ps.core.types import Sender, new_incarnation
+from hubring.ps.security.certificate import NAME, Identity, make
+from hubring.ps.store.collective import layout_of
+from hubring.ps.transport.base import Message
+from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
+from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
+from hubring.ps.transport.shm.doorbell import split
+from hubring.ps.transport.shm.packet import Descriptor, Kind, unpack
+from hubring.ps.transport.shm.segment import Region
+from hubring.ps.transport.wire import encode_reply, encode_request
+from tests.campaign.flips.place import Outcome
+from tests.campaign.tampering import flipped
+
+SENDER = Sender(1, new_incarnation(2))
+Read = tuple[bytes, bytes]
+"""A message as its reader gets it: header and payload."""
+
+
+def messages() -> list[Message]:
+    """Returns one message of each kind, with few bytes, so that flips reach all parts."""
+    values = torch.linspace(-1, 1, 24)
+    state = OptimizerState({"momentum_buffer": values, "step": torch.tensor(4.0)}, (1,))
+    call = Call(Collective.ALLREDUCE, "loss", ranks=(0, 1), layouts=(layout_of(values),))
+    requests: list[Request | Probe] = [
+        Init(SENDER, 0, values, state),
+        Push(SENDER, 1, 2, values, {"lr": 0.1, "momentum": 0.9}, absent=(0, 3)),
+        Pull(SENDER, 3),
+        WriteParameters(SENDER, 4, 5, 6, values),
+        WriteState(SENDER, 4, 5, 6, state),
+        ReadState(SENDER, 4),
+        Probe(SENDER, (3, 4)),
+        Contribute(SENDER, 7, call, (values,), settled=6, closed=(8,)),
+    ]
+    replies: list[Reply] = [
+        Values(1, values, clock=4, version=17, staleness=3, absent=(1,)),
+        State(1, 17, state),
+        Result((values,)),
+        Missing((3, 4)),
+        Refusal(Code.FENCED, "rank 3 lost its place"),
+    ]
+    encoded = [encode_request(request, number) for number, request in enumerate(requests)]
+    return [*encoded, *(encode_reply(reply, number) for number, reply in enumerate(replies))]
+
+
+class Wire:
+    """Bytes of all messages on one wire, and the decoder that reads them.
+
+    Args:
+        name: See `Place`.
+        encode: Returns the pieces in which a message travels.
+        decode: Returns what the reader gets; raises one of `errors` for what it refuses.
+        errors: What a reader raises for damage.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        encode: Callable[[Message], Sequence[bytes]],
+        decode: Callable[[Sequence[bytes]], Read | None],
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        self.name, self.share = name, 1
+        self._decode, self._errors = decode, errors
+        self._sent = [list(map(bytes, encode(message))) for message in messages()]
+        self._bits = [
+            (number, piece, bit)
+            for number, pieces in enumerate(self._sent)
+            for piece, data in enumerate(pieces)
+            for bit in range(8 * len(data))
+        ]
+        self.bits = len(self._bits)
+
+    def flip(self, bit: int) -> Outcome:
+        number, piece, at = self._bits[bit]
+        pieces = list(self._sent[number])
+        pieces[piece] = flipped(pieces[piece], at)
+        try:
+            read = self._decode(pieces)
+        except self._errors:
+            return Outcome.DETECTED
+        if read is None:
+            return Outcome.DETECTED
+        return Outcome.HARMLESS if read == self._decode(self._sent[number]) else Outcome.SILENT
+
+
+def _read(message: Message) -> Read | None:
+    return None if message.damage else (message.header, bytes(message.payload or b""))
+
+
+def _parts(message: Message) -> Sequence[bytes]:
+    payload = [] if message.payload is None else [bytes(message.payload)]
+    return [sealed(message), *payload]
+
+
+def _from_parts(parts: Sequence[bytes]) -> Read | None:
+    return _read(opened(parts[0], memoryview(parts[1]) if len(parts) > 1 else None))
+
+
+def _from_frames(frames: Sequence[bytes]) -> Read | None:
+    """Reads a message and the one that follows it in the stream."""
+    assembly = Assembly()
+    found = [message for frame in frames if (message := assembly.add(frame)) is not None]
+    follower = [message for frame in to_frames(Message(b"", None)) if (message := assembly.add(frame))]
+    assert len(follower) == 1
+    if len(found) != 1:
+        raise MalformedFrame(f"{len(found)} messages where one was sent")
+    return _read(found[0])
+
+
+def _train(message: Message) -> Sequence[bytes]:
+    """Returns a datagram with two packets; the payload is in shared memory."""
+    nbytes = 0 if message.payload is None else message.payload.nbytes
+    region = Region(1, 4096, nbytes)
+    packets = [
+        Descriptor(kind, 9, region, region).pack(message.header) for kind in (Kind.REQUEST, Kind.LANDED)
+    ]
+    return [b"".join(len(packet).to_bytes(4, "little") + packet for packet in packets)]
+
+
+def _from_train(trains: Sequence[bytes]) -> Read:
+    packets = [unpack(packet.data) for packet in split(trains[0], None)]
+    return repr([descriptor for descriptor, _ in packets]).encode(), b"|".join(
+        header for _, header in packets
+    )
+
+
+class Tls:
+    """The records of a TLS connection with a server's certificate, in which control messages travel."""
+
+    name, share = "control, TLS records", 1
+
+    def __init__(self) -> None:
+        self._identity = make()
+        self._text = b"".join(message.header for message in messages())
+        self.bits = 8 * len(self._records()[1])
+
+    def flip(self, bit: int) -> Outcome:
+        reader, records, arriving = self._records_of_pair()
+        arriving.write(flipped(records, bit % (8 * len(records))))
+        try:
+            read = reader.read(len(self._text))
+        except ssl.SSLError:  # also if the record waits for more bytes
+            return Outcome.DETECTED
+        return Outcome.HARMLESS if read == self._text else Outcome.SILENT
+
+    def _records(self) -> tuple[ssl.SSLObject, bytes]:
+        reader, records, _ = self._records_of_pair()
+        return reader, records
+
+    def _records_of_pair(self) -> tuple[ssl.SSLObject, bytes, ssl.MemoryBIO]:
+        """Returns the reader after the handshake, encrypted text for it, and where that arrives."""
+        up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+        trust = ssl.create_default_context(cadata=self._identity.certificate.decode())
+        writer = trust.wrap_bio(down, up, server_hostname=NAME)
+        reader = _server(self._identity).wrap_bio(up, down, server_side=True)
+        for end in (writer, reader, writer, reader):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+        writer.write(self._text)
+        return reader, up.read(), up
+
+
+def _server(identity: Identity) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with TemporaryDirectory() as folder:
+        pair = Path(folder) / "pair.pem"
+        pair.write_bytes(identity.certificate + identity.key)
+        context.load_cert_chain(pair)
+    return context
+
+
+def wires() -> list[Wire | Tls]:
+    """Returns the places of all wires."""
+    return [
+        Wire("zmq, parts", _parts, _from_parts, (DamagedHeader,)),
+        Wire(
+            "grpc, frames",
+            lambda message: list(to_frames(message)),
+            _from_frames,
+            (DamagedHeader, MalformedFrame),
+        ),
+        Wire("shm, packets", _train, _from_train, (DamagedHeader, ValueError)),
+        Tls(),
+    ]

@@ -1,0 +1,276 @@
+"""One way in which a stranger floods a job; prints what it sent and how it was answered.
+
+python -m tests.support.scripts.flood ATTACK HOST CONTROL PAGE DATA... [@SOCKET...]
+
+CONTROL and PAGE are the server's ports, DATA those of a shard, and SOCKET its name for shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import ssl
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
+
+import grpc
+
+from hubring.protos import control_pb2 as pb
+
+NOBODY = 65534
+SECONDS = 6.0
+"""How long an attack goes on; longer than any limit on a handshake."""
+ANSWER_SECONDS = 2.0
+STREAMS = 1100
+CONNECTIONS = 3000
+HANDSHAKES = 6
+"""Connections that each fill what ZeroMQ reads of one command. More of them cost more."""
+MEBI = 1 << 20
+GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01"
+"""The start of ZeroMQ's protocol, version 3.1; a mechanism of 20 bytes, a role and 31 bytes follow."""
+LONG, MORE, COMMAND = 2, 1, 4
+Call = Callable[..., Any]
+METHODS = ("Join", "Heartbeat", "Plan", "Rendezvous", "Status", "Checkpoint")
+
+
+class Target(NamedTuple):
+    """Where a job listens."""
+
+    host: str
+    control: int
+    page: int
+    data: list[int]
+    shared: list[str]
+
+    @property
+    def ports(self) -> list[int]:
+        return [self.control, self.page, *self.data]
+
+
+class Flood:
+    """The attacks, one method each.
+
+    Args:
+        target: Where they go.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._at = target
+        self.count: Counter[str] = Counter()
+        self._ends = time.monotonic() + SECONDS
+
+    # Calls.
+
+    async def calls(self, secret: str = "") -> None:
+        """Calls of all kinds, without a token."""
+        metadata = [("authorization", f"Bearer {secret}")] if secret else []
+        async with grpc.aio.insecure_channel(f"{self._at.host}:{self._at.control}") as channel:
+
+            async def one(name: str) -> None:
+                call: Call = channel.unary_unary(f"/hubring.v1.Control/{name}")
+                while time.monotonic() < self._ends:
+                    await self._note(call(bytes(1000), metadata=metadata, timeout=ANSWER_SECONDS))
+
+            await asyncio.gather(*(one(name) for name in METHODS for _ in range(8)))
+
+    async def wrong_tokens(self) -> None:
+        """The same with a token of another server."""
+        await self.calls("0" * 64)
+
+    async def streams(self) -> None:
+        """Idle streams to server and shard, many on each connection."""
+        for port, method in (
+            (self._at.control, "Control/Connect"),
+            *((port, "Data/Exchange") for port in self._at.data),
+        ):
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            async with Channels() as channels:
+                for _ in range(STREAMS // 50):
+                    channel = grpc.aio.insecure_channel(f"{self._at.host}:{port}", options=options)
+                    channels.add(channel)
+                    call: Call = channel.stream_stream(f"/hubring.v1.{method}")
+                    channels.tasks += [
+                        asyncio.create_task(self._note(_idle(call, SECONDS / 2))) for _ in range(50)
+                    ]
+
+    async def large_calls(self) -> None:
+        """Messages of 100 MB to server and shard."""
+        large = pb.RendezvousRequest(value="x" * (100 * MEBI)).SerializeToString()
+        for port, name in (
+            (self._at.control, "Control/Rendezvous"),
+            *((p, "ShardControl/SetView") for p in self._at.data),
+        ):
+            options = [("grpc.max_send_message_length", -1)]
+            async with grpc.aio.insecure_channel(f"{self._at.host}:{port}", options=options) as channel:
+                call: Call = channel.unary_unary(f"/hubring.v1.{name}")
+                await asyncio.gather(*(self._note(call(large, timeout=SECONDS / 2)) for _ in range(4)))
+
+    async def _note(self, call: Awaitable[object]) -> None:
+        try:
+            await call
+            self.count["allowed"] += 1
+        except grpc.aio.AioRpcError as error:
+            self.count[error.code().name] += 1
+
+    # Bytes.
+
+    async def noise(self) -> None:
+        """Random bytes on every port, on new connections all the time."""
+        while time.monotonic() < self._ends:
+            for port in self._at.ports:
+                with suppress(OSError), socket.create_connection((self._at.host, port), 1.0) as one:
+                    one.sendall(os.urandom(64 << 10))
+                    self.count["sent"] += 1
+            await asyncio.sleep(0.001)
+
+    async def connections(self) -> None:
+        """Thousands of connections to each port that send nothing."""
+        self._hold(lambda port: b"")
+
+    async def half_open(self) -> None:
+        """Thousands of connections that begin as a client of their port does, and go no further."""
+        starts = (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", GREETING, b"GET / HTTP/1.1\r\nHost: ", _client_hello())
+        self._hold(lambda number: starts[number % len(starts)])
+
+    def _hold(self, start: Callable[[int], bytes]) -> None:
+        with ExitStack() as stack:
+            for number in range(CONNECTIONS):
+                for port in self._at.ports:
+                    with suppress(OSError):
+                        one = stack.enter_context(socket.create_connection((self._at.host, port), 1.0))
+                        one.sendall(start(number))
+                        self.count["open"] += 1
+            time.sleep(max(0.0, self._ends - time.monotonic()))
+
+    async def pages(self) -> None:
+        """Requests to the page: slow ones, long ones, and streams that nobody reads."""
+        with ExitStack() as stack:
+            for number in range(1000):
+                with suppress(OSError):
+                    one = stack.enter_context(socket.create_connection((self._at.host, self._at.page), 1.0))
+                    host = f"Host: 127.0.0.1:{self._at.page}\r\n".encode()
+                    lines = (
+                        b"GET /events HTTP/1.1\r\n" + host + b"\r\n",
+                        b"GET /metrics HTTP/1.1\r\n" + host,
+                        b"POST /end HTTP/1.1\r\n" + host + b"Content-Length: 1000000000\r\n\r\n",
+                        b"GET /" + b"a" * MEBI,
+                    )
+                    one.sendall(lines[number % 4])
+                    self.count["sent"] += 1
+            time.sleep(max(0.0, self._ends - time.monotonic()))
+
+    # ZeroMQ.
+
+    async def zmq_frames(self) -> None:
+        """Frames of ZeroMQ with up to 300 MiB: commands of the handshake, messages, endless parts."""
+        for port in self._at.data:
+            for flags in (COMMAND | LONG, LONG, LONG | MORE):
+                for mechanism in (b"NULL", b"PLAIN", b"CURVE"):
+                    for size in (300 * MEBI, 7 * MEBI, MEBI):
+                        self._send(port, _handshake(mechanism), flags, size)
+
+    async def zmq_handshakes(self) -> None:
+        """Handshakes of ZeroMQ whose next command is almost complete, each on a connection of its own."""
+        with ExitStack() as stack:
+            for port in self._at.data:
+                for _ in range(HANDSHAKES):
+                    with suppress(OSError):
+                        one = stack.enter_context(socket.create_connection((self._at.host, port), 1.0))
+                        one.settimeout(ANSWER_SECONDS)
+                        one.sendall(_handshake(b"PLAIN") + bytes([COMMAND | LONG]) + (7 * MEBI).to_bytes(8))
+                        for _ in range(7):
+                            one.sendall(bytes(MEBI - 1))
+                        self.count["filled"] += 1
+
+    def _send(self, port: int, start: bytes, flags: int, size: int) -> None:
+        """Sends frames of a size until the listener has had enough, or 300 MiB."""
+        frame, sent = bytes([flags]) + size.to_bytes(8), 0
+        with suppress(OSError), socket.create_connection((self._at.host, port), 1.0) as one:
+            one.settimeout(ANSWER_SECONDS)
+            one.sendall(start)
+            while sent < 300 * MEBI:
+                one.sendall(frame)
+                for _ in range(size // MEBI):
+                    one.sendall(bytes(MEBI))
+                    sent += MEBI
+        self.count["MB sent"] += sent // MEBI
+
+    # Shared memory.
+
+    async def shared_memory(self) -> None:
+        """Connections to the socket for shared memory."""
+        for _ in range(CONNECTIONS):
+            for name in self._at.shared:
+                with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
+                    one.settimeout(ANSWER_SECONDS)
+                    one.connect("\0" + name)
+                    one.send(bytes(1000))
+                    self.count["sent"] += 1
+
+
+class Channels:
+    """Channels that are open until all tasks have ended."""
+
+    def __init__(self) -> None:
+        self._channels: list[grpc.aio.Channel] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def add(self, channel: grpc.aio.Channel) -> None:
+        self._channels.append(channel)
+
+    async def __aenter__(self) -> Channels:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.gather(*self.tasks)
+        for channel in self._channels:
+            await channel.close()
+
+
+async def _idle(call: Call, seconds: float) -> None:
+    stream = call(timeout=seconds)
+    async for _ in stream:
+        pass
+
+
+def _handshake(mechanism: bytes) -> bytes:
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+    start = GREETING + mechanism.ljust(20, b"\0") + bytes(32)
+    return start + (bytes([COMMAND, len(ready)]) + ready if mechanism == b"NULL" else b"")
+
+
+def _client_hello() -> bytes:
+    sent = ssl.MemoryBIO()
+    tls = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="hubring")
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return sent.read()
+
+
+def _become_nobody() -> None:
+    "".encode("idna")  # imports the codec, which nobody may not be allowed to read
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+
+
+def main(attack: str, host: str, control: str, page: str, *rest: str) -> None:
+    _become_nobody()
+    data = [int(port) for port in rest if port[0] != "@"]
+    flood = Flood(Target(host, int(control), int(page), data, [name[1:] for name in rest if name[0] == "@"]))
+    asyncio.run(getattr(flood, attack)())
+    print(json.dumps(flood.count))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,111 @@
+"""A flood from a stranger costs a bounded amount of memory, and no worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from tests.campaign.fuzz.ports import listening, ports
+from tests.support.processes.cluster import SMALL, Cluster
+
+ATTACKS = (
+    *("calls", "wrong_tokens", "streams", "large_calls", "noise", "connections", "half_open", "pages"),
+    *("zmq_frames", "zmq_handshakes", "shared_memory"),
+)
+MOST_BYTES = 64 << 20
+WORKERS = 2
+SAMPLE_SECONDS = 0.02
+STATUS_SECONDS = 0.2
+
+
+class Watch:
+    """The memory of a server and its shard, and the age of the heartbeats that the server reports.
+
+    Args:
+        cluster: Asks the server.
+        address: The server's.
+        pids: Those of server and shard.
+    """
+
+    def __init__(self, cluster: Cluster, address: str, pids: list[int]) -> None:
+        self._cluster, self._address = cluster, address
+        self._processes = [psutil.Process(pid) for pid in pids]
+        self._before = self._most = self._memory()
+        self._ages: list[float] = []
+        self._over = threading.Event()
+
+    @property
+    def growth(self) -> int:
+        """Bytes by which the memory grew, at most."""
+        return self._most - self._before
+
+    @property
+    def age(self) -> float:
+        """Seconds since a worker's last heartbeat, at most; healthy workers send one per second."""
+        return max(self._ages)
+
+    def steps(self) -> list[int]:
+        """Returns the steps of all workers."""
+        workers = self._cluster.status(self._address)["workers"]
+        self._ages += [worker["seconds_since_heartbeat"] for worker in workers]
+        return [worker["step"] for worker in workers]
+
+    def go_on(self) -> bool:
+        """Whether all workers are there and have trained since they were first seen."""
+        found = self.steps()
+        return len(found) == WORKERS and min(found) > self._since
+
+    @contextmanager
+    def flood(self) -> Iterator[None]:
+        """Measures while the body runs."""
+        self._since = max(self.steps(), default=0)
+        looks = ((SAMPLE_SECONDS, self._sample), (STATUS_SECONDS, self.steps))
+        threads = [threading.Thread(target=self._repeat, args=look) for look in looks]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
+
+    def _repeat(self, seconds: float, look: object) -> None:
+        assert callable(look)
+        while not self._over.wait(seconds):
+            look()
+
+    def _sample(self) -> None:
+        self._most = max(self._most, self._memory())
+
+    def _memory(self) -> int:
+        return sum(process.memory_info().rss for process in self._processes)
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize("wire", ["shm", "zmq", "grpc"])
+def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster, wire: str) -> None:
+    server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0")
+    pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(WORKERS)]
+    pids = [server.process.pid, *server.children("hubring.ps.shard.process")]
+    trained = Watch(cluster, address, pids)
+    pair[0].until(lambda: len(trained.steps()) == WORKERS and min(trained.steps()) > 20, "steps")
+    host, _, control = address.rpartition(":")
+    found = ports(int(control), server.process.pid, pids[1:])
+    (page,) = {*listening(server.process.pid)} - {int(control)}
+    places = [host, control, str(page), *map(str, found.shards), *(f"@{name.decode()}" for name in found.shm)]
+    for attack in ATTACKS:
+        watch = Watch(cluster, address, pids)
+        with watch.flood():
+            sent = cluster.run(attack, "tests.support.scripts.flood", attack, *places).done()
+        print(f"{wire}, {attack}: {watch.growth / 1e6:.0f} MB, oldest heartbeat {watch.age:.2f} s, {sent}")
+        assert "allowed" not in sent
+        pair[0].until(watch.go_on, "more steps of all workers")
+        assert watch.growth <= MOST_BYTES, attack
+    assert all(program.process.poll() is None for program in (server, *pair))
+    assert "is lost" not in server.said()
