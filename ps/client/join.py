@@ -25,6 +25,7 @@ from hubring.ps.core.errors import (
 )
 from hubring.ps.process.child import Child
 from hubring.ps.security.access import CONNECT_SECONDS, Access, no_entry
+from hubring.ps.security.own_certificate import NOTHING, Own, load
 from hubring.ps.shard.colocated import place
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.transport.port_probe import probe
@@ -45,6 +46,7 @@ class Admission:
         address: The server's `HOST:PORT`.
         stub: The gRPC stub of the server.
         access: What the stub's channel was opened with.
+        own: The worker's certificate, with which its shard listens.
         log_format: Log format of the shard that the worker starts.
         trace: Folder for that shard's trace; empty for no trace.
         began: When the worker began to look for the server, by `time.monotonic`.
@@ -58,6 +60,7 @@ class Admission:
         address: str,
         stub: ControlStub,
         access: Access,
+        own: Own,
         log_format: LogFormat,
         trace: str,
         began: float,
@@ -65,6 +68,7 @@ class Admission:
         self._address = address
         self._stub = stub
         self._access = access
+        self._own = own
         self._log_format = log_format
         self._trace = trace
         self._began = began
@@ -98,6 +102,7 @@ class Admission:
         dialled, _ = split(self._address)
         host = place(dialled, reply.server_host)
         worker = reply.incarnation.hex()
+        own = load(self._own.files, serves=True) if self._own.identity else NOTHING
         settings = Settings(
             self._address,
             host,
@@ -105,6 +110,8 @@ class Admission:
             worker,
             trace=self._trace,
             access=self._access._replace(secret=reply.shard_secret),
+            identity=own.identity,
+            authority=own.authority,
             insecure=reply.insecure,
             plain_data=reply.plain_data,
         )

@@ -265,7 +265,7 @@ def test_the_workers_token_is_theirs_alone_and_fits_the_servers(tmp_path: Path) 
     found = secret.new(job(engine="kubernetes", image=IMAGE, workers=2), {"name": "one"})["stringData"]
     for name, text in found.items():
         token_file.write(tmp_path / name, text)
-    ring = Keyring(tmp_path / secret.TOKENS, encrypts=True)
+    ring = Keyring(tmp_path / secret.TOKENS)
     assert token_file.read(tmp_path / secret.WORKER) == {Role.WORKER: ring.tokens[Role.WORKER]}
     assert ring.identity is not None
     assert secret.new(job(engine="kubernetes", image=IMAGE, workers=2), {})["stringData"] != found
