@@ -99,10 +99,12 @@ def test_a_contradiction_is_refused_in_words(flags: dict[str, Any], words: list[
         ("server", "workers = 3"),
         ("server", "insecure = true"),
         ("server", 'token_file = "tokens"'),
+        ("server", 'tls_ca = "ca.pem"'),
         ("server", 'join = "hub:1"'),
         ("worker", "rank = 0"),
         ("worker", 'server = "hub:1"'),
         ("worker", 'token_file = "tokens"'),
+        ("worker", 'tls_ca = "ca.pem"'),
     ],
 )
 def test_what_the_engine_says_nobody_else_may_say(tmp_path: Path, table: str, line: str) -> None:
