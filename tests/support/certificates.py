@@ -22,22 +22,25 @@ class Authority:
 
     Args:
         folder: An empty folder; made if it does not exist.
+        parent: The authority that signs this one, which then is an intermediate; None for a root.
 
     Attributes:
         file: The authority's own certificate.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parent: Authority | None = None) -> None:
         folder.mkdir(exist_ok=True)
+        issuer = parent or self
+        self._root = issuer
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(f"authority {folder.name}")
         public = self._key.public_key()
-        builder = _builder(self._name, self._name, public, days=10)
+        builder = _builder(self._name, issuer._name, public, days=10)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         self.file = folder / "ca.pem"
-        self.file.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
+        self.file.write_bytes(_pem(builder.sign(issuer._key, hashes.SHA256())))
 
     def sign(
         self,
@@ -63,10 +66,11 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         if uses:
             builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-        files = TlsFiles(self._folder / f"{name}.pem", self._folder / f"{name}.key", self.file)
+        files = TlsFiles(self._folder / f"{name}.pem", self._folder / f"{name}.key", self._root.file)
         assert files.cert is not None
         assert files.key is not None
-        files.cert.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
+        chain = b"" if self._root is self else self.file.read_bytes()
+        files.cert.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())) + chain)
         encryption = (
             serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
         )

@@ -74,6 +74,17 @@ def test_both_ends_show_certificates_of_one_authority(ours: Authority, tokens: P
         probe(there, "", SECONDS, client(ours.sign("client")))
 
 
+def test_an_intermediate_follows_the_certificate_that_it_signed(
+    ours: Authority, tokens: Path, tmp_path: Path
+) -> None:
+    between = Authority(tmp_path / "between", ours)
+    files = between.sign("server", HERE)
+    assert files.ca == ours.file
+    with serving(load(files, serves=True)) as address:
+        found = asks(address, tokens, client(between.sign("client")))
+        assert found == health_pb2.HealthCheckResponse.SERVING
+
+
 def test_a_server_may_want_no_certificate(ours: Authority, tokens: Path) -> None:
     own = load(ours.sign("server", HERE)._replace(ca=None), serves=True)
     with serving(own) as address:

@@ -9,6 +9,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import token_file
+from hubring.ps.security.certificate import make
 from hubring.ps.security.commands import show
 from hubring.ps.security.keyring import Keyring, make_files
 from hubring.ps.security.policy import Role
@@ -112,6 +113,21 @@ def test_a_server_without_a_file_has_new_tokens_and_takes_them_along(
     assert not first.path.exists()
 
 
+def test_a_server_without_tokens_deletes_those_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs of this user would ask it for the certificate of the earlier one."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    killed = Keyring(None)
+    killed.publish(5555)
+    token_file.forget(5556)
+    assert token_file.runtime_file(5555).exists()
+    token_file.forget(5555)
+    token_file.forget(5555)
+    assert not token_file.runtime_file(5555).exists()
+
+
 def test_a_server_with_a_file_makes_it_once_and_leaves_it(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     first = Keyring(file)
@@ -126,6 +142,21 @@ def test_a_server_with_a_file_makes_it_once_and_leaves_it(tmp_path: Path) -> Non
     (tmp_path / "other.key").rename(tmp_path / "tokens.key")
     with pytest.raises(ConfigError, match="are for another certificate"):
         Keyring(file)
+
+
+def test_a_certificate_of_the_users_own_has_its_key_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, own, renewed = tmp_path / "tokens", make(), make()
+    first = Keyring(file, own)
+    first.publish(5555)
+    assert {token.digest for token in first.tokens.values()} == {own.digest}
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+    assert Keyring(file, own).identity == own
+    assert caplog.text == ""
+    again = Keyring(file, renewed)
+    assert (again.tokens, again.identity) == (first.tokens, renewed)
+    assert "clients that use a copy of them need --tls-ca" in caplog.text
 
 
 def test_rotation_writes_new_tokens_for_the_same_certificate(tmp_path: Path) -> None:
