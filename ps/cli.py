@@ -284,21 +284,28 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
     from hubring.ps.security.access import LOOK_SECONDS, find, no_entry
     from hubring.ps.security.policy import Role
     from hubring.ps.transport.grpc.channel import open_channel
+
+    address(server)
+    try:
+        found = find(server, Role(role), access["token_file"], LOOK_SECONDS, _own(access))
+        with open_channel(server, found) as channel:
+            return call(ControlStub(channel))
+    except ServerUnreachable as error:
+        raise _silent(server, str(error)) from error
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise no_entry(server, error.details() or "") from error
+        raise _silent(server, f"{error.code().name}: {error.details()}") from error
+
+
+def _silent(server: str, detail: str) -> Exception:
+    from hubring.ps.core.errors import ServerUnreachable
     from hubring.ps.transport.port_probe import probe
 
-    _, port = address(server)
-    found = find(server, Role(role), access["token_file"], LOOK_SECONDS, _own(access))
-    with open_channel(server, found) as channel:
-        try:
-            return call(ControlStub(channel))
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise no_entry(server, error.details() or "") from error
-            raise ServerUnreachable(
-                f"no server answers at {server}: {probe(server)} ({error.code().name}: {error.details()});"
-                f" check the address, or start one: ps-server start --port {port}; to diagnose:"
-                f" ps-server doctor {server}"
-            ) from error
+    return ServerUnreachable(
+        f"no server answers at {server}: {probe(server)} ({detail}); check the address, or start one:"
+        f" ps-server start --port {server.rpartition(':')[2]}; to diagnose: ps-server doctor {server}"
+    )
 
 
 def _run(action: Any) -> None:

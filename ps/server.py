@@ -25,7 +25,7 @@ from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends
-from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
+from hubring.ps.core.errors import ConfigError, HubringError, NonFinite, ServerUnreachable
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.core.types import MAX_WORLD_SIZE
 from hubring.ps.observe.health import CONTROL, HubHealth
@@ -43,6 +43,7 @@ from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.grpc.channel import server_credentials
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
+from hubring.ps.transport.port_probe import probe
 
 log = logging.getLogger(__name__)
 
@@ -341,7 +342,7 @@ async def join(config: ServerConfig) -> int:
         The exit code.
 
     Raises:
-        HubringError: A shard was killed by a signal.
+        HubringError: A shard was killed by a signal, or no server answers.
     """
     shards: Children[Child] = Children()
     quit_ = asyncio.Event()
@@ -351,7 +352,13 @@ async def join(config: ServerConfig) -> int:
     there = config.join or ""
     began = time.monotonic()
     own = load(config.tls, serves=True)
-    access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
+    try:
+        access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
+    except ServerUnreachable as error:
+        raise ServerUnreachable(
+            f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)} ({error}); check the"
+            " address, or start the server first"
+        ) from error
     left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
     _start_shards(shards, config.shards, there, config, access, own, left)
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)

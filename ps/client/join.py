@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import grpc
 
@@ -24,8 +25,9 @@ from hubring.ps.core.errors import (
     ServerUnreachable,
 )
 from hubring.ps.process.child import Child
-from hubring.ps.security.access import CONNECT_SECONDS, Access, no_entry
+from hubring.ps.security.access import CONNECT_SECONDS, Access, find, no_entry
 from hubring.ps.security.own_certificate import NOTHING, Own, load
+from hubring.ps.security.policy import Role
 from hubring.ps.shard.colocated import place
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.transport.port_probe import probe
@@ -37,6 +39,24 @@ BUSY_SECONDS = 90.0
 
 BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: Fenced, 78: ConfigError}
 """The exception for a refusal, by the exit code that the server sends."""
+
+
+def prove(address: str, token_file: Path | None, own: Own) -> Access:
+    """Returns a worker's access to a server that has proved itself.
+
+    Args:
+        address: The server's `HOST:PORT`.
+        token_file: File with the server's tokens; None for that of this user's server on this host.
+        own: This worker's certificate, and the authority of the server's.
+
+    Raises:
+        ServerUnreachable: No server answers.
+        ConfigError: The server is another one, or the worker has no token for it.
+    """
+    try:
+        return find(address, Role.WORKER, token_file, CONNECT_SECONDS, own)
+    except ServerUnreachable as error:
+        raise _silent(address, str(error)) from error
 
 
 class Admission:
@@ -150,16 +170,19 @@ class Admission:
                         f" to start ({describe(error)}); restart the server, then the workers"
                     ) from error
                 if not again and time.monotonic() + 0.2 > deadline:
-                    raise ServerUnreachable(
-                        f"no server answers at {self._address} after {CONNECT_SECONDS:g} s:"
-                        f" {probe(self._address)} ({describe(error)}). Check the address, or start a server"
-                        f" there: ps-server start --port {self._address.rpartition(':')[2]}."
-                        f" To find the cause, run: ps-server doctor {self._address}"
-                    ) from error
+                    raise _silent(self._address, describe(error)) from error
                 if not (logged or again):
                     log.info("no server at %s yet; retrying for %g s", self._address, CONNECT_SECONDS)
                 logged = True
             time.sleep(0.2)
+
+
+def _silent(address: str, detail: str) -> ServerUnreachable:
+    return ServerUnreachable(
+        f"no server answers at {address} after {CONNECT_SECONDS:g} s: {probe(address)} ({detail}). Check the"
+        f" address, or start a server there: ps-server start --port {address.rpartition(':')[2]}."
+        f" To find the cause, run: ps-server doctor {address}"
+    )
 
 
 def describe(error: grpc.RpcError) -> str:

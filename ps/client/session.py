@@ -22,7 +22,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.departure import Departure
-from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe
+from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe, prove
 from hubring.ps.client.silence import SILENT_SECONDS, Silence
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
@@ -40,10 +40,8 @@ from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Exporter, Telemetry
-from hubring.ps.security.access import CONNECT_SECONDS, find
 from hubring.ps.security.door import Door
 from hubring.ps.security.own_certificate import NOTHING, Own
-from hubring.ps.security.policy import Role
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.registry import ShardAddress
@@ -117,7 +115,7 @@ class Session:
         self._left = threading.Event()
         self._departure: Departure | None = None
         began = time.monotonic()
-        access = find(address, Role.WORKER, token_file, CONNECT_SECONDS, own)
+        access = prove(address, token_file, own)
         self._channel = open_channel(address, access)
         self._stub = ControlStub(self._channel)
         self._admission = Admission(address, self._stub, access, own, log_format, trace, began)

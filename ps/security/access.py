@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
 """Seconds for which a program looks for its server: launchers start server, shards and workers together."""
 
+ANSWER_SECONDS = 5.0
+"""Seconds for which a server that listens may take for its handshakes, at least."""
+
 LOOK_SECONDS = 0.1
 """Seconds between two looks, and for one look at a server that is expected to run."""
 
@@ -65,7 +68,7 @@ def find(address: str, role: Role, file: Path | None, seconds: float, own: Own =
     listens = _await_listener(address, deadline)
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
-        if listens and peek(address, seconds, own).certificate:
+        if listens and peek(address, ANSWER_SECONDS, own).certificate:
             raise no_entry(address, "it has no token")
         return NO_ACCESS
     token = choose(tokens, role)
@@ -79,7 +82,7 @@ def find(address: str, role: Role, file: Path | None, seconds: float, own: Own =
     # A copied token may be older than the certificate that an authority signed.
     by_authority = bool(own.authority) and file is not None
     proof = Proof("" if by_authority else token.digest, own, named=by_authority)
-    peer = fetch(address, proof, max(LOOK_SECONDS, deadline - time.monotonic()))
+    peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
     return Access(token.secret, peer.certificate, peer.name, own.identity)
 
 

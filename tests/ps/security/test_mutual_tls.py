@@ -16,7 +16,7 @@ from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.observe.health_check import probe
 from hubring.ps.security import handshake, token_file
 from hubring.ps.security.access import find
-from hubring.ps.security.certificate import make
+from hubring.ps.security.certificate import Identity, make
 from hubring.ps.security.own_certificate import NOTHING, Own, load
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import draw
@@ -139,7 +139,7 @@ def test_no_secret_is_for_a_server_that_does_not_fit(
     theirs = Authority(tmp_path / "theirs")
     good, named = ours.sign("server", "localhost", HERE), ours.sign("named", "node1")
     wanting = load(good, serves=True)
-    expired = Own(wanting.identity and wanting.identity._replace(**_pair(ours.sign("old", HERE, days=-1))))
+    expired = Own(_read(ours.sign("old", HERE, days=-1)))
     mine = ours.sign("client")
     server, files, host = {
         "no certificate": (wanting, TlsFiles(ca=ours.file), HERE),
@@ -164,7 +164,7 @@ def test_a_probe_without_a_certificate_says_so(ours: Authority) -> None:
         probe(address, "", SECONDS)
 
 
-def _pair(files: TlsFiles) -> dict[str, bytes]:
+def _read(files: TlsFiles) -> Identity:
     assert files.cert is not None
     assert files.key is not None
-    return {"certificate": files.cert.read_bytes(), "key": files.key.read_bytes()}
+    return Identity(files.cert.read_bytes(), files.key.read_bytes())
