@@ -66,10 +66,9 @@ def fetch(address: str, proof: Proof, seconds: float) -> Peer:
             return _prove(address, proof, max(_PAUSE_SECONDS, deadline - time.monotonic()))
         except ssl.SSLCertVerificationError as error:
             raise ConfigError(_distrust(address, proof, error)) from error
-        except (ssl.SSLError, _Closed) as error:
-            if time.monotonic() - began > SURE_SECONDS:
-                raise ConfigError(_refusal(address, proof, error)) from error
         except OSError as error:
+            if _answers(error) and time.monotonic() - began > SURE_SECONDS:
+                raise ConfigError(_refusal(address, proof, error)) from error
             if time.monotonic() > deadline:
                 raise ServerUnreachable(f"no server with TLS answers at {address} ({error})") from error
         time.sleep(_PAUSE_SECONDS)
@@ -98,6 +97,12 @@ def peek(address: str, seconds: float, own: Own = NOTHING) -> Peer:
 
 class _Closed(ConnectionError):
     """The server closed the connection after the handshake."""
+
+
+def _answers(error: OSError) -> bool:
+    """Whether the server answered with something else than a handshake, or closed after one."""
+    ended = isinstance(error, ssl.SSLEOFError)  # as a server does that has too many connections, or ends
+    return isinstance(error, ssl.SSLError | _Closed) and not ended
 
 
 def _prove(address: str, proof: Proof, seconds: float) -> Peer:
