@@ -291,7 +291,7 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
         with open_channel(server, found) as channel:
             return call(ControlStub(channel))
     except ServerUnreachable as error:
-        raise _silent(server, str(error)) from error
+        raise _silent(server, "no TLS handshake") from error
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             raise no_entry(server, error.details() or "") from error

@@ -356,8 +356,8 @@ async def join(config: ServerConfig) -> int:
         access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
     except ServerUnreachable as error:
         raise ServerUnreachable(
-            f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)} ({error}); check the"
-            " address, or start the server first"
+            f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)} (no TLS handshake);"
+            " check the address, or start the server first"
         ) from error
     left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
     _start_shards(shards, config.shards, there, config, access, own, left)

@@ -56,7 +56,7 @@ def prove(address: str, token_file: Path | None, own: Own) -> Access:
     try:
         return find(address, Role.WORKER, token_file, CONNECT_SECONDS, own)
     except ServerUnreachable as error:
-        raise _silent(address, str(error)) from error
+        raise _silent(address, "no TLS handshake") from error
 
 
 class Admission:
