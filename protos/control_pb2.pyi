@@ -669,22 +669,26 @@ class Door(_message.Message):
     SECRET_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     CURVE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
     """authorizes streams of gRPC"""
     certificate: _builtins.bytes
     """PEM; empty: gRPC without TLS"""
     curve: _builtins.str
     """public key of ZeroMQ's CURVE; empty: without encryption"""
+    name: _builtins.str
+    """a name in the certificate"""
     def __init__(
         self,
         *,
         secret: _builtins.str = ...,
         certificate: _builtins.bytes = ...,
         curve: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "curve", b"curve", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "curve", b"curve", "name", b"name", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
+from hubring.ps.config.environment import silence_grpc
 from hubring.ps.config.options import Command, ConfigFile, options, takes
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.submit import SubmitConfig
@@ -28,6 +29,10 @@ _OF_WORKER = (
 )
 """Flags of `submit` that it passes to the server or to the workers."""
 
+_TLS = ("tls_cert", "tls_key", "tls_ca")
+_CLIENT = tuple(options(WorkerConfig, ["token_file", *_TLS], reads_variables=True))
+"""Options of a command that calls a server."""
+
 app = typer.Typer(
     help="Run a hub: the parameter server, and the rendezvous of a ring.",
     no_args_is_help=True,
@@ -40,15 +45,6 @@ tokens = typer.Typer(help="Show, make or replace the tokens of a server.", no_ar
 app.add_typer(tokens, name="token")
 
 Address = Annotated[str, typer.Argument(help="HOST:PORT of the server, from its banner")]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        envvar="PS_TOKEN_FILE",
-        show_envvar=False,
-        help="file with the server's token [default: that of your server on this host]",
-    ),
-]
 
 
 @app.callback()
@@ -63,48 +59,53 @@ def start(config: ConfigFile = None, **flags: object) -> None:
     _run(lambda: _start(flags, config))
 
 
-@app.command()
+@app.command(cls=Command)
+@takes(_CLIENT)
 def status(
     server: Address,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object, as without a terminal")
     ] = False,
-    token_file: TokenFile = None,
+    **access: Any,
 ) -> None:
     """Print the status of a hub: as tables on a terminal, otherwise as one JSON object."""
-    _run(lambda: (0, _status(server, token_file, as_json=as_json or not sys.stdout.isatty())))
+    _run(lambda: (0, _status(server, access, as_json=as_json or not sys.stdout.isatty())))
 
 
-@app.command()
+@app.command(cls=Command)
+@takes(options(WorkerConfig, _TLS, reads_variables=True))
 def health(
     server: Annotated[str, typer.Argument(help="HOST:PORT of a hub, or of a shard from the hub's status")],
     service: Annotated[
         str, typer.Option(help="hubring.v1.Control, hubring.v1.Data or ready [default: the process]")
     ] = "",
+    **tls: Any,
 ) -> None:
     """Check whether a hub or one of its services is serving; for container health checks.
 
     Exits with 0 if it is serving, with 69 if it is not.
     """
-    _run(lambda: (0, _health(server, service)))
+    _run(lambda: (0, _health(server, service, tls)))
 
 
-@app.command()
-def checkpoint(server: Address, token_file: TokenFile = None) -> None:
+@app.command(cls=Command)
+@takes(_CLIENT)
+def checkpoint(server: Address, **access: Any) -> None:
     """Make a hub write a checkpoint now."""
-    _run(lambda: (0, _checkpoint(server, token_file)))
+    _run(lambda: (0, _checkpoint(server, access)))
 
 
-@tokens.command("show")
+@tokens.command("show", cls=Command)
+@takes(options(WorkerConfig, ["token_file"], reads_variables=True))
 def show_token(
     server: Annotated[str | None, typer.Argument(help="HOST:PORT of your server on this host")] = None,
-    token_file: TokenFile = None,
     role: Annotated[str, typer.Option(help="worker, shard, reader or operator: print only this token")] = "",
+    **access: Any,
 ) -> None:
     """Print a server's tokens, one in each line: copy them to a file of mode 0600 on another host."""
     from hubring.ps.security.commands import show
 
-    _run(lambda: (show(server, token_file, role), None))
+    _run(lambda: (show(server, access["token_file"], role), None))
 
 
 @tokens.command("new")
@@ -115,14 +116,15 @@ def new_token(file: Annotated[Path, typer.Argument(help="file to write, and FILE
     _run(lambda: (0, {"tokens": str(make_files(file))}))
 
 
-@tokens.command("rotate")
-def rotate_token(server: Address, token_file: TokenFile = None) -> None:
+@tokens.command("rotate", cls=Command)
+@takes(_CLIENT)
+def rotate_token(server: Address, **access: Any) -> None:
     """Replace the tokens of a running server. Workers and shards that have joined stay."""
-    _run(lambda: (0, _rotate(server, token_file)))
+    _run(lambda: (0, _rotate(server, access)))
 
 
 @app.command(cls=Command)
-@takes(options(ServerConfig, ["checkpoint_dir", "token_file"]))
+@takes(options(ServerConfig, ["checkpoint_dir", "token_file", *_TLS]))
 def doctor(
     server: Annotated[
         str | None, typer.Argument(help="HOST:PORT of a running server; also checks the connection to it")
@@ -163,6 +165,7 @@ def submit(
 
 def main() -> None:
     """Runs `ps-server`; the console script's entry point."""
+    silence_grpc()
     terminal.run(app, "ps-server")
 
 
@@ -201,11 +204,11 @@ def _submit(
     return submit(flags, script, config_file, dry_run=dry_run)
 
 
-def _status(server: str, token_file: Path | None, *, as_json: bool) -> dict[str, Any] | None:
+def _status(server: str, access: dict[str, Any], *, as_json: bool) -> dict[str, Any] | None:
     from hubring.protos import control_pb2 as pb
 
     report: dict[str, Any] = json.loads(
-        _ask(server, "reader", token_file, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
+        _ask(server, "reader", access, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
     )
     if as_json:
         return report
@@ -215,30 +218,30 @@ def _status(server: str, token_file: Path | None, *, as_json: bool) -> dict[str,
     return None
 
 
-def _health(server: str, service: str) -> dict[str, Any]:
-    from hubring.ps.observe.health_check import probe
+def _health(server: str, service: str, tls: dict[str, Any]) -> dict[str, Any]:
+    from hubring.ps.observe.health_check import PATIENCE, probe
 
-    probe(server, service)
+    probe(server, service, PATIENCE, _own(tls))
     return {"address": server, "service": service, "serving": True}
 
 
-def _rotate(server: str, token_file: Path | None) -> dict[str, Any]:
+def _rotate(server: str, access: dict[str, Any]) -> dict[str, Any]:
     from hubring.protos import control_pb2 as pb
     from hubring.ps.core.errors import ConfigError
 
     request = pb.RotateTokenRequest()
-    reply = _ask(server, "operator", token_file, lambda stub: stub.RotateToken(request, timeout=10))
+    reply = _ask(server, "operator", access, lambda stub: stub.RotateToken(request, timeout=10))
     if reply.refused:
         raise ConfigError(reply.refused)
     return {"tokens": reply.path}
 
 
-def _checkpoint(server: str, token_file: Path | None) -> dict[str, Any]:
+def _checkpoint(server: str, access: dict[str, Any]) -> dict[str, Any]:
     from hubring.protos import control_pb2 as pb
     from hubring.ps.core.errors import ConfigError
 
     request = pb.CheckpointRequest()
-    reply = _ask(server, "operator", token_file, lambda stub: stub.Checkpoint(request, timeout=120))
+    reply = _ask(server, "operator", access, lambda stub: stub.Checkpoint(request, timeout=120))
     if reply.refused:
         raise ConfigError(reply.refused)
     return {"checkpoint": reply.path, "step": reply.step}
@@ -265,7 +268,14 @@ def _doctor(
     return result(server, findings)
 
 
-def _ask(server: str, role: str, token_file: Path | None, call: Any) -> Any:
+def _own(tls: dict[str, Any]) -> Any:
+    from hubring.ps.config.tls import TlsFiles
+    from hubring.ps.security.own_certificate import load
+
+    return load(TlsFiles(*(tls[name] for name in _TLS)), serves=False)
+
+
+def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
     import grpc
 
     from hubring.protos.control_pb2_grpc import ControlStub
@@ -274,21 +284,28 @@ def _ask(server: str, role: str, token_file: Path | None, call: Any) -> Any:
     from hubring.ps.security.access import LOOK_SECONDS, find, no_entry
     from hubring.ps.security.policy import Role
     from hubring.ps.transport.grpc.channel import open_channel
+
+    address(server)
+    try:
+        found = find(server, Role(role), access["token_file"], LOOK_SECONDS, _own(access))
+        with open_channel(server, found) as channel:
+            return call(ControlStub(channel))
+    except ServerUnreachable as error:
+        raise _silent(server, "no TLS handshake") from error
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise no_entry(server, error.details() or "") from error
+        raise _silent(server, f"{error.code().name}: {error.details()}") from error
+
+
+def _silent(server: str, detail: str) -> Exception:
+    from hubring.ps.core.errors import ServerUnreachable
     from hubring.ps.transport.port_probe import probe
 
-    _, port = address(server)
-    access = find(server, Role(role), token_file, LOOK_SECONDS)
-    with open_channel(server, access) as channel:
-        try:
-            return call(ControlStub(channel))
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise no_entry(server, error.details() or "") from error
-            raise ServerUnreachable(
-                f"no server answers at {server}: {probe(server)} ({error.code().name}: {error.details()});"
-                f" check the address, or start one: ps-server start --port {port}; to diagnose:"
-                f" ps-server doctor {server}"
-            ) from error
+    return ServerUnreachable(
+        f"no server answers at {server}: {probe(server)} ({detail}); check the address, or start one:"
+        f" ps-server start --port {server.rpartition(':')[2]}; to diagnose: ps-server doctor {server}"
+    )
 
 
 def _run(action: Any) -> None:

@@ -25,7 +25,7 @@ from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends
-from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
+from hubring.ps.core.errors import ConfigError, HubringError, NonFinite, ServerUnreachable
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.core.types import MAX_WORLD_SIZE
 from hubring.ps.observe.health import CONTROL, HubHealth
@@ -33,13 +33,17 @@ from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, first_ended
 from hubring.ps.security.access import CONNECT_SECONDS, NO_ACCESS, Access, find
+from hubring.ps.security.certificate import first
 from hubring.ps.security.guard import AsyncGuard
 from hubring.ps.security.keyring import Keyring
+from hubring.ps.security.own_certificate import Own, load
 from hubring.ps.security.policy import Role
+from hubring.ps.security.token_file import forget
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
+from hubring.ps.transport.port_probe import probe
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +75,8 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._keyring = None if config.insecure else Keyring(config.token_file, encrypts=config.encrypts)
+        self._own = load(config.tls, serves=True)
+        self._keyring = None if config.insecure else Keyring(config.token_file, self._own.identity)
         self._health = HubHealth()
         self._signals = 0
         self._signal: signal.Signals | None = None
@@ -98,6 +103,7 @@ class Server:
         config = self._config
         consistency = by_name(config.mode, config.staleness, config.backup)
         coordinator = Coordinator(config, consistency, SystemTime(), restored)
+        coordinator.fleet.identity = self._own.shown
         server, port = await self._listen(coordinator)
         coordinator.config = replace(config, port=port)  # --port 0 lets the system choose
         address = f"{bracketed(reachable(config.host))}:{port}"
@@ -109,7 +115,7 @@ class Server:
         opening: asyncio.Task[None] | None = None
         try:
             site = None if config.no_page else Site(config)
-            _start_shards(shards, count, control, config, self._shards_access())
+            _start_shards(shards, count, control, config, self._shards_access(), self._own)
             self._banner(address, restored, site)
             if site is not None:
                 opening = asyncio.create_task(_open(site, coordinator))  # a task, because leases already run
@@ -145,11 +151,15 @@ class Server:
             if keyring is not None and port:  # before a client can find the port open
                 keyring.publish(port)
             place = f"{bracketed(host)}:{port}"
-            if keyring is not None and keyring.identity is not None:
-                port = server.add_secure_port(place, server_credentials(keyring.identity))
+            if keyring is not None:
+                credentials = server_credentials(keyring.identity, self._own.authority)
+                port = server.add_secure_port(place, credentials)
             else:
                 port = server.add_insecure_port(place)
+                forget(port)
         except RuntimeError as error:
+            if keyring is not None:
+                keyring.withdraw()
             raise ConfigError(
                 f"cannot listen on {bracketed(host)}:{port}: {error}; use --port 0 for a free port, or"
                 " another --host"
@@ -165,8 +175,8 @@ class Server:
         keyring = self._keyring
         if keyring is None:
             return NO_ACCESS
-        certificate = keyring.identity.certificate if keyring.identity else b""
-        return Access(keyring.secret(Role.SHARD), certificate)
+        there = keyring.identity
+        return Access(keyring.secret(Role.SHARD), first(there.certificate), there.name, self._own.shown)
 
     def _add_signal_handlers(self, coordinator: Coordinator) -> None:
         loop = asyncio.get_running_loop()
@@ -297,6 +307,7 @@ def _start_shards(
     control: str,
     config: ServerConfig,
     access: Access,
+    own: Own,
     patience: float = CONNECT_SECONDS,
 ) -> None:
     """Starts this host's shards; each registers itself with the coordinator."""
@@ -307,6 +318,8 @@ def _start_shards(
         device=config.device,
         trace=str(config.trace or ""),
         access=access,
+        identity=own.identity,
+        authority=own.authority,
         patience=patience,
         insecure=config.insecure,
         plain_data=config.plain_data,
@@ -330,7 +343,7 @@ async def join(config: ServerConfig) -> int:
         The exit code.
 
     Raises:
-        HubringError: A shard was killed by a signal.
+        HubringError: A shard was killed by a signal, or no server answers.
     """
     shards: Children[Child] = Children()
     quit_ = asyncio.Event()
@@ -339,9 +352,16 @@ async def join(config: ServerConfig) -> int:
         loop.add_signal_handler(number, quit_.set)
     there = config.join or ""
     began = time.monotonic()
-    access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS)
+    own = load(config.tls, serves=True)
+    try:
+        access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
+    except ServerUnreachable as error:
+        raise ServerUnreachable(
+            f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)} (no TLS handshake);"
+            " check the address, or start the server first"
+        ) from error
     left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
-    _start_shards(shards, config.shards, there, config, access, left)
+    _start_shards(shards, config.shards, there, config, access, own, left)
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
     while (ended := first_ended(shards.started, 0.0)) is None and not quit_.is_set():
         with contextlib.suppress(TimeoutError):

@@ -49,8 +49,8 @@ workers/launchers: ps/core
 workers/buckets: ps/core ps/job ps/store ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets
 workers/slowdown: ps/core
-workers/runtime: ps/client ps/config ps/core ps/job ps/observe ps/optim ps/transport workers/communicators
-    workers/launchers workers/slowdown
+workers/runtime: ps/client ps/config ps/core ps/job ps/observe ps/optim ps/security ps/transport
+    workers/communicators workers/launchers workers/slowdown
 workers/collectives: ps/core ps/store workers/communicators workers/runtime
 workers/reducer: ps/core workers/buckets workers/communicators workers/runtime
 workers/optimizer: ps/checkpoint ps/core ps/optim workers/buckets workers/collectives workers/communicators

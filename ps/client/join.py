@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import grpc
 
@@ -24,7 +25,9 @@ from hubring.ps.core.errors import (
     ServerUnreachable,
 )
 from hubring.ps.process.child import Child
-from hubring.ps.security.access import CONNECT_SECONDS, Access, no_entry
+from hubring.ps.security.access import CONNECT_SECONDS, Access, find, no_entry
+from hubring.ps.security.own_certificate import NOTHING, Own, load
+from hubring.ps.security.policy import Role
 from hubring.ps.shard.colocated import place
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.transport.port_probe import probe
@@ -38,6 +41,24 @@ BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: 
 """The exception for a refusal, by the exit code that the server sends."""
 
 
+def prove(address: str, token_file: Path | None, own: Own) -> Access:
+    """Returns a worker's access to a server that has proved itself.
+
+    Args:
+        address: The server's `HOST:PORT`.
+        token_file: File with the server's tokens; None for that of this user's server on this host.
+        own: This worker's certificate, and the authority of the server's.
+
+    Raises:
+        ServerUnreachable: No server answers.
+        ConfigError: The server is another one, or the worker has no token for it.
+    """
+    try:
+        return find(address, Role.WORKER, token_file, CONNECT_SECONDS, own)
+    except ServerUnreachable as error:
+        raise _silent(address, "no TLS handshake") from error
+
+
 class Admission:
     """Asks the server to let a worker join.
 
@@ -45,6 +66,7 @@ class Admission:
         address: The server's `HOST:PORT`.
         stub: The gRPC stub of the server.
         access: What the stub's channel was opened with.
+        own: The worker's certificate, with which its shard listens.
         log_format: Log format of the shard that the worker starts.
         trace: Folder for that shard's trace; empty for no trace.
         began: When the worker began to look for the server, by `time.monotonic`.
@@ -58,6 +80,7 @@ class Admission:
         address: str,
         stub: ControlStub,
         access: Access,
+        own: Own,
         log_format: LogFormat,
         trace: str,
         began: float,
@@ -65,6 +88,7 @@ class Admission:
         self._address = address
         self._stub = stub
         self._access = access
+        self._own = own
         self._log_format = log_format
         self._trace = trace
         self._began = began
@@ -98,6 +122,7 @@ class Admission:
         dialled, _ = split(self._address)
         host = place(dialled, reply.server_host)
         worker = reply.incarnation.hex()
+        own = load(self._own.files, serves=True) if self._own.identity else NOTHING
         settings = Settings(
             self._address,
             host,
@@ -105,6 +130,8 @@ class Admission:
             worker,
             trace=self._trace,
             access=self._access._replace(secret=reply.shard_secret),
+            identity=own.identity,
+            authority=own.authority,
             insecure=reply.insecure,
             plain_data=reply.plain_data,
         )
@@ -143,16 +170,19 @@ class Admission:
                         f" to start ({describe(error)}); restart the server, then the workers"
                     ) from error
                 if not again and time.monotonic() + 0.2 > deadline:
-                    raise ServerUnreachable(
-                        f"no server answers at {self._address} after {CONNECT_SECONDS:g} s:"
-                        f" {probe(self._address)} ({describe(error)}). Check the address, or start a server"
-                        f" there: ps-server start --port {self._address.rpartition(':')[2]}."
-                        f" To find the cause, run: ps-server doctor {self._address}"
-                    ) from error
+                    raise _silent(self._address, describe(error)) from error
                 if not (logged or again):
                     log.info("no server at %s yet; retrying for %g s", self._address, CONNECT_SECONDS)
                 logged = True
             time.sleep(0.2)
+
+
+def _silent(address: str, detail: str) -> ServerUnreachable:
+    return ServerUnreachable(
+        f"no server answers at {address} after {CONNECT_SECONDS:g} s: {probe(address)} ({detail}). Check the"
+        f" address, or start a server there: ps-server start --port {address.rpartition(':')[2]}."
+        f" To find the cause, run: ps-server doctor {address}"
+    )
 
 
 def describe(error: grpc.RpcError) -> str:

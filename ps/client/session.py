@@ -22,7 +22,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.departure import Departure
-from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe
+from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe, prove
 from hubring.ps.client.silence import SILENT_SECONDS, Silence
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
@@ -40,9 +40,8 @@ from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Exporter, Telemetry
-from hubring.ps.security.access import CONNECT_SECONDS, find
 from hubring.ps.security.door import Door
-from hubring.ps.security.policy import Role
+from hubring.ps.security.own_certificate import NOTHING, Own
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.registry import ShardAddress
@@ -66,6 +65,7 @@ class Session:
         world_size: Number of workers; None to use the server's setting.
         start_timeout: Seconds to wait for the other workers.
         token_file: File with the server's tokens; None for that of this user's server on this host.
+        own: This worker's certificate, and the authority of the server's.
         log_format: Log format of the shard that this worker starts.
         trace: Folder for that shard's trace; empty for no trace.
 
@@ -84,6 +84,7 @@ class Session:
         world_size: int | None = None,
         start_timeout: float = 300.0,
         token_file: Path | None = None,
+        own: Own = NOTHING,
         log_format: LogFormat = "text",
         trace: str = "",
     ) -> None:
@@ -114,10 +115,10 @@ class Session:
         self._left = threading.Event()
         self._departure: Departure | None = None
         began = time.monotonic()
-        access = find(address, Role.WORKER, token_file, CONNECT_SECONDS)
+        access = prove(address, token_file, own)
         self._channel = open_channel(address, access)
         self._stub = ControlStub(self._channel)
-        self._admission = Admission(address, self._stub, access, log_format, trace, began)
+        self._admission = Admission(address, self._stub, access, own, log_format, trace, began)
         request = pb.JoinRequest(
             protocol=PROTOCOL,
             token=secrets.token_hex(16),
@@ -136,12 +137,10 @@ class Session:
         self.sender = Sender(joined.rank, incarnation_from_wire(joined.incarnation))
         self._identity = joined.rank, joined.incarnation
         self.size = joined.world_size
-        self.late = joined.late
-        self.neighbours = joined.neighbours
-        self.mode, self.saves = joined.mode, joined.saves
-        self.lockstep = joined.lockstep
+        self.late, self.neighbours = joined.late, joined.neighbours
+        self.mode, self.saves, self.lockstep = joined.mode, joined.saves, joined.lockstep
         self.shards = [
-            ShardAddress(shard.host_id, dict(shard.addresses), Door.from_proto(shard.door))
+            ShardAddress(shard.host_id, dict(shard.addresses), Door.from_proto(shard.door, own.identity))
             for shard in joined.shards
         ]
         self._lease = joined.lease_seconds

@@ -5,6 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+SILENT_GRPC = {"GRPC_VERBOSITY": "NONE"}
+"""Keeps gRPC's own log off a listener's standard error.
+
+gRPC would write a line, with text of the peer, for each TLS handshake that fails: anybody could fill a disk.
+Errors that concern this program are raised.
+"""
+
 
 def environment() -> dict[str, str]:
     """Returns a copy of the process's environment."""
@@ -29,6 +36,15 @@ def spare_forks() -> None:
     which reads the variable.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def silence_grpc() -> None:
+    """Sets SILENT_GRPC, unless the environment has another value.
+
+    Call this before the first import of gRPC, which reads the variable.
+    """
+    for name, value in SILENT_GRPC.items():
+        os.environ.setdefault(name, value)
 
 
 def rest_threads() -> None:

@@ -23,14 +23,24 @@ ConfigFile = Annotated[
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def options(config: type[Struct], names: Collection[str] | None = None) -> Iterator[Parameter]:
-    """Yields an option for each setting of a config; with `names`, only for these. Unset options are None."""
+def options(
+    config: type[Struct], names: Collection[str] | None = None, *, reads_variables: bool = False
+) -> Iterator[Parameter]:
+    """Yields an option for each setting of a config. Unset options are None.
+
+    Args:
+        config: The config's class.
+        names: Only these settings; None for all.
+        reads_variables: Whether the options read the `PS_*` variables, for a command that loads no config.
+    """
     for field, flag in declared(config, names):
         words = default(field, flag)
         kind, choices = _kind(field.type)
         option = typer.Option(
             settings.flag(field.name),
             help=flag.help + (f" [default: {words}]" if words else ""),
+            envvar=f"PS_{field.name.upper()}" if reads_variables else None,
+            show_envvar=False,
             metavar=f"<{'|'.join(choices)}>" if choices else None,
             hidden=flag.hidden,
             rich_help_panel=flag.group.capitalize(),

@@ -13,6 +13,7 @@ from hubring.ps.config.contradiction import only_with
 from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugging
 from hubring.ps.config.kinds import Bytes, DeviceName, LogFormat, Port, Seconds, Whole
 from hubring.ps.config.settings import flag
+from hubring.ps.config.tls import AuthorityFile, CertificateFile, KeyFile, TlsFiles
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import MAX_WORLD_SIZE
 
@@ -24,7 +25,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ConfigError: Two settings contradict each other. The message names both and suggests a fix.
     """
 
-    host: Annotated[str, cluster("address to listen on; beyond loopback with TLS")] = "127.0.0.1"
+    host: Annotated[str, cluster("address to listen on; beyond loopback with encrypted data")] = "127.0.0.1"
     port: Annotated[Port, cluster("control port; 0 picks a free one")] = 5555
     page_port: Annotated[
         Port | None,
@@ -42,6 +43,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "a file in the user's runtime directory",
         ),
     ] = None
+    tls_cert: CertificateFile = None
+    tls_key: KeyFile = None
+    tls_ca: AuthorityFile = None
     shards: Annotated[
         Whole, cluster("shard processes on the server's host; 0 if other hosts add all shards")
     ] = 1
@@ -98,6 +102,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         self._check_mode()
         self._check_page()
         self._check_shards()
+        self._check_tls()
         if self.insecure and self.token_file is not None:
             raise ConfigError(
                 f"--token-file {self.token_file} lets in clients with a token, but --insecure lets in all;"
@@ -107,9 +112,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             self._check_join(self.join)
 
     @property
-    def encrypts(self) -> bool:
-        """Whether TLS is used: beyond loopback, unless the server is insecure."""
-        return not (self.insecure or is_loopback(self.host))
+    def tls(self) -> TlsFiles:
+        """The server's own certificate."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
     def _check_mode(self) -> None:
         if self.staleness and self.mode != "ssp":
@@ -127,6 +132,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
                 f"--backup {self.backup} with --workers {self.workers} leaves no worker to wait for;"
                 f" use at most --backup {self.workers - 1}"
             )
+
+    def _check_tls(self) -> None:
+        self.tls.check()
+        if self.insecure and self.tls:
+            raise ConfigError("--tls-cert and --tls-ca are for encryption; --insecure encrypts nothing")
 
     def _check_page(self) -> None:
         for name in ("page_port", "page_token_file"):
@@ -187,5 +197,6 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 _SHARD_HOST = {
     *("join", "host", "shards", "device", "trace", "log_format"),
     *("insecure", "plain_data", "token_file"),
+    *("tls_cert", "tls_key", "tls_ca"),
 }
 """The settings of a host that only adds shards; all others are settings of the coordinator."""

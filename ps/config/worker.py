@@ -12,6 +12,7 @@ from hubring.ps.config.contradiction import only_with
 from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugging
 from hubring.ps.config.kinds import Bytes, Count, LogFormat, Seconds, Whole
 from hubring.ps.config.settings import flag
+from hubring.ps.config.tls import AuthorityFile, CertificateFile, KeyFile, TlsFiles
 from hubring.ps.core import codecs
 from hubring.ps.core.errors import ConfigError
 
@@ -28,6 +29,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Path | None,
         cluster("file with the server's token", "that of this user's server on this host"),
     ] = None
+    tls_cert: CertificateFile = None
+    tls_key: KeyFile = None
+    tls_ca: AuthorityFile = None
     topology: Annotated[
         Literal["hub", "ring"], data_path("train through a parameter server or an allreduce ring")
     ] = "hub"
@@ -96,6 +100,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         if self.compress is not None:
             self._check_compress(self.compress)
         self._check_nodes()
+        self.tls.check()
         if self.save_parameters_at is not None and self.save_parameters is None:
             raise ConfigError(
                 f"--save-parameters-at {self.save_parameters_at} needs --save-parameters FILE; the second"
@@ -106,6 +111,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
                 f"--rank {self.rank} is outside --world-size {self.world_size}; ranks go from 0 to"
                 f" {self.world_size - 1}"
             )
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The worker's own certificate."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
     def _check_alone(self) -> None:
         if self.topology == "ring":

@@ -19,6 +19,7 @@ from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, ShardPlan, View, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
+from hubring.ps.security.certificate import Identity
 from hubring.ps.security.door import Door
 from hubring.ps.transport.grpc.channel import open_async_channel
 
@@ -87,6 +88,8 @@ class Fleet:
     def __init__(self, lease_seconds: float) -> None:
         self.shards: list[Shard] = []
         self.lease_seconds = lease_seconds
+        self.identity: Identity | None = None
+        """The certificate that the coordinator shows to shards."""
         self._call_seconds = max(CALL_SECONDS, lease_seconds)
 
     def find(self, token: str) -> Shard | None:
@@ -99,7 +102,7 @@ class Fleet:
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         """Adds a shard with this number."""
-        door = Door.from_proto(request.door)
+        door = Door.from_proto(request.door, self.identity)
         channel = open_async_channel(request.addresses["grpc"], door.for_hub(request.token))
         shard = Shard(
             index=index,

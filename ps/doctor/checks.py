@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from hubring.ps.doctor import collectives, disk, gpu, machine, network, server, software
+from hubring.ps.doctor import certificate, collectives, disk, gpu, machine, network, server, software
 from hubring.ps.doctor.isolation import Check
 from hubring.ps.doctor.subject import Subject, outside
 
@@ -81,6 +81,9 @@ def _network(subject: Subject) -> list[Check]:
     return [
         Check(network.OWN_NAME, partial(network.examine_own_name, here), _RESOLVER),
         Check(network.INTERFACES, partial(network.examine_interfaces, subject, here), _RESOLVER),
+        Check(
+            certificate.NAME, partial(certificate.examine, subject), "check --tls-cert, --tls-key, --tls-ca"
+        ),
         Check(network.CONTROL_PORT, partial(network.examine_ports, subject.config), "check ss -ltnp"),
     ]
 
@@ -92,7 +95,7 @@ def _server(subject: Subject) -> list[Check]:
         Check(network.SERVER_NAME, partial(network.examine_server_name, subject.server_host), _RESOLVER),
         Check(
             server.SERVER,
-            partial(server.examine, subject.server, subject.config.token_file, subject.seconds),
+            partial(server.examine, subject.server, subject.config, subject.seconds),
             f"run ps-server status {subject.server}",
             further=(server.VERSIONS, server.CLOCKS),
         ),

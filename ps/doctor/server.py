@@ -7,10 +7,10 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hubring.ps.config.address import address
+from hubring.ps.config.server import ServerConfig
 from hubring.ps.core import clock_offset
 from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.errors import ServerUnreachable
@@ -118,7 +118,7 @@ def judge_clocks(measured: Offset, server: str) -> Finding:
     return ok(CLOCKS, found)
 
 
-def examine(server: str, token_file: Path | None, seconds: float) -> Iterator[Finding]:
+def examine(server: str, config: ServerConfig, seconds: float) -> Iterator[Finding]:
     """Connects to the server, requests its status, then its time."""
     patience = min(SHARE * seconds, MOST_SECONDS)
     try:
@@ -127,23 +127,26 @@ def examine(server: str, token_file: Path | None, seconds: float) -> Iterator[Fi
         yield judge_connection(server, error, patience)
         yield from _left_out(server)
     else:
-        yield from _ask(server, token_file, patience)
+        yield from _ask(server, config, patience)
 
 
-def _ask(server: str, token_file: Path | None, seconds: float) -> Iterator[Finding]:
+def _ask(server: str, config: ServerConfig, seconds: float) -> Iterator[Finding]:
     import grpc
 
     from hubring.protos import control_pb2 as pb
     from hubring.protos.control_pb2_grpc import ControlStub
     from hubring.ps.core.errors import HubringError
     from hubring.ps.security.access import find
+    from hubring.ps.security.own_certificate import load
     from hubring.ps.security.policy import Role
     from hubring.ps.transport.grpc.channel import open_channel
 
     try:
-        access = find(server, Role.READER, token_file, seconds)
+        own = load(config.tls, serves=False)
+        access = find(server, Role.READER, config.token_file, seconds, own)
     except HubringError as error:
-        yield failure(SERVER, str(error), "copy the server's token file again", error.exit_code)
+        found, _, fix = str(error).partition("; ")
+        yield failure(SERVER, found, fix or "copy the server's token file again", error.exit_code)
         yield from _left_out(server)
         return
     with open_channel(server, access) as channel:

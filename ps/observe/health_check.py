@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hubring.ps.config.address import address as split
 from hubring.ps.core.errors import HubringError, ServerUnreachable, UsageError
 from hubring.ps.observe.health import CONTROL, DATA, READY, SHARD_CONTROL, WHY
-from hubring.ps.security.access import Access
-from hubring.ps.security.certificate import peek
+from hubring.ps.security.access import unproved
+from hubring.ps.security.own_certificate import NOTHING, Own
 from hubring.ps.transport.grpc.channel import open_channel
 
 PATIENCE = 3.0
@@ -21,13 +21,14 @@ PATIENCE = 3.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-def probe(address: str, service: str, timeout: float = PATIENCE) -> None:
+def probe(address: str, service: str, timeout: float = PATIENCE, own: Own = NOTHING) -> None:
     """Returns if the service is serving.
 
     Args:
         address: `HOST:PORT` of a hub's control, or of a shard's gRPC.
         service: The service's name in grpc.health.v1; empty for the whole process.
         timeout: Seconds.
+        own: This program's certificate, which a server with an authority asks for.
 
     Raises:
         ConfigError: The address is invalid.
@@ -36,8 +37,7 @@ def probe(address: str, service: str, timeout: float = PATIENCE) -> None:
     """
     split(address)
     request = health_pb2.HealthCheckRequest(service=service)
-    access = Access(certificate=peek(address, timeout))  # without a secret, so whose it is does not matter
-    with open_channel(address, access) as channel:
+    with open_channel(address, unproved(address, timeout, own)) as channel:
         try:
             answer, call = health_pb2_grpc.HealthStub(channel).Check.with_call(request, timeout=timeout)
         except grpc.RpcError as error:

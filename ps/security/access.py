@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from hubring.ps.config.address import address as split
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import token_file as files
-from hubring.ps.security.certificate import fetch, peek
+from hubring.ps.security.certificate import NAME, Identity
+from hubring.ps.security.handshake import Proof, fetch, peek
+from hubring.ps.security.own_certificate import NOTHING, Own
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import Tokens, choose
 
@@ -19,6 +21,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """Seconds for which a program looks for its server: launchers start server, shards and workers together."""
+
+ANSWER_SECONDS = 5.0
+"""Seconds for which a server that listens may take for its handshakes, at least."""
 
 LOOK_SECONDS = 0.1
 """Seconds between two looks, and for one look at a server that is expected to run."""
@@ -30,17 +35,21 @@ class Access(NamedTuple):
     Attributes:
         secret: Sent with every call; empty for none.
         certificate: The server's, as PEM; empty for no TLS.
+        name: A name in that certificate.
+        identity: What the client shows; None for no certificate.
     """
 
     secret: str = ""
     certificate: bytes = b""
+    name: str = NAME
+    identity: Identity | None = None
 
 
 NO_ACCESS = Access()
 
 
-def find(address: str, role: Role, file: Path | None, seconds: float) -> Access:
-    """Returns the access of this user to a server.
+def find(address: str, role: Role, file: Path | None, seconds: float, own: Own = NOTHING) -> Access:
+    """Returns the access of this user to a server that has proved itself.
 
     It waits up to `seconds` for the server to listen, and for its token file: both may be starting.
 
@@ -49,6 +58,7 @@ def find(address: str, role: Role, file: Path | None, seconds: float) -> Access:
         role: What the caller wants to do.
         file: A file with tokens; None for that of this user's server on this host and port, if there is one.
         seconds: How long to wait.
+        own: The caller's certificate, and the authority of the server's.
 
     Raises:
         ConfigError: The file has no token for this role, or the server is another one than it says.
@@ -58,8 +68,8 @@ def find(address: str, role: Role, file: Path | None, seconds: float) -> Access:
     listens = _await_listener(address, deadline)
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
-        if listens and peek(address, seconds):
-            raise no_entry(address, "it has no token, and the server uses TLS")
+        if listens and peek(address, ANSWER_SECONDS, own).certificate:
+            raise no_entry(address, "it has no token")
         return NO_ACCESS
     token = choose(tokens, role)
     if token is None:
@@ -67,16 +77,22 @@ def find(address: str, role: Role, file: Path | None, seconds: float) -> Access:
             f"the tokens in {file or 'the runtime directory'} are for {', '.join(tokens)}; this program needs"
             f" one for {role}: ps-server token show --role {role}"
         )
-    if not token.digest:
-        if not is_this_host(split(address)[0]):
-            raise ConfigError(
-                f"the token in {file} is for a server that only its own host reaches, but {address} is on"
-                " another host: copy the token file of the server there"
-            )
-        return Access(token.secret)
     if not listens:
         return NO_ACCESS
-    return Access(token.secret, fetch(address, token.digest, max(LOOK_SECONDS, deadline - time.monotonic())))
+    # A copied token may be older than the certificate that an authority signed.
+    by_authority = bool(own.authority) and file is not None
+    proof = Proof("" if by_authority else token.digest, own, named=by_authority)
+    peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
+    return Access(token.secret, peer.certificate, peer.name, own.identity)
+
+
+def unproved(address: str, seconds: float, own: Own = NOTHING) -> Access:
+    """Returns the access to calls that need no secret, so that it does not matter whose server answers.
+
+    Raises as `handshake.peek`.
+    """
+    peer = peek(address, seconds, own)
+    return Access("", peer.certificate, peer.name, own.identity)
 
 
 def no_entry(address: str, why: str) -> ConfigError:

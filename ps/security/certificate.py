@@ -1,28 +1,32 @@
-"""Self-signed certificates, which are pinned instead of being signed by an authority."""
+"""Certificates, and those that a server makes: self-signed, and pinned instead of signed by an authority."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-import socket
 import ssl
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
-
-from hubring.ps.config.address import address as split
-from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from typing import Any, NamedTuple
 
 NAME = "hubring"
-"""The name in every certificate. Clients ask for it whatever the address is, since the digest is pinned."""
+"""The name in every certificate that a server makes. Clients ask for it whatever the address is."""
 
 _YEARS = 10
+_HOSTS = {"DNS", "IP Address"}
 
 
 class Identity(NamedTuple):
-    """A certificate and its private key, as PEM."""
+    """A certificate and its private key.
+
+    Attributes:
+        certificate: As PEM; those of authorities between it and the root may follow.
+        key: As PEM.
+        name: A name in the certificate.
+    """
 
     certificate: bytes
     key: bytes
+    name: str = NAME
 
     @property
     def digest(self) -> str:
@@ -83,53 +87,27 @@ def check_key(identity: Identity) -> None:
 
 
 def digest_of(pem: bytes) -> str:
-    """Returns the SHA-256 of a certificate, in hexadecimal.
+    """Returns the SHA-256 of a certificate, the first if there are several, in hexadecimal.
 
     Raises:
         ValueError: It is not a certificate.
     """
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first(pem).decode())).hexdigest()
 
 
-def fetch(address: str, digest: str, seconds: float) -> bytes:
-    """Returns the certificate, as PEM, of the server at an address.
+def first(pem: bytes) -> bytes:
+    """Returns the first of some certificates, as PEM, without text in front of it."""
+    end = ssl.PEM_FOOTER.encode()
+    before, found, _ = pem.partition(end)
+    return before[max(0, before.find(ssl.PEM_HEADER.encode())) :] + found + b"\n"
 
-    Raises:
-        ServerUnreachable: No server answers there within `seconds`.
-        ConfigError: The server has another certificate than the token says, or none.
+
+def names_in(subject: Mapping[str, Any]) -> list[str]:
+    """Returns the host names and addresses that a certificate is for; the first can be asked for.
+
+    Args:
+        subject: The certificate, as `ssl.SSLSocket.getpeercert` returns it.
     """
-    try:
-        found = _presented(address, seconds)
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"the server at {address} does not use TLS, but the token is for one that does: it is another"
-            " server's; copy the token file again"
-        ) from error
-    except OSError as error:
-        raise ServerUnreachable(f"no server with TLS answers at {address} ({error})") from error
-    if not hmac.compare_digest(hashlib.sha256(found).hexdigest(), digest):
-        raise ConfigError(
-            f"the server at {address} has another certificate than the token says: it is another server, or"
-            " its tokens were made anew; copy its token file again"
-        )
-    return ssl.DER_cert_to_PEM_cert(found).encode()
-
-
-def peek(address: str, seconds: float) -> bytes:
-    """Returns the certificate that a server shows, as PEM, without knowing whose it is; empty without TLS."""
-    try:
-        return ssl.DER_cert_to_PEM_cert(_presented(address, seconds)).encode()
-    except OSError:
-        return b""
-
-
-def _presented(address: str, seconds: float) -> bytes:
-    host, port = split(address)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the caller compares
-    context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, port), seconds) as plain,
-        context.wrap_socket(plain, server_hostname=NAME) as encrypted,
-    ):
-        return encrypted.getpeercert(binary_form=True) or b""
+    alternatives = [value for kind, value in subject.get("subjectAltName", ()) if kind in _HOSTS]
+    common = [value for part in subject.get("subject", ()) for key, value in part if key == "commonName"]
+    return [*alternatives, *common] or [NAME]

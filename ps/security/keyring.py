@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 
 from hubring.ps.core.errors import ConfigError
@@ -13,6 +14,8 @@ from hubring.ps.security.guard import Guard
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import Tokens, draw
 
+log = logging.getLogger(__name__)
+
 
 class Keyring:
     """Makes or reads a server's tokens.
@@ -20,27 +23,32 @@ class Keyring:
     Args:
         file: The file of the tokens, which are used if they are there already; None for a new file in the
             user's runtime directory, named after the port.
-        encrypts: Whether the server needs a certificate, whatever the tokens in the file say.
+        own: A certificate that the server's user brings; None for one that is made, and kept beside `file`.
 
     Attributes:
         guard: Checks the calls of a server.
-        identity: The certificate and its key; None without TLS.
+        identity: The certificate and its key.
         path: Where the tokens are; None before `publish`.
 
     Raises:
         ConfigError: The file cannot be used, or its certificate is missing or another one.
     """
 
-    def __init__(self, file: Path | None, *, encrypts: bool) -> None:
+    def __init__(self, file: Path | None, own: Identity | None = None) -> None:
         self._file = file
-        self.identity: Identity | None = None
+        self._own = own
         if file is not None and file.exists():
             self.tokens = files.read(file)
-            pinned = any(token.digest for token in self.tokens.values())
-            self.identity = self._read_identity(file) if encrypts or pinned else None
+            self.identity = own or self._read_identity(file)
+            if own is not None and not self._fit(own):
+                log.warning(
+                    "the tokens in %s were made for another certificate than --tls-cert: clients that use a"
+                    " copy of them need --tls-ca",
+                    file,
+                )
         else:
-            self.identity = certificate.make() if encrypts else None
-            self.tokens = self._draw()
+            self.identity = own or certificate.make()
+            self.tokens = draw(self.identity.digest)
         self.guard = Guard(_secrets(self.tokens))
         self.path: Path | None = None
 
@@ -53,14 +61,14 @@ class Keyring:
         self.path = self._file or files.runtime_file(port)
         if self._file is not None and self._file.exists():
             return
-        if self._file is not None and self.identity is not None:
+        if self._file is not None and self._own is None:
             _write_identity(self._file, self.identity)
         files.write_tokens(self.path, self.tokens)
 
     def rotate(self) -> None:
         """Replaces the tokens; who has joined stays. Raises as `publish`."""
         assert self.path is not None
-        self.tokens = self._draw()
+        self.tokens = draw(self.identity.digest)
         self.guard.rotate(_secrets(self.tokens))
         files.write_tokens(self.path, self.tokens)
 
@@ -71,14 +79,14 @@ class Keyring:
                 if files.read(self.path) == self.tokens:  # and not those of a later server on this port
                     self.path.unlink()
 
-    def _draw(self) -> Tokens:
-        return draw(self.identity.digest if self.identity else "")
+    def _fit(self, identity: Identity) -> bool:
+        return {token.digest for token in self.tokens.values()} == {identity.digest}
 
     def _read_identity(self, file: Path) -> Identity:
         key = _key_file(file)
         try:
             identity = certificate.split_pem(key.read_bytes())
-            if {token.digest for token in self.tokens.values()} != {identity.digest}:
+            if not self._fit(identity):
                 raise ConfigError(f"the tokens in {file} are for another certificate than the one in {key}")
             certificate.check_key(identity)
         except OSError as error:

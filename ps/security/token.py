@@ -2,7 +2,8 @@
 
     hubring:worker:8d1f...:4be0...
 
-The digest is empty if the server listens on loopback only, where nothing is encrypted.
+The digest proves the server to its clients, also on one host: any user may take a port that a server has
+left. No secret is sent before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hubring.ps.security.policy import Role
 ROLES = (Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR)
 """Roles that a token can have."""
 
-_TOKEN = re.compile(r"hubring:([a-z]+):([0-9a-f]{64}|):([0-9a-f]{64})")
+_TOKEN = re.compile(r"hubring:([a-z]+):([0-9a-f]{64}):([0-9a-f]{64})")
 
 
 class Token(NamedTuple):
@@ -26,7 +27,7 @@ class Token(NamedTuple):
 
     Attributes:
         role: What it lets its holder do.
-        digest: SHA-256 of the server's certificate, in hexadecimal; empty for no TLS.
+        digest: SHA-256 of the server's certificate, in hexadecimal.
         secret: 256 random bits, in hexadecimal.
     """
 
@@ -42,7 +43,7 @@ Tokens = Mapping[Role, Token]
 """One token for each of some roles."""
 
 
-def draw(digest: str = "") -> Tokens:
+def draw(digest: str) -> Tokens:
     """Returns new tokens for all roles."""
     return {role: Token(role, digest, secrets.token_hex(32)) for role in ROLES}
 

@@ -6,6 +6,7 @@ after its port. So a program of the same user on the same host finds them, and n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -25,6 +26,12 @@ def runtime_file(port: int) -> Path:
     # Each network namespace has its own ports.
     network = os.stat("/proc/self/ns/net").st_ino
     return _runtime_directory() / f"{port}-{network}.token"
+
+
+def forget(port: int) -> None:
+    """Deletes the tokens of an earlier server on a port, which now is another one's."""
+    with contextlib.suppress(OSError, ConfigError):
+        runtime_file(port).unlink()
 
 
 def write(path: Path, text: str) -> None:

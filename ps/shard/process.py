@@ -190,7 +190,12 @@ def main() -> None:
     threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
     control, rejections = ShardControl(), Rejections()
     encrypts = not (settings.insecure or is_loopback(settings.host))
-    lock = make_lock(tls=encrypts, curve=encrypts and not settings.plain_data)
+    lock = make_lock(
+        tls=encrypts,
+        curve=encrypts and not settings.plain_data,
+        own=settings.identity,
+        authority=settings.authority,
+    )
     doors = open_doors(settings.host, [control.add_to], rejections, lock)
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
     memory: ParameterMemory = HostMemory(doors.allocate)

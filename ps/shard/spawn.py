@@ -8,11 +8,12 @@ from subprocess import PIPE
 
 import msgspec
 
-from hubring.ps.config.environment import environment
+from hubring.ps.config.environment import SILENT_GRPC, environment
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.process.child import Child
 from hubring.ps.process.command import module_command
 from hubring.ps.security.access import CONNECT_SECONDS, NO_ACCESS, Access
+from hubring.ps.security.certificate import Identity
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -27,6 +28,8 @@ class Settings(msgspec.Struct, frozen=True):
         device: Device of the parameters: cpu, cuda or cuda:N.
         trace: Folder for a trace; empty disables the trace.
         access: How to reach the coordinator.
+        identity: The certificate to listen with; None for a new one, or for no TLS on loopback.
+        authority: Certificates, as PEM, of who signs those of coordinator and workers; empty: they have none.
         patience: Seconds for which the coordinator may be unreachable at the start.
         insecure: Whether to listen beyond loopback without encryption.
         plain_data: Whether ZeroMQ sends gradients without encryption.
@@ -40,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True):
     device: str = "cpu"
     trace: str = ""
     access: Access = NO_ACCESS
+    identity: Identity | None = None
+    authority: bytes = b""
     patience: float = CONNECT_SECONDS
     insecure: bool = False
     plain_data: bool = False
@@ -56,7 +61,7 @@ the exit of its shards."""
 
 def start(name: str, settings: Settings) -> Child:
     """Starts a shard process. It exits when its standard input receives a byte or is closed."""
-    variables = {**environment(), VARIABLE: msgspec.json.encode(settings).decode()}
+    variables = {**SILENT_GRPC, **environment(), VARIABLE: msgspec.json.encode(settings).decode()}
     # The child inherits the mask, so a signal waits until the child ignores it: it imports torch for seconds.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     try:

@@ -26,12 +26,9 @@ PORT = 5555
 GRACE_SECONDS = 120
 """Time in seconds between the stop request and the kill, in which the job writes a checkpoint."""
 
-_SERVERS_PLACE = frozenset(
-    {"host", "port", "insecure", "token_file", "once", "join", "address_file", "workers"}
-)
-_WORKERS_PLACE = frozenset(
-    {"server", "token_file", "rank", "world_size", "local_rank", "nodes", "gpus", "nr"}
-)
+_PROOF = frozenset({"token_file", "tls_cert", "tls_key", "tls_ca"})
+_SERVERS_PLACE = _PROOF | {"host", "port", "insecure", "once", "join", "address_file", "workers"}
+_WORKERS_PLACE = _PROOF | {"server", "rank", "world_size", "local_rank", "nodes", "gpus", "nr"}
 """Settings that follow from the engine and the job's size; the user must not set them."""
 _HUBS = ("mode", "staleness", "backup", "shards", "colocate", "await_shards", "device", "slice_bytes")
 """Settings that a ring's server ignores."""

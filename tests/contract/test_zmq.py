@@ -246,3 +246,18 @@ def test_zmq_brings_out_all_replies_before_it_closes() -> None:
         closing.join(PATIENCE)
     assert [number_of(reply) for reply in came] == list(range(8))
     line.close()
+
+
+def test_a_damaged_message_without_an_address_of_its_peer_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ZeroMQ forgets the address of a peer that is gone, and then `Frame.get` raises."""
+    with contextlib.closing(ZmqTransport().listen("127.0.0.1")) as listener:
+        frames = [zmq.Frame(b"route"), zmq.Frame(b"no header")]  # no socket has received them
+        with pytest.raises(zmq.ZMQError):
+            frames[1].get("Peer-Address")
+        monkeypatch.setattr("hubring.ps.transport.zmq.listener.receive", lambda router: iter([frames]))
+        (envelope,) = listener.receive()
+    assert envelope.reply_to == b"route"
+    assert envelope.message.header == b""
+    assert envelope.message.damage.endswith("it came from an unknown address")

@@ -13,6 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hubring.ps.observe.health_check import probe
+from hubring.ps.security.access import unproved
+from hubring.ps.transport.grpc.channel import open_channel
 from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
@@ -49,7 +51,7 @@ def holding(cluster: Cluster, address: str, tmp_path: Path) -> tuple[Program, Pa
 
 def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
     _, address = cluster.server("--shards", "2")
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, unproved(address, PATIENCE)) as channel:
         until(watch(channel, "hubring.v1.Data"), SERVING)
     shards = [shard["address"] for shard in cluster.status(address)["shards"]]
     assert len(shards) == 2
@@ -64,7 +66,7 @@ def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
 def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server()
     worker, go = holding(cluster, address, tmp_path)
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, unproved(address, PATIENCE)) as channel:
         until(watch(channel, "hubring.v1.Data"), SERVING)
         ready = watch(channel, "ready")
         until(ready, SERVING)
@@ -81,7 +83,7 @@ def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path:
 def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--shards", "2", "--lease", "60")  # it lives until its worker has left
     worker, go = holding(cluster, address, tmp_path)
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, unproved(address, PATIENCE)) as channel:
         data, ready = watch(channel, "hubring.v1.Data"), watch(channel, "ready")
         until(data, SERVING)
         os.kill(cluster.status(address)["shards"][1]["pid"], signal.SIGKILL)

@@ -6,12 +6,13 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from tests.support.processes.cluster import SMALL, TRAIN, Cluster, Program
+from hubring.ps.security.access import unproved
+from hubring.ps.transport.grpc.channel import open_channel
+from tests.support.processes.cluster import PATIENCE, SMALL, TRAIN, Cluster, Program
 from tests.support.processes.shared_memory import left_behind, shared_memory
 
 pytestmark = pytest.mark.slow
@@ -125,7 +126,7 @@ def test_a_worker_may_come_before_its_server(cluster: Cluster) -> None:
 
 def test_health_and_reflection_are_served(cluster: Cluster) -> None:
     _, address = cluster.server()
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, unproved(address, PATIENCE)) as channel:
         asked = health_pb2.HealthCheckRequest(service="hubring.v1.Control")
         answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=5)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING

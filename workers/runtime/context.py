@@ -23,6 +23,7 @@ from hubring.ps.core.errors import ConfigError, HubringError, NonFinite, UsageEr
 from hubring.ps.core.trace import Trace
 from hubring.ps.job.job import Reason
 from hubring.ps.observe import logs
+from hubring.ps.security.own_certificate import load
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.runtime import topology
 from hubring.workers.runtime.in_flight import FlightRecorder
@@ -249,6 +250,7 @@ def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, jo
         start_timeout=config.timeout,
         log_format=config.log_format,
         token_file=config.token_file,
+        own=load(config.tls, serves=False),
         trace=str(config.trace or ""),
     )
     origin.role = f"w{session.sender.rank}"

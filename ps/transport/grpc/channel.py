@@ -8,7 +8,7 @@ import grpc
 
 from hubring.ps.security.access import NO_ACCESS, Access
 from hubring.ps.security.bearer import AsyncBearer, Bearer
-from hubring.ps.security.certificate import NAME, Identity
+from hubring.ps.security.certificate import Identity
 
 Options = Sequence[tuple[str, int]]
 
@@ -23,14 +23,12 @@ STRANGERS = (
 )
 """A server's options against idle connections. Members keep a call open, so theirs are never idle."""
 
-_PINNED = (("grpc.ssl_target_name_override", NAME),)
-
 
 def open_channel(address: str, access: Access = NO_ACCESS, options: Options = ()) -> grpc.Channel:
     """Returns a channel for threads. It connects on first use."""
     every = [*_ALWAYS, *options]
     if access.certificate:
-        channel = grpc.secure_channel(address, _trust(access), options=[*every, *_PINNED])
+        channel = grpc.secure_channel(address, _trust(access), options=[*every, _expects(access)])
     else:
         channel = grpc.insecure_channel(address, options=every)
     return grpc.intercept_channel(channel, Bearer(access.secret)) if access.secret else channel
@@ -42,15 +40,21 @@ def open_async_channel(address: str, access: Access = NO_ACCESS, options: Option
     interceptors = [AsyncBearer(access.secret)] if access.secret else []
     if access.certificate:
         return grpc.aio.secure_channel(
-            address, _trust(access), options=[*every, *_PINNED], interceptors=interceptors
+            address, _trust(access), options=[*every, _expects(access)], interceptors=interceptors
         )
     return grpc.aio.insecure_channel(address, options=every, interceptors=interceptors)
 
 
 def _trust(access: Access) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(root_certificates=access.certificate)
+    key, certificate = (access.identity.key, access.identity.certificate) if access.identity else (None, None)
+    return grpc.ssl_channel_credentials(access.certificate, key, certificate)
 
 
-def server_credentials(identity: Identity) -> grpc.ServerCredentials:
-    """Returns what a server needs to encrypt."""
-    return grpc.ssl_server_credentials([(identity.key, identity.certificate)])
+def _expects(access: Access) -> tuple[str, str]:
+    return "grpc.ssl_target_name_override", access.name  # an address may have other names
+
+
+def server_credentials(identity: Identity, authority: bytes = b"") -> grpc.ServerCredentials:
+    """Returns what a server needs to encrypt, and to let in only clients of an authority, if there is one."""
+    pair = identity.key, identity.certificate
+    return grpc.ssl_server_credentials([pair], authority or None, require_client_auth=bool(authority))

@@ -112,7 +112,8 @@ class GrpcListener:
         try:
             place = f"{bracketed(here)}:0"
             if lock is not None and lock.identity is not None:
-                port = self._server.add_secure_port(place, server_credentials(lock.identity))
+                credentials = server_credentials(lock.identity, lock.authority)
+                port = self._server.add_secure_port(place, credentials)
             else:
                 port = self._server.add_insecure_port(place)
         except RuntimeError as error:

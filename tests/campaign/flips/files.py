@@ -97,19 +97,17 @@ class TokenFile:
         self._path = self._tokens.with_name(self._tokens.name + suffix)
         self.name = "token file" if not suffix else "file of the certificate and its key"
         self._content = self._path.read_bytes()
-        self._true = Keyring(self._tokens, encrypts=True)
+        self._true = Keyring(self._tokens)
         self.bits = 8 * len(self._content)
 
     def flip(self, bit: int) -> Outcome:
         self._path.write_bytes(flipped(self._content, bit))
         try:
-            found = Keyring(self._tokens, encrypts=True)
+            found = Keyring(self._tokens)
         except ConfigError:
             return Outcome.DETECTED
         finally:
             self._path.write_bytes(self._content)
-        assert found.identity is not None
-        assert self._true.identity is not None
         if found.tokens == self._true.tokens and _means(found.identity) == _means(self._true.identity):
             return Outcome.HARMLESS
         objections = list(self._objections(found))

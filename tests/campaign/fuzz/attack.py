@@ -13,6 +13,8 @@ import grpc
 import zmq
 
 from hubring.protos import control_pb2
+from hubring.ps.security.access import unproved
+from hubring.ps.transport.grpc.channel import open_channel
 from tests.campaign.fuzz.garbage import STREAMS, frame, header, noise, packet
 from tests.campaign.fuzz.ports import Ports
 
@@ -65,7 +67,8 @@ class Attack:
     def _control(self) -> None:
         """Calls a method of the control plane with bytes that are not its request."""
         method = self._draw.choice(METHODS)
-        with grpc.insecure_channel(f"{HOST}:{self._ports.control}") as channel:
+        address = f"{HOST}:{self._ports.control}"
+        with open_channel(address, unproved(address, SECONDS)) as channel:
             kind = channel.unary_stream if method == "Connect" else channel.unary_unary
             call: Callable[..., object] = kind(f"/hubring.v1.Control/{method}")
             content = noise(self._draw)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hubring.ps.doctor import network
 from hubring.ps.doctor.network import Answer
 from tests.ps.doctor import (
+    test_certificate,
     test_collectives,
     test_disk,
     test_gpu,
@@ -17,7 +18,7 @@ from tests.ps.doctor import (
 CASES = [
     case
     for module in (
-        *(test_collectives, test_disk, test_gpu, test_machine),
+        *(test_certificate, test_collectives, test_disk, test_gpu, test_machine),
         *(test_network, test_server, test_software),
     )
     for case in module.CASES

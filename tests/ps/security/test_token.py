@@ -9,6 +9,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import token_file
+from hubring.ps.security.certificate import make
 from hubring.ps.security.commands import show
 from hubring.ps.security.keyring import Keyring, make_files
 from hubring.ps.security.policy import Role
@@ -21,7 +22,7 @@ def test_tokens_are_read_as_they_were_written_and_no_two_are_alike() -> None:
     tokens = draw(DIGEST)
     assert parse((str(token) for token in tokens.values()), "here") == tokens
     assert len({token.secret for token in tokens.values()}) == len(ROLES)
-    assert draw() != draw()
+    assert draw(DIGEST) != draw(DIGEST)
 
 
 @pytest.mark.parametrize(
@@ -29,15 +30,16 @@ def test_tokens_are_read_as_they_were_written_and_no_two_are_alike() -> None:
     [
         "secret",
         "hubring:worker:x:y",
-        f"hubring:hub::{DIGEST}",
-        f"hubring:nobody::{DIGEST}",
+        f"hubring:hub:{DIGEST}:{DIGEST}",
+        f"hubring:nobody:{DIGEST}:{DIGEST}",
+        f"hubring:worker::{DIGEST}",
         f"hubring:worker:{DIGEST}:{DIGEST[:-1]}",
-        f"hubring:worker::{DIGEST}\x1b[31m",
+        f"hubring:worker:{DIGEST}:{DIGEST}\x1b[31m",
     ],
 )
 def test_a_line_that_is_no_token_is_named_and_not_repeated(line: str) -> None:
     with pytest.raises(ConfigError, match="here, line 2, is no token") as refusal:
-        parse([str(draw()[Role.READER]), line], "here")
+        parse([str(draw(DIGEST)[Role.READER]), line], "here")
     assert line not in str(refusal.value)
 
 
@@ -45,11 +47,11 @@ def test_no_token_and_two_for_one_role_are_refused() -> None:
     with pytest.raises(ConfigError, match="here has no token"):
         parse(["", "  "], "here")
     with pytest.raises(ConfigError, match="line 2, is a second token for the role worker"):
-        parse([str(draw()[Role.WORKER]), str(draw()[Role.WORKER])], "here")
+        parse([str(draw(DIGEST)[Role.WORKER]), str(draw(DIGEST)[Role.WORKER])], "here")
 
 
 def test_an_operator_and_a_worker_may_read_and_a_reader_no_more() -> None:
-    tokens = draw()
+    tokens = draw(DIGEST)
     for role in (Role.READER, Role.OPERATOR, Role.WORKER):
         assert choose({role: tokens[role]}, Role.READER) == tokens[role]
     assert choose({Role.SHARD: tokens[Role.SHARD]}, Role.READER) is None
@@ -76,7 +78,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it is no text"):
         token_file.read(tmp_path / "binary")
     with pytest.raises(ConfigError, match="use a --token-file in a writable folder"):
-        token_file.write_tokens(tmp_path / "no" / "folder", draw())
+        token_file.write_tokens(tmp_path / "no" / "folder", draw(DIGEST))
 
 
 def test_the_runtime_directory_is_this_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,11 +101,11 @@ def test_a_server_without_a_file_has_new_tokens_and_takes_them_along(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     tmp_path.chmod(0o700)
-    first = Keyring(None, encrypts=False)
+    first = Keyring(None)
     first.publish(5555)
     assert first.path is not None
     assert token_file.read(first.path) == first.tokens
-    second = Keyring(None, encrypts=False)
+    second = Keyring(None)
     second.publish(5555)
     first.withdraw()
     assert token_file.read(first.path) == second.tokens != first.tokens
@@ -111,24 +113,54 @@ def test_a_server_without_a_file_has_new_tokens_and_takes_them_along(
     assert not first.path.exists()
 
 
+def test_a_server_without_tokens_deletes_those_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs of this user would ask it for the certificate of the earlier one."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    killed = Keyring(None)
+    killed.publish(5555)
+    token_file.forget(5556)
+    assert token_file.runtime_file(5555).exists()
+    token_file.forget(5555)
+    token_file.forget(5555)
+    assert not token_file.runtime_file(5555).exists()
+
+
 def test_a_server_with_a_file_makes_it_once_and_leaves_it(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    first = Keyring(file, encrypts=True)
+    first = Keyring(file)
     first.publish(5555)
     first.withdraw()
-    again = Keyring(file, encrypts=True)
+    again = Keyring(file)
     assert (again.tokens, again.identity) == (first.tokens, first.identity)
     (tmp_path / "tokens.key").unlink()
     with pytest.raises(ConfigError, match="needs the private key of its certificate beside"):
-        Keyring(file, encrypts=True)
+        Keyring(file)
     make_files(tmp_path / "other")
     (tmp_path / "other.key").rename(tmp_path / "tokens.key")
     with pytest.raises(ConfigError, match="are for another certificate"):
-        Keyring(file, encrypts=True)
+        Keyring(file)
+
+
+def test_a_certificate_of_the_users_own_has_its_key_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, own, renewed = tmp_path / "tokens", make(), make()
+    first = Keyring(file, own)
+    first.publish(5555)
+    assert {token.digest for token in first.tokens.values()} == {own.digest}
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+    assert Keyring(file, own).identity == own
+    assert caplog.text == ""
+    again = Keyring(file, renewed)
+    assert (again.tokens, again.identity) == (first.tokens, renewed)
+    assert "clients that use a copy of them need --tls-ca" in caplog.text
 
 
 def test_rotation_writes_new_tokens_for_the_same_certificate(tmp_path: Path) -> None:
-    keyring = Keyring(tmp_path / "tokens", encrypts=True)
+    keyring = Keyring(tmp_path / "tokens")
     keyring.publish(5555)
     before = dict(keyring.tokens)
     keyring.rotate()

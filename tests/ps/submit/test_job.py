@@ -99,10 +99,12 @@ def test_a_contradiction_is_refused_in_words(flags: dict[str, Any], words: list[
         ("server", "workers = 3"),
         ("server", "insecure = true"),
         ("server", 'token_file = "tokens"'),
+        ("server", 'tls_ca = "ca.pem"'),
         ("server", 'join = "hub:1"'),
         ("worker", "rank = 0"),
         ("worker", 'server = "hub:1"'),
         ("worker", 'token_file = "tokens"'),
+        ("worker", 'tls_ca = "ca.pem"'),
     ],
 )
 def test_what_the_engine_says_nobody_else_may_say(tmp_path: Path, table: str, line: str) -> None:
@@ -265,7 +267,7 @@ def test_the_workers_token_is_theirs_alone_and_fits_the_servers(tmp_path: Path) 
     found = secret.new(job(engine="kubernetes", image=IMAGE, workers=2), {"name": "one"})["stringData"]
     for name, text in found.items():
         token_file.write(tmp_path / name, text)
-    ring = Keyring(tmp_path / secret.TOKENS, encrypts=True)
+    ring = Keyring(tmp_path / secret.TOKENS)
     assert token_file.read(tmp_path / secret.WORKER) == {Role.WORKER: ring.tokens[Role.WORKER]}
     assert ring.identity is not None
     assert secret.new(job(engine="kubernetes", image=IMAGE, workers=2), {})["stringData"] != found

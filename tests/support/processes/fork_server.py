@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, NoReturn, Self
 
-from hubring.ps.config.environment import become, spare_forks
+from hubring.ps.config.environment import become, silence_grpc, spare_forks
 from tests.support.processes.orphans import take_in_orphans
 
 _IMPORTED = ("torch._dynamo", "sklearn.datasets", "hubring.ps.server", "hubring.workers.run_script")
@@ -125,6 +125,7 @@ class ForkServer:
 def main() -> None:
     """Serves requests; each fork runs its module, and exits."""
     spare_forks()
+    silence_grpc()
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.collect()

@@ -1,0 +1,202 @@
+"""A client's first handshake with a server, before it sends a secret.
+
+Law: it returns only what the server proved. A server is proved by the digest in a token, or by an authority
+that signed its certificate for the host in its address. What may be a damaged packet or a server in its first
+or last moment is tried again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hubring.ps.config.address import address as split
+from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.security.certificate import NAME, names_in
+from hubring.ps.security.own_certificate import NOTHING, Own, present
+
+SURE_SECONDS = 0.5
+"""For how long a server has to answer alike before a client believes that it uses no TLS, or refuses it."""
+
+_PAUSE_SECONDS = 0.1
+
+
+class Peer(NamedTuple):
+    """A server's certificate.
+
+    Attributes:
+        certificate: As PEM; empty without TLS.
+        name: A name in it.
+    """
+
+    certificate: bytes = b""
+    name: str = NAME
+
+
+class Proof(NamedTuple):
+    """What a client asks of a server.
+
+    Attributes:
+        digest: SHA-256 of the certificate, in hexadecimal; empty for any.
+        own: What the client brings. If it has an authority, that signed the certificate.
+        named: Whether the certificate is for the host in the address.
+    """
+
+    digest: str = ""
+    own: Own = NOTHING
+    named: bool = False
+
+
+def fetch(address: str, proof: Proof, seconds: float) -> Peer:
+    """Returns the certificate of the server at an address, which is the one that the client means.
+
+    Raises:
+        ServerUnreachable: No server answers there within `seconds`.
+        ConfigError: The server has another certificate than it should, or none, or refuses the client's.
+    """
+    began = time.monotonic()
+    deadline = began + seconds
+    while True:
+        try:
+            return _prove(address, proof, max(_PAUSE_SECONDS, deadline - time.monotonic()))
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigError(_distrust(address, proof, error)) from error
+        except OSError as error:
+            if _answers(error) and time.monotonic() - began > SURE_SECONDS:
+                raise ConfigError(_refusal(address, proof, error)) from error
+            if time.monotonic() > deadline:
+                raise ServerUnreachable(f"no server with TLS answers at {address} ({error})") from error
+        time.sleep(_PAUSE_SECONDS)
+
+
+def peek(address: str, seconds: float, own: Own = NOTHING) -> Peer:
+    """Returns the certificate that a server shows, without knowing whose it is; empty without TLS.
+
+    Raises:
+        ServerUnreachable: The server refuses the certificate of this program, or wants one.
+        ConfigError: The certificate of this program cannot be used.
+    """
+    try:
+        found = ssl.DER_cert_to_PEM_cert(_shown(address, seconds))
+        context = _trusting(found)
+        present(context, own.files)
+        subject, _ = _shake(address, context, None, seconds, waits=True)
+    except ssl.SSLCertVerificationError:  # gRPC reports it
+        return Peer(found.encode())
+    except _Closed as error:
+        raise ServerUnreachable(_refusal(address, Proof(own=own), error)) from error
+    except OSError:
+        return Peer()
+    return Peer(found.encode(), names_in(subject)[0])
+
+
+class _Closed(ConnectionError):
+    """The server closed the connection after the handshake."""
+
+
+def _answers(error: OSError) -> bool:
+    """Whether the server answered with something else than a handshake, or closed after one."""
+    ended = isinstance(error, ssl.SSLEOFError)  # as a server does that has too many connections, or ends
+    return isinstance(error, ssl.SSLError | _Closed) and not ended
+
+
+def _prove(address: str, proof: Proof, seconds: float) -> Peer:
+    authority = proof.own.authority.decode()
+    if not authority:
+        found = _shown(address, seconds)
+        _compare(address, proof, found)
+        authority = ssl.DER_cert_to_PEM_cert(found)
+    context = _trusting(authority)
+    context.check_hostname = proof.named
+    present(context, proof.own.files)
+    host = split(address)[0] if proof.named else None
+    subject, found = _shake(address, context, host, seconds, waits=True)
+    _compare(address, proof, found)
+    return Peer(ssl.DER_cert_to_PEM_cert(found).encode(), host or names_in(subject)[0])
+
+
+def _compare(address: str, proof: Proof, found: bytes) -> None:
+    if proof.digest and not hmac.compare_digest(hashlib.sha256(found).hexdigest(), proof.digest):
+        raise ConfigError(
+            f"the server at {address} has another certificate than the token says: it is another server, or"
+            " its tokens were made anew; copy its token file again"
+        )
+
+
+def _shown(address: str, seconds: float) -> bytes:
+    context = _context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the caller compares
+    return _shake(address, context, None, seconds)[1]
+
+
+def _trusting(roots: str) -> ssl.SSLContext:
+    context = _context()
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC does: a root need not be self-signed
+    context.load_verify_locations(cadata=roots)
+    return context
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _shake(
+    address: str, context: ssl.SSLContext, host: str | None, seconds: float, *, waits: bool = False
+) -> tuple[Mapping[str, Any], bytes]:
+    """Returns the server's certificate, parsed if it was verified, and as DER.
+
+    Args:
+        address: The server's `HOST:PORT`.
+        context: How to verify it.
+        host: The name to ask for; None for any.
+        seconds: Time limit of each read.
+        waits: Whether to wait for the server's first bytes, which show that it lets this client in.
+    """
+    with (
+        socket.create_connection(split(address), seconds) as plain,
+        context.wrap_socket(plain, server_hostname=host) as encrypted,
+    ):
+        if waits and not encrypted.recv(1):
+            raise _Closed("the server closed the connection")
+        return encrypted.getpeercert() or {}, encrypted.getpeercert(binary_form=True) or b""
+
+
+def _distrust(address: str, proof: Proof, error: ssl.SSLCertVerificationError) -> str:
+    why = error.verify_message.rstrip(".")
+    if "expired" in why or "not yet valid" in why:
+        return f"the server at {address}: {why}; renew it, restart the server, and check this host's clock"
+    if "mismatch" in why:
+        return (
+            f"the server at {address}: {why}; use a name in its certificate as the address, or a certificate"
+            " that has this one in its subjectAltName"
+        )
+    return (
+        f"the certificate of the server at {address} is not signed by the authority in --tls-ca"
+        f" {proof.own.files.ca} ({why}); if the server makes its own certificate, remove --tls-ca"
+    )
+
+
+def _refusal(address: str, proof: Proof, error: OSError) -> str:
+    if not isinstance(error, _Closed):
+        return (
+            f"the server at {address} does not use TLS, but the token is for one that does: it is another"
+            " server's; copy the token file again"
+        )
+    given = proof.own.files.cert
+    if given is None:
+        return (
+            f"the server at {address} closes the connection of a program without a certificate: it wants one"
+            " from its authority; pass --tls-cert and --tls-key"
+        )
+    return (
+        f"the server at {address} closes the connection of the program with --tls-cert {given}: the authority"
+        " in --tls-ca of the server did not sign that certificate, or it has expired"
+    )

@@ -1,0 +1,160 @@
+"""A certificate that the user brings, and the authority that signs those of the peers (mutual TLS)."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from hubring.ps.config.tls import NO_FILES, TlsFiles
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.security.certificate import Identity, first, names_in
+
+MAX_BYTES = 64 << 10
+"""Maximum size of a file: a shard process gets its content in a variable of its environment."""
+
+_FLIGHTS = 3
+"""How often each end of a handshake has to send."""
+
+
+class Own(NamedTuple):
+    """What a program brings instead of what the server makes.
+
+    Attributes:
+        identity: Its certificate; None for none.
+        authority: Certificates of the authority that signs its peers', as PEM; empty: the token proves them.
+        files: Where both come from.
+        subject: The certificate, as `ssl.SSLSocket.getpeercert` returns it; empty for none.
+    """
+
+    identity: Identity | None = None
+    authority: bytes = b""
+    files: TlsFiles = NO_FILES
+    subject: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def shown(self) -> Identity | None:
+        """What a server shows where it is the client. Without an authority, no peer asks for it."""
+        return self.identity if self.authority else None
+
+
+NOTHING = Own()
+
+
+def load(files: TlsFiles, *, serves: bool) -> Own:
+    """Reads a program's certificate and its authority, and tries whether they work together.
+
+    Args:
+        files: Their files.
+        serves: Whether the program listens with the certificate. Any program may connect with it.
+
+    Raises:
+        ConfigError: A file cannot be read or used, the key belongs to another certificate, or the certificate
+            has expired or was not signed by the authority.
+    """
+    files.check()
+    if serves and files.ca is not None and files.cert is None:
+        raise ConfigError(
+            f"--tls-ca {files.ca} asks clients for a certificate of this authority, so a server needs one"
+            " too; add --tls-cert FILE --tls-key FILE"
+        )
+    authority = b"" if files.ca is None else _read("--tls-ca", files.ca)
+    if authority:
+        _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), authority, files)
+    if files.cert is None or files.key is None:
+        return Own(None, authority, files)
+    certificate, key = _read("--tls-cert", files.cert), _read("--tls-key", files.key)
+    subject = _rehearse(files, authority or first(certificate), serves=serves, connects=bool(authority))
+    return Own(Identity(certificate, key, names_in(subject)[0]), authority, files, subject)
+
+
+def present(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Makes connections with `context` show the certificate in `files`, if there is one. Raises as `load`."""
+    if files.cert is None:
+        return
+    try:
+        context.load_cert_chain(files.cert, files.key, _no_password)
+    except (ssl.SSLError, OSError) as error:
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            raise ConfigError(
+                f"the key in --tls-key {files.key} does not belong to the certificate in --tls-cert"
+                f" {files.cert}; pass the key that the certificate was made for"
+            ) from error
+        raise ConfigError(
+            f"--tls-cert {files.cert} and --tls-key {files.key} are not a certificate and its key ({error});"
+            " expected PEM files"
+        ) from error
+
+
+def _no_password() -> str:
+    raise ConfigError(
+        "the key in --tls-key is encrypted with a password, which a program without a terminal cannot ask"
+        " for; decrypt it: openssl pkey -in KEY -out NEW"
+    )
+
+
+def _rehearse(files: TlsFiles, roots: bytes, *, serves: bool, connects: bool) -> Mapping[str, Any]:
+    """Runs a handshake of the certificate with itself, and returns its subject, as `getpeercert` does."""
+    server, client = (ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
+    client.check_hostname = False
+    for context in (server, client):
+        present(context, files)
+        _trust(context, roots, files)
+        context.verify_mode = ssl.CERT_NONE
+    client.verify_mode = ssl.CERT_REQUIRED if serves else ssl.CERT_NONE
+    server.verify_mode = ssl.CERT_REQUIRED if connects or not serves else ssl.CERT_NONE
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
+    try:
+        for _ in range(_FLIGHTS):
+            for end in ends:
+                try:
+                    end.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(_unfit(files, error)) from error
+    return next((subject for end in ends if (subject := end.getpeercert())), {})
+
+
+def _unfit(files: TlsFiles, error: ssl.SSLCertVerificationError) -> str:
+    why = error.verify_message
+    if "expired" in why or "not yet valid" in why:
+        return f"--tls-cert {files.cert}: {why}; renew it, and check this host's clock"
+    if "purpose" in why:
+        return (
+            f"--tls-cert {files.cert}: {why}; a worker's certificate needs the extended key usage clientAuth,"
+            " and that of a host with shards also serverAuth"
+        )
+    return (
+        f"--tls-cert {files.cert} is not signed by the authority in --tls-ca {files.ca} ({why}); use"
+        " certificates of one authority, and put those between both into --tls-cert"
+    )
+
+
+def _read(flag: str, file: Path) -> bytes:
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {flag} {file}: {error.strerror}; check its path and its mode"
+        ) from error
+    if len(text) > MAX_BYTES:
+        raise ConfigError(
+            f"{flag} {file} has {len(text)} bytes; expected at most {MAX_BYTES}: certificates of the job's"
+            " own authority, not a system's collection"
+        )
+    return text
+
+
+def _trust(context: ssl.SSLContext, roots: bytes, files: TlsFiles) -> None:
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC does: a root need not be self-signed
+    try:
+        context.load_verify_locations(cadata=roots.decode())
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"{f'--tls-ca {files.ca}' if files.ca else f'--tls-cert {files.cert}'} has no certificate as PEM"
+            f" ({error}); expected -----BEGIN CERTIFICATE-----"
+        ) from error

@@ -1,0 +1,170 @@
+"""A client with an authority: which servers it talks to, and which servers talk to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from hubring.ps.config.tls import TlsFiles
+from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.observe.health_check import probe
+from hubring.ps.security import handshake, token_file
+from hubring.ps.security.access import find
+from hubring.ps.security.certificate import Identity, make
+from hubring.ps.security.own_certificate import NOTHING, Own, load
+from hubring.ps.security.policy import Role
+from hubring.ps.security.token import draw
+from hubring.ps.transport.grpc.channel import open_channel, server_credentials
+from tests.support.certificates import Authority
+
+SECONDS = 10.0
+HERE = "127.0.0.1"
+
+
+@contextmanager
+def serving(own: Own) -> Iterator[str]:
+    identity = own.identity or make()
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads)
+        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+        port = server.add_secure_port(f"{HERE}:0", server_credentials(identity, own.authority))
+        server.start()
+        try:
+            yield f"{HERE}:{port}"
+        finally:
+            server.stop(None).wait()
+
+
+@pytest.fixture(name="ours")
+def _ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
+    monkeypatch.setattr(handshake, "SURE_SECONDS", 0.0)
+    return Authority(tmp_path / "ours")
+
+
+@pytest.fixture(name="tokens")
+def _tokens(tmp_path: Path) -> Path:
+    """Tokens of a certificate that the server no longer has."""
+    token_file.write_tokens(tmp_path / "tokens", draw(make().digest))
+    return tmp_path / "tokens"
+
+
+def client(files: TlsFiles) -> Own:
+    return load(files, serves=False)
+
+
+def asks(address: str, tokens: Path, own: Own) -> int:
+    access = find(address, Role.WORKER, tokens, SECONDS, own)
+    assert access.secret == token_file.read(tokens)[Role.WORKER].secret
+    with open_channel(address, access) as channel:
+        request = health_pb2.HealthCheckRequest()
+        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=SECONDS).status
+
+
+@pytest.mark.parametrize("host", [HERE, "localhost"])
+def test_both_ends_show_certificates_of_one_authority(ours: Authority, tokens: Path, host: str) -> None:
+    with serving(load(ours.sign("server", "localhost", HERE), serves=True)) as address:
+        there = address.replace(HERE, host)
+        assert asks(there, tokens, client(ours.sign("client"))) == health_pb2.HealthCheckResponse.SERVING
+        probe(there, "", SECONDS, client(ours.sign("client")))
+
+
+def test_an_intermediate_follows_the_certificate_that_it_signed(
+    ours: Authority, tokens: Path, tmp_path: Path
+) -> None:
+    between = Authority(tmp_path / "between", ours)
+    files = between.sign("server", HERE)
+    assert files.ca == ours.file
+    with serving(load(files, serves=True)) as address:
+        found = asks(address, tokens, client(between.sign("client")))
+        assert found == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_server_may_want_no_certificate(ours: Authority, tokens: Path) -> None:
+    own = load(ours.sign("server", HERE)._replace(ca=None), serves=True)
+    with serving(own) as address:
+        found = asks(address, tokens, client(TlsFiles(ca=ours.file)))
+        assert found == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_without_an_authority_the_token_proves_an_own_certificate(ours: Authority, tmp_path: Path) -> None:
+    own = load(ours.sign("server", "server.example"), serves=True)
+    assert own.identity is not None
+    token_file.write_tokens(tmp_path / "pinned", draw(own.identity.digest))
+    with serving(own) as address:
+        files = ours.sign("client")._replace(ca=None)
+        assert asks(address, tmp_path / "pinned", client(files)) == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_tokens_of_this_users_server_need_no_name(
+    ours: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    own = load(ours.sign("server", "server.example"), serves=True)
+    assert own.identity is not None
+    with serving(own) as address:
+        file = token_file.runtime_file(int(address.rpartition(":")[2]))
+        token_file.write_tokens(file, draw(own.identity.digest))
+        access = find(address, Role.WORKER, None, SECONDS, client(ours.sign("client")))
+        assert access.name == "server.example"
+        theirs = client(Authority(tmp_path / "theirs").sign("client"))
+        with pytest.raises(ConfigError, match="is not signed by the authority in --tls-ca"):
+            find(address, Role.WORKER, None, SECONDS, theirs)
+        token_file.write_tokens(file, draw(make().digest))
+        with pytest.raises(ConfigError, match="has another certificate than the token says"):
+            find(address, Role.WORKER, None, SECONDS, client(ours.sign("client")))
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("no certificate", r"closes the connection of a program without a certificate.*pass --tls-cert"),
+        ("another authority's", r"closes the connection of the program with --tls-cert .*client\.pem"),
+        ("server of another", r"is not signed by the authority in --tls-ca .*theirs"),
+        ("host name", r"Hostname mismatch, certificate is not valid for 'localhost'; use a name in its"),
+        ("address", r"IP address mismatch, certificate is not valid for '127\.0\.0\.1'; use a name in its"),
+        ("expired", r"certificate has expired; renew it, restart the server"),
+        ("pinned", r"is not signed by the authority in --tls-ca .*; if the server makes its own"),
+    ],
+)
+def test_no_secret_is_for_a_server_that_does_not_fit(
+    ours: Authority, tokens: Path, tmp_path: Path, case: str, message: str
+) -> None:
+    theirs = Authority(tmp_path / "theirs")
+    good, named = ours.sign("server", "localhost", HERE), ours.sign("named", "node1")
+    wanting = load(good, serves=True)
+    expired = Own(_read(ours.sign("old", HERE, days=-1)))
+    mine = ours.sign("client")
+    server, files, host = {
+        "no certificate": (wanting, TlsFiles(ca=ours.file), HERE),
+        "another authority's": (wanting, theirs.sign("client")._replace(ca=None), HERE),
+        "server of another": (wanting, theirs.sign("client"), HERE),
+        "host name": (load(named, serves=True), mine, "localhost"),
+        "address": (load(named, serves=True), mine, HERE),
+        "expired": (expired, TlsFiles(ca=ours.file), HERE),
+        "pinned": (NOTHING, TlsFiles(ca=ours.file), HERE),
+    }[case]
+    if case == "another authority's":
+        assert server.identity is not None
+        tokens.unlink()
+        token_file.write_tokens(tokens, draw(server.identity.digest))
+    with serving(server) as address, pytest.raises(ConfigError, match=message):
+        find(address.replace(HERE, host), Role.WORKER, tokens, SECONDS, client(files))
+
+
+def test_a_probe_without_a_certificate_says_so(ours: Authority) -> None:
+    own = load(ours.sign("server", HERE), serves=True)
+    with serving(own) as address, pytest.raises(ServerUnreachable, match="pass --tls-cert and --tls-key"):
+        probe(address, "", SECONDS)
+
+
+def _read(files: TlsFiles) -> Identity:
+    assert files.cert is not None
+    assert files.key is not None
+    return Identity(files.cert.read_bytes(), files.key.read_bytes())

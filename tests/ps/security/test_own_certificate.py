@@ -1,0 +1,110 @@
+"""Certificates that the user brings: what is wrong with them is said before a connection is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hubring.ps.config.tls import NO_FILES, TlsFiles
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.security.certificate import digest_of, first
+from hubring.ps.security.own_certificate import MAX_BYTES, NOTHING, load
+from tests.support.certificates import CONNECTS, SERVES, Authority
+
+
+@pytest.fixture(name="ours")
+def _ours(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ours")
+
+
+def test_no_files_are_nothing() -> None:
+    assert load(NO_FILES, serves=True) == NOTHING
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_certificate_is_read_with_its_name_and_its_authority(ours: Authority, serves: bool) -> None:
+    files = ours.sign("node1", "node1.example", "192.0.2.1")
+    own = load(files, serves=serves)
+    assert own.identity is not None
+    assert own.identity.name == "node1.example"
+    assert own.authority == ours.file.read_bytes()
+    assert own.shown == own.identity
+    alone = load(files._replace(ca=None), serves=serves)
+    assert alone.identity == own.identity
+    assert alone.shown is None
+
+
+def test_a_chain_has_the_digest_of_its_first_certificate(ours: Authority) -> None:
+    files = ours.sign("node1", "node1")
+    assert files.cert is not None
+    alone = files.cert.read_bytes()
+    chain = b"text in front\n" + alone + ours.file.read_bytes()
+    assert first(chain) == first(alone)
+    assert digest_of(chain) == digest_of(alone)
+
+
+def test_a_certificate_for_one_use_is_no_server_and_client(ours: Authority) -> None:
+    of_server = ours.sign("server", "server", uses=[SERVES])
+    of_client = ours.sign("client", uses=[CONNECTS])
+    load(of_server._replace(ca=None), serves=True)
+    load(of_client, serves=False)
+    load(ours.sign("both", "both", uses=[SERVES, CONNECTS]), serves=True)
+    for files in (of_server, of_client):
+        with pytest.raises(ConfigError, match="purpose; a worker's certificate needs"):
+            load(files, serves=True)
+
+
+@pytest.mark.parametrize("serves", [True, False])
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("key without certificate", r"--tls-key .*node1\.key needs --tls-cert FILE"),
+        ("certificate without key", r"--tls-cert .*node1\.pem needs --tls-key FILE"),
+        ("no certificate file", r"cannot read --tls-cert .*none: No such file.*; check its path"),
+        ("no key file", r"cannot read --tls-key .*none: No such file"),
+        ("no authority file", r"cannot read --tls-ca .*none: No such file"),
+        (
+            "another key",
+            r"the key in --tls-key .*other\.key does not belong to the certificate in --tls-cert",
+        ),
+        ("key as certificate", r"are not a certificate and its key"),
+        ("key as authority", r"--tls-ca .*node1\.key has no certificate as PEM"),
+        ("binary authority", r"--tls-ca .*binary has no certificate as PEM"),
+        ("expired", r"--tls-cert .*expired\.pem: certificate has expired; renew it"),
+        ("expired without authority", r"--tls-cert .*expired\.pem: certificate has expired; renew it"),
+        ("another authority", r"--tls-cert .*node1\.pem is not signed by the authority in --tls-ca .*theirs"),
+        ("password", r"the key in --tls-key is encrypted with a password"),
+        ("collection", rf"--tls-ca .*large has {MAX_BYTES + 1} bytes; expected at most {MAX_BYTES}"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path, ours: Authority, case: str, message: str, serves: bool
+) -> None:
+    files, none = ours.sign("node1", "node1"), tmp_path / "none"
+    (tmp_path / "large").write_bytes(b"x" * (MAX_BYTES + 1))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    cases: dict[str, TlsFiles] = {
+        "key without certificate": files._replace(cert=None),
+        "certificate without key": files._replace(key=None),
+        "no certificate file": files._replace(cert=none),
+        "no key file": files._replace(key=none),
+        "no authority file": files._replace(ca=none),
+        "another key": files._replace(key=ours.sign("other", "node1").key),
+        "key as certificate": files._replace(cert=files.key),
+        "key as authority": files._replace(ca=files.key),
+        "binary authority": files._replace(ca=tmp_path / "binary"),
+        "expired": ours.sign("expired", "node1", days=-1),
+        "expired without authority": ours.sign("expired", "node1", days=-1)._replace(ca=None),
+        "another authority": files._replace(ca=Authority(tmp_path / "theirs").file),
+        "password": ours.sign("secret", "node1", password=b"secret"),
+        "collection": files._replace(ca=tmp_path / "large"),
+    }
+    with pytest.raises(ConfigError, match=message):
+        load(cases[case], serves=serves)
+
+
+def test_a_server_that_wants_certificates_needs_one(ours: Authority) -> None:
+    with pytest.raises(ConfigError, match="so a server needs one too; add --tls-cert FILE --tls-key FILE"):
+        load(TlsFiles(ca=ours.file), serves=True)
+    assert load(TlsFiles(ca=ours.file), serves=False).authority

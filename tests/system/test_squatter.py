@@ -1,0 +1,55 @@
+"""Another user takes the port of a server that was killed: no client tells it a secret."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from hubring.ps.security.token_file import runtime_file
+from tests.support.processes.cluster import SMALL, Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+
+def killed(cluster: Cluster, *flags: str) -> str:
+    """The address of a server that was killed, so that its tokens stay."""
+    server, address = cluster.server("--workers", "1", "--no-page", *flags)
+    server.process.send_signal(signal.SIGKILL)
+    server.wait()
+    return address
+
+
+def clients(cluster: Cluster, address: str, *flags: str) -> list[Program]:
+    """One for each role."""
+    return [
+        cluster.worker(address, *flags, SMALL, "5"),
+        cluster.run("shard", "hubring.ps.cli", "start", "--join", address, *flags),
+        cluster.run("reader", "hubring.ps.cli", "status", address, *flags),
+        cluster.run("operator", "hubring.ps.cli", "token", "rotate", address, *flags),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["plain", "tls"])
+@pytest.mark.parametrize("named", [True, False], ids=["token-file", "runtime-directory"])
+def test_no_client_tells_a_secret_to_who_took_the_port(
+    cluster: Cluster, tmp_path: Path, kind: str, named: bool
+) -> None:
+    flags = ["--token-file", str(tmp_path / "tokens")] if named else []
+    address = killed(cluster, *flags)
+    port = address.rpartition(":")[2]
+    tokens, heard = tmp_path / "tokens" if named else runtime_file(int(port)), tmp_path / "heard"
+    squatter = cluster.run("squatter", "tests.support.scripts.squatter", port, kind, str(heard))
+    squatter.until(lambda: "listening" in squatter.out.read_text(), "listening")
+    expected = {
+        "plain": "does not use TLS, but the token is for one that does",
+        "tls": "has another certificate than the token says",
+    }[kind]
+    refused = clients(cluster, address, *flags)
+    codes = [program.wait() for program in refused]
+    said = heard.read_text() if heard.exists() else ""
+    assert not [line for line in tokens.read_text().split() if line.rpartition(":")[2] in said]
+    assert "authorization" not in said
+    assert codes == [78] * len(refused)
+    assert all(expected in program.said() for program in refused)
