@@ -25,7 +25,7 @@ from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends
-from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
+from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite, Preempted
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.core.types import MAX_WORLD_SIZE
 from hubring.ps.observe.health import CONTROL, HubHealth
@@ -208,6 +208,7 @@ class Server:
             f"  ring      ps-worker --server {address} --topology ring",
             f"  status    ps-server status {address}",
             f"  tokens    {self._tokens()}",
+            f"  saves     {self._saves()}",
             *(site.banner() if site is not None else ()),
         ]
         if restored:
@@ -220,6 +221,12 @@ class Server:
         if self._keyring is None:
             return "none, and no encryption (--insecure): every client can change the model"
         return f"in {self._keyring.path}; workers on other hosts need a copy, in --token-file"
+
+    def _saves(self) -> str:
+        config = self._config
+        if config.checkpoint_dir is not None:
+            return f"every {config.checkpoint_every:g} s to {config.checkpoint_dir}"
+        return "nothing: without --checkpoint-dir, a hub that loses this server or a shard loses all steps"
 
     async def _supervise(self, coordinator: Coordinator, shards: Children[Child]) -> None:
         """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""
@@ -286,7 +293,9 @@ class Server:
         if self._signal is not None:
             return 128 + self._signal
         if self._config.once and coordinator.outcome is not None and not coordinator.outcome.ok:
-            return 75 if coordinator.outcome.was_preempted else 1
+            if coordinator.outcome.was_preempted:
+                return Preempted.exit_code
+            return HubringError.exit_code if coordinator.outcome.erred else JobFailed.exit_code
         return 0
 
 
@@ -329,7 +338,7 @@ async def join(config: ServerConfig) -> int:
         The exit code.
 
     Raises:
-        HubringError: A shard was killed by a signal.
+        JobFailed: A shard was killed by a signal.
     """
     shards: Children[Child] = Children()
     quit_ = asyncio.Event()
@@ -347,7 +356,7 @@ async def join(config: ServerConfig) -> int:
             await asyncio.wait_for(quit_.wait(), TICK_SECONDS)
     await asyncio.to_thread(shards.end)
     if ended is not None and (ended.code or 0) < 0:
-        raise HubringError(f"{ended} {ended.ended}")
+        raise JobFailed(f"{ended} {ended.ended}")
     return 0 if ended is None else ended.exit_code()
 
 

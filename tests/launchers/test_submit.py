@@ -132,7 +132,7 @@ def test_a_ring_without_one_of_its_members_fails(slurm: Slurm, tmp_path: Path) -
     job.until_said("holding at 10", 4)
     kill(job, 3)
     go.touch()
-    assert job.ended() == 1, job.said()
+    assert job.ended() == 69, job.said()
     assert "rank 3" in job.result()["error"]
 
 

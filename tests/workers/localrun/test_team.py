@@ -38,7 +38,7 @@ def test_a_failure_is_seen_though_a_rank_that_ended_left_its_outputs_open(tmp_pa
     left = re.search(r"\[0\]<stdout>:left (\d+)\n", said)
     assert left, said
     os.kill(int(left[1]), signal.SIGKILL)
-    assert "1 7 stopping the other workers\n" in said
+    assert re.search(r"rank 1 \(pid \d+\) stopping the other workers\n", said), said
     assert (job.returncode, warned) == (7, "")
 
 
