@@ -82,7 +82,7 @@ end() {{ # ends the job with this exit code; first queues it again if a restart 
   case $1 in
 {requeue}    {lost}) # a process was lost or stopped
       if [ "$restarts" -lt {most} ]; then
-        echo "exit code $1: restart $((restarts + 1)) of {most}, from the newest checkpoint" >&2
+        echo "exit code $1: restart $((restarts + 1)) of {most}" >&2
         sleep $((restarts < 5 ? 1 << restarts : 30))
         scontrol requeue "$SLURM_JOB_ID"
       fi ;;

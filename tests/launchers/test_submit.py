@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from hubring.ps.checkpoint.checkpoint_folder import newest_step
 from tests.launchers.commands import told
 from tests.launchers.slurm import Slurm
 from tests.support.processes.cluster import SMALL
@@ -49,6 +50,10 @@ class Submitted:
 
     def until_said(self, words: str, count: int = 1) -> None:
         self._until(lambda: self.said().count(words) >= count, words)
+
+    def until_saved(self, folder: str, step: int) -> None:
+        """Waits for a checkpoint of at least this step in a folder of the job's."""
+        self._until(lambda: (newest_step(self.folder / folder) or 0) >= step, f"checkpoint of step {step}")
 
     def until_state(self, *states: str) -> str:
         """Waits for one of these states; returns which."""

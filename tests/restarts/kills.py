@@ -38,18 +38,21 @@ class Job:
         folder: Its folder.
         kind: A key of `FLAGS`.
         more: More arguments of the script `small.py`.
+        flags: More flags of `ps-run`.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, kind: str, *more: str) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, kind: str, *more: str, flags: Sequence[str] = ()
+    ) -> None:
         folder.mkdir(parents=True)
         self.saved, self._final = folder / "saved", folder / "final.safetensors"
         self._workers_save = kind != "hub"
-        flags = ["-n", "2", *FLAGS[kind], "--checkpoint-dir", str(self.saved), "--checkpoint-every", "0.5"]
+        saves = ["--checkpoint-dir", str(self.saved), "--checkpoint-every", "0.5"]
         script = [SMALL, str(STEPS), "16", *more]
         self.program: Program = cluster.run(
             f"{folder.parent.name}-{folder.name}",
             PS_RUN,
-            *flags,
+            *("-n", "2", *FLAGS[kind], *saves, *flags),
             *script,
             variables={"PS_SAVE_PARAMETERS": str(self._final)},
         )
