@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.launchers.slurm import Slurm
-from tests.launchers.test_submit import RING, Submitted, finished, variables
+from tests.launchers.submitted import RING, Submitted, finished, variables
 from tests.support.processes.cluster import SMALL
 from tests.support.processes.process_tree import command, descendants
 
