@@ -169,16 +169,19 @@ def main() -> None:
     terminal.run(app, "ps-server")
 
 
-def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dict[str, Any]]:
+def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dict[str, Any] | None]:
     import asyncio
 
     from hubring.ps.config.environment import environment
     from hubring.ps.config.sources import load_server
     from hubring.ps.observe import logs
     from hubring.ps.process.end_with_parent import PARENT, follow
+    from hubring.ps.process.supervised import is_supervised
     from hubring.ps.server import Server, join
 
     config = load_server(flags, config_file)
+    if config.restarts and not is_supervised(environment()):
+        return _start_again_and_again(config.restarts, config.checkpoint_dir), None
     follow(int(environment().get(PARENT, 0)))
     logs.configure(config.log_format).role = "hub"
     if config.device != "cpu":
@@ -189,6 +192,19 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
         code = asyncio.run(join(config))
         return code, {"joined": config.join, "shards": config.shards, "exit_code": code}
     return asyncio.run(_serve(Server(config)))
+
+
+def _start_again_and_again(restarts: int, folder: Path | None) -> int:
+    from hubring.ps.checkpoint.checkpoint_folder import newest_step
+    from hubring.ps.config.environment import environment
+    from hubring.ps.process.restarts import Restarts
+    from hubring.ps.process.supervised import supervise
+
+    def start() -> str:
+        step = newest_step(folder) if folder is not None else None
+        return "without a checkpoint" if step is None else f"from the checkpoint of step {step}"
+
+    return supervise("ps-server", "hubring.ps.cli", Restarts(restarts), environment(), start)
 
 
 async def _serve(server: Any) -> tuple[int, dict[str, Any]]:

@@ -25,7 +25,14 @@ from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends
-from hubring.ps.core.errors import ConfigError, HubringError, NonFinite, ServerUnreachable
+from hubring.ps.core.errors import (
+    ConfigError,
+    HubringError,
+    JobFailed,
+    NonFinite,
+    Preempted,
+    ServerUnreachable,
+)
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.core.types import MAX_WORLD_SIZE
 from hubring.ps.observe.health import CONTROL, HubHealth
@@ -219,6 +226,7 @@ class Server:
             f"  ring      ps-worker --server {address} --topology ring",
             f"  status    ps-server status {address}",
             f"  tokens    {self._tokens()}",
+            f"  saves     {self._saves()}",
             *(site.banner() if site is not None else ()),
         ]
         if restored:
@@ -231,6 +239,12 @@ class Server:
         if self._keyring is None:
             return "none, and no encryption (--insecure): every client can change the model"
         return f"in {self._keyring.path}; workers on other hosts need a copy, in --token-file"
+
+    def _saves(self) -> str:
+        config = self._config
+        if config.checkpoint_dir is not None:
+            return f"every {config.checkpoint_every:g} s to {config.checkpoint_dir}"
+        return "nothing: without --checkpoint-dir, a hub that loses this server or a shard loses all steps"
 
     async def _supervise(self, coordinator: Coordinator, shards: Children[Child]) -> None:
         """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""
@@ -297,7 +311,9 @@ class Server:
         if self._signal is not None:
             return 128 + self._signal
         if self._config.once and coordinator.outcome is not None and not coordinator.outcome.ok:
-            return 75 if coordinator.outcome.was_preempted else 1
+            if coordinator.outcome.was_preempted:
+                return Preempted.exit_code
+            return HubringError.exit_code if coordinator.outcome.erred else JobFailed.exit_code
         return 0
 
 
@@ -343,7 +359,8 @@ async def join(config: ServerConfig) -> int:
         The exit code.
 
     Raises:
-        HubringError: A shard was killed by a signal, or no server answers.
+        JobFailed: A shard was killed by a signal.
+        ServerUnreachable: No server answers.
     """
     shards: Children[Child] = Children()
     quit_ = asyncio.Event()
@@ -368,7 +385,7 @@ async def join(config: ServerConfig) -> int:
             await asyncio.wait_for(quit_.wait(), TICK_SECONDS)
     await asyncio.to_thread(shards.end)
     if ended is not None and (ended.code or 0) < 0:
-        raise HubringError(f"{ended} {ended.ended}")
+        raise JobFailed(f"{ended} {ended.ended}")
     return 0 if ended is None else ended.exit_code()
 
 

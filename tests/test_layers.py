@@ -29,7 +29,7 @@ ps/optim: ps/core
 ps/job: protos ps/core
 ps/store: ps/compression ps/core ps/job ps/optim
 ps/checkpoint: ps/core ps/store
-ps/process
+ps/process: ps/core
 ps/config: ps/core
 ps/security: protos ps/config ps/core
 ps/transport: protos ps/compression ps/config ps/core ps/security ps/store
@@ -43,8 +43,8 @@ ps/server.py: protos ps/checkpoint ps/config ps/coordinator ps/core ps/observe p
     ps/security ps/shard ps/store ps/transport
 ps/submit: ps/config ps/core ps/process ps/security
 ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/security ps/transport
-ps/cli.py: protos ps/config ps/core ps/doctor ps/observe ps/process ps/security ps/server.py ps/shard
-    ps/submit ps/transport
+ps/cli.py: protos ps/checkpoint ps/config ps/core ps/doctor ps/observe ps/process ps/security ps/server.py
+    ps/shard ps/submit ps/transport
 workers/launchers: ps/core
 workers/buckets: ps/core ps/job ps/store ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets
@@ -55,7 +55,7 @@ workers/collectives: ps/core ps/store workers/communicators workers/runtime
 workers/reducer: ps/core workers/buckets workers/communicators workers/runtime
 workers/optimizer: ps/checkpoint ps/core ps/optim workers/buckets workers/collectives workers/communicators
     workers/reducer workers/runtime
-workers/localrun: ps/config ps/core ps/job ps/process workers/launchers workers/runtime
+workers/localrun: ps/checkpoint ps/config ps/core ps/job ps/process workers/launchers workers/runtime
 workers/api.py: ps/core workers/collectives workers/localrun workers/optimizer workers/runtime
 workers/horovod: ps/client ps/config ps/core ps/job workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime

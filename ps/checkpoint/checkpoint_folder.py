@@ -30,6 +30,8 @@ UNSIGNED_FORMAT = 1
 KEEP = 3
 """How many checkpoints stay on disk. Publishing a checkpoint removes the older ones."""
 
+OF_WORKERS = "workers"
+"""The folder within --checkpoint-dir for a job whose workers step."""
 VERIFIERS = 4
 """How many files are verified at once, so that the disk limits the speed, not the digests."""
 
@@ -188,6 +190,12 @@ def newest(directory: Path) -> tuple[Path, Manifest] | None:
             " permissions, or use another --checkpoint-dir to start without a checkpoint"
         )
     return None
+
+
+def newest_step(directory: Path) -> int | None:
+    """Returns the step of the newest checkpoint, without reading it; None if the directory has none."""
+    folders = _folders(directory)
+    return int(folders[0].name.rpartition("-")[2]) if folders else None
 
 
 def read(folder: Path) -> Manifest:

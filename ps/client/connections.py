@@ -23,7 +23,7 @@ from hubring.ps.client.batch import Batch, Batches
 from hubring.ps.client.inflight import Inflight
 from hubring.ps.client.requests import Requests
 from hubring.ps.core.counters import Traffic
-from hubring.ps.core.errors import ConnectionLost, HubringError, ServerUnreachable
+from hubring.ps.core.errors import RESTART_ALL, ConnectionLost, HubringError, ServerUnreachable
 from hubring.ps.core.messages import NO_REQUEST, Code, Missing, Probe, Refusal
 from hubring.ps.core.types import Sender
 from hubring.ps.core.work import Work
@@ -384,7 +384,7 @@ class Connections:
                 if time.monotonic() > deadline:
                     raise ServerUnreachable(
                         f"shard {shard} is lost: {error}; gave up after {REDIAL_SECONDS:g} s of retries."
-                        " Restart the server with the same --checkpoint-dir, then restart the workers"
+                        f" {RESTART_ALL}"
                     ) from lost
                 time.sleep(_REDIAL_PAUSE)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import grpc
 
 from hubring.ps.client.join import describe
-from hubring.ps.core.errors import Fenced, HubringError, ServerUnreachable
+from hubring.ps.core.errors import RESTART_ALL, Fenced, HubringError, ServerUnreachable
 from hubring.ps.core.pauses import Pauses
 from hubring.ps.core.timing import SystemTime, TimeSource
 
@@ -64,6 +64,5 @@ class Silence:
             )
         return ServerUnreachable(
             f"the server at {self._address} has not answered for {silent:.1f} s ({describe(error)})."
-            " The server stopped or the network is down. Restart the server with the same --checkpoint-dir,"
-            " then restart the workers"
+            f" The server stopped or the network is down. {RESTART_ALL}"
         )

@@ -71,6 +71,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     checkpoint_dir: Annotated[Path | None, checkpoint("folder to save checkpoints to and resume from")] = None
     checkpoint_every: Annotated[Seconds, checkpoint("seconds between checkpoints")] = 60.0
     once: Annotated[bool, cluster("exit when the first job ends")] = False
+    restarts: Annotated[
+        Whole, cluster("restarts after a loss (exit codes 69 and 75, or a signal that kills)")
+    ] = 0
     join: Annotated[str | None, cluster("add this host's shards to the hub at HOST:PORT")] = None
     on_loss: Annotated[
         Literal["drop", "wait"],
@@ -196,7 +199,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
 _SHARD_HOST = {
     *("join", "host", "shards", "device", "trace", "log_format"),
-    *("insecure", "plain_data", "token_file"),
+    *("insecure", "plain_data", "token_file", "restarts"),
     *("tls_cert", "tls_key", "tls_ca"),
 }
 """The settings of a host that only adds shards; all others are settings of the coordinator."""

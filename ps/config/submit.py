@@ -40,7 +40,11 @@ class SubmitConfig(Struct, frozen=True, kw_only=True):
     partition: Annotated[
         Partition | None, cluster("slurm: comma-separated partitions; the job runs in one of them")
     ] = None
-    requeue: Annotated[bool, cluster("restart the job after a preemption (exit code 75)")] = False
+    requeue: Annotated[bool, cluster("restart the job after each preemption (exit code 75)")] = False
+    restarts: Annotated[
+        Whole | None,
+        cluster("restarts after a loss, such as a killed process", "3 with --checkpoint-dir, else 0"),
+    ] = None
     engine_option: Annotated[
         tuple[DirectiveLine, ...],
         cluster("slurm: one more directive, such as '#SBATCH --account=a'; repeatable"),

@@ -62,6 +62,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         cluster("start this many workers on this host, one per GPU, or on the CPU if there is no GPU"),
     ] = None
     nr: Annotated[Whole | None, cluster("with --gpus: index of this host", "from the launcher, or 0")] = None
+    restarts: Annotated[
+        Whole, cluster("restarts after a loss (exit codes 69 and 75, or a signal that kills)")
+    ] = 0
     checkpoint_dir: Annotated[
         Path | None,
         checkpoint("ring, --aggregate or no server: folder where rank 0 saves checkpoints and resumes"),

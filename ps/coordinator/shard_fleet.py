@@ -15,7 +15,7 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
-from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
+from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, ShardPlan, View, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
@@ -44,7 +44,7 @@ class ShardSilent(JobFailed):
     """
 
     def __init__(self, cause: str) -> None:
-        super().__init__(f"{cause}; restart the job from its checkpoint")
+        super().__init__(f"{cause}. {RESTART_JOB}")
         self.cause = cause
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from hubring.ps.coordinator import status
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
 from hubring.ps.coordinator.shard_fleet import Fleet, ShardSilent
-from hubring.ps.core.errors import JobFailed
+from hubring.ps.core.errors import RESTART_ALL, RESTART_JOB, JobFailed
 from hubring.ps.job.job import Job
 
 log = logging.getLogger(__name__)
@@ -59,9 +59,7 @@ class Shutdown:
         Args:
             what: What happened to which shard.
         """
-        fix = "Restart the job from its checkpoint"
-        if not self._colocate:
-            fix = "Restart the server with the same --checkpoint-dir, then restart the workers"
+        fix = RESTART_JOB if self._colocate else RESTART_ALL
         error = JobFailed(
             f"{what}, at about step {self._job.step}; its part of the parameters is lost. {fix}"
         )

@@ -19,6 +19,11 @@ It derives from SystemExit, so it prints no traceback.
 
 from __future__ import annotations
 
+_CONTINUES = "continues from its last checkpoint, or without --checkpoint-dir from the start"
+RESTART_JOB = f"Restart the job; it {_CONTINUES}"
+RESTART_ALL = f"Restart the server with the same settings, then the workers; the job {_CONTINUES}"
+"""How to fix the loss of a process that the job needs. A worker or a shard cannot know what is saved."""
+
 
 class HubringError(Exception):
     """The base class. Its message names the peer, the value and the fix."""

@@ -12,7 +12,7 @@ import enum
 import logging
 from collections import defaultdict
 
-from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
+from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
 from hubring.ps.job.completion import Completion
 from hubring.ps.job.joiner import Joiner
@@ -301,6 +301,7 @@ class Job:
             self.fail(NonFinite(text))
         else:
             self.outcome.leave("failed", member.rank, text)
+            self.outcome.erred |= self.failure is None
             self._lose(member, f"failed: {text}")
         return self._news.pop(member.rank, [])
 
@@ -382,8 +383,8 @@ class Job:
         if self.topology == "ring":
             return "a ring cannot continue without it. Restart the job"
         if self.colocated:
-            return "the job cannot continue without its shard. Restart the job from its checkpoint"
-        return "with --on-loss wait the job cannot continue without it. Restart the job from its checkpoint"
+            return f"the job cannot continue without its shard. {RESTART_JOB}"
+        return f"with --on-loss wait the job cannot continue without it. {RESTART_JOB}"
 
     def _step(self, member: Member) -> int:
         return self.progress[member.rank].step

@@ -16,6 +16,8 @@ class Outcome:
     lost: dict[int, str] = field(default_factory=dict)
     broke: bool = False
     """The job failed. Some workers may have finished before."""
+    erred: bool = False
+    """A worker failed before the job did: its script raised an error. A restart does not help."""
     departures: Counter[str] = field(default_factory=Counter)
     """Departures by the field names above. A rank that is lost twice counts twice."""
 

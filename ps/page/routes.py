@@ -190,7 +190,8 @@ class _Actions:
 
     async def end(self) -> str:
         await self._hub.end("a user ended the job on the status page")
-        return "The job ends now; steps since the last checkpoint can be lost."
+        lost = "steps after the last checkpoint are lost, or all steps without --checkpoint-dir"
+        return f"The job ends now; {lost}."
 
 
 class _Guard:

@@ -118,9 +118,13 @@ class Child:
         """Waits `seconds` for the child, then kills its process group."""
         if not self.wait(seconds):
             log.warning("%s did not stop in time; killing it", self)
-            with contextlib.suppress(ProcessLookupError):  # it ended just now, and another thread reaped it
-                os.killpg(self.pid, signal.SIGKILL)
-            self.wait()
+            self.kill()
+
+    def kill(self) -> None:
+        """Kills the child's process group at once, also what a child that has ended left in it."""
+        with contextlib.suppress(ProcessLookupError):  # the group is empty
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
 
     def stop(self, seconds: float = GRACE_SECONDS) -> None:
         """Asks the child to stop, then ends it."""

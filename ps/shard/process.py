@@ -23,7 +23,14 @@ from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.config.address import is_loopback
 from hubring.ps.config.environment import environment
 from hubring.ps.core.clock_offset import Offset, measure
-from hubring.ps.core.errors import ConfigError, Fenced, HubringError, ServerUnreachable
+from hubring.ps.core.errors import (
+    RESTART_ALL,
+    RESTART_JOB,
+    ConfigError,
+    Fenced,
+    HubringError,
+    ServerUnreachable,
+)
 from hubring.ps.core.pauses import Pauses
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
@@ -162,16 +169,14 @@ class Registration:
         else:
             self.failure = ServerUnreachable(
                 f"the server at {self._control} has not answered for {patience:g} s (it was killed, suspended"
-                " or disconnected). Restart the server with the same --checkpoint-dir, then restart its"
-                " shards and the workers"
+                f" or disconnected). {RESTART_ALL}"
             )
         silent = time.monotonic() - heard
         if silent - pauses.seconds <= lease < silent:
             self.failure = Fenced(
                 f"this shard was suspended for about {pauses.seconds:.0f} s. The server at {self._control}"
                 f" had no heartbeat within the lease of {lease:g} s and has given up the shard, so its part"
-                " of the parameters is lost. Restart the job from its checkpoint; to allow longer pauses,"
-                " restart the server with a longer --lease"
+                f" of the parameters is lost. {RESTART_JOB}. To allow longer pauses, use a longer --lease"
             )
         presence.close()
         lost()

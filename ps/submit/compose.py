@@ -1,6 +1,7 @@
 """Docker Compose: a server and workers on one machine, in their own network.
 
-The workers start when the server is healthy and reach it by its service's name. The server makes the job's
+The workers start when the server is healthy and reach it by its service's name. Server and workers start
+themselves again after a loss, because Compose restarts for every exit code. The server makes the job's
 tokens in a volume in memory, which only the job's containers mount. Compose passes no index to
 a replica, so the hub assigns the ranks. With GPUs, one container runs all workers: `ps-worker` starts one
 per GPU.
@@ -60,7 +61,7 @@ def _server(job: Submission) -> Service:
     # Publish the page on a free loopback port; `docker compose -p NAME port server PORT` prints it.
     seen = {"ports": [f"127.0.0.1::{page}"]} if page else {}
     return {
-        "entrypoint": container.server_command(job),
+        "entrypoint": [*container.server_command(job), *_restarts(job)],
         **_service(job, 1, folders),
         **seen,
         "healthcheck": {
@@ -82,7 +83,7 @@ def _workers(job: Submission) -> Service:
     # Compose stops all containers together, so the workers must stop after the same step.
     together = ["--on-preempt", "all"] if job.worker.on_preempt == "auto" else []
     return {
-        "entrypoint": container.worker_command(job, SERVER, together),
+        "entrypoint": container.worker_command(job, SERVER, [*together, *_restarts(job)]),
         **_service(job, job.per_node, job.workers_folders),
         "depends_on": {SERVER: {"condition": "service_healthy"}},
         "deploy": {"replicas": 1 if several else job.workers, "resources": resources},
@@ -109,6 +110,10 @@ def _service(job: Submission, processes: int, folders: Sequence[Path]) -> Servic
             *(_mount(_CHECKPOINTS, container.absolute(path)) for path in folders),
         ],
     }
+
+
+def _restarts(job: Submission) -> list[str]:
+    return ["--restarts", str(job.restarts)] if job.restarts else []
 
 
 def _limits(job: Submission, processes: int) -> Service:

@@ -26,9 +26,14 @@ PORT = 5555
 GRACE_SECONDS = 120
 """Time in seconds between the stop request and the kill, in which the job writes a checkpoint."""
 
+RESTARTS = 3
+"""How often a job with checkpoints restarts after a loss if --restarts is not set."""
+
 _PROOF = frozenset({"token_file", "tls_cert", "tls_key", "tls_ca"})
-_SERVERS_PLACE = _PROOF | {"host", "port", "insecure", "once", "join", "address_file", "workers"}
-_WORKERS_PLACE = _PROOF | {"server", "rank", "world_size", "local_rank", "nodes", "gpus", "nr"}
+_SERVERS_PLACE = _PROOF | {
+    *("host", "port", "insecure", "once", "join", "address_file", "workers", "restarts"),
+}
+_WORKERS_PLACE = _PROOF | {"server", "rank", "world_size", "local_rank", "nodes", "gpus", "nr", "restarts"}
 """Settings that follow from the engine and the job's size; the user must not set them."""
 _HUBS = ("mode", "staleness", "backup", "shards", "colocate", "await_shards", "device", "slice_bytes")
 """Settings that a ring's server ignores."""
@@ -89,6 +94,13 @@ class Submission(Struct, frozen=True, kw_only=True):
     def worker_words(self) -> list[str]:
         """Flags of `ps-worker` without --server and --token-file, then the script and its arguments."""
         return [*_flags(self.worker, {"server"}), *(["--", *self.script] if self.script else [])]
+
+    @property
+    def restarts(self) -> int:
+        """How often the job restarts after a loss. Without checkpoints it would start at step 0."""
+        if self.config.restarts is not None:
+            return self.config.restarts
+        return RESTARTS if self.servers_folder or self.workers_folders else 0
 
     @property
     def servers_folder(self) -> Path | None:

@@ -3,11 +3,14 @@
 The workers reach the server by the host name that JobSet gives its pod. The workers are pods of an Indexed
 Job. Their JOB_COMPLETION_INDEX is their rank, or their node's index if a pod runs several workers.
 
-Exit codes decide how the job ends. The server's exit code is the job's. 75 means "stopped on request":
+Exit codes decide how the job ends. The server's exit code is the job's. 75 means "stopped on request",
+69 "lost a process", 128 and more "killed":
 
-* If a hub's worker exits with 75, or its pod is evicted, Kubernetes replaces the pod, and the worker rejoins.
-* If the server exits with 75 or is evicted, or any worker does in an all-or-nothing job, the attempt ends.
-  With --requeue, JobSet restarts the job from its checkpoint, any number of times.
+* If a hub's worker exits with 69 or 75, or its pod is evicted, Kubernetes replaces the pod, and the worker
+  rejoins.
+* If the server is lost or evicted, or any worker is in an all-or-nothing job, the attempt ends, and JobSet
+  restarts the job from its checkpoint: at most --restarts times, or with --requeue any number of times.
+  JobSet cannot count losses and preemptions apart: it sees only that a pod failure rule failed a Job.
 
 Other exit codes do not restart the job.
 """
@@ -16,16 +19,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from hubring.ps.core.errors import Fenced, UsageError
+from hubring.ps.core.errors import Fenced, ServerUnreachable, UsageError
+from hubring.ps.process.restarts import RESTARTABLE
 from hubring.ps.submit import pods
 from hubring.ps.submit.job import Submission
 
-PREEMPTED = Fenced.exit_code
+RESTARTED = sorted(RESTARTABLE)
 HOPELESS = [UsageError.exit_code]
 """Exit codes after which a replacement of the worker would fail the same way.
 
 78 is not among them: it can also mean that the lease of the worker's predecessor has not expired yet.
 """
+REPLACED = [ServerUnreachable.exit_code, Fenced.exit_code]
+"""Exit codes of a hub's worker whose replacements are not counted: it lost its server or its place."""
 REPLACEMENTS = 3
 """How many failed workers of a hub are replaced in total."""
 
@@ -60,20 +66,23 @@ def spec(job: Submission, workers: str = "worker", worker_labels: Spec | None = 
             },
         ],
     }
-    if job.config.requeue:
+    if job.config.requeue or job.restarts:
         found["failurePolicy"] = _restarts(job, workers)
     return found
 
 
 def _servers(job: Submission) -> Spec:
-    return _job(job, pods.server(job), 1, 0, [_fail("server", [PREEMPTED]), _evicted("FailJob")])
+    return _job(job, pods.server(job), 1, 0, [_fail("server", RESTARTED), _evicted("FailJob")])
 
 
 def _workers(job: Submission, name: str, pod: Spec) -> Spec:
     count = job.nodes or job.workers
     if job.all_or_nothing:
-        return _job(job, pod, count, 0, [_fail(name, [PREEMPTED]), _evicted("FailJob")])
-    replaced = {"action": "Ignore", "onExitCodes": _codes(name, [PREEMPTED])}
+        return _job(job, pod, count, 0, [_fail(name, RESTARTED), _evicted("FailJob")])
+    replaced = {
+        "action": "Ignore",
+        "onExitCodes": _codes(name, [ServerUnreachable.exit_code, Fenced.exit_code]),
+    }
     return _job(job, pod, count, REPLACEMENTS, [_fail(name, HOPELESS), replaced, _evicted("Ignore")])
 
 
@@ -104,14 +113,15 @@ def _evicted(action: str) -> Spec:
 
 
 def _restarts(job: Submission, workers: str) -> Spec:
-    """Returns the policy that restarts a job only if a pod failure rule failed its Job because of 75.
+    """Returns the policy that restarts a job only if a pod failure rule failed its Job because of a loss.
 
     The workers' Job of a hub is excluded: a pod failure rule fails it only for hopeless exit codes.
     """
-    preempted = {
-        "name": "preempted",
-        "action": "RestartJobSetAndIgnoreMaxRestarts",
+    lost = {
+        "name": "lost",
+        "action": "RestartJobSetAndIgnoreMaxRestarts" if job.config.requeue else "RestartJobSet",
         "onJobFailureReasons": ["PodFailurePolicy"],
         "targetReplicatedJobs": ["server", workers] if job.all_or_nothing else ["server"],
     }
-    return {"maxRestarts": 0, "restartStrategy": "BlockingRecreate", "rules": [preempted]}
+    rules = [lost, {"name": "failed", "action": "FailJobSet"}]
+    return {"maxRestarts": job.restarts, "restartStrategy": "BlockingRecreate", "rules": rules}

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import shlex
 
+from hubring.ps.core.errors import Preempted
+from hubring.ps.process.restarts import RESTARTABLE
 from hubring.ps.submit.job import GRACE_SECONDS, Submission
 
 ADDRESS_SECONDS = 120
@@ -32,7 +34,7 @@ tokens=$secrets/tokens
 rm -rf "$address" "$result" "$secrets"
 trap 'rm -rf "$address" "$result" "$secrets"' EXIT
 mkdir -m 700 "$secrets"
-# srun does not inherit this from the job.
+{end}# srun does not inherit this from the job.
 [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # The server's own step: when SLURM stops the job, the server outlives this script until it has saved.
@@ -47,9 +49,9 @@ done
 if ! [ -s "$address" ]; then
   echo "no address of ps-server in $PWD/$address: ps-server exited (see its output above), or took more" \\
     "than {patience} s; check that ps-server is on the PATH of $(hostname) and can write to $PWD" >&2
-  if kill $server 2> /dev/null; then exit 69; fi
+  if kill $server 2> /dev/null; then end 69; fi
   wait $server
-  exit
+  end $?
 fi
 
 srun --overlap --kill-on-bad-exit=0 --wait=0 \\
@@ -71,11 +73,25 @@ wait $server
 ended=$?
 [ -z "$begun" ] || code=$ended
 cat "$result"
-{requeue}exit $code
+end $code
 """
 
-_REQUEUE = """\
-if [ $code = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+_END = """\
+end() {{ # ends the job with this exit code; first queues it again if a restart helps
+  restarts=${{SLURM_RESTART_COUNT:-0}}
+  case $1 in
+{requeue}    {lost}) # a process was lost or stopped
+      if [ "$restarts" -lt {most} ]; then
+        echo "exit code $1: restart $((restarts + 1)) of {most}" >&2
+        sleep $((restarts < 5 ? 1 << restarts : 30))
+        scontrol requeue "$SLURM_JOB_ID"
+      fi ;;
+  esac
+  exit "$1"
+}}
+"""
+_PREEMPTED = f"""\
+    {Preempted.exit_code}) scontrol requeue "$SLURM_JOB_ID" ;; # preempted
 """
 
 
@@ -92,7 +108,11 @@ class Slurm:
             worker=shlex.join(job.worker_words),
             patience=ADDRESS_SECONDS,
             looks=ADDRESS_SECONDS * 5,
-            requeue=_REQUEUE if job.config.requeue else "",
+            end=_END.format(
+                requeue=_PREEMPTED if job.config.requeue else "",
+                lost=" | ".join(map(str, sorted(RESTARTABLE))),
+                most=job.restarts,
+            ),
         )
         return "\n".join(["#!/bin/bash", *_directives(job), script])
 
@@ -117,7 +137,8 @@ def _directives(job: Submission) -> list[str]:
         "signal": f"USR1@{_notice(job)}",
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in given.items() if value is not None]
-    return [*lines, *(["#SBATCH --requeue"] if config.requeue else []), *config.engine_option]
+    requeue = ["#SBATCH --requeue"] if config.requeue or job.restarts else []
+    return [*lines, *requeue, *config.engine_option]
 
 
 def _notice(job: Submission) -> int:

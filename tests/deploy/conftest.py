@@ -41,7 +41,7 @@ def fleet(yard: Yard) -> Iterator[Callable[..., Fleet]]:
     made: list[Fleet] = []
 
     def make(**variables: str) -> Fleet:
-        made.append(Fleet(yard.engine, yard.source, f"test{len(made)}", **variables))
+        made.append(Fleet(yard.engine, yard.source, f"test{len(made)}", file=None, **variables))
         return made[-1]
 
     yield make

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.processes.process_tree import below
 from tests.support.processes.stopwatch import Stopwatch
 
 PROGRAMS = ("dockerd", "docker", "debootstrap", "unshare", "ip", "setpriv")
@@ -107,6 +108,11 @@ class Engine:
         root = Path("/sys/fs/cgroup")
         for group in sorted({*root.glob(f"{CGROUP}/**/"), *root.glob(f"*/{CGROUP}/**/")}, reverse=True):
             group.rmdir()
+
+    def processes(self) -> list[int]:
+        """The processes in its containers, and its own."""
+        assert self._daemon is not None
+        return below(self._daemon.pid)
 
     def run(self, *arguments: str, **variables: str) -> str:
         """What a client prints on standard output; it has to succeed."""

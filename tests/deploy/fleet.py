@@ -23,14 +23,17 @@ class Fleet:
         engine: Where it runs.
         source: The folder that is like a clone.
         name: The project's.
+        file: Its Compose file; None for the recipe's.
         variables: What the Compose file finds in its environment.
     """
 
-    def __init__(self, engine: Engine, source: Path, name: str, **variables: str) -> None:
+    def __init__(
+        self, engine: Engine, source: Path, name: str, *, file: Path | None = None, **variables: str
+    ) -> None:
         self._engine = engine
         self._variables = {"BASE_IMAGE": BASE, "IMAGE": IMAGE, **variables}
-        file = str(source / "deploy" / "compose.yaml")
-        self._compose = ["compose", "--project-name", name, "--file", file]
+        file = file or source / "deploy" / "compose.yaml"
+        self._compose = ["compose", "--project-name", name, "--file", str(file)]
 
     def run(self, *arguments: str) -> str:
         """What `docker compose` prints; it has to succeed."""
@@ -73,6 +76,10 @@ class Fleet:
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         until(condition, what, lambda: self.said()[-8000:])
+
+    def until_step(self, step: int) -> None:
+        """Waits until all workers have completed this step."""
+        self.until(lambda: bool(self.status().get("step", 0) >= step), f"step {step}")
 
     def down(self) -> None:
         """Removes its containers, networks and volumes."""

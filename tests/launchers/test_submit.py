@@ -2,99 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.launchers.commands import told
 from tests.launchers.slurm import Slurm
+from tests.launchers.submitted import RING, Submitted, finished, variables
 from tests.support.processes.cluster import SMALL
-from tests.support.processes.process_tree import command, descendants, entry
+from tests.support.processes.process_tree import command, descendants
 
 pytestmark = pytest.mark.slow
-
-RING = ["--topology", "ring"]
-
-
-class Submitted:
-    """A job that is submitted from a folder of its own, and its output there."""
-
-    def __init__(self, slurm: Slurm, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        self.slurm, self.folder = slurm, folder
-        self.number = ""
-        programs = str(Path(sys.executable).parent)  # ps-server and ps-worker are beside this Python
-        self.environment = {**slurm.environment, "PATH": f"{programs}:{os.environ['PATH']}"}
-
-    def submit(self, *words: str) -> dict[str, Any]:
-        """By `ps-server submit`, which hands it to sbatch."""
-        last = json.loads(self._run(*self._words(*words)).splitlines()[-1])
-        self.number = last["said"].rpartition(" ")[2]
-        assert self.number.isdecimal(), last
-        return last
-
-    def submit_printed(self, *words: str) -> None:
-        """By sbatch, of the file that `ps-server submit --dry-run` prints."""
-        script = self.folder / "job.sbatch"
-        script.write_text(self._run(*self._words("--dry-run", *words)))
-        self.number = self._run("sbatch", "--parsable", str(script)).strip()
-
-    def until_said(self, words: str, count: int = 1) -> None:
-        self._until(lambda: self.said().count(words) >= count, words)
-
-    def until_state(self, *states: str) -> str:
-        """Waits for one of these states; returns which."""
-        self._until(lambda: self.slurm.state(self.number) in states, " or ".join(states))
-        return self.slurm.state(self.number)
-
-    def ended(self) -> int:
-        """Waits for the end; the exit code of the batch script."""
-        self.until_state("COMPLETED", "FAILED", "CANCELLED")
-        shown = self.slurm.ask("scontrol", "show", "job", self.number)
-        return int(shown.partition("ExitCode=")[2].partition(":")[0])
-
-    def said(self) -> str:
-        out = self.folder / "job.out"
-        return out.read_text() if out.exists() else ""
-
-    def result(self) -> dict[str, Any]:
-        """The server's, which is the job's last line."""
-        last: dict[str, Any] = json.loads(self.said().splitlines()[-1])
-        return last
-
-    def _words(self, *words: str) -> list[str]:
-        option = "#SBATCH --output=job.out"
-        start = ["ps-server", "submit", "--engine", "slurm", "--workers", "4", "--nodes", "4"]
-        return [*start, "--engine-option", option, *words]
-
-    def _run(self, *words: str) -> str:
-        ran = subprocess.run(
-            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120
-        )
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout
-
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
-        try:
-            self.slurm.until(condition, what)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.said()}") from None
-
-
-def finished(job: Submitted, steps: int) -> None:
-    assert job.ended() == 0, job.said()
-    ranks = [(one["rank"], one["size"], one["steps"]) for one in told(job.said())]
-    assert ranks == [(rank, 4, steps) for rank in range(4)]
-    assert (job.result()["finished"], job.result()["exit_code"]) == ([0, 1, 2, 3], 0)
-    assert not list(job.folder.glob("hubring-*"))
 
 
 @pytest.mark.parametrize("flags", [["--shards", "2"], ["--colocate"], RING], ids=["hub", "colocated", "ring"])
@@ -132,7 +52,7 @@ def test_a_ring_without_one_of_its_members_fails(slurm: Slurm, tmp_path: Path) -
     job.until_said("holding at 10", 4)
     kill(job, 3)
     go.touch()
-    assert job.ended() == 1, job.said()
+    assert job.ended() == 69, job.said()
     assert "rank 3" in job.result()["error"]
 
 
@@ -194,8 +114,3 @@ def kill(job: Submitted, rank: int) -> None:
             os.kill(pid, signal.SIGKILL)
             return
     raise AssertionError(f"no task of rank {rank}:\n{job.said()}")
-
-
-def variables(pid: int) -> set[str]:
-    """Of a process; none if it has ended."""
-    return set(entry(pid, "environ").split("\0"))

@@ -141,7 +141,7 @@ def test_a_killed_shard_ends_the_job_with_69(cluster: Cluster, tmp_path: Path) -
         error = worker.done(69, timeout=15)["error"]
         assert "shard 1" in error
         assert "was killed by signal 9" in error
-    server.done(1)
+    server.done(69)
 
 
 @pytest.mark.full
@@ -225,7 +225,7 @@ def test_the_second_signal_does_not_wait_for_the_others(cluster: Cluster, tmp_pa
     quick.done(130, timeout=15)
     go.touch()
     assert "shard 0" in slow.done(69, timeout=20)["error"]
-    server.done(1)
+    server.done(69)
 
 
 def test_whoever_is_done_first_serves_the_others_until_they_are(cluster: Cluster, tmp_path: Path) -> None:

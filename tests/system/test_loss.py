@@ -97,7 +97,7 @@ def test_on_loss_wait_ends_the_job_with_the_reason(cluster: Cluster, tmp_path: P
         result = workers[rank].done(69)
         assert "rank 2" in result["error"]
         assert "--on-loss wait" in result["error"]
-    assert server.done(1)["lost"].keys() == {"2"}
+    assert server.done(69)["lost"].keys() == {"2"}
 
 
 def test_the_ring_ends_with_a_clear_error(cluster: Cluster, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_ring_ends_with_a_clear_error(cluster: Cluster, tmp_path: Path) -> N
         error = workers[rank].done(69, timeout=20)["error"]
         assert "rank 1" in error
         assert "a ring cannot continue without it" in error
-    server.done(1)
+    server.done(69)
 
 
 def test_a_stopped_worker_is_fenced_when_it_comes_back(cluster: Cluster, tmp_path: Path) -> None:

@@ -131,10 +131,13 @@ def test_nobody_promises_a_checkpoint_that_is_not_written(
     server.done(75)
     assert "nothing is saved: no --checkpoint-dir is set" in worker.said()
     assert "last checkpoint" not in worker.said() + server.said()
+    cost = "a hub that loses this server or a shard loses all steps"
+    assert f"  saves     nothing: without --checkpoint-dir, {cost}\n" in server.said()
 
 
 def test_a_server_without_a_job_promises_nothing(cluster: Cluster, tmp_path: Path) -> None:
     server, _ = cluster.server("--checkpoint-dir", str(tmp_path / "saved"))
+    assert f"  saves     every 60 s to {tmp_path / 'saved'}\n" in server.said()
     server.process.send_signal(signal.SIGTERM)
     assert server.done(75)["checkpoint"] == ""
     assert "SIGTERM: the server stops; no job is running" in server.said()

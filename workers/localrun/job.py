@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGPIPE, SIGTERM
@@ -14,7 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from hubring.ps.config.environment import environment
-from hubring.ps.core.errors import UsageError
+from hubring.ps.config.sources import server_origins
+from hubring.ps.core.errors import Preempted, UsageError
+from hubring.ps.process.child import Child
 from hubring.ps.process.children import passing_on
 from hubring.ps.process.command import module_command
 from hubring.ps.process.end_with_parent import PARENT
@@ -24,10 +26,12 @@ from hubring.workers.localrun.report import Report
 from hubring.workers.localrun.script_command import ScriptCommand
 from hubring.workers.localrun.server import Server
 from hubring.workers.localrun.settings import Settings, settle
-from hubring.workers.localrun.team import Patience, Team
+from hubring.workers.localrun.supervisor import Ending, Supervisor
+from hubring.workers.localrun.team import Patience, Team, Verdict
 
 RESTARTS = 3
-"""How many workers elastic training restarts if --reset-limit is not set."""
+"""How many workers elastic training restarts if --reset-limit is not set; and how many restarts of a job."""
+RESTARTS_VARIABLE = "PS_RESTARTS"
 PAUSE_SECONDS = 7.5
 """How long the hub needs to free the rank of a worker that was killed."""
 
@@ -84,6 +88,15 @@ class LocalJob:
     timeline_filename: Annotated[
         str | None, _debugging(help="file for rank 0's trace of Horovod's operations")
     ] = None
+    restarts: Annotated[
+        int | None,
+        _cluster(
+            envvar=RESTARTS_VARIABLE,
+            min=0,
+            help="restarts of a job that lost a process, without a newer checkpoint between them"
+            f" [default: {RESTARTS} with --checkpoint-dir, else 0]",
+        ),
+    ] = None
     verbose: Annotated[bool, _debugging("--verbose", help="show the server's log")] = False
     page: Annotated[bool, _debugging("--page", help="print the address of the server's status page")] = False
 
@@ -120,25 +133,58 @@ class LocalJob:
             DeadlineExceeded: The server did not start within `start_timeout`.
         """
         size = self.size
-        settings = settle(given, size, environment())
+        settings = settle(given if self.elastic else _without_loss(given), size, environment())
         patience = self._patience(size, settings.topology)
         report = Report(size, settings)
         report.starting()
-        flags, limit = settings.server_words, self.start_timeout
-        variables = {**environment(), PARENT: str(os.getpid())}
-        with Server(size, flags, variables, verbose=self.verbose, timeout=limit) as server:
+        most = self.restarts
+        if most is None:
+            most = RESTARTS if settings.checkpoints is not None else 0
+        supervisor = Supervisor(most, settings.checkpoints, report)
+
+        def attempt() -> Ending:
+            fresh = None if patience is None else replace(patience)
+            return self._attempt(size, command, settings, fresh, supervisor, report)
+
+        ending = supervisor.run(attempt)
+        if ending.code != 128 + SIGPIPE:  # otherwise no process reads the output any more
+            report.end(ending.code, ending.results, supervisor.restarts)
+        return ending.code
+
+    def _attempt(
+        self,
+        size: int,
+        command: ScriptCommand,
+        settings: Settings,
+        patience: Patience | None,
+        supervisor: Supervisor,
+        report: Report,
+    ) -> Ending:
+        """Starts the server and the workers, and waits for their end."""
+        flags, limit, causes = settings.server_words, self.start_timeout, list[str]()
+        with Server(size, flags, _variables(), verbose=self.verbose, timeout=limit) as server:
             if self.page and not self.verbose:
                 report.page(server.banner)
             words = [*_program(command, server.address, settings), *command.words]
-            places = [self._variables(rank, size, command) for rank in range(size)]
-            team = Team([words] * size, places, self.output_filename, patience)
+            places = [self._place(rank, size, command) for rank in range(size)]
+            team = Team([words] * size, places, self.output_filename, patience, server.process)
+
+            def fail(child: Child, verdict: Verdict) -> None:
+                causes.append(f"{child.name} {child.ended}")
+                restarts = verdict is Verdict.END and supervisor.restarts_after(child.exit_code())
+                if not restarts:
+                    report.failure(team.say, child, verdict)
+                elif child.exit_code() != Preempted.exit_code:
+                    # Nothing that the others could save is newer than the last checkpoint and complete.
+                    server.kill()
+                    team.kill()
+
             with passing_on((SIGINT, SIGTERM), team.signal):
-                code = team.run(partial(report.failure, team.say))
-            if code or not team.results:  # no worker joined, so the server still waits for the first
+                code = team.run(fail)
+            # If no worker joined, the server still waits for the first.
+            if code not in (0, Preempted.exit_code) or not team.results:
                 server.end(0.0)
-        if code != 128 + SIGPIPE:  # otherwise no process reads the output any more
-            report.end(code, team.results)
-        return code
+        return Ending(code, causes[-1] if causes else "", team.asked, team.results)
 
     def _patience(self, size: int, topology: str) -> Patience | None:
         least, most = self.min_num_proc or size, self.max_num_proc or size
@@ -159,10 +205,10 @@ class LocalJob:
         restarts = RESTARTS if self.reset_limit is None else self.reset_limit
         return Patience(least, restarts, pause=PAUSE_SECONDS)
 
-    def _variables(self, rank: int, size: int, command: ScriptCommand) -> dict[str, str]:
-        variables = {**environment(), **place_variables(rank, size, rank, size, 0), OURS: "ps-run"}
+    def _place(self, rank: int, size: int, command: ScriptCommand) -> dict[str, str]:
+        """Returns all environment variables of a worker."""
+        variables = {**_variables(), **place_variables(rank, size, rank, size, 0), OURS: "ps-run"}
         variables["PYTHONUNBUFFERED"] = "1"  # otherwise the last lines before a crash are lost
-        variables[PARENT] = str(os.getpid())
         if command.safe_path:
             variables["PYTHONSAFEPATH"] = "1"
         if self.timeline_filename:
@@ -172,6 +218,18 @@ class LocalJob:
         if self.elastic:
             variables["HOROVOD_ELASTIC"] = "1"
         return variables
+
+
+def _variables() -> dict[str, str]:
+    """Returns the environment variables of the server and the workers, which `ps-run` restarts itself."""
+    inherited = {name: text for name, text in environment().items() if name != RESTARTS_VARIABLE}
+    return {**inherited, PARENT: str(os.getpid())}
+
+
+def _without_loss(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the settings of a job that needs all its workers: the server must not go on without one."""
+    chosen = given.get("on_loss") is not None or "on_loss" in server_origins({}, None, environment())
+    return given if chosen else {**given, "on_loss": "wait"}
 
 
 def _program(command: ScriptCommand, server: str, settings: Settings) -> list[str]:

@@ -9,6 +9,7 @@ from signal import SIGINT
 from typing import Any
 
 from hubring.ps.core.errors import Preempted
+from hubring.ps.process.child import Child
 from hubring.workers.localrun.settings import Settings
 from hubring.workers.localrun.team import Verdict
 
@@ -41,30 +42,54 @@ class Report:
             if name == "page":
                 _print(f"status page: {address.strip()}")
 
-    def failure(self, say: Callable[[str], None], rank: int, code: int, verdict: Verdict) -> None:
-        """Prints that a worker failed, and what happens next."""
-        say(f"ps-run: rank {rank} exited with {code}; {verdict}")
+    def failure(self, say: Callable[[str], None], child: Child, verdict: Verdict) -> None:
+        """Prints that a worker or the server failed, and what happens next."""
+        say(f"ps-run: {child.name} {child.ended}; {verdict}")
 
-    def end(self, code: int, results: Mapping[int, Mapping[str, Any]]) -> None:
+    def restart(self, cause: str, pause: float, left: int, start: str) -> None:
+        """Prints that the job starts again.
+
+        Args:
+            cause: What ended it, as a clause.
+            pause: Seconds until the restart.
+            left: How many more restarts are allowed without a newer checkpoint.
+            start: Where the job starts, in words.
+        """
+        _print(f"{cause}; restarting the job in {pause:g} s {start} ({_count(left, 'restart')} left)")
+
+    def final(self, restarts: int, *, saves: bool) -> None:
+        """Prints why a job that lost a process does not start again."""
+        if restarts:
+            _print(f"no restart is left after {restarts}; --restarts N sets their number")
+        elif not saves:
+            _print("the job is lost; with --checkpoint-dir DIR it starts again from its last checkpoint")
+
+    def end(self, code: int, results: Mapping[int, Mapping[str, Any]], restarts: int) -> None:
         """Prints the summary.
 
         Args:
             code: The job's exit code.
             results: Rank to the worker's result; workers that did not join are missing.
+            restarts: How often the job was restarted.
         """
         seconds = time.monotonic() - self._began
         steps = sorted({result["steps"] for result in results.values()})
         done = f" {'-'.join(map(str, [*steps[:1], *steps[1:][-1:]]))} steps" if steps else ""
+        took = f"{seconds:.1f} s" + (f" with {_count(restarts, 'restart')}" if restarts else "")
         if not code:
-            _print(f"{_workers(self._size)} finished{done} in {seconds:.1f} s{_metrics(results)}")
+            _print(f"{_workers(self._size)} finished{done} in {took}{_metrics(results)}")
         elif code in _STOPPED:
-            _print(f"{_STOPPED[code]} after{done or ' 0 steps'} and {seconds:.1f} s (exit code {code})")
+            _print(f"{_STOPPED[code]} after{done or ' 0 steps'} and {took} (exit code {code})")
         else:
-            _print(f"failed after {seconds:.1f} s (exit code {code})")
+            _print(f"failed after {took} (exit code {code})")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _workers(count: int) -> str:
-    return f"{count} worker{'' if count == 1 else 's'}"
+    return _count(count, "worker")
 
 
 def _metrics(results: Mapping[int, Mapping[str, Any]]) -> str:

@@ -31,6 +31,7 @@ class Server:
 
     Attributes:
         address: Address of the server.
+        process: The server's process.
 
     Raises:
         ConfigError: The server refused its settings. The message holds its log, or with `verbose` its last
@@ -59,7 +60,7 @@ class Server:
         with self._log.open("wb") as log:
             # The server's last line matters only if the start fails: then it holds the error.
             outputs = (log, None) if verbose else (DEVNULL, log)
-            self._child = Child("the server", command, environment, stdout=outputs[0], stderr=outputs[1])
+            self.process = Child("the server", command, environment, stdout=outputs[0], stderr=outputs[1])
         try:
             self.address = self._await(where, timeout)
         except BaseException:
@@ -81,16 +82,20 @@ class Server:
 
     def end(self, patience: float | None) -> None:
         """Waits `patience` seconds (None: without limit) until the server ends, then stops it."""
-        if not self._child.wait(patience):
-            self._child.stop(GRACE_SECONDS)
+        if not self.process.wait(patience):
+            self.process.stop(GRACE_SECONDS)
         self._folder.cleanup()
+
+    def kill(self) -> None:
+        """Kills the server at once. Its shards end with it."""
+        self.process.kill()
 
     def _await(self, where: Path, timeout: float) -> str:
         deadline = time.monotonic() + timeout
         while not where.exists():
-            if self._child.wait(LOOK_SECONDS):
-                text = self.banner or f"it {self._child.ended}, with an empty log"
-                kind = _KINDS.get(self._child.exit_code(), ServerUnreachable)
+            if self.process.wait(LOOK_SECONDS):
+                text = self.banner or f"it {self.process.ended}, with an empty log"
+                kind = _KINDS.get(self.process.exit_code(), ServerUnreachable)
                 raise kind(f"the server did not start:\n{text}")
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"the server did not start within {timeout:g} s (--start-timeout)")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from inspect import Parameter
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS
 from hubring.ps.config.options import options
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.settings import flag, refuse_unknown
@@ -36,12 +38,14 @@ class Settings(NamedTuple):
         worker: For each worker.
         mode: The consistency mode.
         topology: `hub` or `ring`.
+        checkpoints: The folder of the job's checkpoints, or None.
     """
 
     server: dict[str, Any]
     worker: dict[str, Any]
     mode: str
     topology: str
+    checkpoints: Path | None
 
     @property
     def server_words(self) -> list[str]:
@@ -75,10 +79,15 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
     worker = _chosen(given, WORKER)
     config = load_worker({**worker, "server": _NO_ADDRESS}, environment=variables)
     server = _chosen(given, SERVER)
-    if config.topology == "ring" or config.aggregate:
+    workers_save = config.topology == "ring" or config.aggregate
+    if workers_save:
         worker |= {name: server.pop(name) for name in _OF_BOTH if name in server}
     hub = load_server({**server, "workers": size, "port": 0}, environment=variables)
-    return Settings(server, worker, hub.mode, config.topology)
+    checkpoints = hub.checkpoint_dir
+    if workers_save:
+        folder = worker.get("checkpoint_dir", config.checkpoint_dir)
+        checkpoints = Path(folder) / OF_WORKERS if folder is not None else None
+    return Settings(server, worker, hub.mode, config.topology, checkpoints)
 
 
 def _chosen(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

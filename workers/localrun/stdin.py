@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from functools import cache
 from subprocess import DEVNULL
 from threading import Thread
 
@@ -19,8 +20,12 @@ LOOK_SECONDS = 0.5
 CHUNK_BYTES = 4096
 
 
+@cache
 def source() -> int | None:
-    """Returns the standard input of rank 0, as `subprocess.Popen` takes it."""
+    """Returns the standard input of rank 0, as `subprocess.Popen` takes it.
+
+    A restarted rank 0 reads on where the one before it ended.
+    """
     if sys.stdin is None:  # closed
         return DEVNULL
     terminal = sys.stdin.fileno()

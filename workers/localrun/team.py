@@ -1,4 +1,8 @@
-"""The workers of one job on this machine. They start together, and stop together when one fails."""
+"""The workers of one job on this machine. They start together, and stop together when one fails.
+
+Law: one end explains the others. A process that was killed explains all; a worker that exits with 69 reports
+what happened to another one, whose exit code then counts.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from typing import Any
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, first_ended
 from hubring.ps.process.output import Output
+from hubring.ps.process.restarts import LOST
 from hubring.ps.process.screen import Screen, drop
 from hubring.workers.localrun import stdin
 
@@ -28,6 +33,10 @@ WATCH_SECONDS = 0.2
 """How often the workers are looked after, if none ends."""
 QUIT_SECONDS = 5.0
 """How long the workers have to end after a second signal."""
+CAUSE_SECONDS = 5.0
+"""How long a worker that explains the end of another one has to end."""
+SERVERLESS_SECONDS = 20.0
+"""How long the workers have to end after a server that failed. It has told them why."""
 HEAR_SECONDS, LOOK_SECONDS = 5.0, 0.1
 """Seconds to wait for the rest of the output of ended workers: for all together, and at least for each."""
 
@@ -136,6 +145,7 @@ class Team:
         environments: All environment variables, for each rank.
         folder: Folder for copies of the output, as rank.N/stdout and rank.N/stderr; None: no copies.
         patience: How many failures the job survives; None: none.
+        server: The job's server. If it is lost, the workers stop.
 
     Attributes:
         results: Rank to the result that the worker printed last; workers without a result are missing.
@@ -147,12 +157,14 @@ class Team:
         environments: Sequence[Mapping[str, str]],
         folder: Path | None = None,
         patience: Patience | None = None,
+        server: Child | None = None,
     ) -> None:
         self.results: dict[int, dict[str, Any]] = {}
         self._commands, self._environments, self._folder = commands, environments, folder
         self._patience = patience or Patience(least=len(commands))
         self._workers: Children[Worker] = Children()
         self._running: list[Worker] = []
+        self._server = server
         self._places: dict[int, float] = {}
         """Rank of each worker to restart, to the time at which the rank is free."""
         self._screens = _screens(self._lose_output)
@@ -163,7 +175,12 @@ class Team:
         """How many signals the caller forwarded."""
         self._signals: list[int] = []
         """All signals that the workers got, in order."""
-        self._quit_at = math.inf
+        self._quit_at = self._serverless_at = math.inf
+
+    @property
+    def asked(self) -> bool:
+        """Whether the caller forwarded a signal, or the output was lost."""
+        return bool(self._signals)
 
     def say(self, text: str) -> None:
         """Writes a line to standard error, between the workers' lines."""
@@ -179,11 +196,16 @@ class Team:
             self._quit_at = time.monotonic() + QUIT_SECONDS
         self._send(number)
 
-    def run(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
+    def kill(self) -> None:
+        """Kills all workers at once, and what workers that have ended left behind."""
+        for worker in self._workers.started:
+            worker.kill()
+
+    def run(self, on_failure: Callable[[Child, Verdict], None]) -> int:
         """Starts all workers and waits for them. Stops all if training cannot continue after a failure.
 
         Args:
-            on_failure: Called with the rank, the exit code and the verdict of each failure.
+            on_failure: Called with the worker or the server that failed, and what happens next.
 
         Returns:
             The exit code of the failure that ended the job; 0 without one.
@@ -205,7 +227,7 @@ class Team:
         )
         return os.EX_IOERR
 
-    def _supervise(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
+    def _supervise(self, on_failure: Callable[[Child, Verdict], None]) -> int:
         finished = failed = 0
         with self._workers:
             for rank in range(len(self._commands)):
@@ -213,6 +235,9 @@ class Team:
             while self._running or self._places:
                 if time.monotonic() > self._quit_at:
                     return self._kill()
+                if (server := self._lost_server()) is not None:
+                    on_failure(server, Verdict.END)
+                    return server.exit_code()
                 worker = first_ended(self._running, WATCH_SECONDS)
                 if worker is None:
                     self._fill(finished)
@@ -226,12 +251,39 @@ class Team:
                     self._places.clear()
                     continue
                 verdict = self._patience.verdict(len(self._running), finished)
-                on_failure(worker.rank, worker.exit_code(), verdict)
+                cause = self._cause(worker) if verdict is Verdict.END else worker
+                on_failure(cause, verdict)
                 if verdict is Verdict.END:
-                    return worker.exit_code()
+                    return cause.exit_code()
                 if verdict is Verdict.RESTART:
                     self._places[worker.rank] = time.monotonic() + self._patience.pause
         return failed
+
+    def _lost_server(self) -> Child | None:
+        """Returns the server if the workers must stop because it failed.
+
+        A server that was killed told the workers nothing. One that exited with an error did.
+        """
+        if self._server is None or self._signals or not self._server.code:
+            return None
+        if self._server.code > 0 and self._serverless_at == math.inf:
+            self._serverless_at = time.monotonic() + SERVERLESS_SECONDS
+        killed = self._server.code < 0
+        return self._server if killed or time.monotonic() > self._serverless_at else None
+
+    def _cause(self, first: Worker) -> Child:
+        """Returns the process whose end explains that of this worker."""
+        deadline, ended = time.monotonic() + CAUSE_SECONDS, [first]
+        others = list(self._running)
+        while others and first.code == LOST and time.monotonic() < deadline and not _killed(ended):
+            other = first_ended(others, WATCH_SECONDS)
+            if other is not None:
+                others.remove(other)
+                ended.append(other)
+        ended += [other for other in others if other.code is not None]
+        server = [self._server] if self._server is not None else []
+        failures = [child for child in ended if child.code not in (0, LOST)]
+        return next(iter([*_killed([*server, *ended]), *failures]), first)
 
     def _send(self, number: int) -> None:
         self._signals.append(number)
@@ -264,6 +316,10 @@ class Team:
             self._lost_output = self._lost_output or error
         if first:
             self._send(SIGTERM)
+
+
+def _killed(children: Sequence[Child]) -> list[Child]:
+    return [child for child in children if (child.code or 0) < 0]
 
 
 def _screens(on_failure: Callable[[OSError], None]) -> tuple[Screen, Screen]:

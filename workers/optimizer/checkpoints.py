@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.checkpoint import checkpoint_folder
-from hubring.ps.checkpoint.checkpoint_folder import FileEntry, Manifest
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, FileEntry, Manifest
 from hubring.ps.checkpoint.lock import lock
 from hubring.ps.core.errors import ConfigError
 from hubring.workers import collectives
@@ -32,7 +32,6 @@ from hubring.workers.runtime import finite
 
 log = logging.getLogger(__name__)
 
-FOLDER = "workers"
 MODE = "workers"
 _FILE = "rank-0.safetensors"
 
@@ -51,7 +50,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, every: float, communicator: Communicator, job: str) -> None:
-        self._directory = directory / FOLDER
+        self._directory = directory / OF_WORKERS
         self._every = every
         self._communicator = communicator
         self._job = job

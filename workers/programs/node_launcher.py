@@ -34,7 +34,7 @@ from hubring.workers.launchers.torchrun import OURS, place_variables
 log = logging.getLogger(__name__)
 
 LAUNCHER = "ps-worker"
-_OWN_FLAGS = ("nodes", "gpus", "nr")
+_OWN_FLAGS = ("nodes", "gpus", "nr", "restarts")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 

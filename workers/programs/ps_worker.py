@@ -23,6 +23,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 JOBS = {"digits": "hubring.workers.examples.digits", "char-lm": "hubring.workers.examples.char_lm"}
 
+WORKER_PAUSE_SECONDS = 5.0
+"""Before the first restart of a lost worker: the hub frees its rank 4 s after its connection closed."""
+
 
 @app.command(cls=Command, context_settings={"allow_interspersed_args": False})
 @takes(options(WorkerConfig))
@@ -66,13 +69,19 @@ def main() -> None:
 
 
 def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *, is_module: bool) -> int:
+    from hubring.ps.config.environment import environment
     from hubring.ps.config.sources import load_worker
     from hubring.ps.core.errors import HubringError
     from hubring.ps.observe import logs
+    from hubring.ps.process.restarts import Restarts
+    from hubring.ps.process.supervised import is_supervised, supervise
     from hubring.workers.programs import node_launcher
 
     try:
         config = load_worker(flags, config_file)
+        if config.restarts and not is_supervised(environment()):
+            restarts = Restarts(config.restarts, WORKER_PAUSE_SECONDS)
+            return supervise("ps-worker", "hubring.workers.programs.ps_worker", restarts, environment())
         origin = logs.configure(config.log_format)
         if node_launcher.wanted(config):  # the launcher does not train, and does not import torch
             again = ["--module"] if is_module else []

@@ -119,6 +119,9 @@ def test_the_server_mounts_all_tokens_and_the_workers_theirs_alone() -> None:
         assert mounted["items"][0]["path"] == "tokens"
 
 
+LOST = [69, 75, 129, 132, 134, 135, 136, 137, 139, 143]
+
+
 def actions(job: dict[str, Any]) -> list[tuple[str, list[int] | str]]:
     rules = job["podFailurePolicy"]["rules"]
     return [
@@ -129,30 +132,36 @@ def actions(job: dict[str, Any]) -> list[tuple[str, list[int] | str]]:
 
 def test_a_hubs_worker_that_was_stopped_is_replaced_and_a_hopeless_one_is_not() -> None:
     found = jobs("train.py", requeue=True)
-    assert actions(found["worker"]) == [("FailJob", [2]), ("Ignore", [75]), ("Ignore", "taken away")]
-    assert actions(found["server"]) == [("FailJob", [75]), ("FailJob", "taken away")]
+    assert actions(found["worker"]) == [("FailJob", [2]), ("Ignore", [69, 75]), ("Ignore", "taken away")]
+    assert actions(found["server"]) == [("FailJob", LOST), ("FailJob", "taken away")]
     assert (found["worker"]["backoffLimit"], found["server"]["backoffLimit"]) == (3, 0)
 
 
 @pytest.mark.parametrize("flags", [{"topology": "ring"}, {"aggregate": True}, {"colocate": True}])
 def test_where_all_stand_together_a_worker_that_was_stopped_ends_the_round(flags: dict[str, Any]) -> None:
     worker = jobs("train.py", **flags)["worker"]
-    assert actions(worker) == [("FailJob", [75]), ("FailJob", "taken away")]
+    assert actions(worker) == [("FailJob", LOST), ("FailJob", "taken away")]
     assert worker["backoffLimit"] == 0
 
 
 @pytest.mark.parametrize(
     ("flags", "targets"), [({}, ["server"]), ({"topology": "ring"}, ["server", "worker"])]
 )
-def test_only_a_preempted_job_begins_again_and_only_if_asked(
+def test_a_job_that_lost_a_process_begins_again_a_few_times_and_a_preempted_one_always(
     flags: dict[str, Any], targets: list[str]
 ) -> None:
+    def policy(**more: Any) -> dict[str, Any]:
+        found: dict[str, Any] = kinds("train.py", **flags, **more)["JobSet"]["spec"]["failurePolicy"]
+        return found
+
     assert "failurePolicy" not in kinds("train.py", **flags)["JobSet"]["spec"]
-    policy = kinds("train.py", requeue=True, **flags)["JobSet"]["spec"]["failurePolicy"]
-    assert policy["maxRestarts"] == 0
-    (rule,) = policy["rules"]
-    assert (rule["action"], rule["targetReplicatedJobs"]) == ("RestartJobSetAndIgnoreMaxRestarts", targets)
-    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    saved = policy(checkpoint_dir=Path("/kept"))
+    lost, failed = saved["rules"]
+    assert (saved["maxRestarts"], lost["action"]) == (3, "RestartJobSet")
+    assert (lost["targetReplicatedJobs"], lost["onJobFailureReasons"]) == (targets, ["PodFailurePolicy"])
+    assert failed == {"name": "failed", "action": "FailJobSet"}
+    assert policy(restarts=7)["maxRestarts"] == 7
+    assert policy(requeue=True)["rules"][0]["action"] == "RestartJobSetAndIgnoreMaxRestarts"
 
 
 def test_trainjob_has_a_runtime_of_its_own_whose_trainer_is_the_workers() -> None:

@@ -164,7 +164,25 @@ def test_the_job_ends_as_its_server_did(tmp_path: Path, workers: int, server: in
     assert ran.code == code
     assert json.loads(ran.out.splitlines()[-1]) == {"who": "server"}
     assert ran.said("scontrol") == ("requeue 42" if code == 75 else "")
+    assert "restart" not in ran.err
     assert not list(tmp_path.glob("hubring-42.*"))
+
+
+@pytest.mark.parametrize(
+    ("server", "before", "again"),
+    [(69, None, "1 of 2"), (137, 1, "2 of 2"), (75, 0, "1 of 2"), (69, 2, ""), (1, 0, ""), (78, 0, "")],
+)
+@pytest.mark.slow
+def test_a_job_that_lost_a_process_is_requeued_a_few_times(
+    tmp_path: Path, server: int, before: int | None, again: str
+) -> None:
+    text = script("train.py", restarts=2).replace("sleep $((", "echo pause $((")
+    variables = {} if before is None else {"SLURM_RESTART_COUNT": before}
+    ran = run(tmp_path, text, WORKERS_CODE=69, SERVER_CODE=server, **variables)
+    assert ran.code == server
+    assert ran.said("scontrol") == ("requeue 42" if again else "")
+    assert (f"exit code {server}: restart {again}" in ran.err) is bool(again)
+    assert (f"pause {2 ** (before or 0)}\n" in ran.out) is bool(again)
 
 
 @pytest.mark.slow
@@ -189,7 +207,7 @@ def test_a_server_that_does_not_start_ends_the_job_with_its_code_and_a_sentence(
 
 @pytest.mark.slow
 def test_srun_gets_the_cores_of_a_task(tmp_path: Path) -> None:
-    text = script("train.py").replace("exit $code", 'echo "$SRUN_CPUS_PER_TASK"; exit $code')
+    text = script("train.py").replace("end $code", 'echo "$SRUN_CPUS_PER_TASK"; end $code')
     assert run(tmp_path, text, SLURM_CPUS_PER_TASK=3).out.splitlines()[-1] == "3"
 
 

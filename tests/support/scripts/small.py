@@ -1,9 +1,10 @@
 """A training script that runs fast and is easy to stop: a small regression.
 
-    small.py STEPS [WIDTH] [hold FILE STEP]... [spoil RANK STEP FACTOR]
+    small.py STEPS [WIDTH] [hold FILE STEP]... [spoil RANK STEP FACTOR] [pace SECONDS]
 
 With `hold`, every worker waits at STEP until FILE exists, so that a test can cause a fault at a known step.
 With `spoil`, the loss of RANK in STEP is multiplied by FACTOR, for example nan or inf.
+With `pace`, every step takes at least SECONDS.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ def main() -> None:
         spoiled = int(arguments[where + 1]), int(arguments[where + 2])
         factor = float(arguments[where + 3])
         del arguments[where : where + 4]
+    pace = 0.0
+    if "pace" in arguments:
+        where = arguments.index("pace")
+        pace = float(arguments[where + 1])
+        del arguments[where : where + 2]
     steps = int(arguments[0])
     width = int(arguments[1]) if len(arguments) > 1 else 16
     hubring.init()
@@ -57,6 +63,7 @@ def main() -> None:
             print(f"holding at {step}", file=sys.stderr, flush=True)
             while not holds[step].exists():
                 time.sleep(0.02)
+        time.sleep(pace)
         loss = loss_of(model, step, hubring.rank(), width)
         if (hubring.rank(), step) == spoiled:
             loss = loss * factor

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from hubring.ps.core.errors import RESTART_ALL, RESTART_JOB
 from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
@@ -15,7 +16,6 @@ RANK_1 = r"rank 1 \(.* pid \d+\)"
 SILENT = r"sent no heartbeat for \d+\.\d s"
 LEASE = ("--lease", "8")
 """Shorter than the default, which is made for busy machines."""
-AGAIN = "Restart the server with the same --checkpoint-dir, then restart the workers"
 
 
 def two_held(stage: Stage, *flags: str, topology: str = "hub") -> list[Program]:
@@ -162,7 +162,7 @@ LOSSES = [
         who=RANK_1,
         since=SILENT,
         why="suspended or disconnected.*with --on-loss wait the job cannot continue without it",
-        fix="Restart the job from its checkpoint",
+        fix=RESTART_JOB,
         code=69,
         provoke=lambda stage: a_killed_worker(stage, "--on-loss", "wait"),
     ),
@@ -270,7 +270,7 @@ LOSSES = [
         who=r"a shard process \(pid \d+\)",
         since=r"at about step \d+",
         why="was killed by signal 9",
-        fix=AGAIN,
+        fix=RESTART_ALL,
         code=69,
         provoke=lambda stage: a_killed_shard(stage, told="worker"),
     ),
@@ -280,7 +280,7 @@ LOSSES = [
         who=r"a shard process \(pid \d+\)",
         since=r"at about step \d+",
         why="was killed by signal 9",
-        fix=AGAIN,
+        fix=RESTART_ALL,
         code=69,
         provoke=lambda stage: a_killed_shard(stage, told="server"),
     ),
@@ -290,7 +290,7 @@ LOSSES = [
         who=r"shard 0 \(.* pid \d+\)",
         since=SILENT,
         why="its part of the parameters is lost",
-        fix=AGAIN,
+        fix=RESTART_ALL,
         code=69,
         provoke=a_stopped_shard,
     ),
@@ -300,7 +300,7 @@ LOSSES = [
         who=r"shard 1 \(rank 1's, .* pid \d+\)",
         since=r"at about step \d+",
         why="was killed by signal 9",
-        fix="Restart the job from its checkpoint",
+        fix=RESTART_JOB,
         code=69,
         provoke=a_shard_beside_a_worker,
     ),
@@ -310,7 +310,7 @@ LOSSES = [
         who=r"shard 1 \(.* pid \d+\)",
         since=SILENT,
         why="its part of the parameters is lost",
-        fix=AGAIN,
+        fix=RESTART_ALL,
         code=69,
         provoke=a_lost_host,
     ),
@@ -320,7 +320,7 @@ LOSSES = [
         who=r"the server at 127\.0\.0\.1:\d+",
         since=r"has not answered for \d+\.\d s",
         why="The server stopped or the network is down",
-        fix="Restart the server with the same --checkpoint-dir, then restart the workers",
+        fix=RESTART_ALL,
         code=69,
         provoke=lambda stage: a_lost_server(stage, how=signal.SIGKILL),
     ),
@@ -330,7 +330,7 @@ LOSSES = [
         who=r"the server at 127\.0\.0\.1:\d+",
         since=r"has not answered for \d+\.\d s",
         why="The server stopped or the network is down",
-        fix="Restart the server with the same --checkpoint-dir, then restart the workers",
+        fix=RESTART_ALL,
         code=69,
         provoke=lambda stage: a_lost_server(stage, how=signal.SIGSTOP),
     ),

@@ -233,5 +233,5 @@ def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Pa
     )
     program = ps_run(cluster, "-np", "2", "--min-num-proc", "1", str(script))
     assert program.wait() == 0, program.said()
-    assert "rank 0 exited with 137; restarting it" in program.said()
+    assert "rank 0 was killed by signal 9 (SIGKILL); restarting it" in program.said()
     assert program.out.read_text().count("all 2.0 [2, 1, 2]") == 2

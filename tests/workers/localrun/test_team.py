@@ -38,8 +38,47 @@ def test_a_failure_is_seen_though_a_rank_that_ended_left_its_outputs_open(tmp_pa
     left = re.search(r"\[0\]<stdout>:left (\d+)\n", said)
     assert left, said
     os.kill(int(left[1]), signal.SIGKILL)
-    assert "1 7 stopping the other workers\n" in said
+    assert re.search(r"rank 1 \(pid \d+\) stopping the other workers\n", said), said
     assert (job.returncode, warned) == (7, "")
+
+
+# The end of one process explains those of the others, whatever order they are noticed in.
+CAUSE = """
+import os, sys
+from hubring.ps.process.child import Child
+from hubring.workers.localrun import team
+server = Child("the server", ("sh", "-c", sys.argv[1]))
+commands = [("sh", "-c", line) for line in sys.argv[2:]]
+job = team.Team(commands, [dict(os.environ)] * len(commands), server=server)
+code = job.run(lambda child, verdict: print(child.name, child.ended))
+server.kill()
+sys.exit(code)
+"""
+STAYS = "exec sleep 600"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause", "code"),
+    [
+        (["kill -9 $$", STAYS, STAYS], "the server was killed by signal 9 (SIGKILL)", 137),
+        ([STAYS, "exit 69", "read line <fifo; exit 3"], "rank 1 exited with 3", 3),
+        ([STAYS, "exit 69", "read line <fifo; kill -9 $$"], "rank 1 was killed by signal 9 (SIGKILL)", 137),
+        ([STAYS, "exit 69", "read line <fifo; exit 69"], "rank 0 exited with 69", 69),
+    ],
+)
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_one_end_explains_the_others(tmp_path: Path, lines: list[str], cause: str, code: int) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    first = lines[1].replace("exit 69", "(sleep 0.3; echo >fifo) & exit 69")
+    with subprocess.Popen(
+        [sys.executable, "-c", CAUSE, lines[0], first, lines[2]],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        said, _ = job.communicate()
+    assert (said, job.returncode) == (f"{cause}\n", code)
 
 
 class Listener(Child):

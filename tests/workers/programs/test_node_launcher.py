@@ -74,3 +74,8 @@ def test_workers_without_a_server_are_refused() -> None:
 def test_workers_get_the_command_line_less_what_is_the_launchers() -> None:
     flags = {"server": "hub:1", "aggregate": True, "nodes": 2, "gpus": 4, "nr": 0, "compress": None}
     assert _again(flags, Path("a.toml")) == ["--config", "a.toml", "--server", "hub:1", "--aggregate"]
+
+
+def test_its_workers_leave_restarts_to_it() -> None:
+    flags = {"gpus": 2, "restarts": 3, "topology": "ring", "rank": None}
+    assert _again(flags, None) == ["--topology", "ring"]

@@ -1,0 +1,79 @@
+"""A program that starts itself again: `ps-server start --restarts N` and `ps-worker --restarts N`.
+
+Law: the program runs as a child of itself, which starts it again after a loss. A wrong setting ends the first
+run for good. After a restart it may mean that what the lost process held is not free yet, such as its rank,
+so it counts as a loss then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from signal import SIGINT, SIGTERM, SIGUSR1
+
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.process.child import Child
+from hubring.ps.process.children import passing_on
+from hubring.ps.process.command import module_command
+from hubring.ps.process.end_with_parent import PARENT
+from hubring.ps.process.restarts import Restarts, helps, wait
+
+SUPERVISOR = "HUBRING_SUPERVISOR"
+"""Environment variable with the id of the process that starts this program again."""
+STEADY_SECONDS = 600.0
+"""A program that ran this long has made progress: all restarts are allowed again."""
+
+
+def is_supervised(variables: Mapping[str, str]) -> bool:
+    """Whether a parent starts this process again; a process that a script starts is not meant."""
+    return variables.get(SUPERVISOR) == str(os.getppid())
+
+
+def supervise(
+    name: str,
+    module: str,
+    restarts: Restarts,
+    variables: Mapping[str, str],
+    start: Callable[[], str] = lambda: "",
+) -> int:
+    """Runs this program as a child until it ends in a way that a restart does not help.
+
+    Args:
+        name: The program's name in messages.
+        module: Its module, which gets the arguments of this process.
+        restarts: How many restarts are allowed.
+        variables: The environment variables of this process.
+        start: Returns where the next run starts, in words; may be empty.
+
+    Returns:
+        The program's exit code.
+    """
+    command = module_command(module, *sys.argv[1:])
+    own = str(os.getpid())
+    signals: list[int] = []
+    children: list[Child] = []
+
+    def forward(number: int) -> None:
+        signals.append(number)
+        for child in children[-1:]:
+            child.signal(number)
+
+    with passing_on((SIGINT, SIGTERM, SIGUSR1), forward):
+        while True:
+            began = time.monotonic()
+            child = Child(name, command, {**variables, SUPERVISOR: own, PARENT: own})
+            children.append(child)
+            code = child.exit_code()
+            child.kill()  # what it left behind
+            if time.monotonic() - began > STEADY_SECONDS:
+                restarts.note_progress()
+            again = helps(code) or (restarts.total and code == ConfigError.exit_code)
+            if signals or not again or not restarts.left:
+                return code
+            pause = restarts.next_pause()
+            text = f"{name}: it {child.ended}; restarting it in {pause:g} s {start()}".rstrip()
+            print(f"{text} ({restarts.left} left)", file=sys.stderr, flush=True)
+            if stopped := wait(pause, signals):
+                return stopped

@@ -1,0 +1,72 @@
+"""The batch script queues a job again that lost a process. `HUBRING_KILLS=20` kills as many of each kind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.launchers.slurm import Slurm
+from tests.launchers.submitted import RING, Submitted, finished, variables
+from tests.support.processes.cluster import SMALL
+from tests.support.processes.process_tree import command, descendants
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+
+KILLS = int(os.environ.get("HUBRING_KILLS", "1"))
+STEPS = 60
+PROGRAMS = {
+    "server": "/ps-server start ",
+    "shard": "hubring.ps.shard.process",
+    "worker": "/ps-worker --server ",
+}
+KEPT = ["--checkpoint-dir", "kept", "--checkpoint-every", "0.5", "--save-parameters", "final.safetensors"]
+
+
+def kill(job: Submitted, victim: str, number: int) -> None:
+    """Kills one of the job's processes of a kind, as the kernel does when memory is short."""
+    ours = f"SLURM_JOB_ID={job.number}"
+    found = [pid for pid in descendants() if PROGRAMS[victim] in command(pid) and ours in variables(pid)]
+    assert found, job.said()
+    os.kill(sorted(found)[number % len(found)], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("flags", "victim"),
+    [
+        pytest.param([], "server", id="hub-server"),
+        pytest.param([], "shard", id="hub-shard"),
+        pytest.param(["--on-loss", "wait"], "worker", id="hub-worker"),
+        pytest.param(RING, "server", id="ring-server"),
+        pytest.param(RING, "worker", id="ring-worker"),
+    ],
+)
+def test_a_job_that_lost_a_process_ends_with_0_and_the_same_bytes(
+    slurm: Slurm, tmp_path: Path, flags: list[str], victim: str
+) -> None:
+    whole = Submitted(slurm, tmp_path / "whole")
+    whole.submit_printed(*flags, *KEPT, "--", SMALL, str(STEPS))
+    finished(whole, STEPS)
+    expected = load_file(whole.folder / "final.safetensors")
+    for number in range(KILLS):
+        chosen = random.Random(f"{flags} {victim} {number}")
+        step, rank = chosen.randrange(1, STEPS // 2), chosen.randrange(4)
+        job, go = Submitted(slurm, tmp_path / str(number)), tmp_path / f"{number}-go"
+        script = [SMALL, str(STEPS), "16", "pace", "0.05", "hold", str(go), str(STEPS - 5)]
+        job.submit_printed(*flags, *KEPT, "--", *script)
+        job.until_saved("kept/workers" if flags == RING else "kept", step)
+        kill(job, victim, rank)
+        go.touch()
+        job.until_state("PENDING")
+        # SLURM lets the old credential run out first, for two minutes; one of a later second replaces it too.
+        slurm.ask("scontrol", "update", f"jobid={job.number}", "starttime=now+3")
+        assert job.until_state("COMPLETED", "FAILED") == "COMPLETED", job.said()
+        assert "restart 1 of 3" in job.said()
+        got = load_file(job.folder / "final.safetensors")
+        assert expected.keys() == got.keys()
+        assert all(expected[name].equal(got[name]) for name in expected)
+        print(f"{flags} {victim} {number}: killed at a checkpoint of step {step} or later; ended with 0")
