@@ -72,17 +72,32 @@ class Requests:
         with self._lock:
             return [call for _, call in sorted(self._under_way.items()) if call.shard == shard]
 
-    def late(self, shard: int) -> list[int]:
-        """Returns the numbers of a silent shard's late requests, each SECONDS; empty otherwise."""
+    def heard(self, shard: int) -> None:
+        """Records that something came from a shard."""
         with self._lock:
-            now = time.monotonic()
-            if not self._silences[shard].over(now):
-                return []
-            calls = (call for call in self._under_way.values() if call.shard == shard)
-            return [call.number for call in calls if call.late(now)]
+            self._silences[shard].heard(time.monotonic())
+
+    def late(self, shard: int) -> tuple[list[int], bool]:
+        """Returns the numbers of a silent shard's late requests, and whether its connection is stuck.
+
+        The list is empty if the shard is not silent. The caller asks the shard about these requests.
+        """
+        with self._lock:
+            now, silence = time.monotonic(), self._silences[shard]
+            if silence.left(now) != 0:
+                return [], False
+            calls = [call for call in self._under_way.values() if call.shard == shard]
+            late, stuck = [call for call in calls if call.late_at <= now], silence.asked
+            if not late:
+                silence.await_late(call.late_at for call in calls)
+            elif stuck:
+                silence.heard(now)  # what replaces the connection has as long
+            else:
+                silence.ask(now, sum(call.total_bytes for call in late))
+            return [call.number for call in late], stuck
 
     def sleep_seconds(self, left: float | None) -> float:
-        """Returns the seconds to sleep: `left`, or less if a window opens or a shard is silent earlier."""
+        """Returns the seconds to sleep: `left`, or less if a window opens or a shard may be silent."""
         with self._lock:
             now = time.monotonic()
             held = [window.patience(now) for window in self._windows if window]
