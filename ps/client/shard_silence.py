@@ -2,14 +2,13 @@
 
 Law: a shard is silent once nothing has come from it for SECONDS, counted from the first request if none
 waited, and a request is late: SECONDS have passed since it was sent, and the time that its bytes take on the
-slowest link. A silent shard is asked which of the late requests it does not have, and answers at once. If
-nothing comes within ANSWER_SECONDS, and the time of those bytes, the connection is stuck. So a lost message
-costs seconds, not the deadline, and a request that waits for other workers costs a few bytes.
+slowest link. A silent shard is asked which of the requests it does not have that are late, or will be within
+ANSWER_SECONDS. It answers at once. If nothing comes within ANSWER_SECONDS, and the time of those bytes, the
+connection is stuck. So a lost message costs seconds, not the deadline, and a request that waits for other
+workers costs a few bytes.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 SECONDS = 5.0
 ANSWER_SECONDS = 1.0
@@ -48,9 +47,9 @@ class ShardSilence:
         """Records that the shard is asked about late requests, which send and expect `nbytes`."""
         self._until, self.asked = now + ANSWER_SECONDS + seconds_of(nbytes), True
 
-    def await_late(self, times: Iterable[float]) -> None:
-        """Waits for the first request that becomes late, at these times, if that is later."""
-        self._until = max(self._until, min(times, default=self._until))
+    def await_late(self, time: float) -> None:
+        """Waits until a request is late."""
+        self._until = time
 
     def left(self, now: float) -> float | None:
         """Returns the seconds until the shard may be silent; None if no request waits."""

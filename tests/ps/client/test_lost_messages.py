@@ -170,17 +170,38 @@ def test_a_shard_that_accepts_no_other_connection_keeps_the_stuck_one(shards: li
     assert values.tolist() == [2.0] * NUMEL
 
 
-def test_a_request_that_is_late_just_after_the_silence_is_asked_for_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+def late_requests(*sent: float, nbytes: int = 0) -> Requests:
+    """Returns requests 0, 1, ... of one shard that were sent at these times and send so many bytes."""
     requests = Requests(1, bounded=False)
-    call = Inflight(7, 0, Message(b"", memoryview(bytes(1 << 20))), None, lambda reply: None, Work("a push"))
-    requests.put(call)
-    assert requests.next(0) is call
-    now[0] = shard_silence.SECONDS
+    for number, time in enumerate(sent):
+        message = Message(b"", memoryview(bytes(nbytes)))
+        requests.put(Inflight(number, 0, message, None, lambda reply: None, Work("a push"), time))
+        assert requests.next(0) is not None
+    return requests
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the time of a request's client."""
+    time = [0.0]
+    monkeypatch.setattr("hubring.ps.client.requests.monotonic", lambda: time[0])
+    return lambda seconds: time.__setitem__(0, seconds)
+
+
+def test_a_request_that_is_late_just_after_the_silence_is_asked_for_then(
+    now: Callable[[float], None],
+) -> None:
+    requests = late_requests(0.0, nbytes=shard_silence.SLOWEST_BYTES_PER_SECOND)
+    now(shard_silence.SECONDS)
     assert requests.late(0) == ([], False)
-    assert requests.sleep_seconds(None) == pytest.approx(min(1.0, shard_silence.SECONDS))
-    now[0] = shard_silence.SECONDS + 1.0
-    assert requests.late(0) == ([7], False)
+    now(shard_silence.SECONDS + 1.0)
+    assert requests.late(0) == ([0], False)
+
+
+def test_requests_that_are_late_soon_are_asked_for_with_the_first(now: Callable[[float], None]) -> None:
+    answer = shard_silence.ANSWER_SECONDS
+    requests = late_requests(0.0, answer / 2, 2 * answer)
+    now(shard_silence.SECONDS)
+    assert requests.late(0) == ([0, 1], False)
+    now(shard_silence.SECONDS + answer)
+    assert requests.late(0) == ([0, 1, 2], True)
