@@ -130,6 +130,10 @@ class Job:
     def ended(self, name: str) -> bool:
         return self.workers[name].process.poll() is not None
 
+    def joined(self, name: str) -> bool:
+        """Whether the server has admitted a worker."""
+        return f"pid {self.workers[name].process.pid}) joined" in self.server.said()
+
     def progress(self, name: str) -> int:
         """Returns the number of steps of a worker."""
         trail = self.folder / f"{name}.trail"

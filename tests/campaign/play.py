@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.campaign.evidence import Act, Ended, Evidence, State
 from tests.campaign.faults import Fault
-from tests.campaign.job import SHARD, Job
+from tests.campaign.job import LIMIT, SHARD, Job
 from tests.campaign.resources import Held, held
 from tests.campaign.scenario import LAST_HOLD, Scenario
 from tests.campaign.states import checkpoint, finals, trails
@@ -115,7 +115,7 @@ def _wait_for_moment(job: Job) -> None:
 
 
 def _replace(job: Job, holds: list[str]) -> None:
-    """Starts another worker for the lost one, once it is lost."""
+    """Starts another worker for the lost one, once it is lost; returns once it has joined."""
     scenario = job.scenario
     if not (scenario.loses_a_worker and scenario.replaced):
         return
@@ -127,6 +127,8 @@ def _replace(job: Job, holds: list[str]) -> None:
         10.0 if scenario.fault != "terminate" else 1.0,
     )
     job.start(scenario.victim, *holds, late=True)
+    late = f"{victim}-again"
+    job.within(lambda: job.joined(late) or job.ended(late), LIMIT)
 
 
 def _measured(job: Job) -> dict[str, Held]:
