@@ -28,8 +28,9 @@ test-all: test
 # Seeded faults in real jobs: tests/campaign/README.md. Exits with an error if a run violates an invariant.
 RUNS ?= 100
 SEED ?= 1
+LANES ?= 1
 campaign: $(VENV)/test.stamp
-	@$(BIN)/python -m tests.campaign --runs $(RUNS) --seed $(SEED)
+	@$(BIN)/python -m tests.campaign --runs $(RUNS) --seed $(SEED) --lanes $(LANES)
 
 # All tests that need a GPU, in one table. The program exits with 1 if a part fails, and with 69 if torch finds no
 # CUDA device. make itself then exits with 2.

@@ -49,6 +49,7 @@ from hubring.ps.security.token_file import forget
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
+from hubring.ps.transport.grpc.readable_calls import ReadableCalls
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
 from hubring.ps.transport.port_probe import probe
 
@@ -145,8 +146,9 @@ class Server:
 
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
         keyring = self._keyring
-        guards = [] if keyring is None else [AsyncGuard(keyring.guard, coordinator.counters.rejections)]
-        server = grpc.aio.server(interceptors=guards, options=_GRPC)
+        rejections = coordinator.counters.rejections
+        guards = [] if keyring is None else [AsyncGuard(keyring.guard, rejections)]
+        server = grpc.aio.server(interceptors=[*guards, ReadableCalls(rejections)], options=_GRPC)
         add_ControlServicer_to_server(Control(coordinator, keyring), server)
         self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -5,7 +5,8 @@ push. So the thread that makes a request also sends it, and the thread that wait
 reply reads the connections itself (`attend`). While no thread waits, as during backward,
 a background thread reads them. Only the background thread connects and reconnects.
 The shards ignore repeated pushes, so it is safe to send requests again: all on a new connection, and on a
-living one those that were damaged or lost (`hubring.ps.client.shard_silence`).
+living one those that were damaged or lost. A connection that is stuck is replaced
+(`hubring.ps.client.shard_silence`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import logging
 import select
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from hubring.ps.client.batch import Batch, Batches
 from hubring.ps.client.inflight import Inflight
+from hubring.ps.client.losses import Losses
 from hubring.ps.client.requests import Requests
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import RESTART_ALL, ConnectionLost, HubringError, ServerUnreachable
@@ -45,8 +47,6 @@ REDIAL_SECONDS = 11.0
 """Seconds. Longer than the server needs to notice a process that ended, and than the server's silence
 limit, so that the error that names the cause arrives before this one.
 """
-MAX_LOSSES = 10
-"""Losses of one connection within `REDIAL_SECONDS` after which reconnecting stops."""
 MAX_DAMAGED = 10
 """Times that one request or its reply may be damaged before its work fails."""
 _REDIAL_PAUSE = 0.1
@@ -83,8 +83,8 @@ class Connections:
         self._connections: dict[int, Connection] = {}
         """Open connections by shard. A broken connection is missing until it is reconnected."""
         self._broken: deque[tuple[int, ConnectionLost]] = deque()
-        self._losses: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_LOSSES))
-        """When each shard's connection broke."""
+        self._stuck: set[int] = set()
+        self._losses = Losses(shards, REDIAL_SECONDS)
         self._attending = threading.Lock()
         """Held by a waiting thread that reads. The background thread does not read meanwhile."""
         self._closing = False
@@ -102,8 +102,7 @@ class Connections:
 
     def submit(self, call: Inflight) -> None:
         """Sends a request. The connections own its memory until its work completes."""
-        failure = self._requests.put(call)
-        if failure is not None:
+        if (failure := self._requests.put(call)) is not None:
             call.work.fail(failure)
         else:
             self._send_waiting()
@@ -197,10 +196,7 @@ class Connections:
             self._background_poller.modify(self._poller.fileno(), select.EPOLLIN)
 
     def _process(self, ready: Collection[int]) -> None:
-        """Reads from ready connections and sends waiting requests.
-
-        Another thread may have read the connections in between.
-        """
+        """Reads from ready connections, which another thread may have read, and sends waiting requests."""
         with self._io_lock:
             if self._bell.waitable in ready:
                 self._bell.clear()
@@ -236,8 +232,7 @@ class Connections:
 
     def _put(self, shard: int, message: Message, into: memoryview | None = None) -> bool:
         """Returns whether the message was sent. A request that was not is sent after the reconnect."""
-        connection = self._connections.get(shard)
-        if connection is None:
+        if (connection := self._connections.get(shard)) is None:
             return False
         try:
             connection.send(message, into)
@@ -247,17 +242,20 @@ class Connections:
         return True
 
     def _probe(self) -> None:
-        """Asks each silent shard which late requests it does not have."""
+        """Asks each silent shard which late requests it does not have, or replaces its connection."""
         for shard in range(self._shards):
-            late = self._requests.late(shard)
-            if late:
-                probe = Probe(self._sender, tuple(late[:MAX_PROBED]))
-                self._put(shard, wire.encode_request(probe, NO_REQUEST))
+            late, stuck = self._requests.late(shard)
+            if stuck:
+                self._stuck.add(shard)
+                self._reconnect_bell.ring()
+            elif late:
+                self._put(
+                    shard, wire.encode_request(Probe(self._sender, tuple(late[:MAX_PROBED])), NO_REQUEST)
+                )
                 self._flush(shard)
 
     def _flush(self, shard: int) -> None:
-        connection = self._connections.get(shard)
-        if connection is not None:
+        if (connection := self._connections.get(shard)) is not None:
             try:
                 connection.flush()
             except ConnectionLost as lost:
@@ -271,6 +269,7 @@ class Connections:
             self._drop(shard, lost)
 
     def _answer(self, shard: int, message: Message) -> None:
+        self._requests.heard(shard)
         if message.damage:
             number, _ = wire.origin(message)
             self._send_damaged_again(number, f"its reply: {message.damage}")
@@ -343,6 +342,10 @@ class Connections:
                     self._reconnect_bell.clear()
                 while self._broken:
                     self._reconnect(*self._broken.popleft())
+                while self._stuck:
+                    shard = self._stuck.pop()
+                    with contextlib.suppress(ServerUnreachable):  # a shard that is stopped answers later
+                        self._connect(shard, self._connections.get(shard))
                 if self._poller.fileno() in ready:
                     self._process(dict(self._poller.poll(0)))
                     if self._attending.locked():  # its reply may have been read just before it began to wait
@@ -357,10 +360,17 @@ class Connections:
                     connection.close()
                 self._connections.clear()
 
-    def _connect(self, shard: int) -> None:
-        """Connects to a shard and sends its unanswered requests again."""
+    def _connect(self, shard: int, stuck: Connection | None = None) -> None:
+        """Connects to a shard, in place of a stuck connection, and sends its unanswered requests again."""
         connection = self._dial(shard)
         with self._io_lock:
+            if self._connections.get(shard) is not stuck:
+                connection.close()  # the stuck one broke meanwhile
+                return
+            if stuck is not None:
+                log.warning("shard %d: its connection is stuck; using a new one", shard)
+                self._poller.unregister(stuck.waitable)
+                stuck.close()
             self._connections[shard] = connection
             self._poller.register(connection.waitable, select.EPOLLIN)
             unanswered = self._requests.unanswered(shard)
@@ -371,7 +381,7 @@ class Connections:
 
     def _reconnect(self, shard: int, lost: ConnectionLost) -> None:
         """Reconnects to a shard, for at most `REDIAL_SECONDS`."""
-        self._note_loss(shard, lost)
+        self._losses.note(shard, lost)
         log.warning("shard %d: %s; reconnecting", shard, lost)
         deadline = time.monotonic() + REDIAL_SECONDS
         while not self._closing:
@@ -387,13 +397,3 @@ class Connections:
                         f" {RESTART_ALL}"
                     ) from lost
                 time.sleep(_REDIAL_PAUSE)
-
-    def _note_loss(self, shard: int, lost: ConnectionLost) -> None:
-        """Raises ConnectionLost if the connection breaks each time it is reconnected."""
-        losses = self._losses[shard]
-        losses.append(time.monotonic())
-        if len(losses) == MAX_LOSSES and losses[-1] - losses[0] < REDIAL_SECONDS:
-            raise ConnectionLost(
-                f"the connection to shard {shard} broke {MAX_LOSSES} times within {REDIAL_SECONDS:g} s;"
-                f" last error: {lost}. See the server's log for the cause"
-            )

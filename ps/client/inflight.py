@@ -45,7 +45,12 @@ class Inflight:
         """Payload bytes that the request sends."""
         return 0 if self.message.payload is None else self.message.payload.nbytes
 
-    def late(self, now: float) -> bool:
-        """Whether it should have been answered by now, unless it waits for other workers."""
-        expected = 0 if self.into is None else self.into.nbytes
-        return shard_silence.late(self.sent_at, self.nbytes + expected, now)
+    @property
+    def total_bytes(self) -> int:
+        """Payload bytes that the request sends and expects."""
+        return self.nbytes + (0 if self.into is None else self.into.nbytes)
+
+    @property
+    def late_at(self) -> float:
+        """When it should be answered, unless it waits for other workers."""
+        return self.sent_at + shard_silence.SECONDS + shard_silence.seconds_of(self.total_bytes)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable
+from time import monotonic
 
 from hubring.ps.client import shard_silence
 from hubring.ps.client.inflight import Inflight
@@ -45,7 +45,7 @@ class Requests:
     def next(self, shard: int) -> Inflight | None:
         """Returns the next request to send, which is under way from now on; None if none may be sent."""
         with self._lock:
-            now = time.monotonic()
+            now = monotonic()
             call = self._windows[shard].take(now)
             if call is not None:
                 self._under_way[call.number] = call
@@ -57,7 +57,7 @@ class Requests:
         with self._lock:
             call = self._under_way.pop(number, None)
             if call is not None:
-                now = time.monotonic()
+                now = monotonic()
                 self._windows[call.shard].answered(call.nbytes, now)
                 self._silences[call.shard].answered(now)
             return call
@@ -72,19 +72,37 @@ class Requests:
         with self._lock:
             return [call for _, call in sorted(self._under_way.items()) if call.shard == shard]
 
-    def late(self, shard: int) -> list[int]:
-        """Returns the numbers of a silent shard's late requests, each SECONDS; empty otherwise."""
+    def heard(self, shard: int) -> None:
+        """Records that something came from a shard."""
         with self._lock:
-            now = time.monotonic()
-            if not self._silences[shard].over(now):
-                return []
-            calls = (call for call in self._under_way.values() if call.shard == shard)
-            return [call.number for call in calls if call.late(now)]
+            self._silences[shard].heard(monotonic())
+
+    def late(self, shard: int) -> tuple[list[int], bool]:
+        """Returns the numbers of a silent shard's late requests, and whether its connection is stuck.
+
+        The list is empty if the shard is not silent. The caller asks the shard about these requests.
+        """
+        with self._lock:
+            now, silence = monotonic(), self._silences[shard]
+            if silence.left(now) != 0:
+                return [], False
+            calls = [call for call in self._under_way.values() if call.shard == shard]
+            first, stuck = min((call.late_at for call in calls), default=now), silence.asked
+            if first > now:
+                silence.await_late(first)
+                return [], False
+            # Those that are late soon were probably lost with the first.
+            late = [call for call in calls if call.late_at <= now + shard_silence.ANSWER_SECONDS]
+            if stuck:
+                silence.heard(now)  # what replaces the connection has as long
+            else:
+                silence.ask(now, sum(call.total_bytes for call in late))
+            return [call.number for call in late], stuck
 
     def sleep_seconds(self, left: float | None) -> float:
-        """Returns the seconds to sleep: `left`, or less if a window opens or a shard is silent earlier."""
+        """Returns the seconds to sleep: `left`, or less if a window opens or a shard may be silent."""
         with self._lock:
-            now = time.monotonic()
+            now = monotonic()
             held = [window.patience(now) for window in self._windows if window]
             silent = [seconds for each in self._silences if (seconds := each.left(now)) is not None]
         # Another thread may send meanwhile, and wakes this one only if requests remain.

@@ -119,6 +119,8 @@ class Session:
         self._channel = open_channel(address, access)
         self._stub = ControlStub(self._channel)
         self._admission = Admission(address, self._stub, access, own, log_format, trace, began)
+        self._presence = OpenCall(self._connect)
+        self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
         request = pb.JoinRequest(
             protocol=PROTOCOL,
             token=secrets.token_hex(16),
@@ -144,8 +146,6 @@ class Session:
             for shard in joined.shards
         ]
         self._lease = joined.lease_seconds
-        self._presence = OpenCall(self._connect)
-        self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
         self._thread.start()
 
     # The lease.
@@ -365,11 +365,7 @@ class Session:
             step=self.step,
         )
         self._departure = Departure(self.address, self._stub, request, self._lease, self._admission.shard)
-        try:
-            self._departure.leave(insists=self.failure is None)
-        finally:
-            self._thread.join()  # its last call is answered by now, or has failed as this one did
-            self._presence.close()
+        self._departure.leave(insists=self.failure is None)
 
     def await_end(self) -> None:
         """Waits until the job is over; call it after `leave`. See `Departure.await_end`."""
@@ -377,9 +373,13 @@ class Session:
             self._departure.await_end()
 
     def close(self) -> None:
-        """Stops this worker's shard, and closes the channel to the server."""
+        """Stops this worker's shard and its heartbeat, and closes the channel to the server."""
+        self._left.set()
         if self._admission.shard is not None:
             self._admission.shard.stop()
+        if self._thread.is_alive():
+            self._thread.join()  # its last call may wait for a reply that was lost
+        self._presence.close()
         self._channel.close()
 
     def _call(self, call: Callable[[], _T]) -> _T:

@@ -6,12 +6,11 @@ import argparse
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
-from tests.campaign.runs import Runs
+from tests.campaign.lanes import play
 from tests.campaign.table import Result, report
-from tests.support.processes.fork_server import ForkServer
-from tests.support.processes.orphans import take_in_orphans
 
 KEPT = Path("build/campaign")
 WITHIN = "HUBRING_CAMPAIGN_MOUNTS"
@@ -22,16 +21,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100, help="number of runs")
     parser.add_argument("--seed", type=int, default=1, help="seed of the first run")
     parser.add_argument("--seeds", type=int, nargs="*", help="play these seeds instead")
+    parser.add_argument("--lanes", type=int, default=1, help="runs side by side")
     arguments = parser.parse_args()
     if WITHIN not in os.environ:
         within_own_mounts()
     seeds = arguments.seeds or range(arguments.seed, arguments.seed + arguments.runs)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    take_in_orphans()
-    with ForkServer() as fork_server:
-        results = Runs(fork_server, KEPT).play(seeds, tell)
-    text = report(results)
+    began = time.monotonic()
+    results = play(seeds, arguments.lanes, KEPT, tell)
+    text = report(results, time.monotonic() - began)
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / "report.md").write_text(text + "\n")
     print(f"\n{text}")

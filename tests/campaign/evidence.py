@@ -76,6 +76,8 @@ class Act:
         states: The final parameters of each worker that finished, by name.
         checkpoint: The parameters in the newest checkpoint; None without one.
         checkpoint_step: The step of that checkpoint; -1 without one.
+        checkpoint_rounds: The version of the slots in it. With backup workers it can be later than the
+            step, which is that of the slowest key.
         summary: The server's result.
     """
 
@@ -84,6 +86,7 @@ class Act:
     states: Mapping[str, State] = field(default_factory=dict)
     checkpoint: State | None = None
     checkpoint_step: int = -1
+    checkpoint_rounds: int = -1
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property

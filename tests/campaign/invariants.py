@@ -80,19 +80,20 @@ def i1_nothing_acknowledged_is_lost(evidence: Evidence) -> list[str]:
 def i2_nothing_is_applied_twice(evidence: Evidence) -> list[str]:
     scenario = evidence.scenario
     backup, rounds_of_one_step = scenario.mode == "backup", scenario.synchronous
-    found = []
+    found, ahead = [], 0
     for act in evidence.acts:
         for name, state in (_saved(act) | dict(act.states)).items():
             values = state["ledger"]
             wrong = ledger.foreign(values, STEPS)
             if backup:
-                rounds = act.checkpoint_step if name == "checkpoint" else -1
+                rounds = act.checkpoint_rounds + ahead if name == "checkpoint" else -1
                 wrong += ledger.counted_wrongly(values, STEPS, rounds)
             else:
                 wrong += ledger.applied_wrongly(values, STEPS, mean=rounds_of_one_step)
             if rounds_of_one_step and name in act.states:
                 wrong += ledger.unfilled(values, STEPS)
             found += _few(name, wrong)
+        ahead += act.checkpoint_rounds - act.checkpoint_step  # a job that resumes counts from the step
     return found
 
 

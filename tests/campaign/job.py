@@ -50,6 +50,8 @@ class Job:
         self._cluster = cluster
         self._watch = watch
         self._relays: list[Relay] = []
+        self._ports: dict[int, int] = {}
+        """The port of the relay in front of each port of the shards."""
         flags = ["--workers", str(scenario.workers), "--once", "--lease", str(LEASE)]
         if scenario.place != "ports":
             flags.append("--no-page")
@@ -69,6 +71,8 @@ class Job:
         else:
             flags += ["--transport", self.scenario.wire]
         script = [str(self.folder), name, str(self.scenario.workers), str(STEPS), str(self.scenario.pace)]
+        ports = self._ports if address else {}
+        script.append(",".join(f"{port}={relay}" for port, relay in ports.items()))
         self.workers[name] = self._cluster.worker(
             address or self.address, *flags, SCRIPT, *script, *holds, name=name
         )
@@ -78,12 +82,13 @@ class Job:
     def relays(self) -> dict[str, list[Relay]]:
         """Starts relays in front of the server and the shards for one worker; returns them by place.
 
-        The first relay of `control` is the address for the worker.
+        The first relay of `control` is the address for the worker. Its script takes the relays of the shards
+        in place of the ports that it learns from the server, since no relay can change an encrypted answer.
         """
         shards = [self.shard(number) for number in range(self.scenario.shards)]
         data = {port: Relay(port) for pid in shards for port in listening(pid)}
-        replaced = {port: relay.port for port, relay in data.items()}
-        control = Relay(port_of(self.address), replaced)
+        control = Relay(port_of(self.address))
+        self._ports = {port: relay.port for port, relay in data.items()}
         self._relays += [*data.values(), control]
         return {"data": [*data.values()], "control": [control]}
 
@@ -129,6 +134,10 @@ class Job:
 
     def ended(self, name: str) -> bool:
         return self.workers[name].process.poll() is not None
+
+    def joined(self, name: str) -> bool:
+        """Whether the server has admitted a worker."""
+        return f"pid {self.workers[name].process.pid}) joined" in self.server.said()
 
     def progress(self, name: str) -> int:
         """Returns the number of steps of a worker."""

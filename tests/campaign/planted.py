@@ -33,6 +33,7 @@ def act(mode: str = "bsp") -> Act:
         {name: state(mode) for name in names},
         state(mode),
         STEPS,
+        2 * STEPS if mode == "backup" else STEPS,
         {"finished": [0, 1]},
     )
 

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tests.campaign.evidence import Act, Ended, Evidence, State
 from tests.campaign.faults import Fault
-from tests.campaign.job import SHARD, Job
+from tests.campaign.job import LIMIT, SHARD, Job
 from tests.campaign.resources import Held, held
 from tests.campaign.scenario import LAST_HOLD, Scenario
 from tests.campaign.states import checkpoint, finals, trails
@@ -115,7 +116,7 @@ def _wait_for_moment(job: Job) -> None:
 
 
 def _replace(job: Job, holds: list[str]) -> None:
-    """Starts another worker for the lost one, once it is lost."""
+    """Starts another worker for the lost one, once it is lost; returns once it has joined."""
     scenario = job.scenario
     if not (scenario.loses_a_worker and scenario.replaced):
         return
@@ -127,6 +128,8 @@ def _replace(job: Job, holds: list[str]) -> None:
         10.0 if scenario.fault != "terminate" else 1.0,
     )
     job.start(scenario.victim, *holds, late=True)
+    late = f"{victim}-again"
+    job.within(lambda: job.joined(late) or job.ended(late), LIMIT)
 
 
 def _measured(job: Job) -> dict[str, Held]:
@@ -153,9 +156,9 @@ def _act(job: Job, left: list[str]) -> Act:
         code = None if program.name in left else program.process.returncode
         victim, late = program.name in victims, program.name in job.late
         programs.append(Ended(program.name, code, victim, error, program.said(), late))
-    state, step = (None, -1) if scenario.ring else checkpoint(job.saved)
+    saved = (None, -1, -1) if scenario.ring else checkpoint(job.saved)
     summary = job.server.result() if job.server.out.read_text() else {}
-    return Act(tuple(programs), trails(job.folder, names), finals(job.folder, names), state, step, summary)
+    return Act(tuple(programs), trails(job.folder, names), finals(job.folder, names), *saved, summary)
 
 
 def _with_leftovers(act: Act, others: set[int]) -> Act:
@@ -163,9 +166,7 @@ def _with_leftovers(act: Act, others: set[int]) -> Act:
     deadline = time.monotonic() + LEAVE_SECONDS
     left = [pid for pid in descendants() - others if not ends_by(pid, deadline)]
     extra = tuple(Ended(f"process {pid} ({command(pid)[:60]})", None) for pid in left)
-    return Act(
-        (*act.programs, *extra), act.trails, act.states, act.checkpoint, act.checkpoint_step, act.summary
-    )
+    return replace(act, programs=(*act.programs, *extra))
 
 
 def _end(cluster: Cluster, others: set[int]) -> None:

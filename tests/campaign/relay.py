@@ -1,15 +1,10 @@
-"""A TCP proxy on this machine, whose stream a fault can change.
-
-A worker learns the addresses of the shards from the server. A relay in front of the server replaces them, in
-that answer, by those of relays in front of the shards. All ports have five digits, so no length changes.
-"""
+"""A TCP proxy on this machine, whose stream a fault can change."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 
 from tests.campaign.tampering import Tampering
@@ -23,14 +18,10 @@ class Relay:
 
     Args:
         target: The port.
-        replaced: Ports that are replaced in what the worker receives.
     """
 
-    def __init__(self, target: int, replaced: Mapping[int, int] | None = None) -> None:
+    def __init__(self, target: int) -> None:
         self._target = target
-        self._replaced = {
-            f"{HOST}:{old}".encode(): f"{HOST}:{new}".encode() for old, new in (replaced or {}).items()
-        }
         self._tampering: Tampering | None = None
         self._delay = 0.0
         self._open: set[socket.socket] = set()
@@ -96,9 +87,6 @@ class Relay:
     ) -> None:
         with suppress(OSError):  # one of the ends has closed
             while chunk := source.recv(CHUNK):
-                if toward == "worker":
-                    for old, new in self._replaced.items():
-                        chunk = chunk.replace(old, new)
                 self.forwarded += len(chunk)
                 if not self._send(chunk, sink, toward):
                     break

@@ -45,7 +45,8 @@ class Runs:
         with tempfile.TemporaryDirectory(prefix="campaign-") as name:
             folder = Path(name)
             try:
-                evidence = play(scenario, folder, self._fork_server, self._reference(scenario))
+                reference = self._reference(scenario, folder / "undisturbed")
+                evidence = play(scenario, folder, self._fork_server, reference)
                 found = violations(evidence)
             except (TimeoutError, AssertionError) as error:  # the job did not come to the fault
                 found = {"valid": [str(error).splitlines()[0]]}
@@ -57,18 +58,19 @@ class Runs:
                 shutil.copytree(folder, target, ignore=shutil.ignore_patterns("saved", "*.safetensors"))
         return Result(scenario, found, watch.seconds)
 
-    def _reference(self, scenario: Scenario) -> State | None:
-        """Returns the parameters of the undisturbed run, which is played once for each kind.
+    def _reference(self, scenario: Scenario, folder: Path) -> State | None:
+        """Returns the parameters of the undisturbed run, which is played in `folder` once for each kind.
 
         Raises:
             AssertionError: That run violates an invariant, or its workers differ.
+            TimeoutError: That run does not train.
         """
         if not scenario.synchronous:
             return None
         kind = scenario.mode, scenario.workers
         if kind not in self._references:
-            with tempfile.TemporaryDirectory(prefix="campaign-") as name:
-                evidence = play(undisturbed(scenario), Path(name), self._fork_server)
+            folder.mkdir()
+            evidence = play(undisturbed(scenario), folder, self._fork_server)
             found = violations(evidence)
             assert not found, f"the undisturbed run violates {found}"
             self._references[kind] = next(iter(evidence.last.states.values()))

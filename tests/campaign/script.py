@@ -1,7 +1,8 @@
 """The training script of a campaign: a ledger and a small network.
 
-    script.py FOLDER NAME WORKERS STEPS PACE [HOLDERS AT]...
+    script.py FOLDER NAME WORKERS STEPS PACE RELAYS [HOLDERS AT]...
 
+RELAYS are PORT=RELAY with commas between them: the shards' ports, and those to connect to in their place.
 HOLDERS are ranks with commas between them. Before step AT they write `held-AT-NAME` to FOLDER, and wait until
 `go-AT` is there. Each step adds a line to `NAME.trail`; at the end the parameters go to `NAME.safetensors`.
 """
@@ -21,6 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import hubring
+from hubring.ps.transport import registry
+from hubring.ps.transport.base import Connection, Transport
+from hubring.ps.transport.registry import ShardAddress
 from tests.campaign.ledger import ROWS
 from tests.support.scripts.spare import spare_compiler
 
@@ -54,7 +58,8 @@ def optimizer_of(model: Model) -> torch.optim.Optimizer:
 
 def main() -> None:
     spare_compiler()
-    folder, name, workers, steps, pace, *holds = sys.argv[1:]
+    folder, name, workers, steps, pace, relays, *holds = sys.argv[1:]
+    connect_through(dict(each.split("=") for each in relays.split(",") if each))
     hubring.init()
     rank = hubring.rank()
     model = Model(int(workers))
@@ -74,6 +79,20 @@ def main() -> None:
             before = look(model.ledger.detach(), before, step, time.monotonic() - began, trail)
             hubring.report(loss=loss.item())
     save_file(model.state_dict(), Path(folder, f"{name}.safetensors"))
+
+
+def connect_through(relays: dict[str, str]) -> None:
+    """Connects to other ports in place of those of the shards."""
+    dial = registry._dial_by
+
+    def dial_relay(kind: Transport, shard: ShardAddress, timeout: float) -> Connection:
+        addresses = {}
+        for name, address in shard.addresses.items():
+            host, colon, port = address.rpartition(":")
+            addresses[name] = f"{host}{colon}{relays.get(port, port)}"
+        return dial(kind, shard._replace(addresses=addresses), timeout)
+
+    registry._dial_by = dial_relay
 
 
 def pairs(words: list[str]) -> Iterator[tuple[str, str]]:

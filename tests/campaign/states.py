@@ -35,27 +35,30 @@ def trails(folder: Path, names: list[str]) -> dict[str, Trail]:
     return found
 
 
-def checkpoint(saved: Path) -> tuple[State | None, int]:
-    """Returns the parameters in a hub's newest checkpoint and its step; None and -1 without one."""
+def checkpoint(saved: Path) -> tuple[State | None, int, int]:
+    """Returns the parameters in a hub's newest checkpoint, its step and its rounds; None and -1 without."""
     try:
         newest = checkpoint_folder.newest(saved)
     except CheckpointCorrupt:
         newest = None
     if newest is None:
-        return None, -1
+        return None, -1, -1
     folder, manifest = newest
     keys = shard_file.load(folder, [piece.key for piece in manifest.slices])
     state: dict[str, Tensor] = {}
+    rounds = -1
     for bucket in manifest.buckets:
         flat = torch.zeros(bucket.numel)
         for piece in manifest.slices:
             if piece.bucket == bucket.index:
                 flat[piece.offset : piece.offset + piece.numel] = keys[piece.key].values
+                if bucket.tensors[0].name == "ledger" and piece.offset == 0:
+                    rounds = keys[piece.key].version
         parts = flat.split([tensor.numel for tensor in bucket.tensors])
         state |= {
             tensor.name: part.view(tensor.shape) for tensor, part in zip(bucket.tensors, parts, strict=True)
         }
-    return state, manifest.step
+    return state, manifest.step, rounds
 
 
 def damage(saved: Path, kind: str, draw: random.Random) -> Path | None:

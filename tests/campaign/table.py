@@ -76,9 +76,14 @@ def details(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def report(results: Sequence[Result]) -> str:
+def report(results: Sequence[Result], seconds: float) -> str:
+    """Returns the whole report.
+
+    Args:
+        results: The runs.
+        seconds: How long the campaign took.
+    """
     bad = sum(bool(result.violations) for result in results)
-    seconds = sum(result.seconds for result in results)
     longest = max((result.seconds for result in results), default=0.0)
     head = f"{len(results)} runs in {seconds:.0f} s, the longest {longest:.1f} s; {bad} with a violation."
     parts = [head, counts(results)]

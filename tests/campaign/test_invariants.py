@@ -11,6 +11,7 @@ import torch
 from tests.campaign.evidence import Act, Evidence, State
 from tests.campaign.invariants import violations
 from tests.campaign.planted import HELD, evidence, state, with_act, with_look, with_program
+from tests.campaign.scenario import STEPS
 
 GOOD = "rank 1 was killed; restart the worker with --rank 1"
 
@@ -25,7 +26,7 @@ def network(value: float) -> Mapping[str, State]:
     return {"rank-0-1": {**state(), "network.0.weight": torch.full((4,), value)}}
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp", "backup"])
 def test_a_good_run_violates_nothing(mode: str) -> None:
     assert violations(evidence(mode)) == {}
 
@@ -57,6 +58,8 @@ PLANTED = {
     "a lost push": ("I1", lost_push()),
     "a push that counts twice": ("I2", doubled_push()),
     "a share that is too large": ("I2", with_act(evidence(), checkpoint=changed(3, 1, 1.0))),
+    "a round that counts twice": ("I2", with_act(evidence("backup"), checkpoint_rounds=2 * STEPS - 1)),
+    "a round that is lost": ("I2", with_act(evidence("backup"), checkpoint_rounds=2 * STEPS + 1)),
     "a bit that flipped on the wire": ("I2", with_act(evidence(), checkpoint=changed(99, 1, 1e-40))),
     "other bytes in a worker": ("I3", with_act(evidence(), states=network(1.0000001))),
     "other bytes in the checkpoint": ("I3", with_act(evidence(), checkpoint=network(2.0)["rank-0-1"])),
@@ -82,6 +85,15 @@ PLANTED = {
 def test_a_planted_violation_is_found(name: str) -> None:
     invariant, given = PLANTED[name]
     assert invariant in violations(given)
+
+
+def test_rounds_that_the_first_job_was_ahead_count_in_the_job_that_resumes() -> None:
+    given = evidence("backup", "terminate", "coordinator")
+    first = replace(given.last, checkpoint_rounds=given.last.checkpoint_step + 1)
+    first = replace(first, checkpoint=None, states={})
+    ahead = with_act(replace(given, acts=(first, given.last)), checkpoint_rounds=2 * STEPS - 1)
+    assert "I2" not in violations(ahead)
+    assert "I2" in violations(with_act(ahead, checkpoint_rounds=2 * STEPS))
 
 
 def test_an_error_with_peer_cause_and_fix_is_no_violation() -> None:

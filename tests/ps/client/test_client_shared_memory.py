@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hubring.ps.client.client import KVClient
-from hubring.ps.client.connections import MAX_LOSSES
+from hubring.ps.client.losses import MAX_LOSSES
 from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.core.work import Work

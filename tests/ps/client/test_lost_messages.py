@@ -10,6 +10,10 @@ import torch
 
 from hubring.protos import data_pb2 as pb
 from hubring.ps.client import shard_silence
+from hubring.ps.client.inflight import Inflight
+from hubring.ps.client.requests import Requests
+from hubring.ps.core.errors import ServerUnreachable
+from hubring.ps.core.work import Work
 from hubring.ps.store.consistency import ASP, BSP
 from hubring.ps.transport.base import Connection, Message
 from tests.support.transports.one_shard import NUMEL, SOON, OneShard, begin, push
@@ -70,6 +74,7 @@ class First:
 @pytest.fixture(autouse=True)
 def soon_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_silence, "SECONDS", 0.02)
+    monkeypatch.setattr(shard_silence, "ANSWER_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -86,7 +91,8 @@ def test_what_is_lost_is_sent_again_and_counts_once(
     shards: list[OneShard], body: str, attended: bool
 ) -> None:
     shards.append(OneShard(ASP(), 1))
-    lose, losing_pushes = First(body, 2), First("push", body in ("probe", "missing"))
+    about_loss = body in ("probe", "missing")  # one that is lost looks like a stuck connection
+    lose, losing_pushes = First(body, 2 - about_loss), First("push", about_loss)
     client = shards[0].client(
         0, lambda line: Lossy(line, lambda header: lose(header) or losing_pushes(header))
     )
@@ -119,3 +125,83 @@ def test_a_push_that_waits_for_another_worker_is_not_sent_again(shards: list[One
     assert values.tolist() == other.tolist() == [1.0] * NUMEL
     for client in (first, second):
         client.close()
+
+
+def test_a_connection_on_which_nothing_comes_is_replaced(shards: list[OneShard]) -> None:
+    shards.append(OneShard(ASP(), 1))
+    seen: list[Lossy] = []
+
+    def first_is_stuck(connection: Connection) -> Lossy:
+        mute = not seen
+        seen.append(Lossy(connection, lambda header: mute and seen[0].bodies.count("push") > 1))
+        return seen[-1]
+
+    client = shards[0].client(0, first_is_stuck)
+    values = begin(client)
+    for _ in range(3):
+        push(client, torch.ones(NUMEL), values).wait(SOON)
+    client.close()
+    assert len(seen) == 2
+    assert values.tolist() == [3.0] * NUMEL
+    assert shards[0].loop.store.stats().pushes == 3
+
+
+def test_a_shard_that_accepts_no_other_connection_keeps_the_stuck_one(shards: list[OneShard]) -> None:
+    shards.append(OneShard(ASP(), 1))
+    refused = threading.Event()
+    seen: list[Lossy] = []
+
+    def only_one(connection: Connection) -> Lossy:
+        if seen:
+            connection.close()
+            refused.set()
+            raise ServerUnreachable("the shard is stopped")
+        seen.append(
+            Lossy(connection, lambda header: seen[0].bodies.count("push") == 2 and not refused.is_set())
+        )
+        return seen[0]
+
+    client = shards[0].client(0, only_one)
+    values = begin(client)
+    for _ in range(2):
+        push(client, torch.ones(NUMEL), values).wait(SOON)
+    client.close()
+    assert refused.is_set()
+    assert values.tolist() == [2.0] * NUMEL
+
+
+def late_requests(*sent: float, nbytes: int = 0) -> Requests:
+    """Returns requests 0, 1, ... of one shard that were sent at these times and send so many bytes."""
+    requests = Requests(1, bounded=False)
+    for number, time in enumerate(sent):
+        message = Message(b"", memoryview(bytes(nbytes)))
+        requests.put(Inflight(number, 0, message, None, lambda reply: None, Work("a push"), time))
+        assert requests.next(0) is not None
+    return requests
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the time of a request's client."""
+    time = [0.0]
+    monkeypatch.setattr("hubring.ps.client.requests.monotonic", lambda: time[0])
+    return lambda seconds: time.__setitem__(0, seconds)
+
+
+def test_a_request_that_is_late_just_after_the_silence_is_asked_for_then(
+    now: Callable[[float], None],
+) -> None:
+    requests = late_requests(0.0, nbytes=shard_silence.SLOWEST_BYTES_PER_SECOND)
+    now(shard_silence.SECONDS)
+    assert requests.late(0) == ([], False)
+    now(shard_silence.SECONDS + 1.0)
+    assert requests.late(0) == ([0], False)
+
+
+def test_requests_that_are_late_soon_are_asked_for_with_the_first(now: Callable[[float], None]) -> None:
+    answer = shard_silence.ANSWER_SECONDS
+    requests = late_requests(0.0, answer / 2, 2 * answer)
+    now(shard_silence.SECONDS)
+    assert requests.late(0) == ([0, 1], False)
+    now(shard_silence.SECONDS + answer)
+    assert requests.late(0) == ([0, 1, 2], True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.client.session import Session
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.waiting import Waiting
+from hubring.ps.job.job import Reason
 
 
 class Interrupted(list[Callable[[HubringError], None]]):
@@ -66,3 +68,35 @@ def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
     session._keep_alive()
     assert str(session.failure) == "shard 0 is lost"
     assert "a reply of the server at host:1 was damaged; asking again" in caplog.text
+
+
+class Acknowledging:
+    """A stub that answers each request to leave."""
+
+    def Leave(self, request: pb.LeaveRequest, timeout: float) -> pb.LeaveReply:  # noqa: N802
+        return pb.LeaveReply()
+
+
+class Unused:
+    """A channel and an open call that are only closed."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def test_a_worker_leaves_while_a_heartbeat_waits_for_a_lost_reply() -> None:
+    session = Session.__new__(Session)
+    session.address, session._lease, session.failure, session.step = "host:1", 2.0, None, 40
+    session._left, session._identity = threading.Event(), (0, b"")
+    session._stub = Acknowledging()  # type: ignore[assignment]
+    session._admission = SimpleNamespace(shard=None)  # type: ignore[assignment]
+    session._presence = session._channel = Unused()  # type: ignore[assignment]
+    answered = threading.Event()
+    session._thread = threading.Thread(target=answered.wait)
+    session._thread.start()
+    session.leave(Reason.FINISHED)
+    session.await_end()
+    assert session._thread.is_alive()
+    answered.set()
+    session.close()
+    assert not session._thread.is_alive()

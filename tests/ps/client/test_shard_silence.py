@@ -1,12 +1,16 @@
 from __future__ import annotations
 
-from hubring.ps.client.shard_silence import SECONDS, SLOWEST_BYTES_PER_SECOND, ShardSilence, late
+from hubring.ps.client.shard_silence import (
+    ANSWER_SECONDS,
+    SECONDS,
+    SLOWEST_BYTES_PER_SECOND,
+    ShardSilence,
+    seconds_of,
+)
 
 
 def test_a_shard_that_is_asked_nothing_is_not_silent() -> None:
-    silence = ShardSilence()
-    assert silence.left(1e6) is None
-    assert not silence.over(1e6)
+    assert ShardSilence().left(1e6) is None
 
 
 def test_silence_counts_from_the_last_answer() -> None:
@@ -29,16 +33,30 @@ def test_a_shard_that_was_idle_is_silent_only_after_the_next_request() -> None:
     assert silence.left(100.0) == SECONDS
 
 
-def test_a_silent_shard_is_asked_again_and_again() -> None:
+def test_a_shard_that_is_asked_has_less_time_and_that_of_the_bytes() -> None:
     silence = ShardSilence()
     silence.sent(0.0)
-    assert not silence.over(SECONDS - 0.1)
-    assert silence.over(SECONDS)
-    assert not silence.over(SECONDS + 0.1)
-    assert silence.over(2 * SECONDS)
+    silence.ask(SECONDS, 3 * SLOWEST_BYTES_PER_SECOND)
+    assert silence.asked
+    assert silence.left(SECONDS) == ANSWER_SECONDS + 3.0
+
+
+def test_whatever_comes_from_a_shard_ends_its_silence() -> None:
+    silence = ShardSilence()
+    silence.sent(0.0)
+    silence.ask(SECONDS, 0)
+    silence.heard(SECONDS + 0.5)
+    assert not silence.asked
+    assert silence.left(SECONDS + 0.5) == SECONDS
+
+
+def test_a_silent_shard_is_asked_when_a_request_is_late() -> None:
+    silence = ShardSilence()
+    silence.sent(0.0)
+    silence.await_late(SECONDS + 1.0)
+    assert silence.left(SECONDS) == 1.0
 
 
 def test_a_long_message_has_more_time() -> None:
-    assert late(0.0, 0, SECONDS)
-    assert not late(0.0, 3 * SLOWEST_BYTES_PER_SECOND, SECONDS + 2.9)
-    assert late(0.0, 3 * SLOWEST_BYTES_PER_SECOND, SECONDS + 3)
+    assert seconds_of(0) == 0.0
+    assert seconds_of(3 * SLOWEST_BYTES_PER_SECOND) == 3.0
