@@ -84,7 +84,7 @@ def test_a_whole_machine_has_no_failure(cluster: Cluster, tmp_path: Path) -> Non
     assert [name for name in names if not name.startswith("CUDA")] == [
         *("packages", "torch", "torch threads", "NCCL", "Gloo", "settings", "cores", "memory"),
         *("shared memory", "/dev/shm", "open files", "memlock", "checkpoint dir", "clock", "own name"),
-        *("interfaces", "control port", "page's port"),
+        *("interfaces", "certificate", "control port", "page's port"),
     ]
     assert (report.result["failures"], report.result["server"]) == (0, None)
     assert report["Gloo"]["found"] == "2 ranks on 127.0.0.1 connected and reduced correctly"
