@@ -177,6 +177,7 @@ class JoinReply(_message.Message):
     INSECURE_FIELD_NUMBER: _builtins.int
     SHARD_SECRET_FIELD_NUMBER: _builtins.int
     PLAIN_DATA_FIELD_NUMBER: _builtins.int
+    SILENT_SECONDS_FIELD_NUMBER: _builtins.int
     state: Global___JoinReply.State.ValueType
     text: _builtins.str
     """WAITING: who is missing, and the fix; REFUSED: the reason and the fix"""
@@ -203,6 +204,8 @@ class JoinReply(_message.Message):
     """BRING_SHARD: lets the shard register"""
     plain_data: _builtins.bool
     """BRING_SHARD: the shard sends gradients over ZeroMQ without encryption"""
+    silent_seconds: _builtins.float
+    """how long the server may refuse connections; a standby may be taking over"""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardAddress]: ...
     def __init__(
@@ -225,10 +228,11 @@ class JoinReply(_message.Message):
         insecure: _builtins.bool = ...,
         shard_secret: _builtins.str = ...,
         plain_data: _builtins.bool = ...,
+        silent_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "insecure", b"insecure", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "plain_data", b"plain_data", "rank", b"rank", "saves", b"saves", "server_host", b"server_host", "shard_secret", b"shard_secret", "shards", b"shards", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "insecure", b"insecure", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "plain_data", b"plain_data", "rank", b"rank", "saves", b"saves", "server_host", b"server_host", "shard_secret", b"shard_secret", "shards", b"shards", "silent_seconds", b"silent_seconds", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1048,6 +1052,7 @@ class RegisterShardReply(_message.Message):
     STALENESS_FIELD_NUMBER: _builtins.int
     BACKUP_FIELD_NUMBER: _builtins.int
     ALLOW_NONFINITE_FIELD_NUMBER: _builtins.int
+    SILENT_SECONDS_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     lease_seconds: _builtins.float
     refused: _builtins.str
@@ -1057,6 +1062,8 @@ class RegisterShardReply(_message.Message):
     backup: _builtins.int
     allow_nonfinite: _builtins.bool
     """whether to apply gradients that are NaN or infinite"""
+    silent_seconds: _builtins.float
+    """as in JoinReply"""
     def __init__(
         self,
         *,
@@ -1067,10 +1074,11 @@ class RegisterShardReply(_message.Message):
         staleness: _builtins.int = ...,
         backup: _builtins.int = ...,
         allow_nonfinite: _builtins.bool = ...,
+        silent_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_nonfinite", b"allow_nonfinite", "backup", b"backup", "lease_seconds", b"lease_seconds", "mode", b"mode", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_nonfinite", b"allow_nonfinite", "backup", b"backup", "lease_seconds", b"lease_seconds", "mode", b"mode", "refused", b"refused", "shard", b"shard", "silent_seconds", b"silent_seconds", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

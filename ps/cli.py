@@ -177,7 +177,6 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
     from hubring.ps.observe import logs
     from hubring.ps.process.end_with_parent import PARENT, follow
     from hubring.ps.process.supervised import is_supervised
-    from hubring.ps.server import Server, join
 
     config = load_server(flags, config_file)
     if config.restarts and not is_supervised(environment()):
@@ -188,6 +187,16 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
         from hubring.ps.shard import gpu
 
         gpu.find(config.device)  # raises here if there is no GPU, before any process starts
+    if config.standby and config.join is None:
+        from hubring.ps.recovery.guardian import guard
+
+        ended = guard(config)
+        if ended.error:
+            print(f"ps-server: {ended.error}", file=sys.stderr)
+        return ended.exit_code, ended.result
+    from hubring.ps.server import Server
+    from hubring.ps.shard.host_shards import join
+
     if config.join is not None:
         code = asyncio.run(join(config))
         return code, {"joined": config.join, "shards": config.shards, "exit_code": code}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -31,27 +31,32 @@ from hubring.ps.core.errors import (
     JobFailed,
     NonFinite,
     Preempted,
-    ServerUnreachable,
 )
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.core.types import MAX_WORLD_SIZE
+from hubring.ps.observe.banner import banner
 from hubring.ps.observe.health import CONTROL, HubHealth
 from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
-from hubring.ps.process.children import Children, first_ended
-from hubring.ps.security.access import CONNECT_SECONDS, NO_ACCESS, Access, find
+from hubring.ps.process.children import Children
+from hubring.ps.process.process import Adopted
+from hubring.ps.recovery.commit import CommitFirst
+from hubring.ps.recovery.records import PageRecord, ServerRecord, State
+from hubring.ps.recovery.state import capture as capture_hub
+from hubring.ps.recovery.state import restore, steps
+from hubring.ps.recovery.succession import Succession
+from hubring.ps.security.access import NO_ACCESS, Access
 from hubring.ps.security.certificate import first
 from hubring.ps.security.guard import AsyncGuard
 from hubring.ps.security.keyring import Keyring
-from hubring.ps.security.own_certificate import Own, load
+from hubring.ps.security.own_certificate import load
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token_file import forget
-from hubring.ps.shard.spawn import Settings, start
+from hubring.ps.shard.host_shards import start_shards
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.readable_calls import ReadableCalls
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
-from hubring.ps.transport.port_probe import probe
 
 log = logging.getLogger(__name__)
 
@@ -79,15 +84,18 @@ class Server:
 
     Args:
         config: The server's settings.
+        succession: Where the server goes on if this process is killed; None: nowhere.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._config = config
+    def __init__(self, config: ServerConfig, succession: Succession | None = None) -> None:
+        self._succession = succession
+        self._inherited = inherited = succession.inherited if succession is not None else None
+        self._config = config if inherited is None else replace(config, port=inherited.server.port)
         self._own = load(config.tls, serves=True)
-        self._keyring = None if config.insecure else Keyring(config.token_file, self._own.identity)
+        kept = inherited.server.keyring if inherited is not None else None
+        self._keyring = None if config.insecure else Keyring(config.token_file, self._own.identity, kept)
         self._health = HubHealth()
-        self._signals = 0
-        self._signal: signal.Signals | None = None
+        self._signals: list[signal.Signals] = []
         self._quit = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
 
@@ -105,26 +113,37 @@ class Server:
         if directory is None:
             return await self._serve(None)
         with lock(directory):
-            return await self._serve(checkpoints.newest(directory))
+            return await self._serve(checkpoints.newest(directory) if self._inherited is None else None)
 
     async def _serve(self, restored: tuple[Path, checkpoints.Manifest] | None) -> tuple[int, dict[str, Any]]:
         config = self._config
         consistency = by_name(config.mode, config.staleness, config.backup)
         coordinator = Coordinator(config, consistency, SystemTime(), restored)
         coordinator.fleet.identity = self._own.shown
+        if self._inherited is not None:
+            restore(coordinator, self._inherited, time.monotonic())
         server, port = await self._listen(coordinator)
-        coordinator.config = replace(config, port=port)  # --port 0 lets the system choose
+        coordinator.config = replace(coordinator.config, port=port)  # --port 0 lets the system choose
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
         count = 0 if config.colocate else config.shards
-        shards: Children[Child] = Children()
-        self._add_signal_handlers(coordinator)
+        shards: Children[Child | Adopted] = Children()
         site: Site | None = None
         opening: asyncio.Task[None] | None = None
         try:
-            site = None if config.no_page else Site(config)
-            _start_shards(shards, count, control, config, self._shards_access(), self._own)
-            self._banner(address, restored, site)
+            site = None if config.no_page else self._site()
+            if self._inherited is None:
+                lives_on = self._succession is not None
+                start_shards(
+                    shards, count, control, config, self._shards_access(), self._own, lives_on=lives_on
+                )
+            if self._succession is not None:
+                self._succeed(self._succession, coordinator, shards, site)
+            else:
+                self._add_signal_handlers(coordinator)
+            await server.start()
+            if self._inherited is None:
+                self._announce(address, restored, site)
             if site is not None:
                 opening = asyncio.create_task(_open(site, coordinator))  # a task, because leases already run
             await self._supervise(coordinator, shards)
@@ -142,13 +161,20 @@ class Server:
             await server.stop(GOODBYE_SECONDS if coordinator.failure else 0.5)
             if self._keyring is not None:
                 self._keyring.withdraw()
+            if self._succession is not None:
+                await asyncio.to_thread(self._succession.end)
         return self._exit_code(coordinator), result
 
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
+        """Returns a server whose port is open but which has not started, and the port."""
         keyring = self._keyring
         rejections = coordinator.counters.rejections
-        guards = [] if keyring is None else [AsyncGuard(keyring.guard, rejections)]
-        server = grpc.aio.server(interceptors=[*guards, ReadableCalls(rejections)], options=_GRPC)
+        interceptors: list[grpc.aio.ServerInterceptor] = [ReadableCalls(rejections)]
+        if keyring is not None:
+            interceptors.insert(0, AsyncGuard(keyring.guard, rejections))
+        if self._succession is not None:
+            interceptors.append(CommitFirst(self._succession.settle))
+        server = grpc.aio.server(interceptors=interceptors, options=_GRPC)
         add_ControlServicer_to_server(Control(coordinator, keyring), server)
         self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -176,7 +202,6 @@ class Server:
         await self._health.tell(coordinator.troubles())
         if keyring is not None and keyring.path is None:
             keyring.publish(port)
-        await server.start()
         return server, port
 
     def _shards_access(self) -> Access:
@@ -187,17 +212,63 @@ class Server:
         there = keyring.identity
         return Access(keyring.secret(Role.SHARD), first(there.certificate), there.name, self._own.shown)
 
+    def _site(self) -> Site:
+        page = self._inherited.server.page if self._inherited is not None else None
+        if page is None:
+            return Site(self._config)
+        return Site(replace(self._config, page_port=page.port), page.token)
+
     def _add_signal_handlers(self, coordinator: Coordinator) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._on_signal, number, coordinator)
 
+    def _succeed(
+        self,
+        succession: Succession,
+        coordinator: Coordinator,
+        shards: Children[Child | Adopted],
+        site: Site | None,
+    ) -> None:
+        """Goes on where another process was killed, and prepares for the death of this one."""
+        inherited = self._inherited
+        if inherited is not None:
+            for each in inherited.server.shards:
+                shards.add(Adopted("a shard process", each))
+        page = None if site is None else PageRecord(site.port, site.token)
+        keyring, port = self._keyring, coordinator.config.port
+
+        def capture() -> State:
+            kept = None if keyring is None else keyring.kept
+            own = [each.process for each in shards.started]
+            server = ServerRecord(port, list(self._signals), page, kept, own)
+            return State(server, capture_hub(coordinator), steps(coordinator))
+
+        succession.begin(port, coordinator.fleet, capture)
+        if inherited is not None:
+            for number in inherited.server.signals:
+                self._on_signal(signal.Signals(number), coordinator)
+            coordinator.takeover.begin(saving=inherited.hub.saving)
+        succession.listen(
+            lambda number: self._on_signal(signal.Signals(number), coordinator),
+            lambda: self._go_on_alone(coordinator),
+        )
+
+    def _go_on_alone(self, coordinator: Coordinator) -> None:
+        """Ends the server with its job, because the process that a person started was killed."""
+        log.warning(
+            "the process that started this server was killed; the server goes on until its job ends. To stop"
+            " it, run: kill %d",
+            os.getpid(),
+        )
+        coordinator.config = replace(coordinator.config, once=True)
+        self._add_signal_handlers(coordinator)
+
     def _on_signal(self, number: signal.Signals, coordinator: Coordinator) -> None:
-        if self._signals and number != signal.SIGINT and number != self._signal:
+        if self._signals and number not in (signal.SIGINT, self._signals[-1]):
             return  # SLURM sends its notice first and SIGTERM later; both request the same stop
-        self._signals += 1
-        self._signal = number
-        if self._signals > 1:
+        self._signals.append(number)
+        if len(self._signals) > 1:
             log.warning("%s again: quitting now", number.name)
             self._quit.set()
         else:
@@ -212,43 +283,19 @@ class Server:
         then = ", then the server writes a checkpoint" if saves else ""
         return f"workers finish their step{then}"
 
-    def _banner(
+    def _announce(
         self, address: str, restored: tuple[Path, checkpoints.Manifest] | None, site: Site | None
     ) -> None:
-        config = self._config
-        shards = "one per worker, on its host" if config.colocate else str(config.shards)
-        if config.await_shards:
-            shards += f", and {config.await_shards} on other hosts"
-        constant = {"ssp": f" --staleness {config.staleness}", "backup": f" --backup {config.backup}"}
-        mode = config.mode + constant.get(config.mode, "")
-        count = f"   # x {config.workers} workers" if config.workers > 1 else ""
-        lines = [
-            f"ps-server on {address}  mode {mode}  shards {shards}",
-            f"  workers   ps-worker --server {address}{count}",
-            f"  ring      ps-worker --server {address} --topology ring",
-            f"  status    ps-server status {address}",
-            f"  tokens    {self._tokens()}",
-            f"  saves     {self._saves()}",
-            *(site.banner() if site is not None else ()),
-        ]
+        config, resumes = self._config, ""
         if restored:
-            lines.append(f"  resumes   step {restored[1].step} of job {restored[1].job!r} from {restored[0]}")
-        print("\n".join(lines), file=sys.stderr, flush=True)
+            resumes = f"step {restored[1].step} of job {restored[1].job!r} from {restored[0]}"
+        tokens = self._keyring.path if self._keyring is not None else None
+        page = site.banner() if site is not None else []
+        print(banner(config, address, tokens, page, resumes), file=sys.stderr, flush=True)
         if config.address_file:
             _write_address(config.address_file, address)
 
-    def _tokens(self) -> str:
-        if self._keyring is None:
-            return "none, and no encryption (--insecure): every client can change the model"
-        return f"in {self._keyring.path}; workers on other hosts need a copy, in --token-file"
-
-    def _saves(self) -> str:
-        config = self._config
-        if config.checkpoint_dir is not None:
-            return f"every {config.checkpoint_every:g} s to {config.checkpoint_dir}"
-        return "nothing: without --checkpoint-dir, a hub that loses this server or a shard loses all steps"
-
-    async def _supervise(self, coordinator: Coordinator, shards: Children[Child]) -> None:
+    async def _supervise(self, coordinator: Coordinator, shards: Children[Child | Adopted]) -> None:
         """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""
         ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._quit.wait())]
         due = time.monotonic()
@@ -257,11 +304,16 @@ class Server:
                 late = time.monotonic() - due
                 if late > HELD_UP_SECONDS:
                     coordinator.excuse(late)
-                if (shard := first_ended(shards.started, 0.0)) is not None:
-                    coordinator.shard_lost(f"{shard} {shard.ended}")
+                for shard in shards.started:
+                    if shard.ended:
+                        coordinator.shard_lost(f"{shard} {shard.ended}")
                 if self._draining is not None and self._draining.done():
                     self._draining.result()
                 await coordinator.tick()
+                if self._succession is not None:
+                    if self._succession.abandoned and coordinator.job.membership is None:
+                        coordinator.done.set()
+                    self._succession.watch()
                 await self._health.tell(coordinator.troubles())
                 due = time.monotonic() + TICK_SECONDS
                 await asyncio.wait(ends, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -271,7 +323,7 @@ class Server:
             await asyncio.wait(ends)
 
     @staticmethod
-    def _remote_shards(coordinator: Coordinator, shards: Children[Child]) -> list[Shard]:
+    def _remote_shards(coordinator: Coordinator, shards: Children[Child | Adopted]) -> list[Shard]:
         """Returns the shards on other hosts. Only the coordinator can notify them that the server stops."""
         own = {(socket.gethostname(), shard.pid) for shard in shards.started}
         return [
@@ -292,6 +344,7 @@ class Server:
             "error": str(self._failure(coordinator) or ""),
             "shards": coordinator.last_stats,
             "checkpoint": str(coordinator.checkpoints.last or ""),
+            "failovers": coordinator.takeover.failovers,
         }
 
     @staticmethod
@@ -307,43 +360,16 @@ class Server:
             return failed.exit_code
         if self._config.once and isinstance(failed, NonFinite | ConfigError):
             return failed.exit_code  # a restart does not help
-        if self._signal in (signal.SIGTERM, signal.SIGUSR1) and self._signals == 1:
+        if self._signals in ([signal.SIGTERM], [signal.SIGUSR1]):
             # 75 requests a restart; a finished job needs none.
             return 0 if self._config.once and coordinator.outcome and coordinator.outcome.ok else 75
-        if self._signal is not None:
-            return 128 + self._signal
+        if self._signals:
+            return 128 + self._signals[-1]
         if self._config.once and coordinator.outcome is not None and not coordinator.outcome.ok:
             if coordinator.outcome.was_preempted:
                 return Preempted.exit_code
             return HubringError.exit_code if coordinator.outcome.erred else JobFailed.exit_code
         return 0
-
-
-def _start_shards(
-    shards: Children[Child],
-    count: int,
-    control: str,
-    config: ServerConfig,
-    access: Access,
-    own: Own,
-    patience: float = CONNECT_SECONDS,
-) -> None:
-    """Starts this host's shards; each registers itself with the coordinator."""
-    settings = Settings(
-        control,
-        config.host,
-        config.log_format,
-        device=config.device,
-        trace=str(config.trace or ""),
-        access=access,
-        identity=own.identity,
-        authority=own.authority,
-        patience=patience,
-        insecure=config.insecure,
-        plain_data=config.plain_data,
-    )
-    for _ in range(count):
-        shards.add(start("a shard process", settings))
 
 
 async def _open(site: Site, coordinator: Coordinator) -> None:
@@ -352,43 +378,6 @@ async def _open(site: Site, coordinator: Coordinator) -> None:
     except Exception:
         log.exception("the status page and /metrics failed to start; the job continues without them")
         await site.close()  # refuses connections instead of letting clients wait
-
-
-async def join(config: ServerConfig) -> int:
-    """Runs `ps-server start --join ADDR`: adds this host's shards to a coordinator on another host.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        JobFailed: A shard was killed by a signal.
-        ServerUnreachable: No server answers.
-    """
-    shards: Children[Child] = Children()
-    quit_ = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        loop.add_signal_handler(number, quit_.set)
-    there = config.join or ""
-    began = time.monotonic()
-    own = load(config.tls, serves=True)
-    try:
-        access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
-    except ServerUnreachable as error:
-        raise ServerUnreachable(
-            f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)} (no TLS handshake);"
-            " check the address, or start the server first"
-        ) from error
-    left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
-    _start_shards(shards, config.shards, there, config, access, own, left)
-    print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
-    while (ended := first_ended(shards.started, 0.0)) is None and not quit_.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(quit_.wait(), TICK_SECONDS)
-    await asyncio.to_thread(shards.end)
-    if ended is not None and (ended.code or 0) < 0:
-        raise JobFailed(f"{ended} {ended.ended}")
-    return 0 if ended is None else ended.exit_code()
 
 
 def _write_address(path: Path, address: str) -> None:

@@ -39,11 +39,14 @@ ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/p
 ps/client: protos ps/config ps/core ps/job ps/process ps/security ps/shard ps/transport
 ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/security ps/store ps/transport
 ps/page: ps/config ps/coordinator ps/core ps/job ps/observe ps/transport
+ps/recovery: protos ps/checkpoint ps/config ps/coordinator ps/core ps/job ps/process ps/security
 ps/server.py: protos ps/checkpoint ps/config ps/coordinator ps/core ps/observe ps/page ps/process
-    ps/security ps/shard ps/store ps/transport
+    ps/recovery ps/security ps/shard ps/store ps/transport
+ps/server_process.py: ps/config ps/core ps/observe ps/page ps/process ps/recovery ps/server.py
 ps/submit: ps/config ps/core ps/process ps/security
 ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/security ps/transport
-ps/cli.py: protos ps/checkpoint ps/config ps/core ps/doctor ps/observe ps/process ps/security ps/server.py
+ps/cli.py: protos ps/checkpoint ps/config ps/core ps/doctor ps/observe ps/process ps/recovery ps/security
+    ps/server.py
     ps/shard ps/submit ps/transport
 workers/launchers: ps/core
 workers/buckets: ps/core ps/job ps/store ps/transport

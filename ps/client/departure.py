@@ -15,8 +15,8 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.client.join import BY_EXIT_CODE, describe
-from hubring.ps.client.silence import patience
+from hubring.ps.client.join import BY_EXIT_CODE
+from hubring.ps.client.silence import describe, patience
 from hubring.ps.core.errors import HubringError, JobFailed, ServerUnreachable
 from hubring.ps.core.waiting import LOG_EVERY
 from hubring.ps.process.child import Child
@@ -38,6 +38,7 @@ class Departure:
         stub: The gRPC stub of the server.
         request: The request to leave.
         lease_seconds: The worker's lease.
+        silent_seconds: How long the server may refuse connections.
         shard: The shard that this worker started, if any.
     """
 
@@ -47,12 +48,13 @@ class Departure:
         stub: ControlStub,
         request: pb.LeaveRequest,
         lease_seconds: float,
+        silent_seconds: float,
         shard: Child | None,
     ) -> None:
         self._address = address
         self._stub = stub
         self._request = request
-        self._lease = lease_seconds
+        self._lease, self._silent = lease_seconds, silent_seconds
         self._shard = shard
         self._finished = request.reason == pb.LeaveRequest.FINISHED
         self._over = False
@@ -110,7 +112,7 @@ class Departure:
                 reply = self._stub.Leave(self._request, timeout=self._request.wait_seconds + ANSWER_SECONDS)
             except grpc.RpcError as error:
                 silent = time.monotonic() - began
-                if not insists or silent > patience(error, self._lease):
+                if not insists or silent > patience(error, self._lease, self._silent):
                     raise ServerUnreachable(
                         f"this worker left its job, but the server at {self._address} has not answered for"
                         f" {silent:.1f} s ({describe(error)}): the job may have failed, and its last"

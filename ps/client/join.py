@@ -13,6 +13,7 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.client.silence import SILENT_SECONDS, describe
 from hubring.ps.config.address import address as split
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.errors import (
@@ -92,6 +93,7 @@ class Admission:
         self._log_format = log_format
         self._trace = trace
         self._began = began
+        self._silent = SILENT_SECONDS
         self.shard: Child | None = None
 
     def join(self, request: pb.JoinRequest, start_timeout: float) -> pb.JoinReply:
@@ -106,6 +108,7 @@ class Admission:
         began = time.monotonic()
         reply = self._ask(request)
         while reply.state in (pb.JoinReply.WAITING, pb.JoinReply.BRING_SHARD):
+            self._silent = reply.silent_seconds
             waited = time.monotonic() - began
             if reply.state == pb.JoinReply.BRING_SHARD:
                 self._bring_shard(reply)
@@ -148,7 +151,7 @@ class Admission:
         """Sends a Join request.
 
         Retries for CONNECT_SECONDS. A server that has answered before (`again`) may be too busy to answer for
-        BUSY_SECONDS, but not out of reach.
+        BUSY_SECONDS, and out of reach as long as it said.
         """
         began, logged = time.monotonic(), False
         deadline = self._began + CONNECT_SECONDS
@@ -164,7 +167,8 @@ class Admission:
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                     raise no_entry(self._address, error.details() or "") from error
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if again and not (timed_out and time.monotonic() < began + BUSY_SECONDS):
+                patience = BUSY_SECONDS if timed_out else self._silent
+                if again and time.monotonic() > began + patience:
                     raise ServerUnreachable(
                         f"the server at {self._address} stopped while this worker waited for the job"
                         f" to start ({describe(error)}); restart the server, then the workers"
@@ -183,8 +187,3 @@ def _silent(address: str, detail: str) -> ServerUnreachable:
         f" address, or start a server there: ps-server start --port {address.rpartition(':')[2]}."
         f" To find the cause, run: ps-server doctor {address}"
     )
-
-
-def describe(error: grpc.RpcError) -> str:
-    """Formats a failed gRPC call as `CODE: details`."""
-    return f"{error.code().name}: {error.details()}"

@@ -22,7 +22,8 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.departure import Departure
-from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe, prove
+from hubring.ps.client.join import BY_EXIT_CODE, Admission, prove
+from hubring.ps.client.repeated_call import repeated
 from hubring.ps.client.silence import SILENT_SECONDS, Silence
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
@@ -32,7 +33,6 @@ from hubring.ps.core.errors import (
     Fenced,
     HubringError,
     JobFailed,
-    ServerUnreachable,
 )
 from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing, incarnation_from_wire
 from hubring.ps.core.waiting import Waiting, wait_message
@@ -42,7 +42,7 @@ from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Exporter, Telemetry
 from hubring.ps.security.door import Door
 from hubring.ps.security.own_certificate import NOTHING, Own
-from hubring.ps.transport.grpc.channel import open_channel
+from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.registry import ShardAddress
 
@@ -116,7 +116,7 @@ class Session:
         self._departure: Departure | None = None
         began = time.monotonic()
         access = prove(address, token_file, own)
-        self._channel = open_channel(address, access)
+        self._channel = open_channel(address, access, FAST_REDIAL)
         self._stub = ControlStub(self._channel)
         self._admission = Admission(address, self._stub, access, own, log_format, trace, began)
         self._presence = OpenCall(self._connect)
@@ -145,7 +145,7 @@ class Session:
             ShardAddress(shard.host_id, dict(shard.addresses), Door.from_proto(shard.door, own.identity))
             for shard in joined.shards
         ]
-        self._lease = joined.lease_seconds
+        self._lease, self._silent = joined.lease_seconds, joined.silent_seconds
         self._thread.start()
 
     # The lease.
@@ -201,7 +201,7 @@ class Session:
     def _keep_alive(self) -> None:
         self._presence.keep()
         interval = heartbeat_seconds(self._lease)
-        silence = Silence(self.address, self._lease)
+        silence = Silence(self.address, self._lease, self._silent)
         while not self._leaves(silence, interval):
             self._presence.keep()
             beat = self._beat()
@@ -364,7 +364,8 @@ class Session:
             text=text,
             step=self.step,
         )
-        self._departure = Departure(self.address, self._stub, request, self._lease, self._admission.shard)
+        times = self._lease, self._silent
+        self._departure = Departure(self.address, self._stub, request, *times, self._admission.shard)
         self._departure.leave(insists=self.failure is None)
 
     def await_end(self) -> None:
@@ -383,16 +384,4 @@ class Session:
         self._channel.close()
 
     def _call(self, call: Callable[[], _T]) -> _T:
-        """Calls the server.
-
-        Raises:
-            Fenced: This worker lost its place.
-            HubringError: This worker cannot continue, or the server is gone (ServerUnreachable).
-        """
-        try:
-            return call()
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.PERMISSION_DENIED:
-                raise Fenced(str(error.details())) from error
-            gone = f"the server at {self.address} stopped answering ({describe(error)})"
-            raise self.failure or ServerUnreachable(gone) from error
+        return repeated(call, self.address, self._silent, lambda: self.failure)

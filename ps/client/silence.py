@@ -1,25 +1,31 @@
 """What a server's silence means to a worker.
 
-Law: a server that ended refuses calls, and is given SILENT_SECONDS. A server that is stopped lets calls time
-out, and is given at least the lease, because it recovers. Pauses of this process do not count.
+Law: a server that ended refuses calls, and is given some seconds, in which a standby may take over. A server
+that is stopped lets calls time out, and is given at least the lease, because it recovers. Pauses of this
+process do not count.
 """
 
 from __future__ import annotations
 
 import grpc
 
-from hubring.ps.client.join import describe
 from hubring.ps.core.errors import RESTART_ALL, Fenced, HubringError, ServerUnreachable
 from hubring.ps.core.pauses import Pauses
 from hubring.ps.core.timing import SystemTime, TimeSource
 
 SILENT_SECONDS = 4.0
+"""For a server that has not sent its own number yet."""
 
 
-def patience(error: grpc.RpcError, lease_seconds: float) -> float:
+def describe(error: grpc.RpcError) -> str:
+    """Formats a failed gRPC call as `CODE: details`."""
+    return f"{error.code().name}: {error.details()}"
+
+
+def patience(error: grpc.RpcError, lease_seconds: float, silent_seconds: float) -> float:
     """Returns for how many seconds calls may fail like this."""
     timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    return max(lease_seconds, SILENT_SECONDS) if timed_out else SILENT_SECONDS
+    return max(lease_seconds, silent_seconds) if timed_out else silent_seconds
 
 
 class Silence:
@@ -28,23 +34,27 @@ class Silence:
     Args:
         address: The server's address, for messages.
         lease_seconds: The worker's lease.
+        silent_seconds: How long the server may refuse connections.
         clock: The source of the time.
 
     Attributes:
         pauses: Encloses the waits of the thread that calls the server.
     """
 
-    def __init__(self, address: str, lease_seconds: float, clock: TimeSource | None = None) -> None:
+    def __init__(
+        self, address: str, lease_seconds: float, silent_seconds: float, clock: TimeSource | None = None
+    ) -> None:
         self._clock = clock or SystemTime()
         self.pauses = Pauses(self._clock)
         self._address = address
         self._lease = lease_seconds
+        self._refusing = silent_seconds
         self._heard = self._clock.now()
 
     @property
     def timeout(self) -> float:
         """How long one call may take, in seconds."""
-        return max(self._lease, SILENT_SECONDS)
+        return max(self._lease, self._refusing)
 
     def end(self) -> None:
         """Notes a reply."""
@@ -54,7 +64,7 @@ class Silence:
     def meaning(self, error: grpc.RpcError) -> HubringError | None:
         """Returns why this worker cannot continue after a call that failed; None if it can call again."""
         silent, paused = self._clock.now() - self._heard - self.pauses.seconds, self.pauses.seconds
-        if silent <= patience(error, self._lease):
+        if silent <= patience(error, self._lease, self._refusing):
             return None
         if paused > self._lease:
             return Fenced(

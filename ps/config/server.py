@@ -74,6 +74,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     restarts: Annotated[
         Whole, cluster("restarts after a loss (exit codes 69 and 75, or a signal that kills)")
     ] = 0
+    standby: Annotated[
+        Whole,
+        cluster(
+            "standbys of each shard and of the coordinator, so that no crash of one process loses a step:"
+            " 0 or 1"
+        ),
+    ] = 0
     join: Annotated[str | None, cluster("add this host's shards to the hub at HOST:PORT")] = None
     on_loss: Annotated[
         Literal["drop", "wait"],
@@ -111,6 +118,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
                 f"--token-file {self.token_file} lets in clients with a token, but --insecure lets in all;"
                 " remove one of the two"
             )
+        if self.standby > 1:
+            raise ConfigError(f"--standby {self.standby} is too many; use --standby 1, or 0 for no standbys")
         if self.join is not None:
             self._check_join(self.join)
 
@@ -118,6 +127,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     def tls(self) -> TlsFiles:
         """The server's own certificate."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the coordinator may refuse connections before workers and shards give it up."""
+        return 20.0 if self.standby else 4.0
 
     def _check_mode(self) -> None:
         if self.staleness and self.mode != "ssp":

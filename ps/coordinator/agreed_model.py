@@ -106,16 +106,18 @@ class AgreedModel:
             )
 
     def draw_trial(self, offered: Buckets, shards: int, slice_bytes: int) -> tuple[ShardPlan, bool]:
-        """Returns a plan for a trial, and whether it differs from the last trial's plan.
+        """Returns a plan for a trial, and whether it differs from the plan that the shards have.
 
         Raises:
             ConfigError: The job already has its plan.
         """
         if not self.undecided:
             raise ConfigError("the job already has its slices; no worker can try other slices")
-        asked = (offered, slice_bytes)
-        is_new, self._trial = asked != self._trial, asked
-        return make_plan(offered, shards, slice_bytes), is_new
+        return make_plan(offered, shards, slice_bytes), (offered, slice_bytes) != self._trial
+
+    def note_trial(self, offered: Buckets, slice_bytes: int) -> None:
+        """Notes that the shards have this trial's plan."""
+        self._trial = (offered, slice_bytes)
 
     def extends(self, offered: Buckets) -> bool:
         """Returns whether these buckets join those of the job."""

@@ -63,6 +63,15 @@ class CheckpointSchedule:
         waited = now - self._tried_at >= self._every
         return self._writer is not None and waited and not self._saving.locked()
 
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saving.locked()
+
+    def hasten(self) -> None:
+        """Makes the next checkpoint due."""
+        self._tried_at = self._clock.now() - self._every
+
     def age(self, now: float) -> float | None:
         """Returns the seconds since the last checkpoint, or since the job began; None without checkpoints."""
         return None if self._writer is None else now - self._saved_at

@@ -63,6 +63,16 @@ class Connections:
         """Notes that a worker disconnected while it waited for the job to start."""
         self._job().abandon(token, self._clock.now())
 
+    def expect(self) -> None:
+        """Treats each process without a connection as one whose connection closed."""
+        for member in self._job().members:
+            worker = Sender(member.rank, member.incarnation)
+            if worker not in self._open:
+                self._disconnect(worker, "")
+        for shard in self._fleet.shards:
+            if shard.token not in self._open:
+                self._fleet.disconnect(shard.token, self._clock.now())
+
     def _check(self, sender: Sender, shard: str) -> None:
         if shard and self._fleet.find(shard) is None:
             raise Fenced("this shard is not registered with this server; restart the shard")

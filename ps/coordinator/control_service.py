@@ -72,10 +72,10 @@ class Control(ControlServicer):
             if not self._count_if_bounded(what, error):
                 log.warning("%s: %s", what, error)
             return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
+        config = self._coordinator.config
         if seat is None:
             text = self._coordinator.quorum.awaited(joiner)
-            return pb.JoinReply(state=pb.JoinReply.WAITING, text=text)
-        config = self._coordinator.config
+            return pb.JoinReply(state=pb.JoinReply.WAITING, text=text, silent_seconds=config.silent_seconds)
         if isinstance(seat, Summons):
             return pb.JoinReply(
                 state=pb.JoinReply.BRING_SHARD,
@@ -83,6 +83,7 @@ class Control(ControlServicer):
                 server_host=reachable(config.host),
                 insecure=config.insecure,
                 plain_data=config.plain_data,
+                silent_seconds=config.silent_seconds,
                 shard_secret=self._keyring.secret(Role.SHARD) if self._keyring else "",
             )
         return pb.JoinReply(
@@ -91,6 +92,7 @@ class Control(ControlServicer):
             incarnation=incarnation_to_wire(seat.member.incarnation),
             world_size=seat.world_size,
             lease_seconds=config.lease,
+            silent_seconds=config.silent_seconds,
             late=seat.late,
             neighbours=seat.neighbours,
             mode=config.mode,
@@ -228,6 +230,7 @@ class Control(ControlServicer):
             staleness=config.staleness,
             backup=config.backup,
             allow_nonfinite=config.nonfinite == "allow",
+            silent_seconds=config.silent_seconds,
         )
 
     async def ShardHeartbeat(

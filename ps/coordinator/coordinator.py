@@ -21,7 +21,6 @@ from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
 from hubring.ps.coordinator.connections import Connections
 from hubring.ps.coordinator.departures import Departures
-from hubring.ps.coordinator.job_counters import JobCounters
 from hubring.ps.coordinator.joining import Joining, Seat, Summons
 from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.coordinator.planner import Planner
@@ -29,13 +28,15 @@ from hubring.ps.coordinator.quorum import Quorum
 from hubring.ps.coordinator.rendezvous import Rendezvous
 from hubring.ps.coordinator.report import Reporter
 from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS, Fleet, Shard
-from hubring.ps.coordinator.shard_sources import OwnShards, ShardSources, WorkersShards
-from hubring.ps.coordinator.shutdown import Shutdown
+from hubring.ps.coordinator.shard_sources import shard_sources
+from hubring.ps.coordinator.shutdown import TURN_SECONDS, Shutdown
+from hubring.ps.coordinator.takeover import Takeover
 from hubring.ps.coordinator.view_publisher import ViewPublisher
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Sender, ShardPlan, Slicing, incarnation_from_wire
 from hubring.ps.job.job import Job, Reason
+from hubring.ps.job.job_counters import JobCounters
 from hubring.ps.job.joiner import Joiner
 from hubring.ps.job.outcome import Outcome
 from hubring.ps.job.telemetry import Telemetry
@@ -43,9 +44,6 @@ from hubring.ps.job.verdict import Verdict
 from hubring.ps.store.consistency import Consistency
 
 log = logging.getLogger(__name__)
-
-TURN_SECONDS = 1.0
-"""How often leases are checked while a job ends."""
 
 
 class Coordinator:
@@ -69,9 +67,7 @@ class Coordinator:
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.lease)
-        self._sources: ShardSources = (
-            WorkersShards() if config.colocate else OwnShards(config.shards + config.await_shards)
-        )
+        self._sources = shard_sources(config)
         self.checkpoints = CheckpointSchedule(
             self.fleet,
             config.checkpoint_dir,
@@ -96,6 +92,7 @@ class Coordinator:
         self._next_incarnation = restored[1].next_incarnation if restored else 1
         self.departures = Departures(lambda: self.job, self._notifier)
         self.connections = Connections(lambda: self.job, self.fleet, clock, self.done)
+        self.takeover = Takeover(self, clock)
         self._begin(restored)
 
     def _begin(self, restored: tuple[Path, Manifest] | None) -> None:
@@ -118,8 +115,9 @@ class Coordinator:
             self.job, self.fleet, self._sources, colocate=config.colocate, awaited=config.await_shards
         )
         self._joining = Joining(self.job, self.quorum, self.views, self._notifier, self._clock)
-        self._shutdown = Shutdown(self.job, self.fleet, self.checkpoints, colocate=config.colocate)
+        self.shutdown = Shutdown(self.job, self.fleet, self.checkpoints, colocate=config.colocate)
         self._end: asyncio.Task[None] | None = None
+        self._judged = False  # whether the job is over and has its verdict
         self.checkpoints.begin()
 
     # Requests of workers.
@@ -130,7 +128,7 @@ class Coordinator:
         Raises:
             HubringError: The worker cannot join.
         """
-        if self._end is not None and self._closing:
+        if self._ends and self._closing:
             raise ConfigError(status.too_late(self.job))
         if self.stopping:
             raise JobFailed("the server is stopping; restart the server, then restart the worker")
@@ -140,7 +138,7 @@ class Coordinator:
         return await self._joining.join(joiner, patience) if self._begins_for(joiner) else None
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float, sent: Telemetry) -> list[str]:
-        """Renews a worker's lease; returns the news for it. Raises as `Job.beat`."""
+        """As `Job.beat`."""
         return self._job_of(sender).beat(sender, step, loss, self._clock.now(), waiting, sent)
 
     async def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
@@ -160,8 +158,7 @@ class Coordinator:
 
     def shard_ended(self, sender: Sender, how: str) -> None:
         """Handles a worker's report that its shard exited, before the shard's lease expires."""
-        shard = self.fleet.of_worker(sender.incarnation)
-        if shard is not None:
+        if (shard := self.fleet.of_worker(sender.incarnation)) is not None:
             self.shard_lost(f"{shard} {how}")
 
     async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> int:
@@ -169,15 +166,13 @@ class Coordinator:
 
         A late joiner becomes active here, because the plan is all it needs. Raises as `Planner.agree`.
         """
-        job = self._job_of(sender)
+        membership = self._job_of(sender).membership
         late = await self._planner.agree(sender, offered, slicing)
         if not late or self.agreed_model.undecided:
             return self.agreed_model.step
-        membership = job.membership
         assert membership is not None
-        seen = max(progress.step for progress in job.progress.values())
-        step = min((job.progress[rank].step for rank in membership.view.ranks), default=seen)
-        membership.activate(sender)
+        await self._notifier.wait_for(lambda: not self.takeover.recent)
+        step = self._planner.activate(sender)
         await self.views.publish(membership)
         return step
 
@@ -186,14 +181,11 @@ class Coordinator:
         return await self._planner.try_out(sender, offered, slice_bytes)
 
     async def rendezvous(self, sender: Sender, key: str, value: str, seconds: float) -> str:
-        """Stores a value; without one, waits for another's. Empty after a timeout. Raises as `pin`."""
+        """Stores a value; without one, waits for another's. Empty after a timeout. Raises as `exchange`."""
         membership = self._job_of(sender).membership
         assert membership is not None
         membership.member(sender)
-        if value:
-            await self._rendezvous.pin(sender.rank, key, value)
-            return value
-        return await self._rendezvous.find(key, seconds)
+        return await self._rendezvous.exchange(sender.rank, key, value, seconds)
 
     # Requests of shards.
 
@@ -203,8 +195,7 @@ class Coordinator:
         Raises:
             ConfigError: This hub cannot use the shard.
         """
-        known = self.fleet.find(request.token)
-        if known is not None:
+        if (known := self.fleet.find(request.token)) is not None:
             return known
         index = self._sources.number(incarnation_from_wire(request.worker), self.job, self.fleet.shards)
         if self.quorum.complete and self.quorum.shards_wanted:
@@ -245,6 +236,7 @@ class Coordinator:
 
     async def _check(self) -> None:
         now = self._clock.now()
+        await self.takeover.check(now)
         self.job.expire(now)
         if not self.quorum.complete:
             leases_from = now - self.config.lease
@@ -262,14 +254,14 @@ class Coordinator:
 
     def shard_lost(self, what: str) -> None:
         """Fails the job, whose parameters are lost; also fails the server if the shard was its own."""
-        self._shutdown.lose_shard(what)
+        self.shutdown.lose_shard(what)
         if self.failure is not None and (self.job.membership is None or self.job.over):
             self.done.set()
 
     @property
     def failure(self) -> HubringError | None:
         """Why the server cannot continue."""
-        return self._shutdown.failure
+        return self.shutdown.failure
 
     async def drain(self) -> None:
         """Lets every worker finish its step and leave; then the server exits."""
@@ -277,10 +269,10 @@ class Coordinator:
         if self.job.membership is None or not self.job.started:
             self.done.set()
         else:
-            await self._shutdown.drain()
+            await self.shutdown.drain()
 
     async def save(self) -> tuple[Path, int]:
-        """Writes a checkpoint now; returns its folder and its step. Raises as `CheckpointSchedule.save`."""
+        """As `CheckpointSchedule.save`."""
         return await self.checkpoints.save()
 
     async def end(self, why: str) -> None:
@@ -292,13 +284,13 @@ class Coordinator:
         if self.job.membership is None or self.job.over:
             raise ConfigError("cannot end the job: no job is running")
         self.job.fail(JobFailed(why))
-        await self._shutdown.tell_failure()
+        await self.shutdown.tell_failure()
 
     async def stop_with(self, sender: Sender) -> None:
         """Stops all workers after the same step, because a worker must stop and must not leave alone."""
         if not self.job.draining:
             log.warning("rank %d received a stop request; all workers stop after the same step", sender.rank)
-            await self._shutdown.drain()
+            await self.shutdown.drain()
 
     async def status(self, patience: float = LOOK_SECONDS) -> dict[str, Any]:
         """Returns the server's status as one JSON object. Waits as `shards`."""
@@ -321,11 +313,14 @@ class Coordinator:
         """Whether a job runs whose parameters are on the hub."""
         return self.job.started and self.job.failure is None and self.agreed_model.on_the_hub
 
-    # Private.
-
     def _begins_for(self, joiner: Joiner) -> bool:
         """Whether no earlier job is ending, whose state is cleared before a worker joins the next one."""
-        return self._end is None and (self._closing or not self.job.ends_before(joiner))
+        return not self._ends and (self._closing or not self.job.ends_before(joiner))
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the job is over."""
+        return self._end is not None or self._judged
 
     def _incarnation_after(self) -> int:
         """Returns a number above every incarnation so far; checkpoints carry it across restarts."""
@@ -338,7 +333,7 @@ class Coordinator:
 
     async def _publish_or_fail(self) -> None:
         """Publishes the members to the shards; sends them the failure first if the job has failed."""
-        await self._shutdown.tell_failure()
+        await self.shutdown.tell_failure()
         try:
             if self.quorum.complete and self.job.failure is None:
                 assert self.job.membership is not None
@@ -348,34 +343,25 @@ class Coordinator:
 
     async def _end_in_background(self) -> None:
         """Ends the job in a task, so that leases are still checked: a lost shard must not block the end."""
-        if self._end is None:
-            self._end = asyncio.create_task(self._end_job())
-        end = self._end
+        end = self._end = self._end or asyncio.create_task(self._end_job())
         await asyncio.wait([end], timeout=TURN_SECONDS)
         if end.done():
             end.result()
 
     async def _end_job(self) -> None:
         """Saves the job after its last worker left; then stops the server or begins the next job."""
-        if not self.job.started and not self.stopping and self.failure is None:
+        if not (self._judged or self.job.started or self.stopping or self.failure):
             log.info("all workers left before the job started; ready for the next job")
             self._next_incarnation = self._incarnation_after()
             self.counters.leave(self.job.outcome)
             await self.departures.close(self.job, Verdict(self.job.name, "no worker started"))
             self._begin(self.agreed_model.restored)
             return
-        self.outcome = self.job.outcome
-        self.last_stats = await self._shutdown.settle(save=self.agreed_model.on_the_hub)
-        self.last_job, self.last_step = self.job.name, self.job.step
-        self.counters.close(self.outcome)
-        log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
-        self._next_incarnation = self._incarnation_after()
-        if self.config.colocate:
-            await self.fleet.dismiss(self.fleet.shards)
-        await self.departures.close(self.job, status.verdict(self.job, self.checkpoints.failure))
+        if not self._judged:
+            await self._judge()
         restored = None
         if not self._closing:
-            if not self.outcome.ok:
+            if not self.job.outcome.ok:
                 # In a thread: digests of gigabytes take longer than the shards' timeout for heartbeats.
                 restored = await asyncio.to_thread(self.checkpoints.newest)
             await self.fleet.reset()
@@ -385,6 +371,19 @@ class Coordinator:
         self._begin(restored)
         await self._notifier.announce()
         log.info("ready for the next job")
+
+    async def _judge(self) -> None:
+        """Saves the job that is over, and gives its verdict."""
+        self.outcome = self.job.outcome
+        self.last_stats = await self.shutdown.settle(save=self.agreed_model.on_the_hub)
+        if self.config.colocate:
+            await self.fleet.dismiss(self.fleet.shards)
+        self.last_job, self.last_step = self.job.name, self.job.step
+        self.counters.close(self.outcome)
+        log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
+        self._next_incarnation = self._incarnation_after()
+        self._judged = True
+        await self.departures.close(self.job, status.verdict(self.job, self.checkpoints.failure))
 
     @property
     def _closing(self) -> bool:

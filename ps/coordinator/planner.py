@@ -83,7 +83,17 @@ class Planner:
             trial, is_new = self._agreed_model.draw_trial(offered, len(self._fleet.shards), slice_bytes)
             if is_new:
                 await self._fleet.set_plan(offered, trial, None)
+                self._agreed_model.note_trial(offered, slice_bytes)
         return trial
+
+    def activate(self, sender: Sender) -> int:
+        """Makes a late joiner that has its plan active; returns the steps that the others have completed."""
+        membership, progress = self._job.membership, self._job.progress
+        assert membership is not None
+        seen = max(each.step for each in progress.values())
+        step = min((progress[rank].step for rank in membership.view.ranks), default=seen)
+        membership.activate(sender)
+        return step
 
     def _is_late(self, sender: Sender) -> bool:
         """Returns whether this worker joined after the start and is not active yet; raises `Fenced`."""

@@ -57,6 +57,7 @@ class Reporter:
             "slowest": job.slowest(),
             "ended": status.ends(job.outcome),
             "replace": status.replacements(job, f"{bracketed(reachable(config.host))}:{config.port}"),
+            "failovers": hub.takeover.failovers,
             "totals": hub.counters.counts(job.outcome),
             "checkpoint": str(checkpoints.last or ""),
             "checkpoints": checkpoints.written,

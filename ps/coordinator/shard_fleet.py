@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
@@ -83,10 +83,14 @@ class Fleet:
 
     Args:
         lease_seconds: How long a shard may send no heartbeat.
+
+    Attributes:
+        before_call: Called before each call that changes the shards, and before a ring hears as much.
     """
 
     def __init__(self, lease_seconds: float) -> None:
         self.shards: list[Shard] = []
+        self.before_call: Callable[[], None] = lambda: None
         self.lease_seconds = lease_seconds
         self.identity: Identity | None = None
         """The certificate that the coordinator shows to shards."""
@@ -102,21 +106,24 @@ class Fleet:
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         """Adds a shard with this number."""
-        door = Door.from_proto(request.door, self.identity)
-        channel = open_async_channel(request.addresses["grpc"], door.for_hub(request.token))
-        shard = Shard(
-            index=index,
-            token=request.token,
-            host=request.host,
-            pid=request.pid,
-            host_id=request.host_id,
-            addresses=dict(request.addresses),
-            door=door,
-            channel=channel,
-            stub=ShardControlStub(channel),
-            heard=now,
-            worker=incarnation_from_wire(request.worker),
+        return self.add(
+            {
+                "index": index,
+                "token": request.token,
+                "host": request.host,
+                "pid": request.pid,
+                "host_id": request.host_id,
+                "addresses": dict(request.addresses),
+                "door": Door.from_proto(request.door, self.identity),
+                "worker": incarnation_from_wire(request.worker),
+            },
+            now,
         )
+
+    def add(self, known: Mapping[str, Any], now: float) -> Shard:
+        """Adds the shard with these values of its fields."""
+        channel = open_async_channel(known["addresses"]["grpc"], known["door"].for_hub(known["token"]))
+        shard = Shard(**known, channel=channel, stub=ShardControlStub(channel), heard=now)
         self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
 
@@ -175,6 +182,7 @@ class Fleet:
 
     async def fail(self, error: HubringError) -> None:
         """Makes the shards refuse all waiting and later requests; ignores shards that do not answer."""
+        self.before_call()
         message = pb.FailRequest(text=str(error), exit_code=error.exit_code)
         calls = [
             self._one(shard, lambda stub: stub.Fail(message, timeout=self._call_seconds))
@@ -222,6 +230,7 @@ class Fleet:
         return now - shard.heard <= self.lease_seconds and now <= shard.returns_by
 
     async def _all(self, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> list[_T]:
+        self.before_call()
         return list(await asyncio.gather(*(self._one(shard, call) for shard in self.shards)))
 
     async def _look(self, shard: Shard, patience: float) -> str:

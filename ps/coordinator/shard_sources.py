@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.job.job import Job
 
@@ -83,3 +84,8 @@ class WorkersShards:
     def orphans(self, job: Job, shards: Sequence[Shard], heard_since: float) -> list[Shard]:
         present = {member.incarnation for member in job.members}
         return [shard for shard in shards if shard.worker not in present or shard.heard < heard_since]
+
+
+def shard_sources(config: ServerConfig) -> ShardSources:
+    """Returns where the shards of a server's jobs come from."""
+    return WorkersShards() if config.colocate else OwnShards(config.shards + config.await_shards)

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+TURN_SECONDS = 1.0
+"""How often leases are checked while a job ends."""
+
 
 class Shutdown:
     """Ends one job.
@@ -47,6 +50,7 @@ class Shutdown:
         """Makes all workers leave after the same step."""
         self._job.draining = True
         if self._job.topology == "ring":
+            self._fleet.before_call()
             return  # the answer to a heartbeat tells its members, which agree on a step
         try:
             await self._fleet.drain()

@@ -362,6 +362,11 @@ class Job:
         for each in {rank, *(member.rank for member in self.members)}:
             self._news[each].append(self.finish.warning)
 
+    def tell(self, line: str) -> None:
+        """Adds news for all members."""
+        for member in self.members:
+            self._news[member.rank].append(line)
+
     def _lose(self, member: Member, why: str) -> None:
         assert self.membership is not None
         left = len(self.membership.members)
@@ -374,8 +379,7 @@ class Job:
                 f" To replace the worker, start one with --rank {member.rank}"
             )
             log.warning("%s", line)
-            for other in self.membership.members:
-                self._news[other.rank].append(line)
+            self.tell(line)
         elif left:
             self.fail(JobFailed(f"{member} {why}; {self._fix()}"))
 

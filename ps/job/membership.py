@@ -54,7 +54,9 @@ class Departure(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Lease:
+class Lease:
+    """One holder's place."""
+
     member: Member
     token: str
     beaten: float
@@ -87,7 +89,7 @@ class Membership:
         self.finished = ""
         """As `View.finished`."""
         self._epoch = 0
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[int, Lease] = {}
         self._tokens: dict[str, Member] = {}
         self.departed: dict[int, Departure] = {}
         """The last former holders, by incarnation."""
@@ -160,7 +162,7 @@ class Membership:
         member = Member(self.free_rank(rank), new_incarnation(self.next_incarnation), host, pid)
         self.next_incarnation += 1
         self._tokens[token] = member
-        self._leases[member.rank] = _Lease(member, token, beaten=now, waits=waits)
+        self._leases[member.rank] = Lease(member, token, beaten=now, waits=waits)
         if not self.complete and len(self._leases) == self.world_size:
             self.complete = True
             self._activate(self._leases.values())
@@ -249,13 +251,13 @@ class Membership:
             )
         return rank
 
-    def _why(self, lease: _Lease, now: float) -> str:
+    def _why(self, lease: Lease, now: float) -> str:
         silence = f"it sent no heartbeat for {now - lease.beaten:.1f} s"
         if now > lease.returns_by:
             return f"its connection closed, and {silence}"
         return f"{silence} (lease: {self.lease_seconds:g} s)"
 
-    def _lease_of(self, sender: Sender) -> _Lease:
+    def _lease_of(self, sender: Sender) -> Lease:
         lease = self._leases.get(sender.rank)
         if lease is not None and lease.member.incarnation == sender.incarnation:
             return lease
@@ -269,7 +271,7 @@ class Membership:
         why = gone.why if gone else "this server did not admit it, or has restarted since"
         return f"{who} is not a member of the job: {why}"
 
-    def _activate(self, leases: Iterable[_Lease]) -> None:
+    def _activate(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
             lease.active = True
         self._epoch += 1

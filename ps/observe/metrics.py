@@ -197,6 +197,8 @@ METRICS = (
            "Jobs that ended, by result: finished, preempted or failed."),
     Metric("ps_refused_total", "counter", ("reason",), "requests", _total("refused"),
            "What the server refused, by reason: no `token`, or beyond a bound, such as `world size`."),
+    Metric("ps_failovers_total", "counter", (), "failovers", _hub("failovers"),
+           "How often a standby replaced the coordinator (`--standby 1`)."),
     Metric("ps_steps_total", "counter", (), "steps", _steps,
            "Steps that all workers have completed, including steps before the checkpoint that the job"
            " resumed from. Omitted before the first step."),
@@ -328,9 +330,9 @@ _PAGE = """\
 format. `python -m hubring.ps.observe.metrics` makes this page from the table in `ps/observe/metrics.py`.
 
 Counters of workers and shards restart with each job; `rate()` and `increase()` allow for that.
-`ps_workers_left_total`, `ps_jobs_total`, `ps_checkpoints_total` and `ps_refused_total` count from the hub's
-start, `ps_shard_refused_total` from the shard's. An unknown number is omitted. In a ring no gradients pass
-through the shards, so their counters stay 0.
+`ps_workers_left_total`, `ps_jobs_total`, `ps_checkpoints_total`, `ps_refused_total` and `ps_failovers_total`
+count from the hub's start, `ps_shard_refused_total` from the shard's. An unknown number is omitted. In a ring
+no gradients pass through the shards, so their counters stay 0.
 
 | name | type | labels | unit | meaning |
 | --- | --- | --- | --- | --- |

@@ -29,17 +29,19 @@ class Site:
 
     Args:
         config: The server's settings.
+        token: The page's token; empty for the one in the settings, or a new one.
 
     Raises:
         ConfigError: The port is taken, or the token file cannot be used.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, token: str = "") -> None:
         self._config = config
-        self._token = tokens.settle(config.page_token_file)
+        self.token = token or tokens.settle(config.page_token_file)
         self._listening = port.take(config.host, port.choose(config.page_port, config.port))
         here = bracketed(reachable(config.host))
-        self.address = f"http://{here}:{self._listening.getsockname()[1]}"
+        self.port: int = self._listening.getsockname()[1]
+        self.address = f"http://{here}:{self.port}"
         """The URL without a path."""
         self._journal = Journal()
         logging.getLogger().addHandler(self._journal)
@@ -50,7 +52,7 @@ class Site:
 
     def banner(self) -> list[str]:
         """Returns lines for the server's banner. The token is in the fragment, which browsers do not send."""
-        page = f"{self.address}/#token={self._token}"
+        page = f"{self.address}/#token={self.token}"
         if self._config.page_token_file is not None:
             page = f"{self.address}/  (token: {self._config.page_token_file})"
         return [f"  page      {page}", f"  metrics   {self.address}/metrics"]
@@ -62,7 +64,7 @@ class Site:
             hub: The hub.
             rejections: Counts the connections that the page closes.
         """
-        await asyncio.to_thread(_load)
+        await asyncio.to_thread(load)
         from hubring.ps.page.broadcast import Broadcast
         from hubring.ps.page.listener import HttpListener
         from hubring.ps.page.renderer import Renderer
@@ -74,7 +76,7 @@ class Site:
         self._broadcast = broadcast = Broadcast(renderer)
         host = self._config.host
         names = {"localhost", "127.0.0.1", "[::1]", bracketed(host).lower()} if is_loopback(host) else ()
-        made: ASGIApp = app(hub, reader, renderer, broadcast, self._token, names)
+        made: ASGIApp = app(hub, reader, renderer, broadcast, self.token, names)
         self._listener = HttpListener(made, self._listening, rejections or Rejections())
         self._sampling = asyncio.create_task(_sample(reader, history))
 
@@ -93,7 +95,7 @@ class Site:
         self._listening.close()
 
 
-def _load() -> None:
+def load() -> None:
     """Imports the slow modules."""
     import hubring.ps.page.listener
     import hubring.ps.page.routes  # noqa: F401

@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from hubring.ps.process.process import process
+
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 15.0
@@ -34,6 +36,9 @@ class Child:
         session: Whether the child also leads a session, so that closing the terminal does not end it.
         stdin: With a pipe, an empty line or the end of input asks the child to stop. Otherwise SIGTERM does.
         more: `stdout`, `stderr` and `pass_fds` of `subprocess.Popen`.
+
+    Attributes:
+        process: The child as other processes can name it.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Child:
         self.command = tuple(command)
         group: dict[str, Any] = {"start_new_session": True} if session else {"process_group": 0}
         self._process = subprocess.Popen[bytes](command, env=environment, stdin=stdin, **group, **more)
+        self.process = process(self.pid)
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid})"

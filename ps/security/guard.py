@@ -25,15 +25,16 @@ class Guard:
 
     Args:
         secrets: The secret of each role that this server knows.
+        former: The secrets before each rotation so far.
     """
 
-    def __init__(self, secrets: Mapping[Role, str]) -> None:
+    def __init__(self, secrets: Mapping[Role, str], former: Sequence[Mapping[Role, str]] = ()) -> None:
         self._secrets = dict(secrets)
-        self._former: list[Mapping[Role, str]] = []
+        self.former = list(former)
 
     def rotate(self, secrets: Mapping[Role, str]) -> None:
         """Replaces the secrets. Members that joined with earlier ones stay."""
-        self._former.append(self._secrets)
+        self.former.append(self._secrets)
         self._secrets = dict(secrets)
 
     def objection(self, method: str, metadata: Sequence[tuple[str, str | bytes]]) -> str:
@@ -45,7 +46,7 @@ class Guard:
             return ""
         given = next((str(value) for key, value in metadata if key == HEADER), "")
         secret = given.removeprefix(SCHEME)
-        known = [self._secrets, *(self._former if policy.member else ())]
+        known = [self._secrets, *(self.former if policy.member else ())]
         if any(self._fits(secret, each, policy.roles) for each in known):
             return ""
         if not secret:
@@ -53,7 +54,7 @@ class Guard:
         every = frozenset(Role)
         if self._fits(secret, self._secrets, every):
             return "the token is for another role"
-        if any(self._fits(secret, each, every) for each in self._former):
+        if any(self._fits(secret, each, every) for each in self.former):
             return "the token has expired, because the server's tokens were rotated"
         return "the token is not this server's"
 

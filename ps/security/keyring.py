@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import certificate
@@ -17,6 +19,15 @@ from hubring.ps.security.token import Tokens, draw
 log = logging.getLogger(__name__)
 
 
+class Kept(NamedTuple):
+    """A keyring's contents, for the process that takes over its server."""
+
+    tokens: Tokens
+    identity: Identity
+    former: Sequence[Mapping[Role, str]]
+    """The secrets before each rotation."""
+
+
 class Keyring:
     """Makes or reads a server's tokens.
 
@@ -24,6 +35,7 @@ class Keyring:
         file: The file of the tokens, which are used if they are there already; None for a new file in the
             user's runtime directory, named after the port.
         own: A certificate that the server's user brings; None for one that is made, and kept beside `file`.
+        kept: What the keyring had in another process, if this one takes over its server.
 
     Attributes:
         guard: Checks the calls of a server.
@@ -34,10 +46,12 @@ class Keyring:
         ConfigError: The file cannot be used, or its certificate is missing or another one.
     """
 
-    def __init__(self, file: Path | None, own: Identity | None = None) -> None:
+    def __init__(self, file: Path | None, own: Identity | None = None, kept: Kept | None = None) -> None:
         self._file = file
         self._own = own
-        if file is not None and file.exists():
+        if kept is not None:
+            self.tokens, self.identity = kept.tokens, kept.identity
+        elif file is not None and file.exists():
             self.tokens = files.read(file)
             self.identity = own or self._read_identity(file)
             if own is not None and not self._fit(own):
@@ -49,8 +63,13 @@ class Keyring:
         else:
             self.identity = own or certificate.make()
             self.tokens = draw(self.identity.digest)
-        self.guard = Guard(_secrets(self.tokens))
+        self.guard = Guard(_secrets(self.tokens), kept.former if kept is not None else ())
         self.path: Path | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """The contents."""
+        return Kept(self.tokens, self.identity, self.guard.former)
 
     def secret(self, role: Role) -> str:
         """Returns the current secret of a role; empty if the server's file has none for it."""

@@ -34,19 +34,24 @@ def forget(port: int) -> None:
         runtime_file(port).unlink()
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file that only this user can read, in one piece. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    fresh.rename(path)
+
+
 def write(path: Path, text: str) -> None:
     """Writes a file that only this user can read, in one piece.
 
     Raises:
         ConfigError: The file cannot be written.
     """
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        fresh.rename(path)
+        replace_file(path, text.encode())
     except OSError as error:
         raise ConfigError(
             f"cannot write the tokens to {path}: {error.strerror}; use a --token-file in a writable folder"

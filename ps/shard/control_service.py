@@ -84,6 +84,8 @@ class ShardControl(ShardControlServicer):
         keys = [piece.key for piece in slices]
 
         def assign(loop: ShardLoop) -> None:
+            if not context.is_active():
+                return  # its coordinator was killed during the load; the next one calls again
             if request.extends:
                 loop.store.extend(slices, buckets, request.version, snapshot)
                 return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -37,16 +36,17 @@ from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.observe import logs
+from hubring.ps.process import stop_signals
 from hubring.ps.security.access import CONNECT_SECONDS, no_entry
 from hubring.ps.security.door import Lock
 from hubring.ps.security.door import lock as make_lock
 from hubring.ps.shard import gpu
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.spawn import IGNORED, VARIABLE, Settings
+from hubring.ps.shard.spawn import VARIABLE, Settings
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
-from hubring.ps.transport.grpc.channel import open_channel
+from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.port_probe import probe
 from hubring.ps.transport.registry import host_id, open_doors
@@ -55,10 +55,6 @@ log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 90.0
 """How long a coordinator that is reachable may not answer the registration."""
-SILENT_SECONDS = 4.0
-"""Seconds for which a server may be unreachable. A server that is reachable but does not answer gets at least
-the lease: it can recover.
-"""
 
 
 class Registration:
@@ -76,7 +72,7 @@ class Registration:
         """Why the shard exits without a request to exit."""
         self._orphaned = orphaned
         self._control, self._patience = settings.control, settings.patience
-        self._stub = ControlStub(open_channel(settings.control, settings.access))
+        self._stub = ControlStub(open_channel(settings.control, settings.access, FAST_REDIAL))
         self._token = lock.token
         request = pb.RegisterShardRequest(
             protocol=PROTOCOL,
@@ -144,7 +140,8 @@ class Registration:
         threading.Thread(target=self._beat, args=(lost,), name="heartbeat", daemon=True).start()
 
     def _beat(self, lost: Callable[[], None]) -> None:
-        lease, timeout = self._reply.lease_seconds, max(self._reply.lease_seconds, SILENT_SECONDS)
+        lease, silent_seconds = self._reply.lease_seconds, self._reply.silent_seconds
+        timeout = max(lease, silent_seconds)
         request = pb.ShardHeartbeatRequest(token=self._token)
         presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(shard=self._token)))
         heard, patience, pauses = time.monotonic(), timeout, Pauses()
@@ -159,9 +156,10 @@ class Registration:
                 pauses.clear()
             except grpc.RpcError as error:
                 log.debug("the coordinator does not answer: %s", error.code().name)
-                # A server that was stopped recovers. One that cannot be reached has ended.
+                # A server that was stopped recovers. One that cannot be reached has ended, unless a standby
+                # takes over.
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                patience = timeout if timed_out else SILENT_SECONDS
+                patience = timeout if timed_out else silent_seconds
             with pauses.within(heartbeat_seconds(lease)):
                 orphaned = self._orphaned.wait(heartbeat_seconds(lease))
             if orphaned:
@@ -191,8 +189,9 @@ def main() -> None:
     place = logs.configure(settings.log_format)
     place.role = "shard"
     orphaned = threading.Event()
-    watched = (settings.parent, orphaned)
-    threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
+    if settings.parent:
+        watched = (settings.parent, orphaned)
+        threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
     control, rejections = ShardControl(), Rejections()
     encrypts = not (settings.insecure or is_loopback(settings.host))
     lock = make_lock(
@@ -234,9 +233,7 @@ def _watch_parent(parent: int, orphaned: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    stop_signals.ignore()
     try:
         main()
     except HubringError as error:

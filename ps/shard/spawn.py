@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-from subprocess import PIPE
+from subprocess import DEVNULL, PIPE
 
 import msgspec
 
@@ -12,6 +11,7 @@ from hubring.ps.config.environment import SILENT_GRPC, environment
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.process.child import Child
 from hubring.ps.process.command import module_command
+from hubring.ps.process.stop_signals import held_back
 from hubring.ps.security.access import CONNECT_SECONDS, NO_ACCESS, Access
 from hubring.ps.security.certificate import Identity
 
@@ -24,7 +24,8 @@ class Settings(msgspec.Struct, frozen=True):
         host: Address to listen on.
         log_format: Format of the log.
         worker: Incarnation of the worker that starts the shard, in hexadecimal; empty if a server starts it.
-        parent: Process id; the shard exits when this process exits.
+        parent: Process id; the shard exits when this process exits. 0: it exits with the server, which can
+            move to another process.
         device: Device of the parameters: cpu, cuda or cuda:N.
         trace: Folder for a trace; empty disables the trace.
         access: How to reach the coordinator.
@@ -54,17 +55,12 @@ VARIABLE = "HUBRING_SHARD"
 """Holds the settings: other users can read a process's command line, but not its environment."""
 
 
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""A terminal or a scheduler signals the whole group. The coordinator drains the job first, and then requests
-the exit of its shards."""
-
-
 def start(name: str, settings: Settings) -> Child:
-    """Starts a shard process. It exits when its standard input receives a byte or is closed."""
+    """Starts a shard process.
+
+    With a parent in its settings, it exits when its standard input receives a byte or is closed.
+    """
     variables = {**SILENT_GRPC, **environment(), VARIABLE: msgspec.json.encode(settings).decode()}
-    # The child inherits the mask, so a signal waits until the child ignores it: it imports torch for seconds.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
-    try:
-        return Child(name, module_command("hubring.ps.shard.process"), stdin=PIPE, environment=variables)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    stdin = PIPE if settings.parent else DEVNULL
+    with held_back():  # the coordinator drains the job, and then requests the exit of its shards
+        return Child(name, module_command("hubring.ps.shard.process"), stdin=stdin, environment=variables)

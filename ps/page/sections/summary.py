@@ -79,6 +79,8 @@ def _figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "Workers", f"{len(present)} of {report['world_size'] or '?'}"
     yield "Shards", NOTHING if snapshot.on_ring else f"{len(snapshot.shards)} of {report['shards_wanted']}"
     yield "Epoch", str(report["epoch"])
+    if report["failovers"]:
+        yield "Failovers", str(report["failovers"])
     age = report["checkpoint_age"]
     yield "Since checkpoint", NOTHING if age is None else duration(age)
     yield "Uptime", duration(report["seconds_up"])

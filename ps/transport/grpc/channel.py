@@ -23,6 +23,9 @@ STRANGERS = (
 )
 """A server's options against idle connections. Members keep a call open, so theirs are never idle."""
 
+FAST_REDIAL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+"""Options of a channel to a coordinator, whose standby may take over within some tenths of a second."""
+
 
 def open_channel(address: str, access: Access = NO_ACCESS, options: Options = ()) -> grpc.Channel:
     """Returns a channel for threads. It connects on first use."""

@@ -57,17 +57,17 @@ def leaving(server: Server, reason: str = "FINISHED", shard: Shard | None = None
     stub: Any = server
     child: Any = shard
     request = pb.LeaveRequest(reason=pb.LeaveRequest.Reason.Value(reason))
-    return Departure("hub:5555", stub, request, 90.0, child)
+    return Departure("hub:5555", stub, request, 90.0, 4.0, child)
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(departure, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(departure, "patience", lambda error, lease: math.inf)
+    monkeypatch.setattr(departure, "patience", lambda *_: math.inf)
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departure, "patience", lambda error, lease: -1.0)
+    monkeypatch.setattr(departure, "patience", lambda *_: -1.0)
 
 
 def test_a_lost_request_is_sent_again_until_the_job_is_over() -> None:

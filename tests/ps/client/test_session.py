@@ -58,7 +58,7 @@ def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Session.__new__(Session)
-    session.address, session._lease, session.failure = "host:1", 2.0, None
+    session.address, session._lease, session._silent, session.failure = "host:1", 2.0, 4.0, None
     session._left, session._explained = threading.Event(), threading.Event()
     session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
     session.stop_after, session.draining = 0, False

@@ -30,7 +30,7 @@ STOPPED = Failed(grpc.StatusCode.DEADLINE_EXCEEDED)
 
 def test_a_stopped_server_gets_the_lease_and_one_that_is_gone_does_not() -> None:
     time = FakeTime()
-    quiet = Silence("hub:5555", LEASE, time)
+    quiet = Silence("hub:5555", LEASE, SILENT_SECONDS, time)
     time.advance(SILENT_SECONDS + 1.0)
     assert quiet.meaning(STOPPED) is None
     assert isinstance(quiet.meaning(GONE), ServerUnreachable)
@@ -40,7 +40,7 @@ def test_a_stopped_server_gets_the_lease_and_one_that_is_gone_does_not() -> None
 
 def test_a_worker_that_was_suspended_asks_again_and_then_blames_nobody_else() -> None:
     time = FakeTime()
-    quiet = Silence("hub:5555", 2.0, time)
+    quiet = Silence("hub:5555", 2.0, SILENT_SECONDS, time)
     with quiet.pauses.within(1.0):
         time.advance(12.0)
     assert quiet.meaning(GONE) is None

@@ -140,6 +140,7 @@ def test_missing_file_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
         ({"insecure": True, "tls_ca": Path("c")}, "--tls-ca are for encryption; --insecure encrypts nothing"),
         ({"tls_cert": Path("c")}, "--tls-cert c needs --tls-key FILE"),
         ({"tls_key": Path("k")}, "--tls-key k needs --tls-cert FILE"),
+        ({"standby": 2}, "--standby 2 is too many; use --standby 1"),
         ({"join": "hub"}, "address 'hub': expected HOST:PORT"),
         ({"join": "hub:1"}, "cannot be reached from hub:1; set --host"),
         ({"join": "hub:1", "workers": 2}, "--workers is a setting of the coordinator.*the one at hub:1"),

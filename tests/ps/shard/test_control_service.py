@@ -35,12 +35,16 @@ class Caller:
     def __init__(self) -> None:
         self.waits = threading.Event()
         self.patience: float | None = None
+        self.killed = False
         self._told: list[Callable[[], None]] = []
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         self._told.append(callback)
         self.waits.set()
         return True
+
+    def is_active(self) -> bool:
+        return not self.killed
 
     def time_remaining(self) -> float | None:
         return self.patience
@@ -54,6 +58,7 @@ class Caller:
 
 
 CALLER: Any = Caller()
+PLAN = pb.ShardAssignment(buckets=[bucket_to_proto(BUCKET)], slices=[slice_to_proto(Slice(0, 0, 0, 4, 0))])
 
 
 @pytest.fixture
@@ -162,14 +167,20 @@ def test_a_shards_traffic_is_that_of_its_job_without_the_trials_before(loop: Sha
         return int(control.Stats(pb.StatsRequest(), CALLER).bytes_in)
 
     assert exchanged() == counted() == 4
-    plan = pb.ShardAssignment(
-        buckets=[bucket_to_proto(BUCKET)], slices=[slice_to_proto(Slice(0, 0, 0, 4, 0))]
-    )
-    control.SetPlan(plan, CALLER)
+    control.SetPlan(PLAN, CALLER)
     assert counted() == 0
     assert exchanged() == counted() == 4
     control.Reset(pb.ResetRequest(), CALLER)
     assert counted() == 0
+
+
+def test_a_plan_of_a_coordinator_that_was_killed_does_not_replace_a_later_one(loop: ShardLoop) -> None:
+    control, late = ShardControl(), Caller()
+    control.serve(loop, 0)
+    control.SetPlan(PLAN, CALLER)
+    late.killed = True
+    control.SetPlan(pb.ShardAssignment(), late)  # type: ignore[arg-type]
+    assert control.Stats(pb.StatsRequest(), CALLER).keys == 1
 
 
 def test_a_call_that_comes_as_the_shard_ends_is_answered_without_a_traceback() -> None:

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from hubring.ps.shard.spawn import IGNORED, Settings, start
+from hubring.ps.process.stop_signals import STOP_SIGNALS
+from hubring.ps.shard.spawn import Settings, start
 
 LIMIT = 60.0
 
@@ -14,9 +15,9 @@ LIMIT = 60.0
 @pytest.mark.slow
 def test_a_shard_that_still_starts_ignores_what_its_group_is_sent() -> None:
     shard = start("a shard process", Settings("127.0.0.1:1"))
-    for number in IGNORED:
+    for number in STOP_SIGNALS:
         shard.signal(number)
     shard.ask_to_stop()
     assert shard.wait(LIMIT)
     assert shard.code == 0
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(IGNORED)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(STOP_SIGNALS)

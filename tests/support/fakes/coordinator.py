@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,6 @@ from hubring.ps.core.types import (
     Slice,
     TensorSpec,
     View,
-    incarnation_from_wire,
 )
 from hubring.ps.job.plan_protos import bucket_to_proto
 from hubring.ps.security.door import OPEN
@@ -63,12 +62,10 @@ class FakeFleet(Fleet):
         self.apart = 0
         """How many rounds the fastest key of a shard is ahead."""
 
-    def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
+    def add(self, known: Mapping[str, Any], now: float) -> Shard:
         none: Any = None
-        shard = Shard(
-            *(index, request.token, "here", 1, "host", {}, OPEN, none, none, float("inf")),
-            incarnation_from_wire(request.worker),
-        )
+        here = {"host": "here", "pid": 1, "host_id": "host", "addresses": {}, "door": OPEN}
+        shard = Shard(**{**known, **here}, channel=none, stub=none, heard=float("inf"))
         self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
 

@@ -93,6 +93,7 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         "slowest": "",
         "ended": {"finished": [], "preempted": [], "failed": {}, "lost": {}},
         "replace": {},
+        "failovers": 0,
         "totals": {
             "jobs": {"finished": 0, "preempted": 0, "failed": 0},
             "workers": {"finished": 0, "preempted": 0, "failed": 0, "lost": 0},

@@ -18,13 +18,14 @@ class JobCounters:
 
     Attributes:
         rejections: What the server refused.
+        counted: The outcome of the last job that is over; its workers are in the counts.
     """
 
     def __init__(self) -> None:
         self.rejections = Rejections()
         self._jobs: Counter[str] = Counter()
         self._workers: Counter[str] = Counter()
-        self._counted: Outcome | None = None
+        self.counted: Outcome | None = None
 
     def close(self, outcome: Outcome) -> None:
         """Counts a job that is over."""
@@ -35,7 +36,7 @@ class JobCounters:
     def leave(self, outcome: Outcome) -> None:
         """Counts the workers of a job that never started."""
         self._workers.update(outcome.departures)
-        self._counted = outcome
+        self.counted = outcome
 
     def counts(self, latest: Outcome) -> dict[str, dict[str, int]]:
         """Returns jobs by result and workers by departure, including zeros, and rejections by reason.
@@ -44,7 +45,7 @@ class JobCounters:
             latest: The outcome of the current or last job.
         """
         workers = self._workers.copy()
-        if latest is not self._counted:
+        if latest is not self.counted:
             workers.update(latest.departures)
         return {
             "jobs": {result: self._jobs[result] for result in RESULTS},

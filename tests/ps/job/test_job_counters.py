@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hubring.ps.coordinator.job_counters import JobCounters
+from hubring.ps.job.job_counters import JobCounters
 from hubring.ps.job.outcome import Outcome
 
 NOBODY = {"finished": 0, "preempted": 0, "failed": 0, "lost": 0}

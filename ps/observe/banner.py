@@ -1,0 +1,50 @@
+"""What a server prints when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hubring.ps.config.server import ServerConfig
+
+
+def banner(config: ServerConfig, address: str, tokens: Path | None, page: Sequence[str], resumes: str) -> str:
+    """Returns the lines that tell how to use a server.
+
+    Args:
+        config: Its settings.
+        address: Its `HOST:PORT`.
+        tokens: The file with its tokens; None if it asks for none.
+        page: The lines of the status page.
+        resumes: The step that it resumes from; empty if it starts anew.
+    """
+    shards = "one per worker, on its host" if config.colocate else str(config.shards)
+    if config.await_shards:
+        shards += f", and {config.await_shards} on other hosts"
+    constant = {"ssp": f" --staleness {config.staleness}", "backup": f" --backup {config.backup}"}
+    mode = config.mode + constant.get(config.mode, "")
+    count = f"   # x {config.workers} workers" if config.workers > 1 else ""
+    lines = [
+        f"ps-server on {address}  mode {mode}  shards {shards}",
+        f"  workers   ps-worker --server {address}{count}",
+        f"  ring      ps-worker --server {address} --topology ring",
+        f"  status    ps-server status {address}",
+        f"  tokens    {_tokens(tokens)}",
+        f"  saves     {_saves(config)}",
+        *page,
+    ]
+    if resumes:
+        lines.append(f"  resumes   {resumes}")
+    return "\n".join(lines)
+
+
+def _tokens(file: Path | None) -> str:
+    if file is None:
+        return "none, and no encryption (--insecure): every client can change the model"
+    return f"in {file}; workers on other hosts need a copy, in --token-file"
+
+
+def _saves(config: ServerConfig) -> str:
+    if config.checkpoint_dir is not None:
+        return f"every {config.checkpoint_every:g} s to {config.checkpoint_dir}"
+    return "nothing: without --checkpoint-dir, a hub that loses this server or a shard loses all steps"

@@ -1,0 +1,102 @@
+"""The shards of one host: of the server's, or of a host that adds its shards to another server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.core.errors import JobFailed, ServerUnreachable
+from hubring.ps.process.child import Child
+from hubring.ps.process.children import Children, first_ended
+from hubring.ps.process.process import Adopted
+from hubring.ps.process.stop_signals import STOP_SIGNALS
+from hubring.ps.security.access import CONNECT_SECONDS, Access, find
+from hubring.ps.security.own_certificate import Own, load
+from hubring.ps.security.policy import Role
+from hubring.ps.shard.spawn import Settings, start
+from hubring.ps.transport.port_probe import probe
+
+LOOK_SECONDS = 0.25
+"""Seconds between two looks at the shards."""
+
+
+def start_shards(
+    shards: Children[Child] | Children[Child | Adopted],
+    count: int,
+    control: str,
+    config: ServerConfig,
+    access: Access,
+    own: Own,
+    patience: float = CONNECT_SECONDS,
+    *,
+    lives_on: bool = False,
+) -> None:
+    """Starts this host's shards; each registers itself with the coordinator.
+
+    Args:
+        shards: Where to add them.
+        count: How many.
+        control: The coordinator's `HOST:PORT`.
+        config: The server's settings.
+        access: How to reach the coordinator.
+        own: The certificate of this host's shards.
+        patience: Seconds for which the coordinator may be unreachable at the start.
+        lives_on: Whether the shards stay when this process ends.
+    """
+    settings = Settings(
+        control,
+        config.host,
+        config.log_format,
+        parent=0 if lives_on else os.getpid(),
+        device=config.device,
+        trace=str(config.trace or ""),
+        access=access,
+        identity=own.identity,
+        authority=own.authority,
+        patience=patience,
+        insecure=config.insecure,
+        plain_data=config.plain_data,
+    )
+    for _ in range(count):
+        shards.add(start("a shard process", settings))
+
+
+async def join(config: ServerConfig) -> int:
+    """Runs `ps-server start --join ADDR`: adds this host's shards to a coordinator on another host.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        JobFailed: A shard was killed by a signal.
+        ServerUnreachable: No server answers.
+    """
+    shards: Children[Child] = Children()
+    quit_ = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, quit_.set)
+    there = config.join or ""
+    began = time.monotonic()
+    own = load(config.tls, serves=True)
+    try:
+        access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
+    except ServerUnreachable as error:
+        raise ServerUnreachable(
+            f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)} (no TLS handshake);"
+            " check the address, or start the server first"
+        ) from error
+    left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
+    start_shards(shards, config.shards, there, config, access, own, left)
+    print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
+    while (ended := first_ended(shards.started, 0.0)) is None and not quit_.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(quit_.wait(), LOOK_SECONDS)
+    await asyncio.to_thread(shards.end)
+    if ended is not None and (ended.code or 0) < 0:
+        raise JobFailed(f"{ended} {ended.ended}")
+    return 0 if ended is None else ended.exit_code()

@@ -1,0 +1,207 @@
+"""`kill -9` of a server's process with `--standby 1`: the job ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
+from tests.support.processes.process_tree import below, command, ends_by
+from tests.support.scripts.small import loss_of, network, sgd
+
+pytestmark = pytest.mark.slow
+
+MODULE = "hubring.ps.server_process"
+STEPS = 12
+HELD_AT = 6
+RING = ["--topology", "ring"]
+
+
+def family() -> list[int]:
+    """Returns the coordinator and its standby, if it has one, by age."""
+    return sorted(pid for pid in below(os.getpid()) if MODULE in command(pid))
+
+
+def served(cluster: Cluster, *flags: str) -> tuple[Program, str]:
+    """Starts a server, and waits for its standby."""
+    server, address = cluster.server("--workers", "2", "--standby", "1", *flags)
+    server.until(lambda: len(family()) == 2, "standby")
+    return server, address
+
+
+def held(cluster: Cluster, address: str, folder: Path, *flags: str) -> tuple[list[Program], Path]:
+    """Starts two workers that hold at a step until the file exists."""
+    go = folder / "go"
+    script = [SMALL, str(STEPS), "16", "hold", str(go), str(HELD_AT)]
+    save = ["--save-parameters", str(folder / "final.safetensors")]
+    workers = [cluster.worker(address, *flags, *(save if not rank else ()), *script) for rank in range(2)]
+    for worker in workers:
+        worker.until_said(f"holding at {HELD_AT}")
+    return workers, go
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_coordinator(server: Program, cluster: Cluster, address: str) -> None:
+    """Kills the coordinator, and waits until its standby serves and has a standby of its own."""
+    coordinator, standby = family()
+    kill(coordinator)
+    server.until(lambda: family()[:1] == [standby] and len(family()) == 2, "another standby")
+    server.until_said("its standby has taken over")
+    assert cluster.status(address)["failovers"] >= 1
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the parameters are those of one process that takes all steps with the mean of both losses."""
+    model = network(16)
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        ((loss_of(model, step, 0, 16) + loss_of(model, step, 1, 16)) / 2).backward()
+        optimizer.step()
+    final = load_file(folder / "final.safetensors")
+    return all(tensor.allclose(final[name], atol=1e-6) for name, tensor in model.state_dict().items())
+
+
+def test_a_job_survives_its_coordinator(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = served(cluster, "--once", "--no-page")
+    workers, go = held(cluster, address, tmp_path)
+    kill_coordinator(server, cluster, address)
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    assert all("its standby has taken over" in worker.said() for worker in workers)
+    result = server.done()
+    assert (result["finished"], result["failovers"], result["steps"]) == ([0, 1], 1, STEPS)
+    assert is_trained(tmp_path)
+    assert family() == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["bsp", "ring"])
+def test_a_job_survives_one_coordinator_after_another(cluster: Cluster, tmp_path: Path, kind: str) -> None:
+    server, address = served(cluster, "--no-page", "--once")
+    workers, go = held(cluster, address, tmp_path, *(RING if kind == "ring" else ()))
+    for _ in range(3):
+        kill_coordinator(server, cluster, address)
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    assert server.done()["failovers"] == 3
+    assert is_trained(tmp_path)
+
+
+@pytest.mark.full
+def test_workers_can_join_across_a_takeover(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = served(cluster, "--no-page", "--once")
+    first = cluster.worker(address, SMALL, "5", "16")
+    first.until_said("waited")
+    kill_coordinator(server, cluster, address)
+    second = cluster.worker(address, SMALL, "5", "16")
+    assert [each.done()["steps"] for each in (first, second)] == [5, 5]
+    assert server.done()["finished"] == [0, 1]
+
+
+@pytest.mark.full
+def test_a_job_outlives_the_process_that_a_person_started(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = served(cluster, "--no-page")
+    workers, go = held(cluster, address, tmp_path)
+    words, (coordinator, _) = "the server goes on until its job ends", family()
+    kill(server.process.pid)
+    workers[0].until(lambda: server.said().count(words) == 1, words)
+    kill(coordinator)
+    workers[0].until(lambda: server.said().count(words) == 2, words)
+    left = family()
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    assert server.wait() == -signal.SIGKILL
+    assert all(ends_by(pid, time.monotonic() + PATIENCE) for pid in left)
+    assert json.loads(server.out.read_text())["finished"] == [0, 1]
+    assert is_trained(tmp_path)
+
+
+@pytest.mark.full
+def test_a_standby_that_is_killed_is_replaced(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = served(cluster, "--no-page", "--once")
+    workers, go = held(cluster, address, tmp_path)
+    coordinator, standby = family()
+    kill(standby)
+    server.until_said("was killed by signal 9 (SIGKILL); another one starts")
+    server.until(lambda: len(family()) == 2, "another standby")
+    assert family()[0] == coordinator
+    kill_coordinator(server, cluster, address)
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    assert server.done()["failovers"] == 1
+
+
+@pytest.mark.full
+def test_a_worker_that_dies_while_there_is_no_coordinator_is_noticed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    server, address = served(cluster, "--no-page", "--once")
+    workers, go = held(cluster, address, tmp_path)
+    kill(workers[1].process.pid)
+    kill_coordinator(server, cluster, address)
+    server.until_said("the job continues with 1 of 2 workers")
+    go.touch()
+    assert workers[0].done()["steps"] == STEPS
+    result = server.done()
+    assert (result["finished"], list(result["lost"])) == ([0], ["1"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("again", [False, True])
+def test_a_stop_request_before_a_takeover_counts_after_it(
+    cluster: Cluster, tmp_path: Path, again: bool
+) -> None:
+    saved = tmp_path / "saved"
+    server, address = served(cluster, "--no-page", "--checkpoint-dir", str(saved))
+    workers, go = held(cluster, address, tmp_path)
+    server.process.send_signal(signal.SIGTERM)
+    server.until_said("workers finish their step, then the server writes a checkpoint")
+    kill_coordinator(server, cluster, address)
+    if again:
+        server.process.send_signal(signal.SIGTERM)
+        server.done(128 + signal.SIGTERM)
+        for worker in workers:
+            worker.process.kill()
+        return
+    go.touch()
+    assert {worker.wait() for worker in workers} == {75}
+    result = server.done(75)
+    assert (result["preempted"], result["checkpoint"] != "") == ([0, 1], True)
+
+
+@pytest.mark.full
+def test_the_page_and_the_tokens_survive_a_takeover(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = served(cluster, "--once", "--page-port", "0")
+    workers, go = held(cluster, address, tmp_path)
+    page = next(line.split()[1] for line in server.said().splitlines() if line.startswith("  metrics"))
+    kill_coordinator(server, cluster, address)
+    metrics = urllib.request.urlopen(page, timeout=30).read().decode()
+    assert "ps_failovers_total 1.0" in metrics
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    server.done()
+
+
+@pytest.mark.full
+def test_a_server_runs_the_next_job_after_a_takeover(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = served(cluster, "--no-page")
+    workers, go = held(cluster, address, tmp_path)
+    kill_coordinator(server, cluster, address)
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    kill_coordinator(server, cluster, address)
+    again = [cluster.worker(address, SMALL, "5", "16") for _ in range(2)]
+    assert [worker.done()["steps"] for worker in again] == [5, 5]
+    server.process.send_signal(signal.SIGINT)
+    assert server.done(128 + signal.SIGINT)["failovers"] == 2
