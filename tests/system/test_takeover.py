@@ -40,8 +40,8 @@ def held(cluster: Cluster, address: str, folder: Path, *flags: str) -> tuple[lis
     """Starts two workers that hold at a step until the file exists."""
     go = folder / "go"
     script = [SMALL, str(STEPS), "16", "hold", str(go), str(HELD_AT)]
-    save = ["--save-parameters", str(folder / "final.safetensors")]
-    workers = [cluster.worker(address, *flags, *(save if not rank else ()), *script) for rank in range(2)]
+    save = ["--save-parameters", str(folder / "final.safetensors")]  # by rank 0, whichever worker that is
+    workers = [cluster.worker(address, *flags, *save, *script) for _ in range(2)]
     for worker in workers:
         worker.until_said(f"holding at {HELD_AT}")
     return workers, go
