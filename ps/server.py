@@ -43,10 +43,10 @@ from hubring.ps.security.access import CONNECT_SECONDS, NO_ACCESS, Access, find
 from hubring.ps.security.certificate import first
 from hubring.ps.security.guard import AsyncGuard
 from hubring.ps.security.keyring import Keyring
-from hubring.ps.security.own_certificate import Own, load
+from hubring.ps.security.own_certificate import load
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token_file import forget
-from hubring.ps.shard.spawn import Settings, start
+from hubring.ps.shard.spawn import may_be_replaced, settings_of, start_shards, start_standby
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.readable_calls import ReadableCalls
@@ -116,14 +116,14 @@ class Server:
         coordinator.config = replace(config, port=port)  # --port 0 lets the system choose
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
-        count = 0 if config.colocate else config.shards
+        self._settings = settings_of(control, config, self._shards_access(), self._own)
         shards: Children[Child] = Children()
         self._add_signal_handlers(coordinator)
         site: Site | None = None
         opening: asyncio.Task[None] | None = None
         try:
             site = None if config.no_page else Site(config)
-            _start_shards(shards, count, control, config, self._shards_access(), self._own)
+            start_shards(shards, config, self._settings)
             self._banner(address, restored, site)
             if site is not None:
                 opening = asyncio.create_task(_open(site, coordinator))  # a task, because leases already run
@@ -134,7 +134,7 @@ class Server:
             await self._health.tell(coordinator.troubles())
             await asyncio.to_thread(shards.end)
             await coordinator.see_off(self._remote_shards(coordinator, shards), GOODBYE_SECONDS)
-            await coordinator.fleet.dismiss(coordinator.fleet.shards)
+            await coordinator.fleet.dismiss((*coordinator.fleet.shards, *coordinator.fleet.standbys))
             if opening is not None:
                 await opening
             if site is not None:
@@ -219,6 +219,8 @@ class Server:
         shards = "one per worker, on its host" if config.colocate else str(config.shards)
         if config.await_shards:
             shards += f", and {config.await_shards} on other hosts"
+        if config.standby:
+            shards += ", each with a standby"
         constant = {"ssp": f" --staleness {config.staleness}", "backup": f" --backup {config.backup}"}
         mode = config.mode + constant.get(config.mode, "")
         count = f"   # x {config.workers} workers" if config.workers > 1 else ""
@@ -246,7 +248,8 @@ class Server:
         config = self._config
         if config.checkpoint_dir is not None:
             return f"every {config.checkpoint_every:g} s to {config.checkpoint_dir}"
-        return "nothing: without --checkpoint-dir, a hub that loses this server or a shard loses all steps"
+        what = "this server" if config.standby else "this server or a shard"
+        return f"nothing: without --checkpoint-dir, a hub that loses {what} loses all steps"
 
     async def _supervise(self, coordinator: Coordinator, shards: Children[Child]) -> None:
         """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""
@@ -258,7 +261,7 @@ class Server:
                 if late > HELD_UP_SECONDS:
                     coordinator.excuse(late)
                 if (shard := first_ended(shards.started, 0.0)) is not None:
-                    coordinator.shard_lost(f"{shard} {shard.ended}")
+                    await self._on_ended(coordinator, shards, shard)
                 if self._draining is not None and self._draining.done():
                     self._draining.result()
                 await coordinator.tick()
@@ -270,13 +273,22 @@ class Server:
                 task.cancel()
             await asyncio.wait(ends)
 
+    async def _on_ended(self, coordinator: Coordinator, shards: Children[Child], ended: Child) -> None:
+        """Handles the exit of a shard's process. With `--standby`, starts a standby in its place."""
+        if not self._config.standby:
+            coordinator.shard_lost(f"{ended} {ended.ended}")
+            return
+        shards.started.remove(ended)
+        if await coordinator.standbys.child_ended(ended.pid, str(ended), ended.ended):
+            start_standby(shards, self._settings)
+
     @staticmethod
     def _remote_shards(coordinator: Coordinator, shards: Children[Child]) -> list[Shard]:
         """Returns the shards on other hosts. Only the coordinator can notify them that the server stops."""
         own = {(socket.gethostname(), shard.pid) for shard in shards.started}
         return [
             shard
-            for shard in coordinator.fleet.shards
+            for shard in (*coordinator.fleet.shards, *coordinator.fleet.standbys)
             if not shard.worker and (shard.host, shard.pid) not in own
         ]
 
@@ -290,6 +302,7 @@ class Server:
             "steps": coordinator.last_step,
             **ends(outcome),
             "error": str(self._failure(coordinator) or ""),
+            "failovers": coordinator.standbys.failovers,
             "shards": coordinator.last_stats,
             "checkpoint": str(coordinator.checkpoints.last or ""),
         }
@@ -317,33 +330,6 @@ class Server:
                 return Preempted.exit_code
             return HubringError.exit_code if coordinator.outcome.erred else JobFailed.exit_code
         return 0
-
-
-def _start_shards(
-    shards: Children[Child],
-    count: int,
-    control: str,
-    config: ServerConfig,
-    access: Access,
-    own: Own,
-    patience: float = CONNECT_SECONDS,
-) -> None:
-    """Starts this host's shards; each registers itself with the coordinator."""
-    settings = Settings(
-        control,
-        config.host,
-        config.log_format,
-        device=config.device,
-        trace=str(config.trace or ""),
-        access=access,
-        identity=own.identity,
-        authority=own.authority,
-        patience=patience,
-        insecure=config.insecure,
-        plain_data=config.plain_data,
-    )
-    for _ in range(count):
-        shards.add(start("a shard process", settings))
 
 
 async def _open(site: Site, coordinator: Coordinator) -> None:
@@ -380,11 +366,19 @@ async def join(config: ServerConfig) -> int:
             " check the address, or start the server first"
         ) from error
     left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
-    _start_shards(shards, config.shards, there, config, access, own, left)
+    settings = settings_of(there, config, access, own, left)
+    start_shards(shards, config, settings)
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
-    while (ended := first_ended(shards.started, 0.0)) is None and not quit_.is_set():
+    ended: Child | None = None
+    while ended is None and not quit_.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(quit_.wait(), TICK_SECONDS)
+        ended = first_ended(shards.started, 0.0)
+        if ended is not None and config.standby and may_be_replaced(ended):
+            log.warning("%s %s; starting a standby", ended, ended.ended)
+            shards.started.remove(ended)
+            start_standby(shards, settings)
+            ended = None
     await asyncio.to_thread(shards.end)
     if ended is not None and (ended.code or 0) < 0:
         raise JobFailed(f"{ended} {ended.ended}")

@@ -59,7 +59,12 @@ async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
     asked = fleet.shards
     rows = []
     for each, why in zip(asked, await fleet.look(patience), strict=True):
-        row = {**shard(each, each.last_stats), "address": each.addresses.get("grpc", "")}
+        standby = fleet.standby_of(each)
+        row = {
+            **shard(each, each.last_stats),
+            "address": each.addresses.get("grpc", ""),
+            "standby": None if standby is None else {"host": standby.host, "pid": standby.pid},
+        }
         rows.append({**row, "error": why} if why else row)
     return rows
 

@@ -91,6 +91,10 @@ def _count(rows: str) -> Read:
     return lambda report: [((), len(report[rows]))]
 
 
+def _standbys(report: Report) -> Iterator[Reading]:
+    yield (), sum(row.get("standby") is not None for row in report["shards"])
+
+
 def _total(what: str) -> Read:
     return lambda report: [((word,), count) for word, count in report["totals"][what].items()]
 
@@ -241,6 +245,10 @@ METRICS = (
            "Registered shards."),
     Metric("ps_shards_wanted", "gauge", (), "shards", _hub("shards_wanted"),
            "Shards that the job needs to start. 0 for a ring."),
+    Metric("ps_shard_standbys", "gauge", (), "standbys", _standbys,
+           "Shards whose standby would take their place without a lost step (`--standby`)."),
+    Metric("ps_failovers_total", "counter", (), "failovers", _hub("failovers"),
+           "Standbys that have taken the place of a shard."),
     Metric("ps_shard_up", "gauge", ("shard",), "", _shards_up,
            "1 if the shard answered within a second. If not, its other metrics are omitted."),
     Metric("ps_shard_heartbeat_age_seconds", "gauge", ("shard",), "seconds",

@@ -7,13 +7,18 @@ import signal
 from subprocess import PIPE
 
 import msgspec
+from msgspec.structs import replace
 
 from hubring.ps.config.environment import SILENT_GRPC, environment
 from hubring.ps.config.kinds import LogFormat
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.core.errors import Fenced
 from hubring.ps.process.child import Child
+from hubring.ps.process.children import Children
 from hubring.ps.process.command import module_command
 from hubring.ps.security.access import CONNECT_SECONDS, NO_ACCESS, Access
 from hubring.ps.security.certificate import Identity
+from hubring.ps.security.own_certificate import Own
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -33,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True):
         patience: Seconds for which the coordinator may be unreachable at the start.
         insecure: Whether to listen beyond loopback without encryption.
         plain_data: Whether ZeroMQ sends gradients without encryption.
+        standby: Whether the shard waits to replace another one.
     """
 
     control: str
@@ -48,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True):
     patience: float = CONNECT_SECONDS
     insecure: bool = False
     plain_data: bool = False
+    standby: bool = False
 
 
 VARIABLE = "HUBRING_SHARD"
@@ -68,3 +75,40 @@ def start(name: str, settings: Settings) -> Child:
         return Child(name, module_command("hubring.ps.shard.process"), stdin=PIPE, environment=variables)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def settings_of(
+    control: str, config: ServerConfig, access: Access, own: Own, patience: float = CONNECT_SECONDS
+) -> Settings:
+    """Returns the settings of this host's shards, which register themselves with the coordinator."""
+    return Settings(
+        control,
+        config.host,
+        config.log_format,
+        device=config.device,
+        trace=str(config.trace or ""),
+        access=access,
+        identity=own.identity,
+        authority=own.authority,
+        patience=patience,
+        insecure=config.insecure,
+        plain_data=config.plain_data,
+    )
+
+
+def start_shards(shards: Children[Child], config: ServerConfig, settings: Settings) -> None:
+    """Starts this host's shards and standbys; none if the workers start the shards."""
+    for _ in range(0 if config.colocate else config.shards):
+        shards.add(start("a shard process", settings))
+        if config.standby:
+            start_standby(shards, settings)
+
+
+def start_standby(shards: Children[Child], settings: Settings) -> None:
+    """Starts one standby."""
+    shards.add(start("a standby process", replace(settings, standby=True)))
+
+
+def may_be_replaced(ended: Child) -> bool:
+    """Returns whether a standby may have taken the place of a shard that ended."""
+    return ended.code is not None and (ended.code < 0 or ended.code == Fenced.exit_code)

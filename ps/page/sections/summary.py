@@ -78,6 +78,8 @@ def _figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
         yield "Samples/s in total", number(now.samples_rate)
     yield "Workers", f"{len(present)} of {report['world_size'] or '?'}"
     yield "Shards", NOTHING if snapshot.on_ring else f"{len(snapshot.shards)} of {report['shards_wanted']}"
+    if report["failovers"]:
+        yield "Failovers", str(report["failovers"])
     yield "Epoch", str(report["epoch"])
     age = report["checkpoint_age"]
     yield "Since checkpoint", NOTHING if age is None else duration(age)

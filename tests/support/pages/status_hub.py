@@ -100,6 +100,7 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         },
         "checkpoint": "",
         "checkpoints": 0,
+        "failovers": 0,
         "checkpoint_age": None,
         "checkpoint_every": None,
     }
