@@ -364,6 +364,7 @@ class HeartbeatReply(_message.Message):
     STOP_AFTER_FIELD_NUMBER: _builtins.int
     STOP_AGREED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    FAILOVERS_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """the lease expired: this incarnation has lost its place"""
     failed: _builtins.str
@@ -380,6 +381,8 @@ class HeartbeatReply(_message.Message):
     """ring: every member knows stop_after"""
     finished: _builtins.str
     """the error if this worker takes another step, since a worker finished; empty before"""
+    failovers: _builtins.int
+    """how many standbys have replaced a shard; if it rises, ask for Shards"""
     @_builtins.property
     def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """membership changes since this worker's last heartbeat"""
@@ -396,10 +399,11 @@ class HeartbeatReply(_message.Message):
         stop_after: _builtins.int = ...,
         stop_agreed: _builtins.bool = ...,
         finished: _builtins.str = ...,
+        failovers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "exit_code", b"exit_code", "failed", b"failed", "fenced", b"fenced", "finished", b"finished", "news", b"news", "slowest", b"slowest", "stop_after", b"stop_after", "stop_agreed", b"stop_agreed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "exit_code", b"exit_code", "failed", b"failed", "failovers", b"failovers", "fenced", b"fenced", "finished", b"finished", "news", b"news", "slowest", b"slowest", "stop_after", b"stop_after", "stop_agreed", b"stop_agreed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -697,6 +701,50 @@ class Door(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Door: _TypeAlias = Door  # noqa: Y015
+
+@_typing.final
+class ShardsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    incarnation: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardsRequest: _TypeAlias = ShardsRequest  # noqa: Y015
+
+@_typing.final
+class ShardsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardAddress]:
+        """in the order of their numbers"""
+
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[Global___ShardAddress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardsReply: _TypeAlias = ShardsReply  # noqa: Y015
 
 @_typing.final
 class PlanRequest(_message.Message):
@@ -1010,6 +1058,7 @@ class RegisterShardRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     DOOR_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     host: _builtins.str
     pid: _builtins.int
@@ -1017,6 +1066,8 @@ class RegisterShardRequest(_message.Message):
     token: _builtins.str
     worker: _builtins.bytes
     """incarnation of the worker that started it; empty: none"""
+    standby: _builtins.bool
+    """it waits to replace a shard"""
     @_builtins.property
     def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -1032,10 +1083,11 @@ class RegisterShardRequest(_message.Message):
         token: _builtins.str = ...,
         worker: _builtins.bytes = ...,
         door: Global___Door | None = ...,
+        standby: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["door", b"door"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "door", b"door", "host", b"host", "host_id", b"host_id", "pid", b"pid", "protocol", b"protocol", "token", b"token", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "door", b"door", "host", b"host", "host_id", b"host_id", "pid", b"pid", "protocol", b"protocol", "standby", b"standby", "token", b"token", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1089,15 +1141,19 @@ class ShardHeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     token: _builtins.str
+    unreachable: _builtins.bytes
+    """the secret of the stream whose standby the shard cannot reach; empty: none"""
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
+        unreachable: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1108,16 +1164,24 @@ class ShardHeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STOP_FIELD_NUMBER: _builtins.int
+    REPLACED_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """the server no longer needs this shard"""
+    replaced: _builtins.str
+    """with stop: the error, if a standby has replaced this shard"""
+    given_up: _builtins.bytes
+    """the secret of the stream whose standby is given up: go on without it"""
     def __init__(
         self,
         *,
         stop: _builtins.bool = ...,
+        replaced: _builtins.str = ...,
+        given_up: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up", "replaced", b"replaced", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1160,6 +1224,67 @@ class ShardAssignment(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShardAssignment: _TypeAlias = ShardAssignment  # noqa: Y015
+
+@_typing.final
+class FollowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    stream: _builtins.bytes
+    """the stream's secret"""
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        stream: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class ReplicateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STANDBY_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    stream: _builtins.bytes
+    @_builtins.property
+    def standby(self) -> Global___ShardAddress: ...
+    def __init__(
+        self,
+        *,
+        standby: Global___ShardAddress | None = ...,
+        stream: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["standby", b"standby"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["standby", b"standby", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicateRequest: _TypeAlias = ReplicateRequest  # noqa: Y015
+
+@_typing.final
+class PromoteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteRequest: _TypeAlias = PromoteRequest  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -64,6 +64,11 @@ class ControlStub:
                 request_serializer=hubring_dot_protos_dot_control__pb2.RendezvousRequest.SerializeToString,
                 response_deserializer=hubring_dot_protos_dot_control__pb2.RendezvousReply.FromString,
                 _registered_method=True)
+        self.Shards = channel.unary_unary(
+                '/hubring.v1.Control/Shards',
+                request_serializer=hubring_dot_protos_dot_control__pb2.ShardsRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.ShardsReply.FromString,
+                _registered_method=True)
         self.Clock = channel.unary_unary(
                 '/hubring.v1.Control/Clock',
                 request_serializer=hubring_dot_protos_dot_control__pb2.ClockRequest.SerializeToString,
@@ -145,6 +150,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Shards(self, request, context):
+        """Returns where the shards are now: one that is lost is replaced by its standby.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Clock(self, request, context):
         """Returns the coordinator's time. A process that writes a trace measures its clock's offset.
         """
@@ -216,6 +228,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Rendezvous,
                     request_deserializer=hubring_dot_protos_dot_control__pb2.RendezvousRequest.FromString,
                     response_serializer=hubring_dot_protos_dot_control__pb2.RendezvousReply.SerializeToString,
+            ),
+            'Shards': grpc.unary_unary_rpc_method_handler(
+                    servicer.Shards,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.ShardsRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.ShardsReply.SerializeToString,
             ),
             'Clock': grpc.unary_unary_rpc_method_handler(
                     servicer.Clock,
@@ -410,6 +427,33 @@ class Control:
             '/hubring.v1.Control/Rendezvous',
             hubring_dot_protos_dot_control__pb2.RendezvousRequest.SerializeToString,
             hubring_dot_protos_dot_control__pb2.RendezvousReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Shards(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.Control/Shards',
+            hubring_dot_protos_dot_control__pb2.ShardsRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.ShardsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -627,6 +671,21 @@ class ShardControlStub:
                 request_serializer=hubring_dot_protos_dot_control__pb2.StatsRequest.SerializeToString,
                 response_deserializer=hubring_dot_protos_dot_control__pb2.ShardStats.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_unary(
+                '/hubring.v1.ShardControl/Follow',
+                request_serializer=hubring_dot_protos_dot_control__pb2.FollowRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.Ack.FromString,
+                _registered_method=True)
+        self.Replicate = channel.unary_unary(
+                '/hubring.v1.ShardControl/Replicate',
+                request_serializer=hubring_dot_protos_dot_control__pb2.ReplicateRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.Ack.FromString,
+                _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/hubring.v1.ShardControl/Promote',
+                request_serializer=hubring_dot_protos_dot_control__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.Ack.FromString,
+                _registered_method=True)
 
 
 class ShardControlServicer:
@@ -677,6 +736,28 @@ class ShardControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Follow(self, request, context):
+        """The shard becomes the standby of the shard with this number, and accepts its stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replicate(self, request, context):
+        """The shard, which holds no job, forwards all changes to this standby from now on. It answers its workers once
+        the standby has acknowledged the changes that came before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Promote(self, request, context):
+        """A standby takes its primary's place, and refuses the stream from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -714,6 +795,21 @@ def add_ShardControlServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=hubring_dot_protos_dot_control__pb2.StatsRequest.FromString,
                     response_serializer=hubring_dot_protos_dot_control__pb2.ShardStats.SerializeToString,
+            ),
+            'Follow': grpc.unary_unary_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.FollowRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.Ack.SerializeToString,
+            ),
+            'Replicate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replicate,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.ReplicateRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.Ack.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.PromoteRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.Ack.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -905,6 +1001,87 @@ class ShardControl:
             '/hubring.v1.ShardControl/Stats',
             hubring_dot_protos_dot_control__pb2.StatsRequest.SerializeToString,
             hubring_dot_protos_dot_control__pb2.ShardStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.ShardControl/Follow',
+            hubring_dot_protos_dot_control__pb2.FollowRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replicate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.ShardControl/Replicate',
+            hubring_dot_protos_dot_control__pb2.ReplicateRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.ShardControl/Promote',
+            hubring_dot_protos_dot_control__pb2.PromoteRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,

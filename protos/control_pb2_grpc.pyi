@@ -57,6 +57,8 @@ class ControlStub:
     """A worker sends its buckets. The reply lists the shard of each slice."""
     Rendezvous: _grpc.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]
     """A key-value store in which the members of a ring find each other."""
+    Shards: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShardsRequest, _control_pb2.ShardsReply]
+    """Returns where the shards are now: one that is lost is replaced by its standby."""
     Clock: _grpc.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]
@@ -89,6 +91,8 @@ class ControlAsyncStub(ControlStub):
     """A worker sends its buckets. The reply lists the shard of each slice."""
     Rendezvous: _aio.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]  # type: ignore[assignment]
     """A key-value store in which the members of a ring find each other."""
+    Shards: _aio.UnaryUnaryMultiCallable[_control_pb2.ShardsRequest, _control_pb2.ShardsReply]  # type: ignore[assignment]
+    """Returns where the shards are now: one that is lost is replaced by its standby."""
     Clock: _aio.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]  # type: ignore[assignment]
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]  # type: ignore[assignment]
@@ -156,6 +160,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """A key-value store in which the members of a ring find each other."""
 
     @_abc_1.abstractmethod
+    def Shards(
+        self,
+        request: _control_pb2.ShardsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ShardsReply, _abc.Awaitable[_control_pb2.ShardsReply]]:
+        """Returns where the shards are now: one that is lost is replaced by its standby."""
+
+    @_abc_1.abstractmethod
     def Clock(
         self,
         request: _control_pb2.ClockRequest,
@@ -218,6 +230,14 @@ class ShardControlStub:
     """The job is over. The shard drops its parameters and waits for the next job."""
     Save: _grpc.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]
     Stats: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatsRequest, _control_pb2.ShardStats]
+    Follow: _grpc.UnaryUnaryMultiCallable[_control_pb2.FollowRequest, _control_pb2.Ack]
+    """The shard becomes the standby of the shard with this number, and accepts its stream."""
+    Replicate: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReplicateRequest, _control_pb2.Ack]
+    """The shard, which holds no job, forwards all changes to this standby from now on. It answers its workers once
+    the standby has acknowledged the changes that came before.
+    """
+    Promote: _grpc.UnaryUnaryMultiCallable[_control_pb2.PromoteRequest, _control_pb2.Ack]
+    """A standby takes its primary's place, and refuses the stream from now on."""
 
 @_typing.type_check_only
 class ShardControlAsyncStub(ShardControlStub):
@@ -233,6 +253,14 @@ class ShardControlAsyncStub(ShardControlStub):
     """The job is over. The shard drops its parameters and waits for the next job."""
     Save: _aio.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]  # type: ignore[assignment]
     Stats: _aio.UnaryUnaryMultiCallable[_control_pb2.StatsRequest, _control_pb2.ShardStats]  # type: ignore[assignment]
+    Follow: _aio.UnaryUnaryMultiCallable[_control_pb2.FollowRequest, _control_pb2.Ack]  # type: ignore[assignment]
+    """The shard becomes the standby of the shard with this number, and accepts its stream."""
+    Replicate: _aio.UnaryUnaryMultiCallable[_control_pb2.ReplicateRequest, _control_pb2.Ack]  # type: ignore[assignment]
+    """The shard, which holds no job, forwards all changes to this standby from now on. It answers its workers once
+    the standby has acknowledged the changes that came before.
+    """
+    Promote: _aio.UnaryUnaryMultiCallable[_control_pb2.PromoteRequest, _control_pb2.Ack]  # type: ignore[assignment]
+    """A standby takes its primary's place, and refuses the stream from now on."""
 
 class ShardControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -287,5 +315,31 @@ class ShardControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ShardStats, _abc.Awaitable[_control_pb2.ShardStats]]: ...
+
+    @_abc_1.abstractmethod
+    def Follow(
+        self,
+        request: _control_pb2.FollowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.Ack, _abc.Awaitable[_control_pb2.Ack]]:
+        """The shard becomes the standby of the shard with this number, and accepts its stream."""
+
+    @_abc_1.abstractmethod
+    def Replicate(
+        self,
+        request: _control_pb2.ReplicateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.Ack, _abc.Awaitable[_control_pb2.Ack]]:
+        """The shard, which holds no job, forwards all changes to this standby from now on. It answers its workers once
+        the standby has acknowledged the changes that came before.
+        """
+
+    @_abc_1.abstractmethod
+    def Promote(
+        self,
+        request: _control_pb2.PromoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.Ack, _abc.Awaitable[_control_pb2.Ack]]:
+        """A standby takes its primary's place, and refuses the stream from now on."""
 
 def add_ShardControlServicer_to_server(servicer: ShardControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

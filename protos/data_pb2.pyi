@@ -199,6 +199,7 @@ class Header(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     INIT_FIELD_NUMBER: _builtins.int
     PUSH_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
@@ -207,6 +208,9 @@ class Header(_message.Message):
     WRITE_STATE_FIELD_NUMBER: _builtins.int
     READ_STATE_FIELD_NUMBER: _builtins.int
     PROBE_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
@@ -225,6 +229,8 @@ class Header(_message.Message):
     rank: _builtins.int
     """Requests carry the sender; replies do not."""
     incarnation: _builtins.bytes
+    stream: _builtins.bytes
+    """In what a primary forwards to its standby: the secret of their stream. Such requests have consecutive numbers."""
     payload_checksum: _builtins.int
     """XXH3 (64 bits, seed 0). Both fields end the header, in this order. A peer refuses a message that does not match.
     Shared memory sends neither: it checks its packets.
@@ -253,6 +259,12 @@ class Header(_message.Message):
     @_builtins.property
     def probe(self) -> Global___Probe: ...
     @_builtins.property
+    def round(self) -> Global___Round: ...
+    @_builtins.property
+    def command(self) -> Global___Command: ...
+    @_builtins.property
+    def transfer(self) -> Global___Transfer: ...
+    @_builtins.property
     def values(self) -> Global___Values: ...
     @_builtins.property
     def result(self) -> Global___Result: ...
@@ -272,6 +284,7 @@ class Header(_message.Message):
         codec: _builtins.str = ...,
         rank: _builtins.int = ...,
         incarnation: _builtins.bytes = ...,
+        stream: _builtins.bytes = ...,
         init: Global___Init | None = ...,
         push: Global___Push | None = ...,
         pull: Global___Pull | None = ...,
@@ -280,6 +293,9 @@ class Header(_message.Message):
         write_state: Global___WriteState | None = ...,
         read_state: Global___ReadState | None = ...,
         probe: Global___Probe | None = ...,
+        round: Global___Round | None = ...,
+        command: Global___Command | None = ...,
+        transfer: Global___Transfer | None = ...,
         values: Global___Values | None = ...,
         result: Global___Result | None = ...,
         refusal: Global___Refusal | None = ...,
@@ -288,11 +304,11 @@ class Header(_message.Message):
         payload_checksum: _builtins.int = ...,
         checksum: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribute", b"contribute", "init", b"init", "missing", b"missing", "probe", b"probe", "pull", b"pull", "push", b"push", "read_state", b"read_state", "refusal", b"refusal", "result", b"result", "state", b"state", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command", b"command", "contribute", b"contribute", "init", b"init", "missing", b"missing", "probe", b"probe", "pull", b"pull", "push", b"push", "read_state", b"read_state", "refusal", b"refusal", "result", b"result", "round", b"round", "state", b"state", "transfer", b"transfer", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "checksum", b"checksum", "codec", b"codec", "contribute", b"contribute", "dtype", b"dtype", "incarnation", b"incarnation", "init", b"init", "missing", b"missing", "payload_bytes", b"payload_bytes", "payload_checksum", b"payload_checksum", "probe", b"probe", "pull", b"pull", "push", b"push", "rank", b"rank", "read_state", b"read_state", "refusal", b"refusal", "request", b"request", "result", b"result", "shape", b"shape", "state", b"state", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "checksum", b"checksum", "codec", b"codec", "command", b"command", "contribute", b"contribute", "dtype", b"dtype", "incarnation", b"incarnation", "init", b"init", "missing", b"missing", "payload_bytes", b"payload_bytes", "payload_checksum", b"payload_checksum", "probe", b"probe", "pull", b"pull", "push", b"push", "rank", b"rank", "read_state", b"read_state", "refusal", b"refusal", "request", b"request", "result", b"result", "round", b"round", "shape", b"shape", "state", b"state", "stream", b"stream", "transfer", b"transfer", "values", b"values", "write_parameters", b"write_parameters", "write_state", b"write_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["init", "push", "pull", "contribute", "write_parameters", "write_state", "read_state", "probe", "values", "result", "refusal", "state", "missing"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["init", "push", "pull", "contribute", "write_parameters", "write_state", "read_state", "probe", "round", "command", "transfer", "values", "result", "refusal", "state", "missing"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -540,6 +556,159 @@ class Probe(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Probe: _TypeAlias = Probe  # noqa: Y015
+
+@_typing.final
+class Round(_message.Message):
+    """A round that a primary closed, for its standby. The payload is the sum of the gradients, or the mean of
+    compressed gradients.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class HyperEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    HYPER_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    CLOCKS_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    EXCUSED_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    version: _builtins.int
+    """before the update"""
+    count: _builtins.int
+    """the payload's divisor"""
+    absent: _builtins.bytes
+    """as in Values"""
+    @_builtins.property
+    def hyper(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the contributors, in ascending order"""
+
+    @_builtins.property
+    def clocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the contributors' pushes, in this order"""
+
+    @_builtins.property
+    def staleness(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def excused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the contributors that need not agree on what scripts wrote before the round"""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        version: _builtins.int = ...,
+        count: _builtins.int = ...,
+        hyper: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        absent: _builtins.bytes = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        clocks: _abc.Iterable[_builtins.int] | None = ...,
+        staleness: _abc.Iterable[_builtins.int] | None = ...,
+        excused: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clocks", b"clocks", "count", b"count", "excused", b"excused", "hyper", b"hyper", "key", b"key", "ranks", b"ranks", "staleness", b"staleness", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Round: _TypeAlias = Round  # noqa: Y015
+
+@_typing.final
+class Command(_message.Message):
+    """A call of the coordinator that a primary forwards. The payload is the call's message, as UINT8."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Call:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _CallEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Command._Call.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        CONFIRM: Command._Call.ValueType  # 0
+        """changes nothing: its acknowledgement proves that the standby still follows"""
+        SET_VIEW: Command._Call.ValueType  # 1
+        SET_PLAN: Command._Call.ValueType  # 2
+        DRAIN: Command._Call.ValueType  # 3
+        FAIL: Command._Call.ValueType  # 4
+        RESET: Command._Call.ValueType  # 5
+
+    class Call(_Call, metaclass=_CallEnumTypeWrapper): ...
+    CONFIRM: Command.Call.ValueType  # 0
+    """changes nothing: its acknowledgement proves that the standby still follows"""
+    SET_VIEW: Command.Call.ValueType  # 1
+    SET_PLAN: Command.Call.ValueType  # 2
+    DRAIN: Command.Call.ValueType  # 3
+    FAIL: Command.Call.ValueType  # 4
+    RESET: Command.Call.ValueType  # 5
+
+    CALL_FIELD_NUMBER: _builtins.int
+    call: Global___Command.Call.ValueType
+    def __init__(
+        self,
+        *,
+        call: Global___Command.Call.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class Transfer(_message.Message):
+    """A part of a primary's state, for a standby that follows it from the middle of a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    """2^32-1: what belongs to no key"""
+    @_builtins.property
+    def tensors(self) -> Global___OptimizerState:
+        """by name; "facts" holds the rest as JSON"""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        tensors: Global___OptimizerState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tensors", b"tensors"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Transfer: _TypeAlias = Transfer  # noqa: Y015
 
 @_typing.final
 class Layout(_message.Message):

@@ -24,7 +24,7 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Shard
-from hubring.ps.coordinator.status import ends
+from hubring.ps.coordinator.status import ends, failovers
 from hubring.ps.core.errors import (
     ConfigError,
     HubringError,
@@ -52,7 +52,7 @@ from hubring.ps.security.keyring import Keyring
 from hubring.ps.security.own_certificate import load
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token_file import forget
-from hubring.ps.shard.host_shards import start_shards
+from hubring.ps.shard.host_shards import settings_of, start_shards, start_standby
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.readable_calls import ReadableCalls
@@ -126,17 +126,15 @@ class Server:
         coordinator.config = replace(coordinator.config, port=port)  # --port 0 lets the system choose
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
-        count = 0 if config.colocate else config.shards
+        lives_on = self._succession is not None
+        self._settings = settings_of(control, config, self._shards_access(), self._own, lives_on=lives_on)
         shards: Children[Child | Adopted] = Children()
         site: Site | None = None
         opening: asyncio.Task[None] | None = None
         try:
             site = None if config.no_page else self._site()
             if self._inherited is None:
-                lives_on = self._succession is not None
-                start_shards(
-                    shards, count, control, config, self._shards_access(), self._own, lives_on=lives_on
-                )
+                start_shards(shards, config, self._settings)
             if self._succession is not None:
                 self._succeed(self._succession, coordinator, shards, site)
             else:
@@ -153,7 +151,7 @@ class Server:
             await self._health.tell(coordinator.troubles())
             await asyncio.to_thread(shards.end)
             await coordinator.see_off(self._remote_shards(coordinator, shards), GOODBYE_SECONDS)
-            await coordinator.fleet.dismiss(coordinator.fleet.shards)
+            await coordinator.fleet.dismiss((*coordinator.fleet.shards, *coordinator.fleet.standbys))
             if opening is not None:
                 await opening
             if site is not None:
@@ -304,9 +302,8 @@ class Server:
                 late = time.monotonic() - due
                 if late > HELD_UP_SECONDS:
                     coordinator.excuse(late)
-                for shard in shards.started:
-                    if shard.ended:
-                        coordinator.shard_lost(f"{shard} {shard.ended}")
+                for shard in [each for each in shards.started if each.ended]:
+                    await self._on_ended(coordinator, shards, shard)
                 if self._draining is not None and self._draining.done():
                     self._draining.result()
                 await coordinator.tick()
@@ -322,13 +319,24 @@ class Server:
                 task.cancel()
             await asyncio.wait(ends)
 
+    async def _on_ended(
+        self, coordinator: Coordinator, shards: Children[Child | Adopted], ended: Child | Adopted
+    ) -> None:
+        """Handles the exit of a shard's process. With `--standby`, starts a standby in its place."""
+        if not self._config.standby:
+            coordinator.shard_lost(f"{ended} {ended.ended}")
+            return
+        shards.started.remove(ended)
+        if await coordinator.standbys.child_ended(ended.pid, str(ended), ended.ended):
+            start_standby(shards, self._settings)
+
     @staticmethod
     def _remote_shards(coordinator: Coordinator, shards: Children[Child | Adopted]) -> list[Shard]:
         """Returns the shards on other hosts. Only the coordinator can notify them that the server stops."""
         own = {(socket.gethostname(), shard.pid) for shard in shards.started}
         return [
             shard
-            for shard in coordinator.fleet.shards
+            for shard in (*coordinator.fleet.shards, *coordinator.fleet.standbys)
             if not shard.worker and (shard.host, shard.pid) not in own
         ]
 
@@ -344,7 +352,7 @@ class Server:
             "error": str(self._failure(coordinator) or ""),
             "shards": coordinator.last_stats,
             "checkpoint": str(coordinator.checkpoints.last or ""),
-            "failovers": coordinator.takeover.failovers,
+            "failovers": failovers(coordinator),
         }
 
     @staticmethod

@@ -34,8 +34,9 @@ ps/config: ps/core
 ps/security: protos ps/config ps/core
 ps/transport: protos ps/compression ps/config ps/core ps/security ps/store
 ps/observe: protos ps/config ps/core ps/security ps/transport
-ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/process ps/security ps/store
-    ps/transport
+ps/standby: protos ps/core ps/transport
+ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/process ps/security ps/standby
+    ps/store ps/transport
 ps/client: protos ps/config ps/core ps/job ps/process ps/security ps/shard ps/transport
 ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/security ps/store ps/transport
 ps/page: ps/config ps/coordinator ps/core ps/job ps/observe ps/transport

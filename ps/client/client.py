@@ -215,6 +215,10 @@ class KVClient:
         """Reads replies in this thread until `work` completes or `timeout` seconds have passed."""
         self._connections.attend(work, timeout)
 
+    def reconnect(self, shard: int) -> None:
+        """Connects to a shard again, and sends its unanswered requests again: it has moved."""
+        self._connections.reconnect(shard)
+
     def fail(self, error: BaseException) -> None:
         """Fails all pending and future requests."""
         self._connections.fail(error)

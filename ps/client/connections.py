@@ -49,11 +49,9 @@ limit, so that the error that names the cause arrives before this one.
 """
 MAX_DAMAGED = 10
 """Times that one request or its reply may be damaged before its work fails."""
-_REDIAL_PAUSE = 0.1
-MAX_PROBED = 1000
-"""Requests in one probe, so that it fits a header."""
-_LONGEST_POLL = 3600.0
-"""Seconds. epoll's own limit is 24 days; a deadline may be later."""
+_REDIAL_PAUSE = 0.05
+MAX_PROBED = 1000  # in one probe, so that it fits a header
+_LONGEST_POLL = 3600.0  # seconds; epoll's own limit is 24 days, and a deadline may be later
 
 
 class Connections:
@@ -86,15 +84,13 @@ class Connections:
         self._stuck: set[int] = set()
         self._losses = Losses(shards, REDIAL_SECONDS)
         self._attending = threading.Lock()
-        """Held by a waiting thread that reads. The background thread does not read meanwhile."""
+        """Held by a waiting thread that reads. The background thread does not poll `_poller` meanwhile."""
         self._closing = False
         self._bell = Bell()
         self._poller = poller(self._bell.waitable)
-        """Polls the connections for replies, and the bell for requests that wait."""
         self._spin_wait = SpinWait(self._poller.poll)
         self._reconnect_bell = Bell()
         self._background_poller = poller(self._reconnect_bell.waitable, self._poller.fileno())
-        """Polls for the background thread: `_reconnect_bell`, and `_poller` unless a waiting thread reads."""
         self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
         self._thread.start()
 
@@ -124,8 +120,13 @@ class Connections:
                 self._read_for(work, None if timeout is None else time.monotonic() + timeout)
         finally:
             self._attending.release()
-            if self._requests.waiting:
-                self._bell.ring()  # the background thread sends the rest
+            if self._requests.waiting:  # the background thread sends the rest
+                self._bell.ring()
+
+    def reconnect(self, shard: int) -> None:
+        """Replaces a shard's connection, because another process has taken the shard's place."""
+        with self._io_lock:
+            self._drop(shard, ConnectionLost("its standby has taken its place"))
 
     def fail(self, error: BaseException) -> None:
         """Fails all pending and future requests."""
@@ -151,8 +152,8 @@ class Connections:
 
     def _abort(self, interruption: BaseException) -> None:
         """Fails all requests: an exception interrupted sending or reading, so a message may be lost."""
-        text = f"{type(interruption).__name__} interrupted sending or reading; a request or reply may be lost"
-        self.fail(HubringError(text))
+        name = type(interruption).__name__
+        self.fail(HubringError(f"{name} interrupted sending or reading; a request or reply may be lost"))
 
     # Sending and reading, under `_io_lock`.
 

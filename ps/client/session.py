@@ -24,6 +24,7 @@ from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.departure import Departure
 from hubring.ps.client.join import BY_EXIT_CODE, Admission, prove
 from hubring.ps.client.repeated_call import repeated
+from hubring.ps.client.shard_locations import ShardLocations
 from hubring.ps.client.silence import SILENT_SECONDS, Silence
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
@@ -40,11 +41,9 @@ from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Exporter, Telemetry
-from hubring.ps.security.door import Door
 from hubring.ps.security.own_certificate import NOTHING, Own
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
-from hubring.ps.transport.registry import ShardAddress
 
 log = logging.getLogger(__name__)
 
@@ -141,10 +140,8 @@ class Session:
         self.size = joined.world_size
         self.late, self.neighbours = joined.late, joined.neighbours
         self.mode, self.saves, self.lockstep = joined.mode, joined.saves, joined.lockstep
-        self.shards = [
-            ShardAddress(shard.host_id, dict(shard.addresses), Door.from_proto(shard.door, own.identity))
-            for shard in joined.shards
-        ]
+        self.locations = ShardLocations(self._stub, self._identity, joined.shards, own.identity)
+        self.shards = self.locations.shards
         self._lease, self._silent = joined.lease_seconds, joined.silent_seconds
         self._thread.start()
 
@@ -260,6 +257,7 @@ class Session:
         if seconds is not None:
             log.warning("%s", wait_message(seconds, self.step, reply.slowest))
         self.stop_after = reply.stop_after or self.stop_after
+        self.locations.note(reply.failovers)
         self._finished = reply.finished
         if reply.finished:
             self._explained.set()

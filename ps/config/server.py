@@ -52,6 +52,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     await_shards: Annotated[
         Whole, cluster("shards to wait for from other hosts, which add them with --join")
     ] = 0
+    standby: Annotated[
+        Whole,
+        cluster(
+            "standbys of each shard and of the coordinator, so that no crash of one process loses a step:"
+            " 0 or 1"
+        ),
+    ] = 0
     colocate: Annotated[bool, cluster("start no shards; each worker starts one on its own host")] = False
     workers: Annotated[
         Whole, cluster("number of workers, including those of --backup", "from the workers' launcher, or 1")
@@ -73,13 +80,6 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     once: Annotated[bool, cluster("exit when the first job ends")] = False
     restarts: Annotated[
         Whole, cluster("restarts after a loss (exit codes 69 and 75, or a signal that kills)")
-    ] = 0
-    standby: Annotated[
-        Whole,
-        cluster(
-            "standbys of each shard and of the coordinator, so that no crash of one process loses a step:"
-            " 0 or 1"
-        ),
     ] = 0
     join: Annotated[str | None, cluster("add this host's shards to the hub at HOST:PORT")] = None
     on_loss: Annotated[
@@ -185,6 +185,16 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
                 f"--await-shards {self.await_shards} waits for shards on other hosts, but with --colocate"
                 " the workers start all shards; remove one of the two"
             )
+        if self.standby and self.colocate:
+            raise ConfigError(
+                f"--standby {self.standby} keeps a copy of each shard on another host, but with --colocate a"
+                " lost worker ends the job; remove one of the two"
+            )
+        if self.standby and self.device != "cpu":
+            raise ConfigError(
+                f"--standby {self.standby} does not support shards on --device {self.device};"
+                " remove one of the two"
+            )
         if self.shards == 0 and self.join is not None:
             raise ConfigError(
                 f"--shards 0 adds no shards to the hub at {self.join}; use --shards 1 or more, or remove"
@@ -212,7 +222,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
 
 _SHARD_HOST = {
-    *("join", "host", "shards", "device", "trace", "log_format"),
+    *("join", "host", "shards", "standby", "device", "trace", "log_format"),
     *("insecure", "plain_data", "token_file", "restarts"),
     *("tls_cert", "tls_key", "tls_ca"),
 }

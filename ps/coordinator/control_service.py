@@ -98,16 +98,26 @@ class Control(ControlServicer):
             mode=config.mode,
             saves=config.checkpoint_dir is not None,
             lockstep=self._coordinator.consistency.lockstep,
-            shards=[
-                pb.ShardAddress(
-                    shard=shard.index,
-                    host_id=shard.host_id,
-                    addresses=shard.addresses,
-                    door=shard.door.to_proto(),
-                )
-                for shard in self._coordinator.fleet.shards
-            ],
+            shards=self._addresses(),
         )
+
+    async def Shards(self, request: pb.ShardsRequest, context: Context) -> pb.ShardsReply:
+        sender, members = _sender(request), self._coordinator.job.members
+        if sender not in [Sender(member.rank, member.incarnation) for member in members]:
+            text = f"rank {request.rank} is not a member of the job; restart the worker to rejoin"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+        return pb.ShardsReply(shards=self._addresses())
+
+    def _addresses(self) -> list[pb.ShardAddress]:
+        return [
+            pb.ShardAddress(
+                shard=shard.index,
+                host_id=shard.host_id,
+                addresses=shard.addresses,
+                door=shard.door.to_proto(),
+            )
+            for shard in self._coordinator.fleet.shards
+        ]
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         try:
@@ -131,6 +141,7 @@ class Control(ControlServicer):
             stop_after=job.stop_after,
             stop_agreed=agreed,
             finished=job.finished(_sender(request)),
+            failovers=self._coordinator.standbys.failovers,
         )
 
     async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:
@@ -236,7 +247,9 @@ class Control(ControlServicer):
     async def ShardHeartbeat(
         self, request: pb.ShardHeartbeatRequest, context: Context
     ) -> pb.ShardHeartbeatReply:
-        return pb.ShardHeartbeatReply(stop=not self._coordinator.beat_shard(request.token))
+        stays = self._coordinator.beat_shard(request.token)
+        ruling = self._coordinator.standbys.ruling(request.token, request.unreachable)
+        return pb.ShardHeartbeatReply(stop=not stays, replaced=ruling.replaced, given_up=ruling.given_up)
 
 
 def _sender(
@@ -244,6 +257,7 @@ def _sender(
     | pb.ConnectRequest
     | pb.LeaveRequest
     | pb.PlanRequest
-    | pb.RendezvousRequest,
+    | pb.RendezvousRequest
+    | pb.ShardsRequest,
 ) -> Sender:
     return Sender(request.rank, incarnation_from_wire(request.incarnation))

@@ -21,6 +21,7 @@ from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
 from hubring.ps.coordinator.connections import Connections
 from hubring.ps.coordinator.departures import Departures
+from hubring.ps.coordinator.failover.standbys import Standbys
 from hubring.ps.coordinator.joining import Joining, Seat, Summons
 from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.coordinator.planner import Planner
@@ -68,6 +69,8 @@ class Coordinator:
         self._clock = clock
         self.fleet = Fleet(config.lease)
         self._sources = shard_sources(config)
+        wanted = (config.shards + config.await_shards) * config.standby
+        self.standbys = Standbys(wanted, self.fleet, clock, self.shard_lost, lambda line: self.job.tell(line))
         self.checkpoints = CheckpointSchedule(
             self.fleet,
             config.checkpoint_dir,
@@ -81,8 +84,7 @@ class Coordinator:
         self.outcome: Outcome | None = None
         self.stopping = False
         """Whether the server exits after this job."""
-        self.last_job = ""
-        self.last_step = 0
+        self.last_job, self.last_step = "", 0
         self.last_stats: list[dict[str, Any]] = []
         self.counters = JobCounters()
         self._notifier = Notifier()
@@ -198,7 +200,7 @@ class Coordinator:
         if (known := self.fleet.find(request.token)) is not None:
             return known
         index = self._sources.number(incarnation_from_wire(request.worker), self.job, self.fleet.shards)
-        if self.quorum.complete and self.quorum.shards_wanted:
+        if self.quorum.complete and self.quorum.shards_wanted and not request.standby:
             return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())
         log.info("%s joined (transports: %s)", shard, ", ".join(sorted(shard.addresses)))
@@ -241,10 +243,8 @@ class Coordinator:
         if not self.quorum.complete:
             leases_from = now - self.config.lease
             await self.fleet.dismiss(self._sources.orphans(self.job, self.fleet.shards, leases_from))
-        silent = self.fleet.silent(now)
-        if silent is not None:
-            silent.lost = True
-            self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
+        if await self.standbys.check():
+            await self._notifier.announce()
         # Also completes a Leave whose caller disconnected in the middle.
         await self._publish_or_fail()
         if self.job.over:
@@ -365,6 +365,7 @@ class Coordinator:
                 # In a thread: digests of gigabytes take longer than the shards' timeout for heartbeats.
                 restored = await asyncio.to_thread(self.checkpoints.newest)
             await self.fleet.reset()
+            self.standbys.begin()
         if self._closing:  # may have changed meanwhile
             self.done.set()
             return

@@ -31,7 +31,7 @@ class Quorum:
     @property
     def complete(self) -> bool:
         """Whether all workers and shards that the job needs have joined."""
-        return self._job.started and len(self._fleet.shards) >= self.shards_wanted
+        return self._job.started and not self.shards_missing
 
     @property
     def shards_wanted(self) -> int:
@@ -45,6 +45,8 @@ class Quorum:
         Shards that the server or the workers start are on their way: they import torch.
         """
         missing, wanted = self.shards_wanted - len(self._fleet.shards), self.shards_wanted
+        if missing <= 0 and wanted and not self._fleet.guarded:
+            return f"{'waiting for' if self._awaited else 'starting'} the standbys of {wanted} shards"
         if missing <= 0:
             return ""
         return f"{'waiting for' if self._awaited else 'starting'} {missing} of {wanted} shards"
@@ -74,4 +76,5 @@ class Quorum:
         if not shards or (self._colocate and not self._job.started):
             return ""
         others = self._awaited
-        return shards + (f" ({others} from other hosts: ps-server start --join ADDR)" if others else "")
+        flag = "" if self._fleet.guarded else " --standby 1"
+        return shards + (f" ({others} from other hosts: ps-server start --join ADDR{flag})" if others else "")

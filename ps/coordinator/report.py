@@ -54,10 +54,10 @@ class Reporter:
             "workers": status.workers(job, now),
             "shards": status.heard(shards, hub.fleet, now),
             "shards_wanted": hub.quorum.shards_wanted,
+            "failovers": status.failovers(hub),
             "slowest": job.slowest(),
             "ended": status.ends(job.outcome),
             "replace": status.replacements(job, f"{bracketed(reachable(config.host))}:{config.port}"),
-            "failovers": hub.takeover.failovers,
             "totals": hub.counters.counts(job.outcome),
             "checkpoint": str(checkpoints.last or ""),
             "checkpoints": checkpoints.written,
@@ -71,8 +71,8 @@ class Reporter:
         ended = "the server is ending" if hub.done.is_set() else ""
         failure = hub.failure or hub.job.failure
         failed = f"the job has failed: {failure}" if failure else ""
-        silent = hub.fleet.silent(now)
-        unheard = f"{silent} sends no heartbeat" if silent else ""
+        silent = [shard for shard in hub.fleet.silent(now) if not shard.standby]
+        unheard = f"{silent[0]} sends no heartbeat" if silent else ""
         stopping = "the server is stopping" if hub.stopping else ""
         return {
             PROCESS: ended,

@@ -30,6 +30,10 @@ _T = TypeVar("_T")
 
 CALL_SECONDS = 10.0
 """How long a shard may take to answer, even with a shorter lease. A call to one that ended fails at once."""
+GUARDED_RETURN_SECONDS = 1.5
+"""As RETURN_SECONDS, for a shard with a standby. A heartbeat comes each second, and replacing a shard that
+lives costs only its standby.
+"""
 LOOK_SECONDS = 1.0
 """How long a page or a scrape waits for a shard. A longer wait would make the other shards' numbers old."""
 SAVE_SECONDS = 600.0
@@ -70,11 +74,21 @@ class Shard:
     """The counters in the shard's last answer."""
     lost: bool = False
     """Whether its lease has expired in a job; the job has failed then."""
+    standby: bool = False
+    """Whether it waits to take the place of the shard with its number."""
+    stream: bytes = b""
+    """The secret of the stream between a shard and its standby; empty for a shard without a standby."""
+    given_up: bytes = b""
+    """The secret of the last stream whose standby was given up."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the shard has received the request to exit."""
 
     def __str__(self) -> str:
         whose = f"rank {self.index}'s, " if self.worker else ""  # a worker's shard has the worker's rank
+        if self.standby:
+            return (
+                f"the standby {f'of shard {self.index} ' if self.stream else ''}({self.host} pid {self.pid})"
+            )
         return f"shard {self.index} ({whose}{self.host} pid {self.pid})"
 
 
@@ -86,26 +100,59 @@ class Fleet:
 
     Attributes:
         before_call: Called before each call that changes the shards, and before a ring hears as much.
+        standbys: The processes that wait to take a shard's place.
+        guarded: Whether every shard has its standby, or needs none.
+        departed: Process ids of shards and standbys that are no longer needed.
+        successor: Waits until a shard that did not answer is replaced; returns None if it is not.
     """
 
     def __init__(self, lease_seconds: float) -> None:
         self.shards: list[Shard] = []
         self.before_call: Callable[[], None] = lambda: None
+        self.standbys: list[Shard] = []
+        self.guarded = True
+        self.departed: set[int] = set()
+        self.successor: Callable[[Shard], Awaitable[Shard | None]] = _no_successor
         self.lease_seconds = lease_seconds
         self.identity: Identity | None = None
         """The certificate that the coordinator shows to shards."""
         self._call_seconds = max(CALL_SECONDS, lease_seconds)
 
     def find(self, token: str) -> Shard | None:
-        """Returns the shard that registered with this token."""
-        return next((shard for shard in self.shards if shard.token == token), None)
+        """Returns the shard or standby that registered with this token."""
+        return next((shard for shard in (*self.shards, *self.standbys) if shard.token == token), None)
+
+    def numbered(self, index: int) -> Shard | None:
+        """Returns the shard with this number."""
+        return next((shard for shard in self.shards if shard.index == index), None)
+
+    def standby_of(self, shard: Shard) -> Shard | None:
+        """Returns the standby that follows a shard."""
+        return next((each for each in self.standbys if shard.stream and each.stream == shard.stream), None)
+
+    def replace(self, shard: Shard, standby: Shard) -> None:
+        """Puts a standby in the place of its shard."""
+        self.standbys.remove(standby)
+        standby.standby, standby.stream, standby.last_stats = False, b"", shard.last_stats
+        self.shards = [standby if each is shard else each for each in self.shards]
+        self.departed.add(shard.pid)
+
+    def give_up(self, standby: Shard) -> Shard | None:
+        """Removes a standby; returns the shard that it followed."""
+        self.standbys.remove(standby)
+        self.departed.add(standby.pid)
+        for shard in self.shards:
+            if standby.stream and shard.stream == standby.stream:
+                shard.stream, shard.given_up = b"", standby.stream
+                return shard
+        return None
 
     def of_worker(self, incarnation: int) -> Shard | None:
         """Returns the shard that this worker started."""
         return next((shard for shard in self.shards if shard.worker == incarnation), None)
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
-        """Adds a shard with this number."""
+        """Adds a shard with this number, or a standby."""
         return self.add(
             {
                 "index": index,
@@ -116,15 +163,19 @@ class Fleet:
                 "addresses": dict(request.addresses),
                 "door": Door.from_proto(request.door, self.identity),
                 "worker": incarnation_from_wire(request.worker),
+                "standby": request.standby,
             },
             now,
         )
 
     def add(self, known: Mapping[str, Any], now: float) -> Shard:
-        """Adds the shard with these values of its fields."""
+        """Adds the shard or standby with these values of its fields."""
         channel = open_async_channel(known["addresses"]["grpc"], known["door"].for_hub(known["token"]))
         shard = Shard(**known, channel=channel, stub=ShardControlStub(channel), heard=now)
-        self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
+        if shard.standby:
+            self.standbys.append(shard)
+        else:
+            self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
 
     def beat(self, token: str, now: float) -> bool:
@@ -139,15 +190,16 @@ class Fleet:
         """Shortens the lease of a shard whose connection closed, until its next heartbeat."""
         shard = self.find(token)
         if shard is not None:
-            shard.returns_by = now + min(RETURN_SECONDS, self.lease_seconds)
+            seconds = GUARDED_RETURN_SECONDS if shard.stream else RETURN_SECONDS
+            shard.returns_by = now + min(seconds, self.lease_seconds)
 
-    def silent(self, now: float) -> Shard | None:
-        """Returns the first shard whose lease has expired."""
-        return next((shard for shard in self.shards if not self._lives(shard, now)), None)
+    def silent(self, now: float) -> list[Shard]:
+        """Returns the shards and standbys whose lease has expired."""
+        return [shard for shard in (*self.shards, *self.standbys) if not self.lives(shard, now)]
 
     def excuse(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
-        for shard in self.shards:
+        for shard in (*self.shards, *self.standbys):
             shard.heard = min(now, shard.heard + seconds)
             shard.returns_by += seconds
 
@@ -212,8 +264,9 @@ class Fleet:
         return list(await asyncio.gather(*(self._look(shard, patience) for shard in self.shards)))
 
     async def dismiss(self, shards: Sequence[Shard]) -> None:
-        """Removes these shards; each gets the request to exit with the answer to its next heartbeat."""
+        """Removes these processes; each gets the request to exit with the answer to its next heartbeat."""
         self.shards = [shard for shard in self.shards if shard not in shards]
+        self.standbys = [standby for standby in self.standbys if standby not in shards]
         await asyncio.gather(*(shard.channel.close() for shard in shards))
 
     async def see_off(self, shards: Sequence[Shard], now: float, seconds: float) -> None:
@@ -222,11 +275,12 @@ class Fleet:
         It skips shards whose lease has expired, and waits at most `seconds`. A shard that misses the
         request exits too, but reports the server as lost.
         """
-        hear = [shard.dismissed.wait() for shard in shards if self._lives(shard, now)]
+        hear = [shard.dismissed.wait() for shard in shards if self.lives(shard, now)]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*hear), seconds)
 
-    def _lives(self, shard: Shard, now: float) -> bool:
+    def lives(self, shard: Shard, now: float) -> bool:
+        """Returns whether a shard's lease has not expired."""
         return now - shard.heard <= self.lease_seconds and now <= shard.returns_by
 
     async def _all(self, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> list[_T]:
@@ -236,9 +290,9 @@ class Fleet:
     async def _look(self, shard: Shard, patience: float) -> str:
         request = pb.StatsRequest()
         try:
-            shard.last_stats = await self._one(shard, lambda stub: stub.Stats(request, timeout=patience))
-        except JobFailed as error:
-            return str(error)
+            shard.last_stats = await shard.stub.Stats(request, timeout=patience)
+        except grpc.aio.AioRpcError as error:
+            return str(_silent(shard, error))
         return ""
 
     async def _one(self, shard: Shard, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> _T:
@@ -247,7 +301,18 @@ class Fleet:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise ConfigError(f"{shard}: {error.details()}") from error
-            raise ShardSilent(f"{shard} does not answer ({error.code().name}: {error.details()})") from error
+            successor = await self.successor(shard)
+            if successor is not None:  # no call changes a shard twice
+                return await self._one(successor, call)
+            raise _silent(shard, error) from error
+
+
+def _silent(shard: Shard, error: grpc.aio.AioRpcError) -> ShardSilent:
+    return ShardSilent(f"{shard} does not answer ({error.code().name}: {error.details()})")
+
+
+async def _no_successor(shard: Shard) -> Shard | None:
+    return None
 
 
 def _assignment(buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> pb.ShardAssignment:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
@@ -11,6 +11,9 @@ from hubring.ps.core.errors import HubringError
 from hubring.ps.job.job import Job
 from hubring.ps.job.outcome import Outcome
 from hubring.ps.job.verdict import Verdict
+
+if TYPE_CHECKING:
+    from hubring.ps.coordinator.coordinator import Coordinator
 
 
 def workers(job: Job, now: float) -> list[dict[str, Any]]:
@@ -59,7 +62,12 @@ async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
     asked = fleet.shards
     rows = []
     for each, why in zip(asked, await fleet.look(patience), strict=True):
-        row = {**shard(each, each.last_stats), "address": each.addresses.get("grpc", "")}
+        standby = fleet.standby_of(each)
+        row = {
+            **shard(each, each.last_stats),
+            "address": each.addresses.get("grpc", ""),
+            "standby": None if standby is None else {"host": standby.host, "pid": standby.pid},
+        }
         rows.append({**row, "error": why} if why else row)
     return rows
 
@@ -149,3 +157,8 @@ def too_late(job: Job) -> str:
         f"job {job.name!r} is over ({summary(job.outcome)}), and this server runs no other job;"
         " start a server for the next job"
     )
+
+
+def failovers(hub: Coordinator) -> int:
+    """Returns how many standbys have taken the place of a lost process since the server started."""
+    return hub.takeover.failovers + hub.standbys.failovers

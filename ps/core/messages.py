@@ -7,7 +7,7 @@ A shard answers each request with exactly one reply, at once or later. Tensors a
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -170,6 +170,81 @@ class Probe:
     requests: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class Round:
+    """A round that a primary closed; its standby applies the same step.
+
+    `total` divided by `count` is the mean of the gradients: their sum, or the mean of compressed gradients.
+    `version` is the key's before the update. `contributors` are in rank order. `absent` is as in `Values`.
+    `excused` are the contributors that agree with whatever other scripts wrote before the round.
+    """
+
+    key: int
+    version: int
+    total: Tensor
+    count: int
+    hyper: Hyper
+    contributors: tuple[Contributor, ...]
+    absent: tuple[int, ...] = ()
+    excused: tuple[int, ...] = ()
+
+
+class Contributor(NamedTuple):
+    """The sender of a push in a closed round, with the push's clock and staleness."""
+
+    rank: int
+    clock: int
+    staleness: int
+
+
+NO_KEY = 2**32 - 1
+"""The key of a `Transfer` of what belongs to no key."""
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A part of a primary's state, for a standby that follows it from the middle of a job.
+
+    `tensors` are named as `hubring.ps.store.transfer` reads them. "facts" holds the rest, as JSON in uint8.
+    """
+
+    key: int
+    tensors: Mapping[str, Tensor]
+
+
+class Command(enum.IntEnum):
+    """The coordinator's calls that change a store. The numbers are those of data.proto."""
+
+    CONFIRM = 0
+    SET_VIEW = 1
+    SET_PLAN = 2
+    DRAIN = 3
+    FAIL = 4
+    RESET = 5
+
+
+@dataclass(slots=True)
+class CoordinatorCall:
+    """A call of the coordinator that a primary forwards; `message` is the call's, in protobuf's encoding.
+
+    A CONFIRM changes nothing. Its acknowledgement proves that the standby still follows.
+    """
+
+    command: Command
+    message: bytes = b""
+
+
+@dataclass(slots=True)
+class Forwarded:
+    """A change that a primary forwards to its standby, which acknowledges it with an empty `Result`.
+
+    `stream` is the secret of their stream. The changes of a stream have consecutive numbers.
+    """
+
+    stream: bytes
+    change: Change
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One rank's call of a collective. The shard matches the ranks' calls by `name`.
@@ -264,6 +339,7 @@ class Refusal:
 
 Write = WriteParameters | WriteState
 Request = Init | Push | Pull | Contribute | Write | ReadState
+Change = Round | CoordinatorCall | Transfer | Init | Write | Contribute
 Reply = Values | State | Result | Refusal | Missing
 
 

@@ -348,6 +348,11 @@ class Job:
         member = min(busy, key=self._step)
         return f"{member} at step {self._step(member)}"
 
+    def tell(self, line: str) -> None:
+        """Sends news to all workers, with their next heartbeats."""
+        for member in self.members:
+            self._news[member.rank].append(line)
+
     def finished(self, sender: Sender) -> str:
         """Returns the error if this worker takes another step, because another one finished; or empty."""
         late = self.finish is not None and self.progress[sender.rank].step >= self.finish.step
@@ -361,11 +366,6 @@ class Job:
         log.warning("%s", self.finish.warning)
         for each in {rank, *(member.rank for member in self.members)}:
             self._news[each].append(self.finish.warning)
-
-    def tell(self, line: str) -> None:
-        """Adds news for all members."""
-        for member in self.members:
-            self._news[member.rank].append(line)
 
     def _lose(self, member: Member, why: str) -> None:
         assert self.membership is not None

@@ -91,6 +91,10 @@ def _count(rows: str) -> Read:
     return lambda report: [((), len(report[rows]))]
 
 
+def _standbys(report: Report) -> Iterator[Reading]:
+    yield (), sum(row.get("standby") is not None for row in report["shards"])
+
+
 def _total(what: str) -> Read:
     return lambda report: [((word,), count) for word, count in report["totals"][what].items()]
 
@@ -198,7 +202,7 @@ METRICS = (
     Metric("ps_refused_total", "counter", ("reason",), "requests", _total("refused"),
            "What the server refused, by reason: no `token`, or beyond a bound, such as `world size`."),
     Metric("ps_failovers_total", "counter", (), "failovers", _hub("failovers"),
-           "How often a standby replaced the coordinator (`--standby 1`)."),
+           "Standbys that have taken the place of a shard or of the coordinator (`--standby`)."),
     Metric("ps_steps_total", "counter", (), "steps", _steps,
            "Steps that all workers have completed, including steps before the checkpoint that the job"
            " resumed from. Omitted before the first step."),
@@ -243,6 +247,8 @@ METRICS = (
            "Registered shards."),
     Metric("ps_shards_wanted", "gauge", (), "shards", _hub("shards_wanted"),
            "Shards that the job needs to start. 0 for a ring."),
+    Metric("ps_shard_standbys", "gauge", (), "standbys", _standbys,
+           "Shards whose standby would take their place without a lost step (`--standby`)."),
     Metric("ps_shard_up", "gauge", ("shard",), "", _shards_up,
            "1 if the shard answered within a second. If not, its other metrics are omitted."),
     Metric("ps_shard_heartbeat_age_seconds", "gauge", ("shard",), "seconds",

@@ -78,7 +78,12 @@ class BlockSteps:
             self._checked = hyper
 
     def step(
-        self, gradients: Sequence[Tensor], hyper: Hyper, scratch: Tensor, absent: Collection[int] = ()
+        self,
+        gradients: Sequence[Tensor],
+        hyper: Hyper,
+        scratch: Tensor,
+        absent: Collection[int] = (),
+        count: int | None = None,
     ) -> None:
         """Updates the values with the mean of `gradients`, summed in this order, as the ring does.
 
@@ -87,6 +92,7 @@ class BlockSteps:
             hyper: Hyperparameters of this step.
             scratch: At least as long as a block, with the same dtype.
             absent: Parameters, by index, whose values and state stay as they are.
+            count: The number of gradients, if `gradients` is their sum alone.
 
         Raises:
             NonFinite: The sum has a NaN or an infinity. The affected elements are unchanged, but other
@@ -95,7 +101,9 @@ class BlockSteps:
         for part, values, optimizer, _ in self._present(absent) if absent else self._blocks:
             # A single block is not sliced: for small tensors slicing costs as much as the sum.
             parts = gradients if len(self._blocks) == 1 else [gradient[part] for gradient in gradients]
-            optimizer.step(values, parts, len(gradients), hyper, scratch)
+            if count is not None and count > 1:  # a kernel may overwrite the sum
+                parts = [scratch[: values.numel()].copy_(parts[0])]
+            optimizer.step(values, parts, count or len(gradients), hyper, scratch)
 
     def state(self) -> OptimizerState:
         """Returns a copy of the optimizer's state."""

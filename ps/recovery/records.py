@@ -153,6 +153,21 @@ class TakeoverRecord(Struct):
     failovers: int
 
 
+class StandbysRecord(Struct):
+    """As `Standbys`."""
+
+    failovers: int
+    announced: bool
+    replaced: set[str]
+
+
+class FleetRecord(Struct):
+    """As `Fleet`, without its shards."""
+
+    guarded: bool
+    departed: set[int]
+
+
 class ReporterRecord(Struct):
     """As `Reporter`. Monotonic seconds are the same for all processes of a host."""
 
@@ -172,10 +187,13 @@ class HubRecord(Struct):
     ended: EndedRecord
     rejections: RejectionsRecord
     takeover: TakeoverRecord
+    standbys: StandbysRecord
+    fleet: FleetRecord
     reporter: ReporterRecord
     membership: MembershipRecord | None
     leases: list[LeaseRecord]
     shards: list[ShardRecord]  # type: ignore[valid-type]
+    """With the standbys."""
     failures: dict[str, Failure]
     """By what failed: `job`, `server` or `checkpoints`."""
     once: bool

@@ -29,6 +29,8 @@ PARTS: dict[str, tuple[type[Struct], str]] = {
     "ended": (records.EndedRecord, "departures.ended"),
     "rejections": (records.RejectionsRecord, "counters.rejections"),
     "takeover": (records.TakeoverRecord, "takeover"),
+    "standbys": (records.StandbysRecord, "standbys"),
+    "fleet": (records.FleetRecord, "fleet"),
     "reporter": (records.ReporterRecord, "reporter"),
 }
 """The record of each part of a coordinator, and where the part is."""
@@ -48,7 +50,7 @@ def capture(hub: Coordinator) -> HubRecord:
         **parts,
         membership=None if membership is None else _taken(records.MembershipRecord, membership),
         leases=[_taken(records.LeaseRecord, lease) for lease in leases.values()],
-        shards=[_taken(records.ShardRecord, shard) for shard in hub.fleet.shards],
+        shards=[_taken(records.ShardRecord, shard) for shard in (*hub.fleet.shards, *hub.fleet.standbys)],
         failures={
             what: records.Failure(error.exit_code, str(error))
             for what, error in failures.items()

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 from torch import Tensor
@@ -24,22 +24,22 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.counters import usage
-from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
-from hubring.ps.core.messages import Code
-from hubring.ps.core.peer_text import clean, clean_message
-from hubring.ps.core.types import Member, View, incarnation_from_wire
-from hubring.ps.job.plan_protos import bucket_from_proto, slice_from_proto
+from hubring.ps.core.errors import HubringError, NonFinite
+from hubring.ps.core.messages import Command, CoordinatorCall
+from hubring.ps.core.peer_text import clean_message
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite
+from hubring.ps.security.door import Door
+from hubring.ps.shard.coordinator_calls import action, checked_path
+from hubring.ps.shard.following import Following
 from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.shard.replication import Replication
 from hubring.ps.store.snapshot import Snapshot
+from hubring.ps.transport.registry import ShardAddress
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-_CODES = {1: Code.NOT_FINITE, 78: Code.MISMATCH}
-"""The refusal's code for a failed job, by the exit code of its workers."""
 
 
 class ShardControl(ShardControlServicer):
@@ -63,64 +63,78 @@ class ShardControl(ShardControlServicer):
         names = (DATA, SHARD_CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
 
-    def serve(self, loop: ShardLoop, index: int) -> None:
-        """Begins to answer calls for shard number `index`, whose `loop` is about to run."""
+    def serve(
+        self, loop: ShardLoop, index: int, replication: Replication | None = None, *, standby: bool = False
+    ) -> None:
+        """Begins to answer calls for shard number `index`, whose `loop` is about to run.
+
+        Args:
+            loop: The shard's.
+            index: Its number; a standby's is that of the shard that it follows, once it follows one.
+            replication: Connects the shard with its standby; None if it can have none.
+            standby: Whether it serves no worker before it is promoted.
+        """
         self._loop = loop
         self._index = index
+        self._replication = replication
         self._ready.set()
-        self._health.tell({SHARD_CONTROL: "", DATA: ""})
+        self._health.tell({SHARD_CONTROL: "", DATA: "a standby serves no workers" if standby else ""})
+
+    # Calls that change the store.
 
     def SetView(self, request: pb.View, context: grpc.ServicerContext) -> pb.Ack:
-        members = tuple(
-            Member(member.rank, incarnation_from_wire(member.incarnation)) for member in request.members
-        )
-        view = View(request.epoch, members, clean_message(request.finished))
-        self._in_loop(lambda loop: loop.send(loop.store.on_view(view)), context)
-        return pb.Ack()
+        return self._change(Command.SET_VIEW, request, context)
 
     def SetPlan(self, request: pb.ShardAssignment, context: grpc.ServicerContext) -> pb.Ack:
-        buckets = [bucket_from_proto(bucket) for bucket in request.buckets]
-        slices = [piece for piece in map(slice_from_proto, request.slices) if piece.shard == self._index]
-        keys = [piece.key for piece in slices]
-
-        def assign(loop: ShardLoop) -> None:
-            if not context.is_active():
-                return  # its coordinator was killed during the load; the next one calls again
-            if request.extends:
-                loop.store.extend(slices, buckets, request.version, snapshot)
-                return
-            loop.assign(slices, buckets)
-            if snapshot is not None:
-                loop.store.restore(snapshot, request.version)
-
         try:
-            snapshot = shard_file.load(_checked(request.restore), keys) if request.restore else None
-            self._in_loop(assign, context)
+            return self._change(Command.SET_PLAN, request, context)
+        except HubringError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.Ack:
+        return self._change(Command.DRAIN, request, context)
+
+    def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
+        done = self._change(Command.FAIL, request, context)
+        self._health.tell({DATA: f"the job has failed: {clean_message(request.text)}"})
+        return done
+
+    def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
+        done = self._change(Command.RESET, request, context)
+        self._health.tell({DATA: ""})
+        return done
+
+    # The standby.
+
+    def Follow(self, request: pb.FollowRequest, context: grpc.ServicerContext) -> pb.Ack:
+        self._index = request.shard
+        self._in_loop(lambda loop: loop.follow(Following(request.stream, request.shard)), context)
+        return pb.Ack()
+
+    def Replicate(self, request: pb.ReplicateRequest, context: grpc.ServicerContext) -> pb.Ack:
+        assert self._replication is not None
+        there = request.standby
+        door = Door.from_proto(there.door, self._replication.identity)
+        standby = ShardAddress(there.host_id, dict(there.addresses), door)
+        try:
+            self._replication.begin(self._loop, standby, request.stream)
         except HubringError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.Ack()
 
-    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.Ack:
-        self._in_loop(lambda loop: loop.store.drain(), context)
-        return pb.Ack()
-
-    def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
-        code, text = _CODES.get(request.exit_code, Code.JOB_FAILED), clean_message(request.text)
-        self._in_loop(lambda loop: loop.send(loop.store.fail(text, code)), context)
-        self._health.tell({DATA: f"the job has failed: {text}"})
-        return pb.Ack()
-
-    def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
-        self._in_loop(lambda loop: loop.reset(), context)
+    def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.Ack:
+        self._in_loop(_promote, context)
         self._health.tell({DATA: ""})
         return pb.Ack()
+
+    # Calls that only read.
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
         version = None if request.step < 0 else request.step
         if unsound := self._in_loop(lambda loop: loop.store.unsound, context):
             return pb.SaveReply(refused=f"shard {self._index}: {unsound}")
         try:
-            path = _checked(request.directory) / f"shard-{self._index}.safetensors"
+            path = checked_path(request.directory) / f"shard-{self._index}.safetensors"
         except HubringError as error:
             self._loop.rejections.add("path", log, f"refused a save: {error}")
             return pb.SaveReply(refused=f"shard {self._index}: {error}")
@@ -211,30 +225,36 @@ class ShardControl(ShardControlServicer):
         self._in_loop(give_up, context)
         return found[0] if found else None
 
+    def _change(self, command: Command, request: Message, context: grpc.ServicerContext) -> pb.Ack:
+        """Changes the store; returns once the standby, if there is one, has the change too."""
+        self._await_ready(context)
+        call = CoordinatorCall(command, request.SerializeToString())
+        act = action(call, self._index)
+        if context.is_active():  # otherwise its coordinator was killed meanwhile; the next one calls again
+            self._result(self._loop.change(call, act), context)
+        return pb.Ack()
+
     def _in_loop(self, action: Callable[[ShardLoop], _T], context: grpc.ServicerContext) -> _T:
         """Runs `action` in the loop; ends the call if the loop has ended, or does not get to it in time."""
+        self._await_ready(context)
+        return self._result(self._loop.command(lambda: action(self._loop)), context)
+
+    def _await_ready(self, context: grpc.ServicerContext) -> None:
         if not self._ready.wait(context.time_remaining()):
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "this shard has not joined its server yet")
+
+    def _result(self, future: Future[_T], context: grpc.ServicerContext) -> _T:
         try:
-            return self._loop.command(lambda: action(self._loop)).result(context.time_remaining())
+            return future.result(context.time_remaining())
         except CancelledError:
             context.abort(grpc.StatusCode.UNAVAILABLE, f"shard {self._index} is exiting")
         except TimeoutError:
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"shard {self._index} is busy")
 
 
-def _checked(path: str) -> Path:
-    """Returns a folder or file that the coordinator named.
-
-    Raises:
-        ConfigError: The path is relative, or leaves a folder with `..`.
-    """
-    checked = Path(path)
-    if not checked.is_absolute() or ".." in checked.parts or not path.isprintable():
-        raise ConfigError(
-            f"the path {clean(path)!r} is relative or has `..`; use an absolute path in --checkpoint-dir"
-        )
-    return checked
+def _promote(loop: ShardLoop) -> None:
+    assert loop.following is not None
+    loop.following.promote()
 
 
 def _name_unsound(loop: ShardLoop, *, key: int, values: Tensor) -> str:

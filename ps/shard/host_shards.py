@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
 
+from msgspec.structs import replace
+
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.core.errors import JobFailed, ServerUnreachable
+from hubring.ps.core.errors import Fenced, JobFailed, ServerUnreachable
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, first_ended
 from hubring.ps.process.process import Adopted
@@ -20,13 +23,13 @@ from hubring.ps.security.policy import Role
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.transport.port_probe import probe
 
+log = logging.getLogger(__name__)
+
 LOOK_SECONDS = 0.25
 """Seconds between two looks at the shards."""
 
 
-def start_shards(
-    shards: Children[Child] | Children[Child | Adopted],
-    count: int,
+def settings_of(
     control: str,
     config: ServerConfig,
     access: Access,
@@ -34,12 +37,10 @@ def start_shards(
     patience: float = CONNECT_SECONDS,
     *,
     lives_on: bool = False,
-) -> None:
-    """Starts this host's shards; each registers itself with the coordinator.
+) -> Settings:
+    """Returns the settings of this host's shards, which register themselves with the coordinator.
 
     Args:
-        shards: Where to add them.
-        count: How many.
         control: The coordinator's `HOST:PORT`.
         config: The server's settings.
         access: How to reach the coordinator.
@@ -47,7 +48,7 @@ def start_shards(
         patience: Seconds for which the coordinator may be unreachable at the start.
         lives_on: Whether the shards stay when this process ends.
     """
-    settings = Settings(
+    return Settings(
         control,
         config.host,
         config.log_format,
@@ -61,8 +62,26 @@ def start_shards(
         insecure=config.insecure,
         plain_data=config.plain_data,
     )
-    for _ in range(count):
+
+
+def start_shards(
+    shards: Children[Child] | Children[Child | Adopted], config: ServerConfig, settings: Settings
+) -> None:
+    """Starts this host's shards and standbys; none if the workers start the shards."""
+    for _ in range(0 if config.colocate else config.shards):
         shards.add(start("a shard process", settings))
+        if config.standby:
+            start_standby(shards, settings)
+
+
+def start_standby(shards: Children[Child] | Children[Child | Adopted], settings: Settings) -> None:
+    """Starts one standby."""
+    shards.add(start("a standby process", replace(settings, standby=True)))
+
+
+def _may_be_replaced(ended: Child) -> bool:
+    """Returns whether a standby may have taken the place of a shard that ended."""
+    return ended.code is not None and (ended.code < 0 or ended.code == Fenced.exit_code)
 
 
 async def join(config: ServerConfig) -> int:
@@ -91,11 +110,19 @@ async def join(config: ServerConfig) -> int:
             " check the address, or start the server first"
         ) from error
     left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
-    start_shards(shards, config.shards, there, config, access, own, left)
+    settings = settings_of(there, config, access, own, left)
+    start_shards(shards, config, settings)
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
-    while (ended := first_ended(shards.started, 0.0)) is None and not quit_.is_set():
+    ended: Child | None = None
+    while ended is None and not quit_.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(quit_.wait(), LOOK_SECONDS)
+        ended = first_ended(shards.started, 0.0)
+        if ended is not None and config.standby and _may_be_replaced(ended):
+            log.warning("%s %s; starting a standby", ended, ended.ended)
+            shards.started.remove(ended)
+            start_standby(shards, settings)
+            ended = None
     await asyncio.to_thread(shards.end)
     if ended is not None and (ended.code or 0) < 0:
         raise JobFailed(f"{ended} {ended.ended}")

@@ -3,6 +3,9 @@
 One thread polls every listener and passes requests to the store. The loop never
 blocks on anything else. The coordinator's calls arrive on gRPC threads, which pass
 them to the loop as commands, so that only one thread uses the store.
+
+With a standby the replies wait in its stream (`hubring.ps.standby.stream`). A standby's own loop applies what
+its primary forwards, and refuses all else until it is promoted (`hubring.ps.shard.following`).
 """
 
 from __future__ import annotations
@@ -10,35 +13,47 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
+
+from torch import Tensor
 
 from hubring.ps.core.counters import Service, Traffic
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.messages import (
     NO_REQUEST,
     Code,
+    Coded,
     Contribute,
+    CoordinatorCall,
     Delivery,
+    Forwarded,
     Missing,
     Probe,
     Refusal,
+    Reply,
     Request,
+    Values,
 )
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import BucketSpec, Sender, Slice
+from hubring.ps.shard import following
+from hubring.ps.shard.following import Following
+from hubring.ps.standby.call_history import CallHistory
+from hubring.ps.standby.stream import Stream
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport import wire
-from hubring.ps.transport.base import Envelope, Listener, ReturnPath
+from hubring.ps.transport.base import Connection, Envelope, Listener, ReturnPath
 from hubring.ps.transport.poller import poller
 from hubring.ps.transport.spin_wait import SpinWait
 
@@ -101,11 +116,20 @@ class ShardLoop:
         """When the current request or command began, by `time.monotonic_ns`."""
         self.after_turn: Callable[[], None] | None = None
         """Called in the loop after each turn, so that a waiting save can check its snapshot."""
+        self._stream: Stream | None = None
+        """Forwards all changes to the standby; None without one."""
+        self.following: Following | None = None
+        """What a standby does; None in a shard that was never one."""
+        self._history = CallHistory()
+        self._changes: set[Future[None]] = set()
+        """The coordinator's calls that wait for the standby."""
         self._unanswered: set[tuple[Sender, int]] = set()
         """The requests that wait for their reply, by sender and number."""
         self._listeners = listeners
+        self._news = poller(*(listener.waitable for listener in listeners))
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._news.register(self._wake, select.EPOLLIN)
         # Not closed when the loop ends: a late `command` still writes to it.
         weakref.finalize(self, os.close, self._wake)
         self._stopping = False
@@ -113,11 +137,10 @@ class ShardLoop:
 
     def run(self) -> None:
         """Serves until `stop`."""
-        news = poller(self._wake, *(listener.waitable for listener in self._listeners))
-        spin_wait = SpinWait(news.poll)
+        spin_wait = SpinWait(self._news.poll)
         try:
             while not self._stopping:
-                ready = spin_wait.wait()
+                ready = spin_wait.wait(None if self._stream is None else self._stream.patience)
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
                     self._run_commands()
@@ -126,6 +149,8 @@ class ShardLoop:
                         envelopes, arrived = listener.receive(), time.monotonic_ns()
                         for envelope in envelopes:
                             self._serve(listener, envelope, arrived)
+                if self._stream is not None:
+                    self._tend(self._stream, ready)
                 for listener in self._listeners:
                     listener.flush()
                 if self.after_turn is not None:
@@ -133,7 +158,11 @@ class ShardLoop:
         finally:
             self._ended = True
             self._run_commands()
-            news.close()
+            if self._stream is not None:
+                self._stream.close()
+            for future in self._changes:
+                future.cancel()
+            self._news.close()
             for listener in self._listeners:
                 listener.close()
             if self._trace is not None:
@@ -163,9 +192,87 @@ class ShardLoop:
             self._run_commands()
         return future
 
+    # The standby; in the loop's thread.
+
+    def change(self, call: CoordinatorCall, action: Callable[[ShardLoop], None]) -> Future[None]:
+        """Runs the action of a coordinator's call, and forwards the call; from any thread.
+
+        The result comes once the standby, if there is one, has the change too.
+        """
+        changed: Future[None] = Future()
+
+        def run() -> None:
+            self._changes.add(changed)
+            if self._stream is not None:
+                self._stream.append(call)
+            self.obey(call, action)
+            if self._stream is not None:
+                self._stream.hold(lambda: changed.set_result(None))
+            else:
+                changed.set_result(None)
+
+        def failed(done: Future[None]) -> None:
+            if done.cancelled():
+                changed.cancel()
+            elif (error := done.exception()) is not None:
+                changed.set_exception(error)
+
+        changed.add_done_callback(self._changes.discard)
+        self.command(run).add_done_callback(failed)
+        return changed
+
+    def obey(self, call: CoordinatorCall, action: Callable[[ShardLoop], None]) -> None:
+        """Runs the action of a coordinator's call, and remembers the call for a later standby."""
+        action(self)
+        self._history.note(call)
+
+    def replicate(self, stream: Stream) -> None:
+        """Forwards the job's state, and all changes from now on.
+
+        Replaces an earlier stream, whose standby is given up.
+        """
+        if self._stream is not None:
+            self.leave_standby(self._stream.secret)
+        self._stream = stream
+        self._news.register(stream.waitable, select.EPOLLIN)
+        for change in (*self._history.calls(), *self.store.transfer()):
+            stream.append(change)
+        self.store.replicate(stream)
+
+    def rejoin(self, secret: bytes, connection: Connection) -> None:
+        """Uses a new connection for the stream with this secret."""
+        if self._stream is not None and self._stream.secret == secret:
+            self._stream.attach(connection)
+        else:
+            connection.close()
+
+    def leave_standby(self, secret: bytes) -> None:
+        """Ends the stream with this secret, because its standby is given up. Releases all replies."""
+        if self._stream is None or self._stream.secret != secret:
+            return
+        log.warning("this shard has no standby any more: if it is lost, so are its steps")
+        stream, self._stream = self._stream, None
+        self.store.replicate(None)
+        self._news.unregister(stream.waitable)
+        stream.leave()
+        stream.close()
+
+    def follow(self, following: Following) -> None:
+        """Becomes a standby, which applies what its primary forwards."""
+        self.reset()
+        self.following = following
+
+    def _tend(self, stream: Stream, ready: Collection[int]) -> None:
+        if stream.waitable in ready:
+            self._now = time.monotonic_ns()
+            stream.receive()
+        stream.check()
+        stream.flush()
+
     def reset(self) -> None:
         """Discards the job's state; in the loop's thread."""
         self.store = self._make_store()
+        self.store.replicate(self._stream)
         self._unanswered.clear()
         self.traffic.clear()
         self.service.clear()
@@ -177,8 +284,17 @@ class ShardLoop:
         self.service.clear()
 
     def send(self, deliveries: list[Delivery]) -> None:
-        """Sends the store's replies; in the loop's thread."""
+        """Sends the store's replies, after the standby has what they are about; in the loop's thread."""
+        if self._stream is None or not deliveries:
+            self._send_now(deliveries)
+        else:
+            kept = [Delivery(ticket, _kept(reply)) for ticket, reply in deliveries]
+            self._stream.hold(lambda: self._send_now(kept))
+
+    def _send_now(self, deliveries: list[Delivery]) -> None:
         for ticket, reply in deliveries:
+            if ticket is None:  # a standby's; the worker sends its request again
+                continue
             assert isinstance(ticket, Ticket)
             if ticket.since < self._now:
                 self.service.held[ticket.sender.rank] += self._now - ticket.since
@@ -193,10 +309,14 @@ class ShardLoop:
         with contextlib.suppress(IndexError):
             while True:
                 command, self._now = self._commands.popleft(), time.monotonic_ns()
+                if self._stream is not None:
+                    self._stream.begin()
                 command()
 
     def _serve(self, listener: Listener, envelope: Envelope, arrived: int) -> None:
         began = self._now = time.monotonic_ns()
+        if self._stream is not None:
+            self._stream.begin()
         request = self._answer(listener, envelope)
         ended = time.monotonic_ns()
         self.service.queued += began - arrived
@@ -220,7 +340,11 @@ class ShardLoop:
                 unknown = Ticket(listener, envelope.reply_to, error.request, _NO_SENDER, self._now)
                 self.send([Delivery(unknown, _bad(error))])
             return None
-        ticket = Ticket(listener, envelope.reply_to, number, request.sender, self._now)
+        sender = _NO_SENDER if isinstance(request, Forwarded) else request.sender
+        ticket = Ticket(listener, envelope.reply_to, number, sender, self._now)
+        if isinstance(request, Forwarded) or (self.following is not None and self.following.serves_nobody):
+            self.send(following.answer(self, number, request, ticket))
+            return None
         if isinstance(request, Probe):
             self.send([Delivery(ticket, self._missing(request))])
             return None
@@ -245,6 +369,16 @@ class ShardLoop:
     def _missing(self, probe: Probe) -> Missing:
         """Returns which requests wait for no reply: they never came, or are answered."""
         return Missing(tuple(n for n in probe.requests if (probe.sender, n) not in self._unanswered))
+
+
+def _kept(reply: Reply) -> Reply:
+    """Returns a reply that stays as it is while it waits."""
+    if isinstance(reply, Values) and not reply.stable:
+        values = reply.values
+        if isinstance(values, Coded):
+            values = replace(values, payload=values.payload.clone())
+        return replace(reply, values=values.clone() if isinstance(values, Tensor) else values)
+    return reply
 
 
 def _title(request: Request) -> str:

@@ -42,8 +42,11 @@ from hubring.ps.security.door import Lock
 from hubring.ps.security.door import lock as make_lock
 from hubring.ps.shard import gpu
 from hubring.ps.shard.control_service import ShardControl
+from hubring.ps.shard.following import Following
 from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.shard.replication import Replication
 from hubring.ps.shard.spawn import VARIABLE, Settings
+from hubring.ps.standby.reconnection import Verdict
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
@@ -83,6 +86,7 @@ class Registration:
             token=self._token,
             worker=bytes.fromhex(settings.worker),
             door=lock.door.to_proto(),
+            standby=settings.standby,
         )
         self._reply = self._register(request)
         self.index = self._reply.shard
@@ -131,15 +135,40 @@ class Registration:
                 " restart the server"
             ) from error
 
-    def keep(self, lost: Callable[[], None]) -> None:
+    def ask(self, stream: bytes, unreachable: bool) -> Verdict:
+        """Asks what becomes of the standby to which a stream leads.
+
+        Args:
+            stream: The stream's secret.
+            unreachable: Whether this shard cannot reach the standby any more, and wants to give it up.
+        """
+        request = pb.ShardHeartbeatRequest(token=self._token, unreachable=stream if unreachable else b"")
+        try:
+            reply = self._stub.ShardHeartbeat(request, timeout=self._reply.silent_seconds)
+        except grpc.RpcError as error:
+            log.debug("the coordinator does not answer: %s", error.code().name)
+            return Verdict.WAIT
+        if reply.stop:
+            self.replaced(reply.replaced)
+            return Verdict.STOP
+        return Verdict.ALONE if reply.given_up == stream else Verdict.WAIT
+
+    def replaced(self, why: str) -> None:
+        """Notes that a standby has taken this shard's place; `why` is empty if none has."""
+        if why and self.failure is None:
+            self.failure = Fenced(why)
+            self._orphaned.set()
+
+    def keep(self, lost: Callable[[], None], given_up: Callable[[bytes], object]) -> None:
         """Renews the lease in a thread.
 
         Args:
             lost: Called once the coordinator requests the exit, or the coordinator or the parent is gone.
+            given_up: Called with a stream's secret once the coordinator has given up its standby.
         """
-        threading.Thread(target=self._beat, args=(lost,), name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._beat, args=(lost, given_up), name="heartbeat", daemon=True).start()
 
-    def _beat(self, lost: Callable[[], None]) -> None:
+    def _beat(self, lost: Callable[[], None], given_up: Callable[[bytes], object]) -> None:
         lease, silent_seconds = self._reply.lease_seconds, self._reply.silent_seconds
         timeout = max(lease, silent_seconds)
         request = pb.ShardHeartbeatRequest(token=self._token)
@@ -151,7 +180,10 @@ class Registration:
                 with pauses.within(timeout):
                     reply = self._stub.ShardHeartbeat(request, timeout=timeout)
                 if reply.stop:
+                    self.replaced(reply.replaced)
                     break
+                if reply.given_up:
+                    given_up(reply.given_up)
                 heard = time.monotonic()
                 pauses.clear()
             except grpc.RpcError as error:
@@ -170,7 +202,7 @@ class Registration:
                 f" or disconnected). {RESTART_ALL}"
             )
         silent = time.monotonic() - heard
-        if silent - pauses.seconds <= lease < silent:
+        if self.failure is None and silent - pauses.seconds <= lease < silent:
             self.failure = Fenced(
                 f"this shard was suspended for about {pauses.seconds:.0f} s. The server at {self._control}"
                 f" had no heartbeat within the lease of {lease:g} s and has given up the shard, so its part"
@@ -208,13 +240,16 @@ def main() -> None:
         memory = room.parameters
         addresses |= room.addresses
     registration = Registration(settings, host_id(), addresses, lock, orphaned)
-    place.role = f"shard{registration.index}"
+    place.role = "standby" if settings.standby else f"shard{registration.index}"
     trace = None
     if settings.trace:
         trace = Trace(Path(settings.trace), place.role, registration.clock_offset())
     loop = ShardLoop(registration.consistency, list(doors.listeners.values()), memory, trace, rejections)
-    control.serve(loop, registration.index)
-    registration.keep(loop.stop)
+    if settings.standby:
+        loop.follow(Following(None, registration.index))
+    replication = Replication(registration.ask, registration.replaced, settings.access.identity)
+    control.serve(loop, registration.index, replication, standby=settings.standby)
+    registration.keep(loop.stop, lambda stream: loop.command(lambda: loop.leave_standby(stream)))
     loop.run()
     if registration.failure is not None:
         raise registration.failure

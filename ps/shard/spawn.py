@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
         patience: Seconds for which the coordinator may be unreachable at the start.
         insecure: Whether to listen beyond loopback without encryption.
         plain_data: Whether ZeroMQ sends gradients without encryption.
+        standby: Whether the shard waits to replace another one.
     """
 
     control: str
@@ -49,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True):
     patience: float = CONNECT_SECONDS
     insecure: bool = False
     plain_data: bool = False
+    standby: bool = False
 
 
 VARIABLE = "HUBRING_SHARD"

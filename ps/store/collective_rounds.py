@@ -112,6 +112,20 @@ class RoundBook:
         self._joined.clear()
         return [answer for one in waiting for answer in one.answer(refusal)]
 
+    def open_parts(self) -> list[Contribute]:
+        """Returns the parts of the open rounds, each rank's in the order of its calls."""
+        parts = [one.request for queues in self._open.values() for queue in queues.values() for one in queue]
+        return parts + [one.request for one in self._joined.values()]
+
+    def unconfirmed(self) -> dict[Sender, tuple[int, dict[int, Reply]]]:
+        """Returns by sender up to which call it has confirmed all replies, and the later replies by call."""
+        return {sender: (sent.settled, dict(sent.replies)) for sender, sent in self._sent.items()}
+
+    def restore(self, sender: Sender, settled: int, replies: Mapping[int, Reply]) -> None:
+        """Restores what `unconfirmed` returned for a sender."""
+        sent = self._sent.setdefault(sender, _Sent())
+        sent.settled, sent.replies = settled, dict(replies)
+
     def _queue(self, request: Contribute) -> list[_Waiting]:
         rank = request.sender.rank
         if request.call.collective is Collective.JOIN:

@@ -6,7 +6,7 @@ contribution's gradient is only read, and dropped when its round closes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -18,15 +18,20 @@ from hubring.ps.compression import compressor
 from hubring.ps.compression.compressor import Compressor, codec_for
 from hubring.ps.compression.error_feedback import ErrorFeedback
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
-from hubring.ps.core.messages import Coded, Push, Ticket
+from hubring.ps.core.messages import Coded, Push, Round, Ticket
 from hubring.ps.core.optimizer_state import STEP, OptimizerState
-from hubring.ps.core.types import BucketSpec, Sender, Slice, TensorSpec
+from hubring.ps.core.types import BucketSpec, Hyper, Sender, Slice, TensorSpec
 from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
 from hubring.ps.optim.blocks import BlockSteps
 from hubring.ps.store.gpu_tensor import is_placed
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.pending_writes import PendingWrites
 from hubring.ps.store.snapshot import KeyState
+
+BeforeStep = Callable[["list[Contribution]", list[Tensor], tuple[int, ...], Collection[int]], None]
+"""Gets a round's contributions in rank order, their uncompressed gradients or the mean of compressed ones,
+which parameters have no gradient, and the ranks that agree with whatever the others wrote.
+"""
 
 
 class Contribution(NamedTuple):
@@ -84,6 +89,11 @@ class CodedMean:
         payload = torch.zeros(codec.nbytes(values.numel()), dtype=torch.uint8)
         self.latest = Coded(codec.name, payload, values.numel(), values.dtype)
         self._feedback = ErrorFeedback(codec, values.numel(), values.dtype)
+
+    @property
+    def residual(self) -> Tensor:
+        """What the codec left out of the means so far."""
+        return self._feedback.residual
 
     def encode(self, values: Tensor, absent: Iterable[slice]) -> None:
         """Encodes the mean for the readers, who ignore the elements in `absent`."""
@@ -168,11 +178,14 @@ class Entry:
             return memory.show(self.values)
         return memory.send(self.values) if self.coded is None else self.coded.latest
 
-    def close(self, scratch: Tensor) -> tuple[list[Contribution], tuple[int, ...]]:
+    def close(
+        self, scratch: Tensor, before_step: BeforeStep | None = None
+    ) -> tuple[list[Contribution], tuple[int, ...]]:
         """Applies the mean of the open round.
 
         Args:
             scratch: At least twice as long as the values, with the same dtype.
+            before_step: Called once nothing but a NonFinite can keep the round from closing.
 
         Returns:
             The round's contributions in rank order, and which of `parts` have no gradient in any of them.
@@ -182,18 +195,36 @@ class Entry:
             Disagreement: The contributors' scripts changed parameters or state differently. Nothing changed.
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
+        excused = self.late | self._idle() if self.writes else set()
         if self.writes:
-            self.apply_writes(sorted(self.contributions), self.late | self._idle())
+            self.apply_writes(sorted(self.contributions), excused)
         absent = _absent([contribution.push for contribution in contributions])
         gradients = self._plain([contribution.gradient for contribution in contributions], scratch)
+        if before_step is not None:
+            before_step(contributions, gradients, absent, excused)
         # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
-        hyper, skipped = contributions[0].push.hyper, frozenset(() if self.averages else absent)
-        self.optimizer.step(gradients, hyper, scratch, skipped)
+        self._step(gradients, contributions[0].push.hyper, absent, scratch)
+        self.contributions.clear()
+        return contributions, absent
+
+    def apply(self, done: Round, scratch: Tensor) -> None:
+        """Applies a round that this key's primary closed. `scratch` is as in `close`."""
+        if self.writes:
+            self.apply_writes([one.rank for one in done.contributors], done.excused)
+        self._step([done.total], done.hyper, done.absent, scratch, done.count)
+
+    def _step(
+        self,
+        gradients: Sequence[Tensor],
+        hyper: Hyper,
+        absent: tuple[int, ...],
+        scratch: Tensor,
+        count: int | None = None,
+    ) -> None:
+        self.optimizer.step(gradients, hyper, scratch, frozenset(() if self.averages else absent), count)
         if self.coded is not None:
             self.coded.encode(self.values, [self.parts[index].in_slice for index in absent])
         self.version += 1
-        self.contributions.clear()
-        return contributions, absent
 
     def write(self, values: Tensor | None, state: OptimizerState | None) -> None:
         """Replaces the values, the optimizer's state, or both."""

@@ -100,6 +100,26 @@ class KeyTable(dict[int, Entry]):
                 if late:
                     entry.late.add(sender.rank)
 
+    def admit(
+        self,
+        joined: Sequence[Sender],
+        live: Mapping[int, int],
+        ledger: Ledger,
+        *,
+        lockstep: bool,
+        first: int | None = None,
+    ) -> None:
+        """Starts joiners at the open round, or without rounds at the slowest live worker's clock.
+
+        If no earlier worker is live, as after a restore, each continues the clocks of its rank instead.
+        """
+        stayed = live.keys() - {sender.rank for sender in joined}
+        if stayed:
+            ledger.retain(stayed)
+        self.start_clocks(joined, ledger, lockstep=lockstep, late=bool(stayed), first=first)
+        if live:
+            ledger.retain(live)
+
     def extend(self, more: KeyTable) -> None:
         """Adds the keys of another table."""
         self.update(more)

@@ -13,8 +13,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from hubring.ps.core.messages import Write, WriteParameters
+from hubring.ps.core.messages import Write, WriteParameters, WriteState
 from hubring.ps.core.optimizer_state import OptimizerState
+from hubring.ps.core.types import Sender
 
 
 class Disagreement(Exception):
@@ -62,6 +63,17 @@ class PendingWrites:
         else:
             tensors = {name: tensor.clone() for name, tensor in write.state.tensors.items()}
             self._states[rank] = OptimizerState(tensors, write.state.fresh)
+
+    def writes(self, key: int, version: int) -> list[Write]:
+        """Returns the writes that wait for the round of this version of the key."""
+        found: list[Write] = []
+        for rank, values in self._values.items():
+            incarnation, sequence = self._newest[WriteParameters, rank]
+            found.append(WriteParameters(Sender(rank, incarnation), key, version, sequence, values))
+        for rank, state in self._states.items():
+            incarnation, sequence = self._newest[WriteState, rank]
+            found.append(WriteState(Sender(rank, incarnation), key, version, sequence, state))
+        return found
 
     def state_of(self, rank: int) -> OptimizerState | None:
         """Returns the state that a rank wrote, if it waits for its round."""

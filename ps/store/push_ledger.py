@@ -98,6 +98,14 @@ class Ledger:
         self._clocks[key] = dict(clocks)
         self._left[key].clear()
 
+    def left(self, key: int) -> Mapping[int, int]:
+        """Returns the clocks of the ranks that left."""
+        return self._left[key]
+
+    def take_over(self, key: int, clocks: Mapping[int, int], left: Mapping[int, int]) -> None:
+        """Continues the `clocks` and `left` of another ledger."""
+        self._clocks[key], self._left[key] = dict(clocks), dict(left)
+
     def _fence_before(self, sender: Sender) -> None:
         """Fences the lower incarnations of a rank and drops their pushes in progress."""
         if sender.incarnation > self._incarnations.get(sender.rank, 0):

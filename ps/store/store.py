@@ -15,13 +15,14 @@ schedule of messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
 from hubring.ps.core.counters import Stats
 from hubring.ps.core.errors import NonFinite
 from hubring.ps.core.messages import (
+    Change,
     Code,
     Contribute,
     Delivery,
@@ -32,23 +33,25 @@ from hubring.ps.core.messages import (
     Refusal,
     Request,
     Result,
+    Round,
     State,
     Ticket,
+    Transfer,
     Write,
     WriteParameters,
     WriteState,
 )
 from hubring.ps.core.types import BucketSpec, Sender, Slice, View
-from hubring.ps.store import refusals, script_writes
+from hubring.ps.store import refusals, script_writes, transfer
 from hubring.ps.store.collective_rounds import RoundBook
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.key_state import Contribution, Entry, Reader, Settled
 from hubring.ps.store.key_table import KeyTable
 from hubring.ps.store.live_workers import LiveWorkers
-from hubring.ps.store.option_check import OptionCheck
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.store.pending_writes import Disagreement
 from hubring.ps.store.push_ledger import Ledger, Standing
+from hubring.ps.store.push_rounds import PushRounds, Replica
 from hubring.ps.store.reading import Reading
 from hubring.ps.store.snapshot import Capture, Snapshot
 
@@ -66,19 +69,16 @@ class KVStore:
 
     def __init__(self, consistency: Consistency, memory: ParameterMemory | None = None) -> None:
         self._consistency = consistency
+        self._replica: Replica | None = None
         self._memory = memory or HostMemory()
         self._workers = LiveWorkers()
-        self._entries = KeyTable()
-        self._ledger = Ledger()
-        self._reading = Reading(consistency, self._ledger, self._memory)
         self._rounds = RoundBook()
-        self._options = OptionCheck()
-        self._stats = Stats()
         self._capture: Capture | None = None
         self._draining = False
         self._failure: Refusal | None = None
         self.unsound = ""
         """Why the parameters must not be saved; empty if they may be saved."""
+        self._begin(KeyTable())
 
     # Requests of the coordinator.
 
@@ -88,10 +88,7 @@ class KVStore:
         Raises:
             ConfigError: The hub does not support a bucket's dtype or optimizer.
         """
-        self._entries = self._table(slices, buckets)
-        self._ledger = Ledger()
-        self._reading = Reading(self._consistency, self._ledger, self._memory)
-        self._stats = Stats()
+        self._begin(self._table(slices, buckets))
         self._start_clocks(self._workers.senders())
         if self._draining:
             self.drain()
@@ -126,6 +123,12 @@ class KVStore:
             self.drain()
         if self._capture is not None:
             self._capture.expect(more.values(), self._ledger)
+
+    def _begin(self, entries: KeyTable) -> None:
+        self._entries = entries
+        self._ledger, self._stats = Ledger(), Stats()
+        self._reading = Reading(self._consistency, self._ledger, self._memory)
+        self._pushes = PushRounds(self._consistency, self._workers, self._ledger, self._stats, self._replica)
 
     def _table(
         self, slices: Sequence[Slice], buckets: Sequence[BucketSpec], *, extends: bool = False
@@ -228,6 +231,8 @@ class KVStore:
         refusal = self._refusal(request)
         if refusal is not None:
             return [Delivery(ticket, refusal)]
+        if self._replica is not None and not isinstance(request, Push | Pull | ReadState):
+            self._replica.append(request)
         match request:
             case Push():
                 return self._on_push(self._entries[request.key], request, ticket)
@@ -241,6 +246,22 @@ class KVStore:
                 return self._on_read_state(self._entries[request.key], request, ticket)
             case Contribute():
                 return self._rounds.contribute(request, ticket, self._workers.live)
+
+    def replicate(self, replica: Replica | None) -> None:
+        """Forwards all changes by workers from now on; None ends it."""
+        self._replica = self._pushes.replica = replica
+
+    def transfer(self) -> Iterator[Change]:
+        """Yields the state since the last plan and view, for `apply` and `handle` of a standby's store."""
+        return transfer.changes(self._entries, self._ledger, self._rounds)
+
+    def apply(self, done: Round | Transfer) -> None:
+        """Applies a round that this store's primary closed, or a part of the primary's state."""
+        if isinstance(done, Transfer):
+            transfer.take(done, self._entries, self._ledger, self._rounds)
+            return
+        entry = self._entries[done.key]
+        self._pushes.apply(entry, done, self._entries.scratch[entry.values.dtype])
 
     def _on_init(self, entry: Entry, init: Init, ticket: Ticket) -> list[Delivery]:
         deliveries = [Delivery(ticket, Result())]
@@ -348,18 +369,7 @@ class KVStore:
         return self._reading.answer(entry)
 
     def _close(self, entry: Entry) -> None:
-        before = entry.version
-        contributions, absent = entry.close(self._entries.scratch[entry.values.dtype])
-        for push, tickets, _ in contributions:
-            staleness = before - entry.read[push.sender.rank]
-            self._stats.staleness[staleness] += 1
-            self._ledger.advance(push.sender, entry.key, push.clock + 1)
-            entry.settle(push, tickets, Settled(push.clock, staleness, absent))
-        if self._consistency.lockstep:
-            self._options.compare([push for push, *_ in contributions])
-            ranks = tuple(push.sender.rank for push, *_ in contributions)
-            if ranks != self._workers.founders:
-                self._stats.note_partial(entry.key, before, ranks)
+        self._pushes.close(entry, self._entries.scratch[entry.values.dtype])
         if self._capture is not None:
             self._capture.catch(entry, self._ledger)
 
@@ -372,17 +382,8 @@ class KVStore:
     # Members.
 
     def _start_clocks(self, joined: Sequence[Sender], first: int | None = None) -> None:
-        """Starts joiners at the open round, or without rounds at the slowest live worker's clock.
-
-        If no earlier worker is live, as after a restore, each continues the clocks of its rank instead.
-        """
-        stayed = self._workers.live.keys() - {sender.rank for sender in joined}
-        if stayed:
-            self._ledger.retain(stayed)
-        lockstep = self._consistency.lockstep
-        self._entries.start_clocks(joined, self._ledger, lockstep=lockstep, late=bool(stayed), first=first)
-        if self._workers.live:
-            self._ledger.retain(self._workers.live)
+        lockstep, live = self._consistency.lockstep, self._workers.live
+        self._entries.admit(joined, live, self._ledger, lockstep=lockstep, first=first)
 
     # Refusals.
 

@@ -202,3 +202,17 @@ def _plain(header: pb.Header, tensor: Tensor | Coded | None) -> Tensor | None:
         )
         raise MalformedMessage(text, header.request)
     return tensor
+
+
+def bitmap(indices: Sequence[int]) -> bytes:
+    """Returns ascending indices as bits: thousands of them fit into a header."""
+    bits = bytearray(indices[-1] // 8 + 1)
+    for index in indices:
+        bits[index // 8] |= 1 << index % 8
+    return bytes(bits)
+
+
+def indices(bitmap: bytes) -> tuple[int, ...]:
+    """Returns the ascending indices of a bitmap."""
+    held = [(8 * at, byte) for at, byte in enumerate(bitmap) if byte]
+    return tuple(first + bit for first, byte in held for bit in range(8) if byte >> bit & 1)

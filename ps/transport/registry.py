@@ -8,7 +8,9 @@ buffers in shared memory at no cost.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,8 +33,14 @@ log = logging.getLogger(__name__)
 Dial = Callable[[int], Connection]
 """Connects to the shard with this number. Raises ServerUnreachable."""
 
+Locate = Callable[[int], "ShardAddress"]
+"""Returns where the shard with this number is now."""
+
 FASTEST_FIRST = ("shm", "zmq", "grpc")
 DIAL_SECONDS = 5.0
+MOVE_SECONDS = 5.0
+"""How long a shard that is lost may take to move to its standby."""
+_MOVE_PAUSE = 0.2
 
 
 class ShardAddress(NamedTuple):
@@ -113,36 +121,84 @@ class Routes(NamedTuple):
     wired: bool
 
 
-def choose(shards: Sequence[ShardAddress], want: str = "auto", timeout: float = DIAL_SECONDS) -> Routes:
+def choose(
+    shards: Sequence[ShardAddress],
+    want: str = "auto",
+    timeout: float = DIAL_SECONDS,
+    locate: Locate | None = None,
+) -> Routes:
     """Finds the fastest transport for each shard by trying.
 
     Args:
         shards: The shards' addresses, in order of their numbers.
         want: The name of the only transport to try, or "auto".
         timeout: Seconds for each attempt.
+        locate: Returns where a shard is now. Asked before each further connection to the shard; None if the
+            shards never move.
 
     Raises:
         ServerUnreachable: A shard is unreachable. Names every address tried and why it failed.
     """
     names = FASTEST_FIRST if want == "auto" else (want,)
     kinds = {name: transport(name, alone=len(shards) == 1) for name in names}
-    chosen: list[Transport] = []
-    for number, shard in enumerate(shards):
-        kind, connection = _reach(number, shard, kinds, timeout)
-        connection.close()
-        chosen.append(kind)
+    paths = [_path(number, shard, kinds, timeout, locate) for number, shard in enumerate(shards)]
+    chosen = [path.kind for path in paths]
     best = next(kind for kind in kinds.values() if kind in chosen)
     return Routes(
         best,
-        lambda number: _dial_by(chosen[number], shards[number], timeout),
+        lambda number: paths[number].dial(kinds, timeout, locate),
         wired=any(kind.name != "shm" for kind in chosen),
     )
 
 
-def _reach(
-    number: int, shard: ShardAddress, kinds: Mapping[str, Transport], timeout: float = DIAL_SECONDS
+def _path(
+    number: int, shard: ShardAddress, kinds: Mapping[str, Transport], timeout: float, locate: Locate | None
+) -> _Path:
+    """Finds the first path to a shard, which may be moving to its standby. Raises as `reach`."""
+    until = time.monotonic() + MOVE_SECONDS
+    while True:
+        try:
+            kind, connection = reach(f"shard {number}", shard, kinds, timeout)
+        except ServerUnreachable:
+            if locate is None or time.monotonic() > until:
+                raise
+            time.sleep(_MOVE_PAUSE)
+            shard = locate(number)
+        else:
+            connection.close()
+            return _Path(number, shard, kind)
+
+
+@dataclass(slots=True)
+class _Path:
+    """How to reach one shard."""
+
+    number: int
+    shard: ShardAddress
+    kind: Transport
+    used: bool = False
+
+    def dial(self, kinds: Mapping[str, Transport], timeout: float, locate: Locate | None) -> Connection:
+        """Connects to the shard, which may have moved since the last time."""
+        now = locate(self.number) if self.used and locate is not None else self.shard
+        self.used = True
+        if now == self.shard:
+            return dial_by(self.kind, now, timeout)
+        kind, connection = reach(f"shard {self.number}", now, kinds, timeout)
+        self.shard, self.kind = now, kind
+        return connection
+
+
+def reach(
+    name: str, shard: ShardAddress, kinds: Mapping[str, Transport], timeout: float = DIAL_SECONDS
 ) -> tuple[Transport, Connection]:
     """Connects with the first of `kinds` that works.
+
+    Args:
+        name: The shard's name, for messages.
+        shard: Its addresses.
+        kinds: Transports by name.
+        timeout: Seconds for each attempt.
 
     Raises:
         ServerUnreachable: None of them works.
@@ -150,17 +206,22 @@ def _reach(
     failures = []
     for kind in kinds.values():
         try:
-            return kind, _dial_by(kind, shard, timeout)
+            return kind, dial_by(kind, shard, timeout)
         except ServerUnreachable as error:
-            log.info("cannot reach shard %d with %s: %s", number, kind.name, error)
+            log.info("cannot reach %s with %s: %s", name, kind.name, error)
             failures.append(f"{kind.name}: {error}")
     fix = "Check that the shard runs and that no firewall blocks it"
     if len(kinds) == 1:
         fix = "Use --transport auto to try the other transports"
-    raise ServerUnreachable(f"cannot reach shard {number} ({'; '.join(failures)}). {fix}")
+    raise ServerUnreachable(f"cannot reach {name} ({'; '.join(failures)}). {fix}")
 
 
-def _dial_by(kind: Transport, shard: ShardAddress, timeout: float) -> Connection:
+def dial_by(kind: Transport, shard: ShardAddress, timeout: float) -> Connection:
+    """Connects to a shard with one kind of transport.
+
+    Raises:
+        ServerUnreachable: This kind does not reach the shard.
+    """
     address = shard.addresses.get(kind.name)
     if address is None:
         raise ServerUnreachable(f"the shard listens only with {', '.join(shard.addresses) or 'no transport'}")

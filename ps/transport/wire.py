@@ -18,15 +18,20 @@ from enum import IntEnum
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
-from torch import Tensor
+from torch import Tensor, uint8
 
 from hubring.protos import data_pb2 as pb
 from hubring.ps.core.messages import (
     NO_REQUEST,
     Call,
+    Change,
     Code,
     Collective,
+    Command,
     Contribute,
+    Contributor,
+    CoordinatorCall,
+    Forwarded,
     Init,
     Missing,
     Probe,
@@ -38,7 +43,9 @@ from hubring.ps.core.messages import (
     Reply,
     Request,
     Result,
+    Round,
     State,
+    Transfer,
     Values,
     WriteParameters,
     WriteState,
@@ -53,11 +60,14 @@ from hubring.ps.core.types import (
 )
 from hubring.ps.store.collective import layout_of
 from hubring.ps.transport.base import Message
+from hubring.ps.transport.bundle import elements
 from hubring.ps.transport.payload import MalformedMessage as MalformedMessage
 from hubring.ps.transport.payload import (
+    bitmap,
     checked_layout,
     coded_or_flat,
     flat_of,
+    indices,
     layout_proto,
     pack,
     pack_bundle,
@@ -75,14 +85,20 @@ LAST = -1
 _Word = TypeVar("_Word", bound=IntEnum)
 
 
-def encode_request(request: Request | Probe, number: int) -> Message:
+def encode_request(request: Request | Probe, number: int, stream: bytes = b"") -> Message:
     """Encodes a request. Its tensor belongs to the message until the reply arrives.
+
+    Args:
+        request: The request.
+        number: Identifies the request and its reply.
+        stream: See `encode_change`; empty in a worker's request.
 
     Raises:
         UsageError: The request is too large.
     """
     rank, incarnation = request.sender
-    header = pb.Header(request=number, rank=rank, incarnation=incarnation_to_wire(incarnation))
+    wired = incarnation_to_wire(incarnation)
+    header = pb.Header(request=number, rank=rank, incarnation=wired, stream=stream)
     match request:
         case Push():
             push = header.push
@@ -90,7 +106,7 @@ def encode_request(request: Request | Probe, number: int) -> Message:
             for name, value in request.hyper.items():  # half the time of update
                 push.hyper[name] = value
             if request.absent:
-                push.absent = _bitmap(request.absent)
+                push.absent = bitmap(request.absent)
             return pack(header, request.gradient, priority=request.key)
         case Pull():
             header.pull.key = request.key
@@ -125,6 +141,44 @@ def encode_request(request: Request | Probe, number: int) -> Message:
             return pack_bundle(header, request.tensors)
 
 
+def encode_change(change: Change, number: int, stream: bytes) -> Message:
+    """Encodes a change that a primary forwards. Its tensor belongs to the message until the reply arrives.
+
+    Args:
+        change: The change.
+        number: Its place in the stream.
+        stream: The stream's secret.
+
+    Raises:
+        UsageError: The change is too large.
+    """
+    header = pb.Header(request=number, stream=stream)
+    match change:
+        case Round():
+            done = header.round
+            done.key, done.version, done.count = change.key, change.version, change.count
+            for name, value in change.hyper.items():
+                done.hyper[name] = value
+            if change.absent:
+                done.absent = bitmap(change.absent)
+            for contributor in change.contributors:
+                done.ranks.append(contributor.rank)
+                done.clocks.append(contributor.clock)
+                done.staleness.append(contributor.staleness)
+            done.excused.extend(change.excused)
+            return pack(header, change.total)
+        case CoordinatorCall():
+            header.command.call = change.command.value  # type: ignore[assignment]
+            message = memoryview(bytearray(change.message))
+            return pack(header, elements(message, uint8) if message else None)
+        case Transfer():
+            header.transfer.key = change.key
+            _write_state(header.transfer.tensors, OptimizerState(change.tensors))
+            return pack_bundle(header, tuple(change.tensors.values()))
+        case _:
+            return encode_request(change, number, stream)
+
+
 def encode_reply(reply: Reply, number: int) -> Message:
     """Encodes a reply to request `number`. Its tensor's memory is the payload."""
     header = pb.Header(request=number)
@@ -134,7 +188,7 @@ def encode_reply(reply: Reply, number: int) -> Message:
             values.key, values.clock, values.version = reply.key, reply.clock, reply.version
             values.staleness, values.drain = reply.staleness, reply.drain
             if reply.absent:
-                values.absent = _bitmap(reply.absent)
+                values.absent = bitmap(reply.absent)
             return pack(header, reply.values, priority=reply.key)
         case Result():
             header.result.SetInParent()
@@ -154,13 +208,39 @@ def encode_reply(reply: Reply, number: int) -> Message:
             return pack(header, None)
 
 
-def decode_request(message: Message) -> tuple[int, Request | Probe]:
+def decode_request(message: Message) -> tuple[int, Request | Probe | Forwarded]:
     """Returns a request's number and the request. Its tensor shares the payload's memory.
 
     Raises:
         MalformedMessage: The message is invalid. The text gives the reason.
     """
     header = _header(message)
+    if header.stream:
+        return header.request, Forwarded(header.stream, _change(header, message))
+    return header.request, _request(header, message)
+
+
+def _change(header: pb.Header, message: Message) -> Change:
+    body = header.WhichOneof("body")
+    if body == "round":
+        done = header.round
+        contributors = tuple(map(Contributor, done.ranks, done.clocks, done.staleness))
+        total = flat_of(header, unpack(header, message))
+        absent, excused = indices(done.absent), tuple(done.excused)
+        hyper = _hyper(done)
+        return Round(done.key, done.version, total, done.count, hyper, contributors, absent, excused)
+    if body == "command":
+        call = bytes(message.payload or b"")
+        return CoordinatorCall(_enum(header, Command, header.command.call), call)
+    if body == "transfer":
+        return Transfer(header.transfer.key, _state(header, header.transfer.tensors, message)[1].tensors)
+    request = _request(header, message)
+    if isinstance(request, Push | Pull | ReadState | Probe):
+        raise MalformedMessage(f"unexpected body of a forwarded change: {body}", header.request)
+    return request
+
+
+def _request(header: pb.Header, message: Message) -> Request | Probe:
     sender = Sender(header.rank, incarnation_from_wire(header.incarnation))
     body = header.WhichOneof("body")
     if body == "contribute":
@@ -169,32 +249,32 @@ def decode_request(message: Message) -> tuple[int, Request | Probe]:
         optional = call.collective is Collective.BROADCAST
         tensors = unpack_bundle(header, part.layouts, message, optional=optional)
         closed = tuple(part.closed)
-        return header.request, Contribute(sender, part.sequence, call, tensors, part.settled, closed)
+        return Contribute(sender, part.sequence, call, tensors, part.settled, closed)
     if body == "write_state":
         write = header.write_state
         _, state = _state(header, write.state, message)
-        return header.request, WriteState(sender, write.key, write.clock, write.sequence, state)
+        return WriteState(sender, write.key, write.clock, write.sequence, state)
     if body == "init" and header.init.HasField("state"):
         (values,), state = _state(header, header.init.state, message, [header.init.values])
-        return header.request, Init(sender, header.init.key, flat_of(header, values), state)
+        return Init(sender, header.init.key, flat_of(header, values), state)
     tensor = unpack(header, message)
     if body == "push":
         push = header.push
         gradient = coded_or_flat(header, tensor)
-        absent = _indices(push.absent)
-        return header.request, Push(sender, push.key, push.clock, gradient, _hyper(push), absent)
+        absent = indices(push.absent)
+        return Push(sender, push.key, push.clock, gradient, _hyper(push), absent)
     if body == "pull":
-        return header.request, Pull(sender, header.pull.key)
+        return Pull(sender, header.pull.key)
     if body == "init":
-        return header.request, Init(sender, header.init.key, flat_of(header, tensor))
+        return Init(sender, header.init.key, flat_of(header, tensor))
     if body == "write_parameters":
         proto = header.write_parameters
         values = flat_of(header, tensor)
-        return header.request, WriteParameters(sender, proto.key, proto.clock, proto.sequence, values)
+        return WriteParameters(sender, proto.key, proto.clock, proto.sequence, values)
     if body == "read_state":
-        return header.request, ReadState(sender, header.read_state.key)
+        return ReadState(sender, header.read_state.key)
     if body == "probe":
-        return header.request, Probe(sender, tuple(header.probe.requests))
+        return Probe(sender, tuple(header.probe.requests))
     raise MalformedMessage(f"unexpected body of a request: {body or 'none'}", header.request)
 
 
@@ -222,7 +302,7 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
             proto.version,
             proto.staleness,
             proto.drain,
-            absent=_indices(proto.absent),
+            absent=indices(proto.absent),
         )
     if body == "missing":
         return header.request, Missing(tuple(header.missing.requests))
@@ -243,21 +323,8 @@ def origin(message: Message) -> tuple[int, int]:
     return (header.request, header.rank) if message.header else (NO_REQUEST, 0)
 
 
-def _bitmap(indices: Sequence[int]) -> bytes:
-    """Returns ascending indices as bits: thousands of them fit into a header."""
-    bits = bytearray(indices[-1] // 8 + 1)
-    for index in indices:
-        bits[index // 8] |= 1 << index % 8
-    return bytes(bits)
-
-
-def _indices(bitmap: bytes) -> tuple[int, ...]:
-    held = [(8 * at, byte) for at, byte in enumerate(bitmap) if byte]
-    return tuple(first + bit for first, byte in held for bit in range(8) if byte >> bit & 1)
-
-
-def _hyper(push: pb.Push) -> Hyper:
-    hyper = push.hyper
+def _hyper(sent: pb.Push | pb.Round) -> Hyper:
+    hyper = sent.hyper
     return {name: hyper[name] for name in hyper}  # a third of the time of dict()
 
 

@@ -83,7 +83,7 @@ def main() -> None:
 
 def connect_through(relays: dict[str, str]) -> None:
     """Connects to other ports in place of those of the shards."""
-    dial = registry._dial_by
+    dial = registry.dial_by
 
     def dial_relay(kind: Transport, shard: ShardAddress, timeout: float) -> Connection:
         addresses = {}
@@ -92,7 +92,7 @@ def connect_through(relays: dict[str, str]) -> None:
             addresses[name] = f"{host}{colon}{relays.get(port, port)}"
         return dial(kind, shard._replace(addresses=addresses), timeout)
 
-    registry._dial_by = dial_relay
+    registry.dial_by = dial_relay
 
 
 def pairs(words: list[str]) -> Iterator[tuple[str, str]]:

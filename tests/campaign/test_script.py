@@ -12,8 +12,8 @@ from tests.campaign.script import connect_through
 
 def test_shards_are_reached_through_their_relays(monkeypatch: pytest.MonkeyPatch) -> None:
     dialled: list[dict[str, str]] = []
-    monkeypatch.setattr(registry, "_dial_by", lambda kind, shard, timeout: dialled.append(shard.addresses))
+    monkeypatch.setattr(registry, "dial_by", lambda kind, shard, timeout: dialled.append(shard.addresses))
     connect_through({"40001": "50001", "40002": "50002"})
     addresses = {"shm": "hubring-7", "zmq": "tcp://127.0.0.1:40001", "grpc": "127.0.0.1:40003"}
-    registry._dial_by(None, ShardAddress("host", addresses, OPEN), 1.0)  # type: ignore[arg-type]
+    registry.dial_by(None, ShardAddress("host", addresses, OPEN), 1.0)  # type: ignore[arg-type]
     assert dialled == [{**addresses, "zmq": "tcp://127.0.0.1:50001"}]

@@ -65,7 +65,9 @@ def _share_cores(workers: int) -> None:
 
 
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
-    transport, dial, wired = registry.choose(session.shards, config.transport)
+    transport, dial, wired = registry.choose(
+        session.shards, config.transport, locate=session.locations.locate
+    )
     log.info(
         "rank %d of %d, hub in mode %s, %d shard(s) over %s",
         session.sender.rank,
@@ -76,6 +78,7 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
     )
     # A worker can be ahead of others only in lockstep, and that slows the others only on a network link.
     client = KVClient(session.sender, len(session.shards), dial, bounded=session.lockstep and wired)
+    session.locations.on_move(client.reconnect)
     try:
         client.wait_connected(config.timeout)
     except BaseException:

@@ -10,6 +10,7 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.client.session import Session
+from hubring.ps.client.shard_locations import ShardLocations
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.waiting import Waiting
 from hubring.ps.job.job import Reason
@@ -63,6 +64,7 @@ def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
     session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
     session.stop_after, session.draining = 0, False
     session._stub = session._presence = Replies()  # type: ignore[assignment]
+    session.locations = ShardLocations(session._stub, (0, b""), ())
     monkeypatch.setattr(session, "_leaves", lambda silence, interval: False)
     monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
     session._keep_alive()

@@ -312,6 +312,15 @@ class Mute(ShardControlServicer):
     async def Reset(self, request: pb.ResetRequest, context: Any) -> pb.Ack:  # noqa: N802
         return await self.answered(pb.Ack())
 
+    async def Follow(self, request: pb.FollowRequest, context: Any) -> pb.Ack:  # noqa: N802
+        return await self.answered(pb.Ack())
+
+    async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.Ack:  # noqa: N802
+        return await self.answered(pb.Ack())
+
+    async def Promote(self, request: pb.PromoteRequest, context: Any) -> pb.Ack:  # noqa: N802
+        return await self.answered(pb.Ack())
+
     async def Save(self, request: pb.SaveRequest, context: Any) -> pb.SaveReply:  # noqa: N802
         return await self.answered(pb.SaveReply())
 

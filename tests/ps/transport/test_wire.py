@@ -20,6 +20,7 @@ from hubring.ps.core.messages import (
     Coded,
     Collective,
     Contribute,
+    Forwarded,
     Init,
     Missing,
     Probe,
@@ -137,6 +138,7 @@ def gradient(message: Message) -> Tensor | Coded:
 def test_requests_come_back_as_they_went(request_: Request | Probe) -> None:
     number, came = decode_request(encode_request(request_, 2**63))
     assert number == 2**63
+    assert not isinstance(came, Forwarded)
     assert same(came, request_)
 
 

@@ -93,7 +93,6 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         "slowest": "",
         "ended": {"finished": [], "preempted": [], "failed": {}, "lost": {}},
         "replace": {},
-        "failovers": 0,
         "totals": {
             "jobs": {"finished": 0, "preempted": 0, "failed": 0},
             "workers": {"finished": 0, "preempted": 0, "failed": 0, "lost": 0},
@@ -101,6 +100,7 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         },
         "checkpoint": "",
         "checkpoints": 0,
+        "failovers": 0,
         "checkpoint_age": None,
         "checkpoint_every": None,
     }

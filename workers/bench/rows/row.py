@@ -102,6 +102,7 @@ def _on_gpu(row: Row) -> Row:
 
 _MEMORY_SHARDS = 2
 """Shards of the hub that is limited by cores; over a wire, one server is compared with one server."""
+_STANDBY = ("--standby", "1")
 _RAW_SERVER = "hubring.workers.bench.rows.raw_server"
 
 ROWS = {
@@ -116,6 +117,8 @@ ROWS = {
         _ours("hub-zmq", "--transport zmq", "hub, ZeroMQ over loopback"),
         _ours("hub-zmq-bf16", "--transport zmq --compress bf16", "the same, 2 bytes per element"),
         _ours("hub-zmq-int8", "--transport zmq --compress int8", "the same, 1 byte per element"),
+        _ours("hub-shm-standby", "--transport shm", "hub-shm with standbys", *_STANDBY, shards=2),
+        _ours("hub-zmq-standby", "--transport zmq", "hub-zmq with a standby", *_STANDBY),
         _ours("hub-grpc", "--transport grpc", "hub, gRPC over loopback"),
         _ours("ring", "--topology ring", "Hubring's ring on Gloo"),
         _ours("ring-bf16", "--topology ring --compress bf16", "the same, 2 bytes per element"),

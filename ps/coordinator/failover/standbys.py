@@ -1,0 +1,234 @@
+"""Standbys: pairs them with shards, and lets them take the place of shards that are lost.
+
+Law: only this object, in the coordinator's one loop, decides. A standby whose shard is lost is promoted. A
+standby that is lost, or that its shard cannot reach, is given up for good, and its shard goes on alone. Until
+the shard learns which, it answers no worker. So at most one process answers for a shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+import grpc
+
+from hubring.protos import control_pb2 as pb
+from hubring.ps.coordinator.failover.pairing import pairs
+from hubring.ps.coordinator.shard_fleet import Fleet, Shard
+from hubring.ps.core.timing import TimeSource
+
+log = logging.getLogger(__name__)
+
+CALL_SECONDS = 10.0
+TRANSFER_SECONDS = 300.0
+"""How long the state of a running job may take to the standby."""
+SUCCESSION_SECONDS = 10.0
+"""How long a call to a shard waits for the standby to take the shard's place."""
+PAIR_SECONDS = 5.0
+"""The time between two attempts to pair a shard with a standby."""
+_PAUSE = 0.05
+
+
+class Ruling(NamedTuple):
+    """What a shard learns with its heartbeat.
+
+    Attributes:
+        replaced: The error for a shard whose standby has taken its place; empty for any other.
+        given_up: The secret of the stream whose standby is given up; empty if none is.
+    """
+
+    replaced: str
+    given_up: bytes
+
+
+class Standbys:
+    """The standbys of a coordinator's shards.
+
+    Args:
+        wanted: How many standbys a job waits for; 0 without `--standby`.
+        fleet: The shards.
+        clock: The source of the time.
+        fail: Called with the reason if a shard is lost whose parameters no standby has.
+        tell: Called with a line for the workers.
+
+    Attributes:
+        failovers: How many standbys have taken a shard's place since the server started.
+    """
+
+    def __init__(
+        self,
+        wanted: int,
+        fleet: Fleet,
+        clock: TimeSource,
+        fail: Callable[[str], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.failovers = 0
+        self._wanted = wanted
+        self._fleet = fleet
+        self._clock = clock
+        self._fail = fail
+        self._tell = tell
+        self._deciding = asyncio.Lock()
+        self._pairing: asyncio.Task[None] | None = None
+        self._pair_at = 0.0
+        """When to try again to pair shards with standbys."""
+        self._announced = not wanted
+        self._replaced: set[str] = set()
+        """Tokens of the shards whose standby has taken their place."""
+        fleet.successor = self.successor
+        fleet.guarded = not wanted
+
+    def begin(self) -> None:
+        """Prepares the next job, which waits until every shard has its standby again."""
+        self._fleet.guarded = self._announced = not self._wanted
+
+    async def check(self) -> bool:
+        """Handles leases that have expired, and begins to pair shards with standbys.
+
+        Returns:
+            Whether every shard has its standby since the last call, so that a job can begin.
+        """
+        for process in self._fleet.silent(self._clock.now()):
+            silent = self._clock.now() - process.heard
+            await self.lose(process, f"sent no heartbeat for {silent:.1f} s")
+        if self._pairing is not None and self._pairing.done():
+            self._pairing.result()
+            self._pairing = None
+        if self._pairing is None and self._clock.now() >= self._pair_at and self._unpaired():
+            self._pairing = asyncio.create_task(self._pair())
+        before, self._announced = self._announced, self._fleet.guarded
+        return self._announced and not before
+
+    async def lose(self, process: Shard, what: str) -> None:
+        """Handles the loss of a shard or a standby.
+
+        Args:
+            process: The process.
+            what: What happened to it, as a clause.
+        """
+        if process in self._fleet.standbys:
+            self._give_up(process, what)
+        elif process in self._fleet.shards and not await self._promote(process, what):
+            process.lost = True
+            self._fail(f"{process} {what}")
+
+    async def child_ended(self, pid: int, name: str, what: str) -> bool:
+        """Handles the end of a child of this server; returns whether to start a standby in its place."""
+        for process in (*self._fleet.shards, *self._fleet.standbys):
+            if (process.host, process.pid) == (socket.gethostname(), pid):
+                await self.lose(process, what)
+                return not process.lost
+        if pid in self._fleet.departed:
+            return True
+        self._fail(f"{name} {what}")
+        return False
+
+    def ruling(self, token: str, unreachable: bytes) -> Ruling:
+        """Returns what a shard learns with its heartbeat.
+
+        Args:
+            token: The shard's.
+            unreachable: The secret of the stream to a standby that the shard cannot reach; empty if none.
+        """
+        shard = self._fleet.find(token)
+        if shard is None:
+            return Ruling(_REPLACED if token in self._replaced else "", b"")
+        standby = self._fleet.standby_of(shard)
+        if standby is not None and unreachable == shard.stream and not self._deciding.locked():
+            self._give_up(standby, f"cannot be reached by {shard}")
+        return Ruling("", shard.given_up)
+
+    async def successor(self, shard: Shard) -> Shard | None:
+        """Waits until a shard that did not answer a call is replaced; None if it is not."""
+        until = self._clock.now() + SUCCESSION_SECONDS
+        while self._clock.now() < until:
+            current = self._fleet.numbered(shard.index)
+            if current is not shard:
+                return current
+            if not shard.stream:
+                return None
+            if not self._fleet.lives(shard, self._clock.now()):
+                await self.lose(shard, "does not answer")
+            else:
+                await asyncio.sleep(_PAUSE)
+        return None
+
+    def _unpaired(self) -> list[tuple[Shard, Shard]]:
+        """Returns the shards without a standby and their new standbys; before a job only if all get one."""
+        alone = [shard for shard in self._fleet.shards if not shard.stream]
+        free = [standby for standby in self._fleet.standbys if not standby.stream]
+        waits = not self._fleet.guarded
+        if waits and (len(self._fleet.shards) < self._wanted or len(alone) > len(free)):
+            return []
+        return pairs(alone, free)
+
+    async def _pair(self) -> None:
+        for shard, standby in self._unpaired():
+            await self._follow(shard, standby)
+        if len(self._fleet.shards) >= self._wanted and all(shard.stream for shard in self._fleet.shards):
+            self._fleet.guarded = True
+
+    async def _follow(self, shard: Shard, standby: Shard) -> None:
+        stream = secrets.token_bytes(16)
+        place = pb.ShardAddress(
+            host_id=standby.host_id, addresses=standby.addresses, door=standby.door.to_proto()
+        )
+        follow = pb.FollowRequest(shard=shard.index, stream=stream)
+        self._fleet.before_call()
+        try:
+            await standby.stub.Follow(follow, timeout=CALL_SECONDS)
+            replicate = pb.ReplicateRequest(standby=place, stream=stream)
+            await shard.stub.Replicate(replicate, timeout=TRANSFER_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            shard.given_up = stream
+            log.warning("%s cannot follow %s (%s: %s)", standby, shard, error.code().name, error.details())
+            self._pair_at = self._clock.now() + PAIR_SECONDS
+            return
+        if shard not in self._fleet.shards or standby not in self._fleet.standbys:
+            shard.given_up = stream  # one of the two was lost meanwhile
+            return
+        shard.stream = standby.stream = stream
+        standby.index = shard.index
+        log.info("%s follows %s", standby, shard)
+
+    async def _promote(self, shard: Shard, what: str) -> bool:
+        """Returns whether a standby has taken the shard's place."""
+        async with self._deciding:
+            if shard not in self._fleet.shards:
+                return True  # while this call waited
+            standby = self._fleet.standby_of(shard)
+            if standby is None:
+                return False
+            self._fleet.before_call()
+            try:
+                await standby.stub.Promote(pb.PromoteRequest(), timeout=CALL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                self._give_up(standby, f"does not answer ({error.code().name}: {error.details()})")
+                return False
+            self._fleet.replace(shard, standby)
+        self._replaced.add(shard.token)
+        self.failovers += 1
+        line = f"{shard} {what}; its standby ({standby.host} pid {standby.pid}) has taken its place"
+        log.warning("%s, and no step is lost", line)
+        self._tell(line)
+        await shard.channel.close()
+        return True
+
+    def _give_up(self, standby: Shard, what: str) -> None:
+        """Removes a standby for good. Its shard learns it with its heartbeat."""
+        shard = self._fleet.give_up(standby)
+        if shard is None:
+            log.warning("%s %s", standby, what)
+        else:
+            log.warning("%s %s; %s goes on without a standby", standby, what, shard)
+
+
+_REPLACED = (
+    "the standby of this shard has taken its place, because this shard was suspended or not reachable."
+    " The job goes on without this shard"
+)

@@ -1,0 +1,101 @@
+"""What a standby does: it applies what its primary forwards.
+
+Law: until it is promoted it serves only its primary. From then on it refuses its primary, which must exit.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hubring.ps.core.errors import HubringError
+from hubring.ps.core.messages import (
+    Change,
+    Code,
+    Contribute,
+    CoordinatorCall,
+    Delivery,
+    Forwarded,
+    Probe,
+    Refusal,
+    Request,
+    Result,
+    Round,
+    Ticket,
+    Transfer,
+)
+from hubring.ps.shard.coordinator_calls import action
+from hubring.ps.standby.follower import Follower
+
+if TYPE_CHECKING:
+    from hubring.ps.shard.loop import ShardLoop
+
+log = logging.getLogger(__name__)
+
+
+class Following:
+    """A standby's part of a shard's loop. For the loop's thread only.
+
+    Args:
+        stream: The secret of its primary's stream; None before it has a primary.
+        index: The primary's number.
+
+    Attributes:
+        serves_nobody: Whether workers are refused: the standby has not been promoted.
+    """
+
+    def __init__(self, stream: bytes | None, index: int) -> None:
+        self.serves_nobody = True
+        self._follower = None if stream is None else Follower(stream)
+        self._index = index
+
+    def promote(self) -> None:
+        """Serves workers from now on, and refuses the primary."""
+        self.serves_nobody, self._follower = False, None
+
+    def take(self, loop: ShardLoop, number: int, forwarded: Forwarded, ticket: Ticket) -> list[Delivery]:
+        """Applies a change of the primary, in its turn; returns the acknowledgements."""
+        if self._follower is None or self._follower.stream != forwarded.stream:
+            return [Delivery(ticket, _SUPERSEDED)]
+        acknowledged = []
+        for change, taken in self._follower.take(number, forwarded.change, ticket):
+            if change is not None:
+                self._apply(loop, change)
+            acknowledged.append(Delivery(taken, Result()))
+        return acknowledged
+
+    def _apply(self, loop: ShardLoop, change: Change) -> None:
+        try:
+            match change:
+                case Round() | Transfer():
+                    loop.store.apply(change)
+                case CoordinatorCall():
+                    loop.obey(change, action(change, self._index))
+                case Contribute():
+                    # The primary reuses its memory once this change is acknowledged.
+                    own = replace(change, tensors=tuple(tensor.clone() for tensor in change.tensors))
+                    loop.store.handle(own, None)
+                case _:
+                    loop.store.handle(change, None)
+        except HubringError as error:  # the primary raised it too, and reports it
+            log.debug("a change of the primary failed: %s", error)
+
+
+def answer(
+    loop: ShardLoop, number: int, request: Request | Probe | Forwarded, ticket: Ticket
+) -> list[Delivery]:
+    """Answers what a primary forwards, and what others send to a standby."""
+    if not isinstance(request, Forwarded):
+        return [Delivery(ticket, _NOT_SERVING)]
+    if loop.following is None:
+        return [Delivery(ticket, _SUPERSEDED)]
+    return loop.following.take(loop, number, request, ticket)
+
+
+_SUPERSEDED = Refusal(
+    Code.FENCED,
+    "the standby of this shard has taken its place, because this shard was suspended or not reachable."
+    " The job goes on without this shard",
+)
+_NOT_SERVING = Refusal(Code.BAD_REQUEST, "this shard is a standby and serves no workers yet")

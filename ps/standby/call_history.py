@@ -1,0 +1,33 @@
+"""The coordinator's calls of the current job, for a standby that follows from the middle of it."""
+
+from __future__ import annotations
+
+from hubring.protos import control_pb2 as pb
+from hubring.ps.core.messages import Command, CoordinatorCall
+
+
+class CallHistory:
+    """Keeps the calls that made a store what it is, besides what its workers sent."""
+
+    def __init__(self) -> None:
+        self._plans: list[CoordinatorCall] = []
+        self._last: dict[Command, CoordinatorCall] = {}
+
+    def note(self, call: CoordinatorCall) -> None:
+        """Notes a call that the store has carried out."""
+        if call.command is Command.RESET:
+            self._plans.clear()
+            self._last.clear()
+        elif call.command is Command.SET_PLAN:
+            plan = pb.ShardAssignment.FromString(call.message)
+            plan.restore = ""  # what was restored is transferred
+            if not plan.extends:
+                self._plans.clear()
+            self._plans.append(CoordinatorCall(call.command, plan.SerializeToString()))
+        elif call.command is not Command.CONFIRM:
+            self._last[call.command] = call
+
+    def calls(self) -> list[CoordinatorCall]:
+        """Returns the calls to repeat, in an order that fits: plans, the last view, and what ends the job."""
+        order = (Command.SET_VIEW, Command.DRAIN, Command.FAIL)
+        return [*self._plans, *(self._last[command] for command in order if command in self._last)]

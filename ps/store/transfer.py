@@ -1,0 +1,143 @@
+"""A store's whole state as changes, for a standby that follows it from the middle of a job.
+
+Law: a store that applies these changes, after the coordinator's plans and last view, equals the one that they
+come from, except for its counters. The plans make the keys, so a transfer has only what changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import inf
+from typing import TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from hubring.ps.core.messages import NO_KEY, Change, Code, Refusal, Reply, Result, Transfer
+from hubring.ps.core.optimizer_state import OptimizerState
+from hubring.ps.core.types import Sender
+from hubring.ps.store.collective_rounds import RoundBook
+from hubring.ps.store.key_state import Entry, Settled
+from hubring.ps.store.key_table import KeyTable
+from hubring.ps.store.push_ledger import Ledger
+
+_T = TypeVar("_T")
+
+_FACTS = "facts"
+
+
+class _KeyFacts(msgspec.Struct):
+    """What a key has besides tensors. Dictionaries are by rank."""
+
+    version: int
+    initialised: bool
+    drain_from: int | None
+    clocks: dict[int, int]
+    left: dict[int, int]
+    settled: dict[int, Settled]
+    read: dict[int, int]
+    late: list[int]
+    fresh: tuple[int, ...]
+    separate: bool
+
+
+class _SenderFacts(msgspec.Struct):
+    """The replies that a sender of collectives has not confirmed. `results` has the tensors of each."""
+
+    rank: int
+    incarnation: str
+    settled: int
+    results: dict[int, int]
+    refusals: dict[int, tuple[int, str]]
+
+
+def changes(entries: KeyTable, ledger: Ledger, book: RoundBook) -> Iterator[Change]:
+    """Yields a store's state. The tensors are copies, or do not change while their round is open."""
+    for entry in entries.values():
+        yield _of_key(entry, ledger)
+        yield from entry.writes.writes(entry.key, entry.version)
+    yield _of_collectives(book)
+    yield from book.open_parts()
+
+
+def take(transfer: Transfer, entries: KeyTable, ledger: Ledger, book: RoundBook) -> None:
+    """Applies a transfer from `changes`."""
+    if transfer.key == NO_KEY:
+        _take_collectives(transfer, book)
+    else:
+        _take_key(transfer, entries[transfer.key], ledger)
+
+
+def _of_key(entry: Entry, ledger: Ledger) -> Transfer:
+    state = entry.optimizer.state()
+    facts = _KeyFacts(
+        version=entry.version,
+        initialised=entry.initialised,
+        drain_from=None if entry.drain_from == inf else int(entry.drain_from),
+        clocks=dict(ledger.clocks(entry.key)),
+        left=dict(ledger.left(entry.key)),
+        settled=entry.settled,
+        read=entry.read,
+        late=sorted(entry.late),
+        fresh=state.fresh,
+        separate=state.separate,
+    )
+    tensors = {"values": entry.values.clone()}
+    tensors |= {f"state {name}": tensor for name, tensor in state.tensors.items()}
+    if entry.coded is not None:
+        tensors["code"] = entry.coded.latest.payload.clone()
+        tensors["residual"] = entry.coded.residual.clone()
+    return Transfer(entry.key, _with_facts(tensors, facts))
+
+
+def _take_key(transfer: Transfer, entry: Entry, ledger: Ledger) -> None:
+    facts = _facts(transfer.tensors, _KeyFacts)
+    named = {
+        name.removeprefix("state "): tensor
+        for name, tensor in transfer.tensors.items()
+        if name.startswith("state ")
+    }
+    entry.write(transfer.tensors["values"], OptimizerState(named, facts.fresh, facts.separate))
+    if entry.coded is not None:
+        entry.coded.latest.payload.copy_(transfer.tensors["code"])
+        entry.coded.residual.copy_(transfer.tensors["residual"])
+    entry.version, entry.initialised = facts.version, facts.initialised
+    entry.drain_from = inf if facts.drain_from is None else facts.drain_from
+    entry.settled, entry.read, entry.late = facts.settled, facts.read, set(facts.late)
+    ledger.take_over(entry.key, facts.clocks, facts.left)
+
+
+def _of_collectives(book: RoundBook) -> Transfer:
+    tensors: dict[str, Tensor] = {}
+    facts = []
+    for number, (sender, (settled, replies)) in enumerate(book.unconfirmed().items()):
+        results: dict[int, int] = {}
+        refusals: dict[int, tuple[int, str]] = {}
+        for call, reply in replies.items():
+            if isinstance(reply, Result):
+                results[call] = len(reply.tensors)
+                tensors |= {f"{number} {call} {at}": one for at, one in enumerate(reply.tensors)}
+            elif isinstance(reply, Refusal):
+                refusals[call] = reply.code.value, reply.text
+        facts.append(_SenderFacts(sender.rank, f"{sender.incarnation:x}", settled, results, refusals))
+    return Transfer(NO_KEY, _with_facts(tensors, facts))
+
+
+def _take_collectives(transfer: Transfer, book: RoundBook) -> None:
+    for number, each in enumerate(_facts(transfer.tensors, list[_SenderFacts])):
+        replies: dict[int, Reply] = {
+            call: Result(tuple(transfer.tensors[f"{number} {call} {at}"].clone() for at in range(count)))
+            for call, count in each.results.items()
+        }
+        replies |= {call: Refusal(Code(code), text) for call, (code, text) in each.refusals.items()}
+        book.restore(Sender(each.rank, int(each.incarnation, 16)), each.settled, replies)
+
+
+def _with_facts(tensors: dict[str, Tensor], facts: object) -> dict[str, Tensor]:
+    encoded = bytearray(msgspec.json.encode(facts))
+    return {**tensors, _FACTS: torch.frombuffer(encoded, dtype=torch.uint8)}
+
+
+def _facts(tensors: Mapping[str, Tensor], kind: type[_T]) -> _T:
+    return msgspec.json.decode(tensors[_FACTS].numpy().tobytes(), type=kind)

@@ -1,0 +1,81 @@
+"""Shards that are killed while they have a standby."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.campaign.failover import SCRIPT, Failovers, Kill
+from tests.support.processes.cluster import Cluster, Program
+from tests.support.processes.fork_server import ForkServer
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(1, 16))
+def test_no_step_is_lost_with_a_shard_in_any_mode_and_on_any_wire(seed: int, fork_server: ForkServer) -> None:
+    result = Failovers(fork_server).play(Kill.drawn(seed))
+    assert not result.wrong
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_killed_shard_changes_no_bit(fork_server: ForkServer) -> None:
+    kill = Kill(0, "bsp", "shm", 2, victim="shard", number=0, step=10)
+    assert not Failovers(fork_server).play(kill).wrong
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_frozen_shard_is_replaced_and_exits_once_it_wakes(cluster: Cluster) -> None:
+    server, address = cluster.server(*SERVER, "--lease", "2")
+    workers = start(cluster, address)
+    pid = trained(server, cluster, address)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    server.until_said("has taken its place, and no step is lost")
+    os.kill(pid, signal.SIGCONT)
+    server.until_said("the standby of this shard has taken its place, because this shard was suspended")
+    assert [program.wait() for program in (server, *workers)] == [0, 0, 0]
+    assert server.result()["failovers"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster) -> None:
+    server, address = cluster.server(*SERVER, "--await-shards", "1")
+    join = cluster.run("join", "hubring.ps.cli", *("start", "--join", address, "--standby", "1"))
+    workers = start(cluster, address)
+    trained(server, cluster, address)
+    theirs = join.children("hubring.ps.shard.process")
+    rows = cluster.status(address)["shards"]
+    os.kill(next(row["pid"] for row in rows if row["pid"] in theirs), signal.SIGKILL)
+    server.until_said("has taken its place, and no step is lost")
+    assert [program.wait() for program in (server, *workers, join)] == [0, 0, 0, 0]
+    assert "was killed by signal 9 (SIGKILL); starting a standby" in join.said()
+
+
+SERVER = ("--workers", "2", "--once", "--no-page", "--standby", "1")
+
+
+def start(cluster: Cluster, address: str) -> list[Program]:
+    """Starts two workers that train for some seconds."""
+    folder = str(cluster.folder)
+    return [
+        cluster.worker(address, "--rank", str(rank), SCRIPT, folder, f"rank-{rank}", "2", "200", "0.02", "")
+        for rank in range(2)
+    ]
+
+
+def trained(server: Program, cluster: Cluster, address: str) -> dict[str, Any]:
+    """Returns the status of shard 0 once rank 0 has taken some steps."""
+    trail = cluster.folder / "rank-0.trail"
+    server.until(lambda: trail.exists() and trail.read_bytes().count(b"\n") > 10, "step 10")
+    row: dict[str, Any] = cluster.status(address)["shards"][0]
+    assert row["standby"] is not None
+    return row

@@ -1,0 +1,131 @@
+"""A shard and its standby, each in a thread of this process, over every transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hubring.protos import control_pb2 as pb
+from hubring.ps.core.messages import Command, CoordinatorCall
+from hubring.ps.core.types import incarnation_to_wire
+from hubring.ps.shard.coordinator_calls import action
+from hubring.ps.shard.following import Following
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.shard.replication import Replication
+from hubring.ps.standby.reconnection import Verdict
+from hubring.ps.store.consistency import ASP, BSP, Consistency
+from hubring.ps.transport.registry import FASTEST_FIRST, ShardAddress, host_id, transport
+from tests.support.transports.one_shard import SOON, OneShard, begin, push
+
+SECRET = b"secret of stream"
+
+
+class Duo:
+    """A shard with one worker, and its standby."""
+
+    def __init__(self, wire: str, consistency: Consistency) -> None:
+        self.verdict = Verdict.WAIT
+        self.asked = threading.Event()
+        self.replaced = threading.Event()
+        self.shard = OneShard(consistency, 1, transport(wire))
+        self.standby = OneShard(consistency, 1, transport(wire))
+        self.standby.tell(lambda: setattr(self.standby.loop, "following", Following(SECRET, 0)))
+        self.replication = Replication(self.ask, lambda why: self.replaced.set())
+        place = ShardAddress(host_id(), {wire: self.standby.address})
+        self.replication.begin(self.shard.loop, place, SECRET)
+
+    def ask(self, stream: bytes, unreachable: bool) -> Verdict:
+        assert stream == SECRET
+        self.asked.set()
+        return self.verdict
+
+    def promote(self) -> None:
+        def promote(loop: ShardLoop) -> None:
+            assert loop.following is not None
+            loop.following.promote()
+
+        self.standby.ask(promote)
+
+    def stop(self) -> None:
+        self.verdict = Verdict.STOP
+        self.shard.stop()
+        self.standby.stop()
+
+
+@pytest.fixture(params=FASTEST_FIRST)
+def duo(request: pytest.FixtureRequest) -> Iterator[Duo]:
+    duo = Duo(request.param, ASP())
+    yield duo
+    duo.stop()
+
+
+def values(shard: OneShard) -> torch.Tensor:
+    def look(loop: ShardLoop) -> torch.Tensor:
+        assert loop.store.capture_at(None)
+        snapshot = loop.store.captured()
+        assert snapshot is not None
+        return snapshot[0].values
+
+    return shard.ask(look)
+
+
+def test_what_a_worker_sees_is_on_the_standby(duo: Duo) -> None:
+    client = duo.shard.client(0)
+    into = begin(client)
+    for step in range(5):
+        push(client, torch.full((6,), float(step)), into).wait(SOON)
+        assert torch.equal(values(duo.standby), into)
+    client.close()
+    assert into.tolist() == [10.0] * 6
+
+
+def test_a_replaced_shard_answers_nobody_and_learns_why(duo: Duo) -> None:
+    client = duo.shard.client(0)
+    into = begin(client)
+    duo.promote()
+    work = push(client, torch.ones(6), into, attended=False)
+    assert duo.replaced.wait(SOON)
+    assert not work.done
+    client.close()
+    late = duo.standby.client(0)
+    assert begin(late).tolist() == [0.0] * 6  # serves workers now
+    late.close()
+
+
+def test_answers_wait_for_a_standby_that_is_lost_until_it_is_given_up(duo: Duo) -> None:
+    client = duo.shard.client(0)
+    into = begin(client)
+    duo.standby.stop()
+    work = push(client, torch.ones(6), into, attended=False)
+    assert duo.asked.wait(SOON)
+    assert not work.done
+    duo.verdict = Verdict.ALONE
+    work.wait(SOON)
+    assert into.tolist() == [1.0] * 6
+    push(client, torch.ones(6), into).wait(SOON)
+    client.close()
+
+
+def test_a_call_of_the_coordinator_returns_once_the_standby_has_it_too(duo: Duo) -> None:
+    members = [pb.Member(rank=rank, incarnation=incarnation_to_wire(rank + 1)) for rank in range(2)]
+    call = CoordinatorCall(Command.SET_VIEW, pb.View(epoch=2, members=members).SerializeToString())
+    duo.shard.loop.change(call, action(call, 0)).result(SOON)
+    late = duo.shard.client(1)
+    into = begin(late)
+    push(late, torch.ones(6), into).wait(SOON)
+    late.close()
+    assert values(duo.standby).tolist() == [1.0] * 6
+
+
+def test_a_standby_refuses_workers_and_other_streams() -> None:
+    duo = Duo("shm", BSP())
+    try:
+        stranger = duo.standby.client(0)
+        with pytest.raises(Exception, match="a standby and serves no workers yet"):
+            begin(stranger)
+        stranger.close()
+    finally:
+        duo.stop()
