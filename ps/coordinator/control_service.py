@@ -58,9 +58,18 @@ class Control(ControlServicer):
     def _count(self, reason: Rejection, text: str) -> None:
         self._coordinator.counters.rejections.add(reason, log, text)
 
+    async def _refuse_expired(self, token: str, context: Context) -> None:
+        """Ends the call of a new process whose secret is from before a rotation of the tokens."""
+        if self._keyring is None:
+            return
+        if why := self._keyring.guard.expired_for(token, tuple(context.invocation_metadata() or ())):
+            self._count("token", f"refused a worker or a shard that asks to join: {why}")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+
     # Workers.
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        await self._refuse_expired(request.token, context)
         try:
             joiner = peer_request.joiner(request)
             seat = await self._coordinator.join(joiner)
@@ -213,6 +222,7 @@ class Control(ControlServicer):
     async def RegisterShard(
         self, request: pb.RegisterShardRequest, context: Context
     ) -> pb.RegisterShardReply:
+        await self._refuse_expired(request.token, context)
         try:
             shard = await self._coordinator.register_shard(peer_request.shard(request))
         except ConfigError as error:

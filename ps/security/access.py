@@ -44,6 +44,9 @@ class Access(NamedTuple):
     name: str = NAME
     identity: Identity | None = None
 
+    def __repr__(self) -> str:
+        return f"Access(certificate={self.certificate!r})"  # without the secret
+
 
 NO_ACCESS = Access()
 

@@ -66,11 +66,22 @@ class Keyring:
         files.write_tokens(self.path, self.tokens)
 
     def rotate(self) -> None:
-        """Replaces the tokens; who has joined stays. Raises as `publish`."""
+        """Replaces the tokens. Workers and shards that joined stay.
+
+        Raises:
+            ConfigError: The file cannot be written. The tokens stay as they are.
+        """
         assert self.path is not None
-        self.tokens = draw(self.identity.digest)
-        self.guard.rotate(_secrets(self.tokens))
-        files.write_tokens(self.path, self.tokens)
+        fresh = draw(self.identity.digest)
+        try:
+            files.write_tokens(self.path, fresh)
+        except ConfigError as error:
+            raise ConfigError(
+                f"the tokens were not rotated: {error}. A mounted Secret cannot change while the server runs:"
+                " submit the job again, which makes a new one"
+            ) from error
+        self.tokens = fresh
+        self.guard.rotate(_secrets(fresh))
 
     def withdraw(self) -> None:
         """Deletes the tokens of a server that ends, unless its user has named their file."""

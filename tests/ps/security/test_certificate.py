@@ -58,7 +58,7 @@ def test_a_client_fetches_the_certificate_of_its_token_and_talks_to_no_other() -
             asks(address, Access(certificate=other.certificate))
 
 
-def test_a_server_without_tls_is_told_apart() -> None:
+def test_a_server_without_tls_is_not_taken_for_one_with_tls() -> None:
     with serving(None) as address:
         assert peek(address, SECONDS) == Peer()
         with pytest.raises(ConfigError, match="does not use TLS, but the token is for one that does"):
@@ -72,7 +72,7 @@ def test_no_server_is_no_other_server() -> None:
         fetch(address, Proof(make().digest), 0.0)
 
 
-def test_who_has_no_token_for_a_server_with_tls_is_told_at_once(
+def test_a_client_without_a_token_for_a_server_with_tls_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import token_file
+from hubring.ps.security.access import Access
 from hubring.ps.security.certificate import make
 from hubring.ps.security.commands import show
+from hubring.ps.security.door import lock
+from hubring.ps.security.guard import HEADER, SCHEME
 from hubring.ps.security.keyring import Keyring, make_files
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import ROLES, choose, draw, parse
+from hubring.ps.shard.spawn import Settings
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -41,6 +45,18 @@ def test_a_line_that_is_no_token_is_named_and_not_repeated(line: str) -> None:
     with pytest.raises(ConfigError, match="here, line 2, is no token") as refusal:
         parse([str(draw(DIGEST)[Role.READER]), line], "here")
     assert line not in str(refusal.value)
+
+
+def test_no_representation_shows_a_secret() -> None:
+    own, shard = make(), lock(tls=True, curve=True)
+    assert shard.curve is not None
+    tokens = draw(own.digest)
+    secrets = [token.secret for token in tokens.values()] + [shard.token, shard.secret, shard.curve[0]]
+    keys = [own.key.decode().splitlines()[1]]
+    access = Access(tokens[Role.WORKER].secret, own.certificate)
+    settings = Settings("127.0.0.1:1", access=access)
+    for each in (own, shard, shard.door, tokens, access, settings, list(tokens.values())):
+        assert not [secret for secret in secrets + keys if secret in repr(each)], type(each)
 
 
 def test_no_token_and_two_for_one_role_are_refused() -> None:
@@ -169,6 +185,22 @@ def test_rotation_writes_new_tokens_for_the_same_certificate(tmp_path: Path) -> 
     assert all(after[role].secret != before[role].secret for role in ROLES)
 
 
+def test_rotation_that_cannot_write_changes_no_token(tmp_path: Path) -> None:
+    folder = tmp_path / "secret"
+    folder.mkdir()
+    keyring = Keyring(folder / "tokens")
+    keyring.publish(5555)
+    before = dict(keyring.tokens)
+    shutil.rmtree(folder)
+    with pytest.raises(
+        ConfigError, match=r"were not rotated: cannot write the tokens to .* submit the job again"
+    ):
+        keyring.rotate()
+    assert keyring.tokens == before
+    call = "/hubring.v1.Control/RotateToken", [(HEADER, SCHEME + before[Role.OPERATOR].secret)]
+    assert keyring.guard.objection(*call) == ""
+
+
 def test_tokens_are_shown_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_files(tmp_path / "tokens")
     tokens = token_file.read(tmp_path / "tokens")
@@ -176,10 +208,3 @@ def test_tokens_are_shown_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"{tokens[Role.WORKER]}\n"
     show(None, tmp_path / "tokens", "")
     assert capsys.readouterr().out.splitlines() == [str(token) for token in tokens.values()]
-
-
-def test_no_process_shows_a_secret_in_its_command_line() -> None:
-    """Other users can read it."""
-    source = (Path(token_file.__file__).parents[1] / "shard" / "spawn.py").read_text()
-    assert 'module_command("hubring.ps.shard.process")' in source
-    assert os.stat("/proc/self/environ").st_mode & 0o077 == 0
