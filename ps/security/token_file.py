@@ -1,7 +1,7 @@
 """Files with tokens, which only their user can read.
 
 A server without `--token-file` writes its tokens to the user's runtime directory, in a file that is named
-after its port. So a program of the same user on the same host finds them, and nobody types anything.
+after its port. So a program of the same user on the same host finds them without any setting.
 """
 
 from __future__ import annotations
@@ -64,16 +64,29 @@ def read(path: Path) -> Tokens:
     Raises:
         ConfigError: The file cannot be read, others can read it, or it has no valid token.
     """
+    return parse(read_secret(path, "--token-file").splitlines(), str(path))
+
+
+def read_secret(path: Path, option: str) -> str:
+    """Returns the text of a file that only this user can read.
+
+    Args:
+        path: The file, of at most 64 KiB.
+        option: The option that names it.
+
+    Raises:
+        ConfigError: The file cannot be read, or others can read it.
+    """
     try:
         with path.open() as file:
             status = os.fstat(file.fileno())
             text = file.read(1 << 16)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"cannot read the tokens in {path}: {why}; check --token-file") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"cannot read the tokens in {path}: {why}; check {option}") from error
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and not _is_mounted_secret(path):
         raise ConfigError(f"other users can read the tokens in {path}; run: chmod 600 {path}")
-    return parse(text.splitlines(), str(path))
+    return text
 
 
 def _is_mounted_secret(path: Path) -> bool:
