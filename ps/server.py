@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from hubring.protos.control_pb2_grpc import add_ControlServicer_to_server
 from hubring.ps.checkpoint import checkpoint_folder as checkpoints
 from hubring.ps.checkpoint.lock import lock
+from hubring.ps.config import address_file
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
@@ -122,7 +123,7 @@ class Server:
         site: Site | None = None
         opening: asyncio.Task[None] | None = None
         try:
-            site = None if config.no_page else Site(config)
+            site = None if config.no_page else Site(config, terminal=sys.stderr.isatty())
             _start_shards(shards, count, control, config, self._shards_access(), self._own)
             self._banner(address, restored, site)
             if site is not None:
@@ -235,7 +236,7 @@ class Server:
             lines.append(f"  resumes   step {restored[1].step} of job {restored[1].job!r} from {restored[0]}")
         print("\n".join(lines), file=sys.stderr, flush=True)
         if config.address_file:
-            _write_address(config.address_file, address)
+            address_file.write(config.address_file, address)
 
     def _tokens(self) -> str:
         if self._keyring is None:
@@ -358,17 +359,23 @@ async def join(config: ServerConfig) -> int:
     """Runs `ps-server start --join ADDR`: adds this host's shards to a coordinator on another host.
 
     Returns:
-        The exit code.
+        The exit code: 128 plus the signal's number after a signal, because a job that uses the shards fails.
 
     Raises:
         JobFailed: A shard was killed by a signal.
         ServerUnreachable: No server answers.
     """
     shards: Children[Child] = Children()
-    quit_ = asyncio.Event()
+    quit_, signals = asyncio.Event(), list[signal.Signals]()
     loop = asyncio.get_running_loop()
+
+    def stop(number: signal.Signals) -> None:
+        log.warning("%s: this host's shards stop, and the job fails if it uses them", number.name)
+        signals.append(number)
+        quit_.set()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        loop.add_signal_handler(number, quit_.set)
+        loop.add_signal_handler(number, stop, number)
     there = config.join or ""
     began = time.monotonic()
     own = load(config.tls, serves=True)
@@ -388,15 +395,6 @@ async def join(config: ServerConfig) -> int:
     await asyncio.to_thread(shards.end)
     if ended is not None and (ended.code or 0) < 0:
         raise JobFailed(f"{ended} {ended.ended}")
-    return 0 if ended is None else ended.exit_code()
-
-
-def _write_address(path: Path, address: str) -> None:
-    fresh = path.with_name(path.name + ".new")
-    try:
-        fresh.write_text(address + "\n")
-        fresh.rename(path)  # atomic: a reader never sees a partial file
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write --address-file {path}: {error.strerror}; use a path in a writable folder"
-        ) from error
+    if ended is None:
+        return 128 + signals[0]
+    return ended.exit_code()
