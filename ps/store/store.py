@@ -153,8 +153,7 @@ class KVStore:
 
     def on_view(self, view: View) -> list[Delivery]:
         """Applies a view; ignores a view with an older epoch than the last."""
-        change = self._workers.update(view)
-        if change is None:
+        if (change := self._workers.update(view)) is None:
             return []
         deliveries = [
             Delivery(ticket, refusals.fenced(sender, view.epoch))
@@ -177,13 +176,16 @@ class KVStore:
         for entry in self._entries.values():
             entry.drain_from = min(entry.drain_from, entry.version + self._consistency.lockstep)
 
+    def is_live(self, sender: Sender) -> bool:
+        """Whether a sender is a worker of the last view."""
+        return self._workers.live.get(sender.rank) == sender.incarnation
+
     def fail(self, text: str, code: Code = Code.JOB_FAILED) -> list[Delivery]:
         """Refuses all waiting and later requests. The first cause counts."""
         self._failure = self._failure or Refusal(code, text)
         waiting = [ticket for entry in self._entries.values() for ticket in entry.forget(entry.waiting())]
-        return [Delivery(ticket, self._failure) for ticket in waiting] + self._rounds.refuse_all(
-            self._failure
-        )
+        refused = self._rounds.refuse_all(self._failure)
+        return [Delivery(ticket, self._failure) for ticket in waiting] + refused
 
     # Snapshots.
 
@@ -225,8 +227,7 @@ class KVStore:
 
     def handle(self, request: Request, ticket: Ticket) -> list[Delivery]:
         """Handles one request; returns the replies to it and to other requests that it completes."""
-        refusal = self._refusal(request)
-        if refusal is not None:
+        if (refusal := self._refusal(request)) is not None:
             return [Delivery(ticket, refusal)]
         match request:
             case Push():
