@@ -16,6 +16,7 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlServicer
+from hubring.ps.config.address import is_loopback
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.joining import Summons
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, UsageError
@@ -224,13 +225,15 @@ class Control(ControlServicer):
     ) -> pb.RegisterShardReply:
         await self._refuse_expired(request.token, context)
         try:
-            shard = await self._coordinator.register_shard(peer_request.shard(request))
+            config = self._coordinator.config
+            encrypts = not (config.insecure or is_loopback(config.host))
+            checked = peer_request.shard(request, encrypts=encrypts)
+            shard = await self._coordinator.register_shard(checked)
         except ConfigError as error:
             self._count_if_bounded(f"refused the shard on {clean(request.host)} (pid {request.pid})", error)
             return pb.RegisterShardReply(refused=str(error))
         if shard is None:
             return pb.RegisterShardReply()  # lease 0: a job is running; the shard asks again
-        config = self._coordinator.config
         return pb.RegisterShardReply(
             shard=shard.index,
             lease_seconds=config.lease,
