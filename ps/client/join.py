@@ -24,18 +24,18 @@ from hubring.ps.core.errors import (
     NonFinite,
     ServerUnreachable,
 )
+from hubring.ps.core.peer_text import clean_message
+from hubring.ps.job.membership import BUSY_SECONDS
 from hubring.ps.process.child import Child
 from hubring.ps.security.access import CONNECT_SECONDS, Access, find, no_entry
 from hubring.ps.security.own_certificate import NOTHING, Own, load
 from hubring.ps.security.policy import Role
 from hubring.ps.shard.colocated import place
 from hubring.ps.shard.spawn import Settings, start
+from hubring.ps.transport.grpc.call_error import describe, details
 from hubring.ps.transport.port_probe import probe
 
 log = logging.getLogger(__name__)
-
-BUSY_SECONDS = 90.0
-"""Seconds for which a server that is reachable may not answer."""
 
 BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: Fenced, 78: ConfigError}
 """The exception for a refusal, by the exit code that the server sends."""
@@ -154,7 +154,9 @@ class Admission:
         deadline = self._began + CONNECT_SECONDS
         while True:
             try:
-                return self._stub.Join(request, timeout=CONNECT_SECONDS)
+                reply = self._stub.Join(request, timeout=CONNECT_SECONDS)
+                reply.text = clean_message(reply.text)
+                return reply
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     raise ServerUnreachable(
@@ -162,7 +164,7 @@ class Admission:
                         " use the port that the server's banner shows"
                     ) from error
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                    raise no_entry(self._address, error.details() or "") from error
+                    raise no_entry(self._address, details(error)) from error
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 if again and not (timed_out and time.monotonic() < began + BUSY_SECONDS):
                     raise ServerUnreachable(
@@ -183,8 +185,3 @@ def _silent(address: str, detail: str) -> ServerUnreachable:
         f" address, or start a server there: ps-server start --port {address.rpartition(':')[2]}."
         f" To find the cause, run: ps-server doctor {address}"
     )
-
-
-def describe(error: grpc.RpcError) -> str:
-    """Formats a failed gRPC call as `CODE: details`."""
-    return f"{error.code().name}: {error.details()}"

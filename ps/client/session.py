@@ -22,8 +22,8 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.departure import Departure
-from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe, prove
-from hubring.ps.client.silence import SILENT_SECONDS, Silence
+from hubring.ps.client.join import BY_EXIT_CODE, Admission, prove
+from hubring.ps.client.silence import Silence
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
@@ -34,14 +34,16 @@ from hubring.ps.core.errors import (
     JobFailed,
     ServerUnreachable,
 )
+from hubring.ps.core.peer_text import MESSAGE, clean, clean_message
 from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing, incarnation_from_wire
 from hubring.ps.core.waiting import Waiting, wait_message
 from hubring.ps.job.job import Reason
-from hubring.ps.job.membership import heartbeat_seconds
+from hubring.ps.job.membership import SILENT_SECONDS, heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Exporter, Telemetry
 from hubring.ps.security.door import Door
 from hubring.ps.security.own_certificate import NOTHING, Own
+from hubring.ps.transport.grpc.call_error import describe
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.registry import ShardAddress
@@ -251,24 +253,23 @@ class Session:
     def _handle(self, reply: pb.HeartbeatReply) -> bool:
         """Handles a heartbeat's reply. Returns False if this worker cannot continue."""
         for line in reply.news:
-            log.warning("%s", line)
+            log.warning("%s", clean(line, MESSAGE))
         if reply.draining and not self.draining:
             log.warning("the server asked all workers to stop")
             self.draining = True
-        self.waiting.slowest = reply.slowest
+        self.waiting.slowest = clean(reply.slowest, MESSAGE)
         seconds = self.waiting.due()
         if seconds is not None:
-            log.warning("%s", wait_message(seconds, self.step, reply.slowest))
+            log.warning("%s", wait_message(seconds, self.step, self.waiting.slowest))
         self.stop_after = reply.stop_after or self.stop_after
-        self._finished = reply.finished
+        self._finished = clean_message(reply.finished)
         if reply.finished:
             self._explained.set()
         if reply.stop_agreed:
             self._stop_agreed.set()
-        if reply.fenced:
-            self._fail(Fenced(reply.failed))
-        elif reply.failed:
-            self._fail(BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed))
+        if reply.fenced or reply.failed:
+            kind = Fenced if reply.fenced else BY_EXIT_CODE.get(reply.exit_code, JobFailed)
+            self._fail(kind(clean_message(reply.failed)))
         return self.failure is None
 
     def _fail(self, error: HubringError) -> None:
@@ -306,7 +307,7 @@ class Session:
         )
         reply = self._call(lambda: self._stub.Plan(request, timeout=max(60.0, self._lease)))
         if reply.refused:
-            raise BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.refused)
+            raise BY_EXIT_CODE.get(reply.exit_code, ConfigError)(clean_message(reply.refused))
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
         return Assignment(plan, reply.step, reply.initialised, reply.undecided)
 
@@ -393,6 +394,6 @@ class Session:
             return call()
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.PERMISSION_DENIED:
-                raise Fenced(str(error.details())) from error
+                raise Fenced(clean_message(error.details() or "")) from error
             gone = f"the server at {self.address} stopped answering ({describe(error)})"
             raise self.failure or ServerUnreachable(gone) from error

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import grpc
 
-from hubring.ps.client.join import describe
 from hubring.ps.core.errors import RESTART_ALL, Fenced, HubringError, ServerUnreachable
 from hubring.ps.core.pauses import Pauses
 from hubring.ps.core.timing import SystemTime, TimeSource
-
-SILENT_SECONDS = 4.0
+from hubring.ps.job.membership import SILENT_SECONDS
+from hubring.ps.transport.grpc.call_error import describe
 
 
 def patience(error: grpc.RpcError, lease_seconds: float) -> float:
