@@ -114,8 +114,8 @@ def _read(file: Path, deadline: float) -> Tokens:
 
 def _of_this_user(address: str) -> Tokens:
     host, port = split(address)
-    file = files.runtime_file(port)
-    return files.read(file) if is_this_host(host) and file.exists() else {}
+    file = files.find_runtime_file(port)
+    return files.read(file) if file is not None and is_this_host(host) else {}
 
 
 def is_this_host(host: str) -> bool:

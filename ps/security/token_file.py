@@ -23,9 +23,18 @@ def runtime_file(port: int) -> Path:
     Raises:
         ConfigError: The directory belongs to another user, or others may use it.
     """
-    # Each network namespace has its own ports.
-    network = os.stat("/proc/self/ns/net").st_ino
-    return _runtime_directory() / f"{port}-{network}.token"
+    return _made(_runtime_directory()) / _name(port)
+
+
+def find_runtime_file(port: int) -> Path | None:
+    """Returns that file if it exists. Looking makes no directory, and trusts none that others may use."""
+    file = _runtime_directory() / _name(port)
+    return file if _is_private(file.parent) and file.exists() else None
+
+
+def _name(port: int) -> str:
+    network = os.stat("/proc/self/ns/net").st_ino  # each network namespace has its own ports
+    return f"{port}-{network}.token"
 
 
 def forget(port: int) -> None:
@@ -98,8 +107,8 @@ def _runtime_directory() -> Path:
     given = environment().get("XDG_RUNTIME_DIR")
     for parent in (given, f"/run/user/{os.getuid()}"):
         if parent and _is_private(Path(parent)):
-            return _made(Path(parent) / "hubring")
-    return _made(Path(tempfile.gettempdir()) / f"hubring-{os.getuid()}")
+            return Path(parent) / "hubring"
+    return Path(tempfile.gettempdir()) / f"hubring-{os.getuid()}"
 
 
 def _made(directory: Path) -> Path:

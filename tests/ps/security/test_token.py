@@ -9,7 +9,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import token_file
-from hubring.ps.security.access import Access
+from hubring.ps.security.access import NO_ACCESS, Access, find
 from hubring.ps.security.certificate import make
 from hubring.ps.security.commands import show
 from hubring.ps.security.door import lock
@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         token_file.read(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "binary").chmod(0o600)
-    with pytest.raises(ConfigError, match="it is no text"):
+    with pytest.raises(ConfigError, match="it is not text"):
         token_file.read(tmp_path / "binary")
     with pytest.raises(ConfigError, match="use a --token-file in a writable folder"):
         token_file.write_tokens(tmp_path / "no" / "folder", draw(DIGEST))
@@ -110,6 +110,22 @@ def test_the_runtime_directory_is_this_users_own(tmp_path: Path, monkeypatch: py
     file.parent.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="belongs to another user or is open to others"):
         token_file.runtime_file(5555)
+
+
+def test_looking_for_tokens_makes_no_directory_and_trusts_none_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may have made it, and workers of a server with `--insecure` need no tokens."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    assert find("127.0.0.1:1", Role.WORKER, None, 0.0) == NO_ACCESS
+    assert not (tmp_path / "hubring").exists()
+    file = token_file.runtime_file(1)
+    token_file.write_tokens(file, draw())
+    assert token_file.find_runtime_file(1) == file
+    file.parent.chmod(0o755)
+    assert token_file.find_runtime_file(1) is None
+    assert find("127.0.0.1:1", Role.WORKER, None, 0.0) == NO_ACCESS
 
 
 def test_a_server_without_a_file_has_new_tokens_and_takes_them_along(
