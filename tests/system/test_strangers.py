@@ -120,6 +120,20 @@ def test_members_stay_after_a_rotation_of_tokens(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_that_waits_to_start_stays_after_a_rotation_of_tokens(cluster: Cluster) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--no-page")
+    waits = "waiting for 1 of 2 workers"
+    first = cluster.worker(address, SMALL, "5")
+    first.until_said(waits)
+    cluster.run("rotate", "hubring.ps.cli", "token", "rotate", address).done()
+    asked = first.said().count(waits)
+    first.until(lambda: first.said().count(waits) > asked + 1, "two more polls")  # one may be under way
+    second = cluster.worker(address, SMALL, "5")
+    assert [first.done()["steps"], second.done()["steps"]] == [5, 5]
+    server.done()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "zmq", "grpc"])
 def test_beyond_loopback_everything_is_encrypted(cluster: Cluster, transport: str) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--host", own_address())
