@@ -10,11 +10,15 @@ import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security.token import Tokens, parse
+
+_MOUNTS = ("/run/secrets", "/var/run/secrets")
+"""Where engines mount Secrets."""
 
 
 def runtime_file(port: int) -> Path:
@@ -49,22 +53,45 @@ def write(path: Path, text: str) -> None:
     Raises:
         ConfigError: The file cannot be written.
     """
+    with _fresh(path, text) as fresh:
+        fresh.rename(path)
+
+
+def create(path: Path, text: str) -> None:
+    """Writes such a file unless there is one. Of several programs that try at once, one succeeds.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    with _fresh(path, text) as fresh, contextlib.suppress(FileExistsError):
+        os.link(fresh, path)
+
+
+@contextlib.contextmanager
+def _fresh(path: Path, text: str) -> Iterator[Path]:
+    """Writes a file beside `path`, and deletes it unless it was renamed."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         fresh.unlink(missing_ok=True)
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-        fresh.rename(path)
+        yield fresh
+        fresh.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot write the tokens to {path}: {error.strerror}; use a --token-file in a writable folder"
         ) from error
 
 
+def text_of(tokens: Tokens) -> str:
+    """Returns the text of a file with these tokens, one in each line."""
+    return "".join(f"{token}\n" for token in tokens.values())
+
+
 def write_tokens(path: Path, tokens: Tokens) -> None:
-    """Writes tokens, one in each line. Raises as `write`."""
-    write(path, "".join(f"{token}\n" for token in tokens.values()))
+    """Writes tokens. Raises as `write`."""
+    write(path, text_of(tokens))
 
 
 def read(path: Path) -> Tokens:
@@ -84,7 +111,7 @@ def read_secret(path: Path, option: str) -> str:
         option: The option that names it.
 
     Raises:
-        ConfigError: The file cannot be read, or others can read it.
+        ConfigError: The file cannot be read, belongs to another user, or others can read it.
     """
     try:
         with path.open() as file:
@@ -93,14 +120,21 @@ def read_secret(path: Path, option: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read the tokens in {path}: {why}; check {option}") from error
-    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and not _is_mounted_secret(path):
+    if _is_mounted_secret(path):
+        return text
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"other users can read the tokens in {path}; run: chmod 600 {path}")
+    if status.st_uid not in (os.getuid(), 0):
+        raise ConfigError(
+            f"the tokens in {path} belong to another user, uid {status.st_uid}, who can change them;"
+            f" run: chown {os.getuid()} {path}"
+        )
     return text
 
 
 def _is_mounted_secret(path: Path) -> bool:
     """Whether an engine has mounted the file, whose mode it chooses: a Secret of Kubernetes or Compose."""
-    return path.is_relative_to("/run/secrets") or path.is_relative_to("/var/run/secrets")
+    return any(path.resolve().is_relative_to(place) for place in _MOUNTS)
 
 
 def _runtime_directory() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -86,6 +87,30 @@ def test_only_their_user_can_read_the_files(tmp_path: Path) -> None:
         token_file.read(file)
 
 
+def test_a_path_through_the_folder_for_mounted_secrets_is_no_mounted_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "secrets"
+    mounts.mkdir()
+    monkeypatch.setattr(token_file, "_MOUNTS", (str(mounts),))
+    for folder in (mounts, tmp_path):
+        make_files(folder / "tokens").chmod(0o644)
+    assert token_file.read(mounts / "tokens")
+    with pytest.raises(ConfigError, match="other users can read the tokens"):
+        token_file.read(mounts / ".." / "tokens")
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tokens"
+    make_files(file)
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    status = os.stat_result((0o100600, 1, 1, 1, user + 7, 1, 1, 1, 1, 1))
+    monkeypatch.setattr(os, "fstat", lambda descriptor: status)
+    with pytest.raises(ConfigError, match=f"belong to another user, uid {user + 7}.*chown {user + 1}"):
+        token_file.read(file)
+
+
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         token_file.read(tmp_path / "none")
@@ -121,7 +146,7 @@ def test_looking_for_tokens_makes_no_directory_and_trusts_none_of_others(
     assert find("127.0.0.1:1", Role.WORKER, None, 0.0) == NO_ACCESS
     assert not (tmp_path / "hubring").exists()
     file = token_file.runtime_file(1)
-    token_file.write_tokens(file, draw())
+    token_file.write_tokens(file, draw(DIGEST))
     assert token_file.find_runtime_file(1) == file
     file.parent.chmod(0o755)
     assert token_file.find_runtime_file(1) is None
@@ -189,6 +214,31 @@ def test_a_certificate_of_the_users_own_has_its_key_elsewhere(
     again = Keyring(file, renewed)
     assert (again.tokens, again.identity) == (first.tokens, renewed)
     assert "clients that use a copy of them need --tls-ca" in caplog.text
+
+
+def test_servers_that_start_at_once_with_a_new_file_share_its_tokens_and_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds no file at first."""
+    file, others = tmp_path / "tokens", list[Keyring]()
+    create = token_file.create
+
+    def overtaken(path: Path, text: str) -> None:
+        monkeypatch.setattr(token_file, "create", create)
+        if not others:
+            others.append(Keyring(file))
+            others[0].publish(5555)
+        create(path, text)
+
+    monkeypatch.setattr(token_file, "create", overtaken)
+    late = Keyring(file)
+    late.publish(5556)
+    (first,) = others
+    assert (late.tokens, late.identity) == (first.tokens, first.identity)
+    assert token_file.read(file) == first.tokens
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens", "tokens.key"]
+    call = "/hubring.v1.Control/Join", [(HEADER, SCHEME + first.tokens[Role.WORKER].secret)]
+    assert late.guard.objection(*call) == ""
 
 
 def test_rotation_writes_new_tokens_for_the_same_certificate(tmp_path: Path) -> None:
