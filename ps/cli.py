@@ -306,21 +306,22 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
     from hubring.protos.control_pb2_grpc import ControlStub
     from hubring.ps.config.address import address
     from hubring.ps.core.errors import ServerUnreachable
-    from hubring.ps.security.access import LOOK_SECONDS, find, no_entry
+    from hubring.ps.security.access import find, look_seconds, no_entry
     from hubring.ps.security.policy import Role
+    from hubring.ps.transport.grpc.call_error import describe, details
     from hubring.ps.transport.grpc.channel import open_channel
 
     address(server)
     try:
-        found = find(server, Role(role), access["token_file"], LOOK_SECONDS, _own(access))
+        found = find(server, Role(role), access["token_file"], look_seconds(server), _own(access))
         with open_channel(server, found) as channel:
             return call(ControlStub(channel))
     except ServerUnreachable as error:
         raise _silent(server, "no TLS handshake") from error
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            raise no_entry(server, error.details() or "") from error
-        raise _silent(server, f"{error.code().name}: {error.details()}") from error
+            raise no_entry(server, details(error)) from error
+        raise _silent(server, describe(error)) from error
 
 
 def _silent(server: str, detail: str) -> Exception:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from hubring.protos.control_pb2_grpc import add_ControlServicer_to_server
 from hubring.ps.checkpoint import checkpoint_folder as checkpoints
 from hubring.ps.checkpoint.lock import lock
+from hubring.ps.config import address_file
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
@@ -213,8 +214,8 @@ class Server:
     def _site(self) -> Site:
         page = self._inherited.server.page if self._inherited is not None else None
         if page is None:
-            return Site(self._config)
-        return Site(replace(self._config, page_port=page.port), page.token)
+            return Site(self._config, terminal=sys.stderr.isatty())
+        return Site(replace(self._config, page_port=page.port), page.token, terminal=sys.stderr.isatty())
 
     def _add_signal_handlers(self, coordinator: Coordinator) -> None:
         loop = asyncio.get_running_loop()
@@ -291,7 +292,7 @@ class Server:
         page = site.banner() if site is not None else []
         print(banner(config, address, tokens, page, resumes), file=sys.stderr, flush=True)
         if config.address_file:
-            _write_address(config.address_file, address)
+            address_file.write(config.address_file, address)
 
     async def _supervise(self, coordinator: Coordinator, shards: Children[Child | Adopted]) -> None:
         """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""
@@ -386,14 +387,3 @@ async def _open(site: Site, coordinator: Coordinator) -> None:
     except Exception:
         log.exception("the status page and /metrics failed to start; the job continues without them")
         await site.close()  # refuses connections instead of letting clients wait
-
-
-def _write_address(path: Path, address: str) -> None:
-    fresh = path.with_name(path.name + ".new")
-    try:
-        fresh.write_text(address + "\n")
-        fresh.rename(path)  # atomic: a reader never sees a partial file
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write --address-file {path}: {error.strerror}; use a path in a writable folder"
-        ) from error

@@ -39,7 +39,7 @@ ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/p
     ps/store ps/transport
 ps/client: protos ps/config ps/core ps/job ps/process ps/security ps/shard ps/transport
 ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/security ps/store ps/transport
-ps/page: ps/config ps/coordinator ps/core ps/job ps/observe ps/transport
+ps/page: ps/config ps/coordinator ps/core ps/job ps/observe ps/security ps/transport
 ps/recovery: protos ps/checkpoint ps/config ps/coordinator ps/core ps/job ps/process ps/security
 ps/server.py: protos ps/checkpoint ps/config ps/coordinator ps/core ps/observe ps/page ps/process
     ps/recovery ps/security ps/shard ps/store ps/transport

@@ -142,6 +142,7 @@ def _publish(folder: Path, manifest: Manifest) -> Path:
     for name, data in ((_NAME, content), (_DIGEST_NAME, _digest_line(content))):
         (folder / name).write_bytes(data)
         sync(folder / name)
+    sync(folder)  # its entries: without them a rename that survives a power loss would name an empty folder
     directory = folder.parent
     existing = _folders(directory)
     number = _number(existing[0]) + 1 if existing else 1
@@ -217,8 +218,8 @@ def described(folder: Path) -> Manifest:
         CheckpointCorrupt: The manifest is missing, truncated or changed, or its format is unknown.
     """
     path, signature = folder / _NAME, folder / _DIGEST_NAME
-    signed = signature.exists()
     try:
+        signed = signature.exists()  # raises if this user cannot search the folder
         content = path.read_bytes()
         if signed and signature.read_bytes() != _digest_line(content):
             raise CheckpointCorrupt(f"{path} does not match {_DIGEST_NAME}; a file was changed or damaged")

@@ -16,10 +16,12 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.join import BY_EXIT_CODE
-from hubring.ps.client.silence import describe, patience
+from hubring.ps.client.silence import patience
 from hubring.ps.core.errors import HubringError, JobFailed, ServerUnreachable
+from hubring.ps.core.peer_text import MESSAGE, clean, clean_message
 from hubring.ps.core.waiting import LOG_EVERY
 from hubring.ps.process.child import Child
+from hubring.ps.transport.grpc.call_error import describe
 
 log = logging.getLogger(__name__)
 
@@ -124,5 +126,6 @@ class Departure:
                 time.sleep(RETRY_SECONDS)
             else:
                 for line in reply.news:
-                    log.warning("%s", line)
+                    log.warning("%s", clean(line, MESSAGE))
+                reply.awaits, reply.failed = clean(reply.awaits, MESSAGE), clean_message(reply.failed)
                 return reply

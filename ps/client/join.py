@@ -13,7 +13,6 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.client.silence import SILENT_SECONDS, describe
 from hubring.ps.config.address import address as split
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.errors import (
@@ -25,18 +24,18 @@ from hubring.ps.core.errors import (
     NonFinite,
     ServerUnreachable,
 )
+from hubring.ps.core.peer_text import clean_message
+from hubring.ps.job.membership import BUSY_SECONDS, SILENT_SECONDS
 from hubring.ps.process.child import Child
 from hubring.ps.security.access import CONNECT_SECONDS, Access, find, no_entry
 from hubring.ps.security.own_certificate import NOTHING, Own, load
 from hubring.ps.security.policy import Role
 from hubring.ps.shard.colocated import place
 from hubring.ps.shard.spawn import Settings, start
+from hubring.ps.transport.grpc.call_error import describe, details
 from hubring.ps.transport.port_probe import probe
 
 log = logging.getLogger(__name__)
-
-BUSY_SECONDS = 90.0
-"""Seconds for which a server that is reachable may not answer."""
 
 BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: Fenced, 78: ConfigError}
 """The exception for a refusal, by the exit code that the server sends."""
@@ -157,7 +156,9 @@ class Admission:
         deadline = self._began + CONNECT_SECONDS
         while True:
             try:
-                return self._stub.Join(request, timeout=CONNECT_SECONDS)
+                reply = self._stub.Join(request, timeout=CONNECT_SECONDS)
+                reply.text = clean_message(reply.text)
+                return reply
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     raise ServerUnreachable(
@@ -165,7 +166,7 @@ class Admission:
                         " use the port that the server's banner shows"
                     ) from error
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                    raise no_entry(self._address, error.details() or "") from error
+                    raise no_entry(self._address, details(error)) from error
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 patience = BUSY_SECONDS if timed_out else self._silent
                 if again and time.monotonic() > began + patience:

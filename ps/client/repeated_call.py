@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import grpc
 
-from hubring.ps.client.silence import describe
 from hubring.ps.core.errors import Fenced, HubringError, ServerUnreachable
+from hubring.ps.transport.grpc.call_error import describe
 
 _T = TypeVar("_T")
 
@@ -42,7 +42,7 @@ def repeated(
             return call()
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                raise Fenced(str(error.details())) from error
+                raise Fenced(clean_message(error.details() or "")) from error
             out_of_reach = error.code() is grpc.StatusCode.UNAVAILABLE
             if failure() or not out_of_reach or time.monotonic() > began + silent_seconds:
                 gone = f"the server at {address} stopped answering ({describe(error)})"

@@ -25,7 +25,7 @@ from hubring.ps.client.departure import Departure
 from hubring.ps.client.join import BY_EXIT_CODE, Admission, prove
 from hubring.ps.client.repeated_call import repeated
 from hubring.ps.client.shard_locations import ShardLocations
-from hubring.ps.client.silence import SILENT_SECONDS, Silence
+from hubring.ps.client.silence import Silence
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
@@ -35,10 +35,11 @@ from hubring.ps.core.errors import (
     HubringError,
     JobFailed,
 )
+from hubring.ps.core.peer_text import MESSAGE, clean, clean_message
 from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing, incarnation_from_wire
 from hubring.ps.core.waiting import Waiting, wait_message
 from hubring.ps.job.job import Reason
-from hubring.ps.job.membership import heartbeat_seconds
+from hubring.ps.job.membership import SILENT_SECONDS, heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Exporter, Telemetry
 from hubring.ps.security.own_certificate import NOTHING, Own
@@ -248,25 +249,24 @@ class Session:
     def _handle(self, reply: pb.HeartbeatReply) -> bool:
         """Handles a heartbeat's reply. Returns False if this worker cannot continue."""
         for line in reply.news:
-            log.warning("%s", line)
+            log.warning("%s", clean(line, MESSAGE))
         if reply.draining and not self.draining:
             log.warning("the server asked all workers to stop")
             self.draining = True
-        self.waiting.slowest = reply.slowest
+        self.waiting.slowest = clean(reply.slowest, MESSAGE)
         seconds = self.waiting.due()
         if seconds is not None:
-            log.warning("%s", wait_message(seconds, self.step, reply.slowest))
+            log.warning("%s", wait_message(seconds, self.step, self.waiting.slowest))
         self.stop_after = reply.stop_after or self.stop_after
         self.locations.note(reply.failovers)
-        self._finished = reply.finished
+        self._finished = clean_message(reply.finished)
         if reply.finished:
             self._explained.set()
         if reply.stop_agreed:
             self._stop_agreed.set()
-        if reply.fenced:
-            self._fail(Fenced(reply.failed))
-        elif reply.failed:
-            self._fail(BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed))
+        if reply.fenced or reply.failed:
+            kind = Fenced if reply.fenced else BY_EXIT_CODE.get(reply.exit_code, JobFailed)
+            self._fail(kind(clean_message(reply.failed)))
         return self.failure is None
 
     def _fail(self, error: HubringError) -> None:
@@ -304,7 +304,7 @@ class Session:
         )
         reply = self._call(lambda: self._stub.Plan(request, timeout=max(60.0, self._lease)))
         if reply.refused:
-            raise BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.refused)
+            raise BY_EXIT_CODE.get(reply.exit_code, ConfigError)(clean_message(reply.refused))
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
         return Assignment(plan, reply.step, reply.initialised, reply.undecided)
 

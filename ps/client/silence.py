@@ -12,14 +12,7 @@ import grpc
 from hubring.ps.core.errors import RESTART_ALL, Fenced, HubringError, ServerUnreachable
 from hubring.ps.core.pauses import Pauses
 from hubring.ps.core.timing import SystemTime, TimeSource
-
-SILENT_SECONDS = 4.0
-"""For a server that has not sent its own number yet."""
-
-
-def describe(error: grpc.RpcError) -> str:
-    """Formats a failed gRPC call as `CODE: details`."""
-    return f"{error.code().name}: {error.details()}"
+from hubring.ps.transport.grpc.call_error import describe
 
 
 def patience(error: grpc.RpcError, lease_seconds: float, silent_seconds: float) -> float:

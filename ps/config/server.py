@@ -31,10 +31,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Port | None,
         cluster("port of the status page and /metrics", "--port plus 1, or a free port if --port is 0"),
     ] = None
+    page_public: Annotated[bool, cluster("let anybody read the status page without its token")] = False
     no_page: Annotated[bool, cluster("serve no status page and no /metrics")] = False
     page_token_file: Annotated[
         Path | None,
-        cluster("file with the token for the page's buttons", "a random token, shown in the banner"),
+        cluster(
+            "file with the token for the page and its buttons",
+            "a random token; the banner shows it or names its file",
+        ),
     ] = None
     token_file: Annotated[
         Path | None,
@@ -95,7 +99,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = False
     plain_data: Annotated[
         bool,
-        cluster("beyond loopback, send gradients over ZeroMQ without encryption"),
+        cluster("beyond loopback, send gradients over ZeroMQ without encryption, but authenticated"),
     ] = False
     address_file: Annotated[Path | None, cluster("file to write HOST:PORT to once the server listens")] = None
     slice_bytes: Annotated[

@@ -16,6 +16,7 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlServicer
+from hubring.ps.config.address import is_loopback
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.joining import Summons
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, UsageError
@@ -58,9 +59,18 @@ class Control(ControlServicer):
     def _count(self, reason: Rejection, text: str) -> None:
         self._coordinator.counters.rejections.add(reason, log, text)
 
+    async def _refuse_expired(self, token: str, context: Context) -> None:
+        """Ends the call of a new process whose secret is from before a rotation of the tokens."""
+        if self._keyring is None:
+            return
+        if why := self._keyring.guard.expired_for(token, tuple(context.invocation_metadata() or ())):
+            self._count("token", f"refused a worker or a shard that asks to join: {why}")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+
     # Workers.
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        await self._refuse_expired(request.token, context)
         try:
             joiner = peer_request.joiner(request)
             seat = await self._coordinator.join(joiner)
@@ -226,14 +236,17 @@ class Control(ControlServicer):
     async def RegisterShard(
         self, request: pb.RegisterShardRequest, context: Context
     ) -> pb.RegisterShardReply:
+        await self._refuse_expired(request.token, context)
         try:
-            shard = await self._coordinator.register_shard(peer_request.shard(request))
+            config = self._coordinator.config
+            encrypts = not (config.insecure or is_loopback(config.host))
+            checked = peer_request.shard(request, encrypts=encrypts)
+            shard = await self._coordinator.register_shard(checked)
         except ConfigError as error:
             self._count_if_bounded(f"refused the shard on {clean(request.host)} (pid {request.pid})", error)
             return pb.RegisterShardReply(refused=str(error))
         if shard is None:
             return pb.RegisterShardReply()  # lease 0: a job is running; the shard asks again
-        config = self._coordinator.config
         return pb.RegisterShardReply(
             shard=shard.index,
             lease_seconds=config.lease,

@@ -28,7 +28,7 @@ from hubring.ps.coordinator.planner import Planner
 from hubring.ps.coordinator.quorum import Quorum
 from hubring.ps.coordinator.rendezvous import Rendezvous
 from hubring.ps.coordinator.report import Reporter
-from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS, Fleet, Shard
+from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS, Fleet, Shard, ShardSilent
 from hubring.ps.coordinator.shard_sources import shard_sources
 from hubring.ps.coordinator.shutdown import TURN_SECONDS, Shutdown
 from hubring.ps.coordinator.takeover import Takeover
@@ -234,7 +234,7 @@ class Coordinator:
         try:
             await self._check()
         except JobFailed as error:
-            self.shard_lost(str(error))
+            self.shard_lost(error.cause if isinstance(error, ShardSilent) else str(error))
 
     async def _check(self) -> None:
         now = self._clock.now()

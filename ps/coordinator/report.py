@@ -66,11 +66,14 @@ class Reporter:
         }
 
     def troubles(self, now: float) -> dict[str, str]:
-        """Returns why each service (by its grpc.health.v1 name) is unavailable; empty text if available."""
+        """Returns why each service (by its grpc.health.v1 name) is unavailable; empty text if available.
+
+        Anybody may ask, so the reasons repeat no text of a worker.
+        """
         hub = self._coordinator
         ended = "the server is ending" if hub.done.is_set() else ""
         failure = hub.failure or hub.job.failure
-        failed = f"the job has failed: {failure}" if failure else ""
+        failed = "the job has failed; for the reason, run: ps-server status" if failure else ""
         silent = [shard for shard in hub.fleet.silent(now) if not shard.standby]
         unheard = f"{silent[0]} sends no heartbeat" if silent else ""
         stopping = "the server is stopping" if hub.stopping else ""

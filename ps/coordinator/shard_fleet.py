@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,11 +17,13 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
+from hubring.ps.core.peer_text import clean_message
 from hubring.ps.core.types import BucketSpec, ShardPlan, View, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
 from hubring.ps.security.certificate import Identity
 from hubring.ps.security.door import Door
+from hubring.ps.transport.grpc.call_error import describe
 from hubring.ps.transport.grpc.channel import open_async_channel
 
 if TYPE_CHECKING:
@@ -120,7 +123,8 @@ class Fleet:
 
     def find(self, token: str) -> Shard | None:
         """Returns the shard or standby that registered with this token."""
-        return next((shard for shard in (*self.shards, *self.standbys) if shard.token == token), None)
+        given, known = token.encode(), (*self.shards, *self.standbys)
+        return next((shard for shard in known if compare_digest(given, shard.token.encode())), None)
 
     def numbered(self, index: int) -> Shard | None:
         """Returns the shard with this number."""
@@ -249,7 +253,10 @@ class Fleet:
     async def save(self, folder: Path, step: int) -> list[pb.SaveReply]:
         """Lets every shard write its file; `step` -1 saves every key in its current state."""
         message = pb.SaveRequest(directory=os.path.abspath(folder), step=step)
-        return await self._all(lambda stub: stub.Save(message, timeout=SAVE_SECONDS))
+        replies = await self._all(lambda stub: stub.Save(message, timeout=SAVE_SECONDS))
+        for reply in replies:
+            reply.refused = clean_message(reply.refused)
+        return replies
 
     async def stats(self) -> list[pb.ShardStats]:
         """Returns every shard's counters."""
@@ -300,7 +307,7 @@ class Fleet:
             return await call(shard.stub)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                raise ConfigError(f"{shard}: {error.details()}") from error
+                raise ConfigError(f"{shard}: {clean_message(error.details() or '')}") from error
             successor = await self.successor(shard)
             if successor is not None:  # no call changes a shard twice
                 return await self._one(successor, call)
@@ -308,7 +315,7 @@ class Fleet:
 
 
 def _silent(shard: Shard, error: grpc.aio.AioRpcError) -> ShardSilent:
-    return ShardSilent(f"{shard} does not answer ({error.code().name}: {error.details()})")
+    return ShardSilent(f"{shard} does not answer ({describe(error)})")
 
 
 async def _no_successor(shard: Shard) -> Shard | None:

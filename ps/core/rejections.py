@@ -14,6 +14,7 @@ Reason = Literal[
     "board",
     "path",
     "message",
+    "damage",
     "frame",
     "header",
     "parts",

@@ -17,6 +17,7 @@ from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
 from hubring.ps.doctor.software import PACKAGE
+from hubring.ps.transport.grpc.call_error import details
 
 SERVER, VERSIONS, CLOCKS = "server", "versions", "clocks"
 
@@ -154,7 +155,7 @@ def _ask(server: str, config: ServerConfig, seconds: float) -> Iterator[Finding]
         try:
             report = json.loads(stub.Status(pb.StatusRequest(), timeout=seconds).json)
         except grpc.RpcError as error:
-            yield judge_refusal(server, error.code().name, error.details() or "no details", seconds)
+            yield judge_refusal(server, error.code().name, details(error) or "no details", seconds)
             yield from _left_out(server)
             return
         yield judge_report(server, report)

@@ -29,6 +29,14 @@ NAMED_RANKS = 16
 RETURN_SECONDS = 4.0
 """How long a process whose connection closed has for its next heartbeat: perhaps only the network failed."""
 
+SILENT_SECONDS = 4.0
+"""How long a worker or a shard takes an unreachable server to be away for a moment only. A server that is
+reachable but does not answer gets at least the lease, because it can recover.
+"""
+
+BUSY_SECONDS = 90.0
+"""How long a server that is reachable may not answer a worker or a shard that joins."""
+
 JOIN_SECONDS = 30.0
 """The shortest lease of a worker that waits for its place.
 

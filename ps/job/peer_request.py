@@ -7,6 +7,7 @@ refused rather than changed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import ip_address
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.errors import ConfigError
@@ -16,8 +17,8 @@ from hubring.ps.core.types import MAX_WORLD_SIZE, PROTOCOL, BucketSpec
 from hubring.ps.job.joiner import Joiner
 from hubring.ps.job.plan_protos import bucket_from_proto
 
-TOKEN_CHARACTERS = 64
-"""Maximum length of a token; a worker's have 32 characters, a shard's 64."""
+WORKER_TOKEN, SHARD_TOKEN = 32, 64
+"""Characters of the token that names a worker process, and of the one that names a shard."""
 
 PARAMETER_CHARACTERS = 1024
 """Maximum length of a parameter's name."""
@@ -45,7 +46,7 @@ def joiner(request: pb.JoinRequest) -> Joiner:
         ConfigError: The worker is of another version, or its request exceeds a bound.
     """
     _check_protocol(request.protocol, "worker")
-    _check("token", request.token, TOKEN_CHARACTERS)
+    _check_token(request.token, WORKER_TOKEN)
     if request.world_size > MAX_WORLD_SIZE:
         raise Rejected(
             "world size",
@@ -64,14 +65,18 @@ def joiner(request: pb.JoinRequest) -> Joiner:
     )
 
 
-def shard(request: pb.RegisterShardRequest) -> pb.RegisterShardRequest:
+def shard(request: pb.RegisterShardRequest, *, encrypts: bool) -> pb.RegisterShardRequest:
     """Returns the request of a shard that registers.
 
+    Args:
+        request: As it arrived.
+        encrypts: Whether the shard must encrypt what leaves its host.
+
     Raises:
-        ConfigError: The shard is of another version, or its request exceeds a bound.
+        ConfigError: The shard is of another version, does not encrypt, or its request exceeds a bound.
     """
     _check_protocol(request.protocol, "shard")
-    _check("token", request.token, TOKEN_CHARACTERS)
+    _check_token(request.token, SHARD_TOKEN)
     if len(request.addresses) > MAX_ADDRESSES:
         raise Rejected(
             "text", f"a shard with {len(request.addresses)} addresses; use at most {MAX_ADDRESSES} transports"
@@ -79,7 +84,14 @@ def shard(request: pb.RegisterShardRequest) -> pb.RegisterShardRequest:
     for transport, address in request.addresses.items():
         _check("transport", transport)
         _check("address", address)
+    if "grpc" not in request.addresses:
+        raise Rejected("text", "a shard without a gRPC address; the coordinator needs one to control it")
     _check("host_id", request.host_id)
+    if encrypts and not request.door.certificate and not _is_loopback(request.addresses["grpc"]):
+        raise ConfigError(
+            f"the shard on {clean(request.host)} does not encrypt, but this server does; start the shard"
+            " without --insecure"
+        )
     checked = pb.RegisterShardRequest()
     checked.CopyFrom(request)
     checked.host = clean(request.host)
@@ -106,6 +118,19 @@ def _check(what: str, text: str, most: int = NAME) -> None:
         raise Rejected("text", f"a {what} of {len(text)} characters; use at most {most}: {clean(text, 60)}")
     if not text.isprintable():
         raise Rejected("text", f"the {what} {clean(text)!r} has a control character; use printable text")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address.rpartition(":")[0].strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_token(token: str, characters: int) -> None:
+    _check("token", token)
+    if len(token) != characters:
+        raise Rejected("text", f"a token of {len(token)} characters; expected {characters}")
 
 
 def _check_protocol(theirs: int, who: str) -> None:

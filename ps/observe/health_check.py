@@ -10,9 +10,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hubring.ps.config.address import address as split
 from hubring.ps.core.errors import HubringError, ServerUnreachable, UsageError
+from hubring.ps.core.peer_text import clean_message
 from hubring.ps.observe.health import CONTROL, DATA, READY, SHARD_CONTROL, WHY
 from hubring.ps.security.access import unproved
 from hubring.ps.security.own_certificate import NOTHING, Own
+from hubring.ps.transport.grpc.call_error import describe
 from hubring.ps.transport.grpc.channel import open_channel
 
 PATIENCE = 3.0
@@ -57,7 +59,7 @@ def _refused(address: str, service: str, error: Any) -> HubringError:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ServerUnreachable(f"the server at {address} is neither a hub nor a shard; check the port")
     return ServerUnreachable(
-        f"no server answers at {address} ({code.name}: {error.details()});"
+        f"no server answers at {address} ({describe(error)});"
         " check the address, or start a hub there: ps-server start"
     )
 
@@ -65,5 +67,5 @@ def _refused(address: str, service: str, error: Any) -> HubringError:
 def _why(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     for key, value in metadata:
         if key == WHY and isinstance(value, bytes):
-            return value.decode(errors="replace")
+            return clean_message(value.decode(errors="replace"))
     return "the server gives no reason"

@@ -19,6 +19,11 @@ def page(rendering: Rendering, *, tables: bool = False, still: bool = False) -> 
     return TEMPLATES.render("page.html", title=title, sections=rendering.sections, tables=tables, still=still)
 
 
+def sign_in(sentence: str) -> str:
+    """Returns the page that asks for the token."""
+    return TEMPLATES.render("sign_in.html", title="Sign in", sentence=sentence, tables=False, still=True)
+
+
 def answer(heading: str, sentence: str) -> str:
     """Returns the page that a browser without JavaScript shows after a button."""
     return TEMPLATES.render("answer.html", title=heading, sentence=sentence, tables=False, still=True)

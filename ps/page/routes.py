@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from importlib.resources import files
-from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -23,6 +21,8 @@ from hubring.ps.page.broadcast import Broadcast
 from hubring.ps.page.html_page import answer, page
 from hubring.ps.page.kit.style import style
 from hubring.ps.page.renderer import Renderer
+from hubring.ps.page.request_token import BANNER, Endpoint, sent
+from hubring.ps.page.sign_in import SignIn
 from hubring.ps.page.status_reader import Hub, StatusReader
 
 log = logging.getLogger(__name__)
@@ -31,13 +31,7 @@ ASKED_SECONDS = LOOK_SECONDS + 0.2
 """How long JSON and metrics wait for a shard. It is longer than the hub's own limit, so that the hub's error
 appears in them."""
 
-FORM_BYTES = 4096
-"""Largest accepted form, in bytes."""
-
-FORM_SECONDS = 5.0
-"""How long a form can take to arrive."""
-
-FILES = {"page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+FILES = {"page.js": "text/javascript", "sign-in.js": "text/javascript", "icon.svg": "image/svg+xml"}
 """Static files of the page, and their media types."""
 
 HEADERS = {
@@ -52,10 +46,6 @@ HEADERS = {
 }
 """Headers of every response. They forbid foreign content in the page, and the page in foreign sites."""
 
-BANNER = "find it after #token= in the banner of ps-server start, or in the file of --page-token-file"
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-
 
 def app(
     hub: Hub,
@@ -64,6 +54,8 @@ def app(
     broadcast: Broadcast,
     token: str,
     names: Collection[str] = (),
+    *,
+    public: bool = False,
 ) -> ASGIApp:
     """Returns the app that the listener serves.
 
@@ -72,18 +64,20 @@ def app(
         reader: Reads the hub's status.
         renderer: Renders the page.
         broadcast: Sends the page's changes.
-        token: The token that a button's request must have.
+        token: The token that a button's request must have, and a reader's.
         names: The accepted host names, IPv6 in brackets; empty to accept all.
+        public: Whether anybody may read the page. /metrics is always public.
     """
     looks = _Looks(reader, renderer, broadcast)
-    guard = _Guard(token)
+    guard, reader_guard = _Guard(token), SignIn(token, public=public)
     actions = _Actions(hub)
     return _Headed(
         Starlette(
             routes=[
-                Route("/", looks.page),
-                Route("/events", looks.events),
-                Route("/status.json", looks.status),
+                Route("/", reader_guard.before(looks.page, html=True)),
+                Route("/events", reader_guard.before(looks.events)),
+                Route("/status.json", reader_guard.before(looks.status)),
+                Route("/sign-in", reader_guard.endpoint, methods=["POST"]),
                 Route("/metrics", looks.metrics),
                 Route("/page.css", _shipped(style(__package__), "text/css")),
                 *(Route(f"/{name}", _shipped(_file(name), kind)) for name, kind in FILES.items()),
@@ -202,7 +196,7 @@ class _Guard:
 
     def before(self, action: Callable[[], Awaitable[str]]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            given, by_form = await _token(request)
+            given, by_form = await sent(request)
             status, sentence = await self._answer(given, action)
             if not by_form:
                 return PlainTextResponse(sentence, status)
@@ -221,20 +215,3 @@ class _Guard:
             return 409, f"Failed: {error}."
         except HubringError as error:
             return 503, f"Failed: {error}."
-
-
-async def _token(request: Request) -> tuple[str, bool]:
-    """Returns the request's token, or an empty string, and whether the request is a form."""
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return given.strip(), False
-    body = b""
-    try:
-        async with asyncio.timeout(FORM_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > FORM_BYTES:
-                    return "", True
-    except TimeoutError:
-        return "", True
-    return parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip(), True

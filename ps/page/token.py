@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.security.token_file import read_secret
 
 SHORTEST = 16
 """Smallest number of characters; a shorter token could be guessed."""
@@ -15,16 +16,11 @@ def settle(file: Path | None) -> str:
     """Returns the token in the file, or a random one.
 
     Raises:
-        ConfigError: The file cannot be read, or its token is too short.
+        ConfigError: The file cannot be read, others can read it, or its token is too short.
     """
     if file is None:
         return secrets.token_urlsafe(18)
-    try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read --page-token-file {file}: {error}; create it, or omit the option for a random token"
-        ) from error
+    token = read_secret(file, "--page-token-file").strip()
     if len(token) < SHORTEST:
         raise ConfigError(
             f"--page-token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}. Make"

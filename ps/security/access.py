@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hubring.ps.config.address import address as split
-from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.security import token_file as files
 from hubring.ps.security.certificate import NAME, Identity
 from hubring.ps.security.handshake import Proof, fetch, peek
@@ -44,6 +44,9 @@ class Access(NamedTuple):
     name: str = NAME
     identity: Identity | None = None
 
+    def __repr__(self) -> str:
+        return f"Access(certificate={self.certificate!r})"  # without the secret
+
 
 NO_ACCESS = Access()
 
@@ -62,7 +65,7 @@ def find(address: str, role: Role, file: Path | None, seconds: float, own: Own =
 
     Raises:
         ConfigError: The file has no token for this role, or the server is another one than it says.
-        ServerUnreachable: The server does not answer with TLS.
+        ServerUnreachable: There is a token, but no server that answers with TLS.
     """
     deadline = time.monotonic() + seconds
     listens = _await_listener(address, deadline)
@@ -77,13 +80,18 @@ def find(address: str, role: Role, file: Path | None, seconds: float, own: Own =
             f"the tokens in {file or 'the runtime directory'} are for {', '.join(tokens)}; this program needs"
             f" one for {role}: ps-server token show --role {role}"
         )
-    if not listens:
-        return NO_ACCESS
+    if not listens:  # not NO_ACCESS: whatever comes to listen there later must prove itself
+        raise ServerUnreachable(f"no server listens at {address}")
     # A copied token may be older than the certificate that an authority signed.
     by_authority = bool(own.authority) and file is not None
     proof = Proof("" if by_authority else token.digest, own, named=by_authority)
     peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
     return Access(token.secret, peer.certificate, peer.name, own.identity)
+
+
+def look_seconds(address: str) -> float:
+    """Returns how long to look for a server that is expected to run; another host may be far away."""
+    return LOOK_SECONDS if is_this_host(split(address)[0]) else CONNECT_SECONDS
 
 
 def unproved(address: str, seconds: float, own: Own = NOTHING) -> Access:
@@ -111,8 +119,8 @@ def _read(file: Path, deadline: float) -> Tokens:
 
 def _of_this_user(address: str) -> Tokens:
     host, port = split(address)
-    file = files.runtime_file(port)
-    return files.read(file) if is_this_host(host) and file.exists() else {}
+    file = files.find_runtime_file(port)
+    return files.read(file) if file is not None and is_this_host(host) else {}
 
 
 def is_this_host(host: str) -> bool:

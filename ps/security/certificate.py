@@ -28,6 +28,9 @@ class Identity(NamedTuple):
     key: bytes
     name: str = NAME
 
+    def __repr__(self) -> str:
+        return f"Identity(certificate={self.certificate!r})"  # without the key
+
     @property
     def digest(self) -> str:
         """SHA-256 of the certificate, in hexadecimal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass, field
 
@@ -24,11 +25,21 @@ class Door:
         identity: What the worker shows to the shard; None for no certificate.
     """
 
-    secret: str = ""
+    secret: str = field(default="", repr=False)
     certificate: bytes = b""
     curve: str = ""
     name: str = NAME
     identity: Identity | None = None
+
+    @property
+    def password(self) -> str:
+        """What a worker shows to ZeroMQ without CURVE, where sniffers see it: it does not tell the secret."""
+        return hashlib.blake2s(self.secret.encode(), person=b"password").hexdigest()
+
+    @property
+    def data_key(self) -> bytes:
+        """What ZeroMQ's messages are sealed with if TLS protects the rest, but no CURVE; empty for no key."""
+        return bytes.fromhex(self.secret) if self.certificate and not self.curve else b""
 
     @property
     def access(self) -> Access:
@@ -64,11 +75,11 @@ class Lock:
         curve: Secret and public key of CURVE in Z85; None for no encryption.
     """
 
-    token: str = field(default_factory=lambda: secrets.token_hex(32))
-    secret: str = field(default_factory=lambda: secrets.token_hex(32))
+    token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     identity: Identity | None = None
     authority: bytes = b""
-    curve: tuple[str, str] | None = None
+    curve: tuple[str, str] | None = field(default=None, repr=False)
 
     @property
     def guard(self) -> Guard:
@@ -77,7 +88,7 @@ class Lock:
 
     @property
     def door(self) -> Door:
-        """What the shard tells its coordinator."""
+        """What the shard sends to its coordinator."""
         curve = self.curve[1] if self.curve else ""
         if self.identity is None:
             return Door(self.secret, curve=curve)

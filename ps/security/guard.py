@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
@@ -12,12 +13,19 @@ from typing import Any
 import grpc
 
 from hubring.ps.core.rejections import Rejections
+from hubring.ps.core.types import MAX_WORLD_SIZE
 from hubring.ps.security.policy import POLICIES, Role
 
 log = logging.getLogger(__name__)
 
 HEADER = "authorization"
 SCHEME = "Bearer "
+
+MOST_FORMER = 100
+"""Rotations that a server remembers. A member whose secret is older has to restart."""
+
+MOST_ASKED = 4 * MAX_WORLD_SIZE
+"""Processes that a server remembers while they wait to join: workers and shards, and those of a next job."""
 
 
 class Guard:
@@ -30,7 +38,9 @@ class Guard:
 
     def __init__(self, secrets: Mapping[Role, str], former: Sequence[Mapping[Role, str]] = ()) -> None:
         self._secrets = dict(secrets)
-        self.former = list(former)
+        self.former: deque[Mapping[Role, str]] = deque(former, maxlen=MOST_FORMER)
+        self._asked: dict[str, None] = {}
+        """The last processes that asked to join with a secret that was current."""
 
     def rotate(self, secrets: Mapping[Role, str]) -> None:
         """Replaces the secrets. Members that joined with earlier ones stay."""
@@ -44,19 +54,36 @@ class Guard:
             return f"{method} has no policy"
         if policy.open:
             return ""
-        given = next((str(value) for key, value in metadata if key == HEADER), "")
-        secret = given.removeprefix(SCHEME)
-        known = [self._secrets, *(self.former if policy.member else ())]
+        secret = _secret(metadata)
+        known = [self._secrets, *(self.former if policy.former else ())]
         if any(self._fits(secret, each, policy.roles) for each in known):
             return ""
         if not secret:
             return "the call has no token"
-        every = frozenset(Role)
-        if self._fits(secret, self._secrets, every):
+        if self._fits(secret, self._secrets, frozenset(Role)):
             return "the token is for another role"
-        if any(self._fits(secret, each, every) for each in self.former):
+        return self._expired(secret) or "the token is not this server's"
+
+    def expired_for(self, process: str, metadata: Sequence[tuple[str, str | bytes]]) -> str:
+        """Returns why a process that asks to join is refused; empty if its secret has not expired for it.
+
+        A secret from before a rotation is good enough for a process that asked before the rotation.
+
+        Args:
+            process: Unique per process; only the process and this server know it.
+            metadata: Of a call without an `objection`.
+        """
+        expired = self._expired(_secret(metadata))
+        if not expired:
+            self._asked[process] = None
+            if len(self._asked) > MOST_ASKED:
+                del self._asked[next(iter(self._asked))]
+        return "" if process in self._asked else expired
+
+    def _expired(self, secret: str) -> str:
+        if any(self._fits(secret, each, frozenset(Role)) for each in self.former):
             return "the token has expired, because the server's tokens were rotated"
-        return "the token is not this server's"
+        return ""
 
     @staticmethod
     def _fits(secret: str, secrets: Mapping[Role, str], roles: frozenset[Role]) -> bool:
@@ -64,6 +91,11 @@ class Guard:
             hmac.compare_digest(secret.encode(), secrets[role].encode()) for role in roles & secrets.keys()
         ]
         return any(found)
+
+
+def _secret(metadata: Sequence[tuple[str, str | bytes]]) -> str:
+    given = next((str(value) for key, value in metadata if key == HEADER), "")
+    return given.removeprefix(SCHEME)
 
 
 def in_threads(behavior: Callable[..., Any], threads: ThreadPoolExecutor) -> Callable[..., Any]:

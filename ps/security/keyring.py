@@ -51,7 +51,9 @@ class Keyring:
         self._own = own
         if kept is not None:
             self.tokens, self.identity = kept.tokens, kept.identity
-        elif file is not None and file.exists():
+        elif file is not None:
+            if not file.exists():
+                _make(file, own)
             self.tokens = files.read(file)
             self.identity = own or self._read_identity(file)
             if own is not None and not self._fit(own):
@@ -78,18 +80,26 @@ class Keyring:
     def publish(self, port: int) -> None:
         """Writes the tokens, for the clients of a server that will listen on this port."""
         self.path = self._file or files.runtime_file(port)
-        if self._file is not None and self._file.exists():
-            return
-        if self._file is not None and self._own is None:
-            _write_identity(self._file, self.identity)
-        files.write_tokens(self.path, self.tokens)
+        if self._file is None:
+            files.write_tokens(self.path, self.tokens)
 
     def rotate(self) -> None:
-        """Replaces the tokens; who has joined stays. Raises as `publish`."""
+        """Replaces the tokens. Workers and shards that joined stay.
+
+        Raises:
+            ConfigError: The file cannot be written. The tokens stay as they are.
+        """
         assert self.path is not None
-        self.tokens = draw(self.identity.digest)
-        self.guard.rotate(_secrets(self.tokens))
-        files.write_tokens(self.path, self.tokens)
+        fresh = draw(self.identity.digest)
+        try:
+            files.write_tokens(self.path, fresh)
+        except ConfigError as error:
+            raise ConfigError(
+                f"the tokens were not rotated: {error}. A mounted Secret cannot change while the server runs:"
+                " submit the job again, which makes a new one"
+            ) from error
+        self.tokens = fresh
+        self.guard.rotate(_secrets(fresh))
 
     def withdraw(self) -> None:
         """Deletes the tokens of a server that ends, unless its user has named their file."""
@@ -102,23 +112,41 @@ class Keyring:
         return {token.digest for token in self.tokens.values()} == {identity.digest}
 
     def _read_identity(self, file: Path) -> Identity:
-        key = _key_file(file)
-        try:
-            identity = certificate.split_pem(key.read_bytes())
-            if not self._fit(identity):
-                raise ConfigError(f"the tokens in {file} are for another certificate than the one in {key}")
-            certificate.check_key(identity)
-        except OSError as error:
+        identity = _identity_beside(file)
+        if not self._fit(identity):
             raise ConfigError(
-                f"the server needs the private key of its certificate beside {file}, but cannot read {key}:"
-                f" {error.strerror}; delete {file} to make both anew, or run: ps-server token new {file}"
-            ) from error
-        except ValueError as error:
-            raise ConfigError(
-                f"{key}, the certificate of the tokens in {file}, is damaged: {error}; delete both files to"
-                f" make them anew, or run: ps-server token new {file}"
-            ) from error
+                f"the tokens in {file} are for another certificate than the one in {_key_file(file)}"
+            )
         return identity
+
+
+def _make(file: Path, own: Identity | None) -> None:
+    """Makes a file with new tokens, unless there is one; also the certificate beside it, unless there is one.
+
+    Of several servers that start with one file, all use what the first wrote.
+    """
+    if own is None:
+        made = certificate.make()
+        files.create(_key_file(file), _pem(made))
+    files.create(file, files.text_of(draw((own or _identity_beside(file)).digest)))
+
+
+def _identity_beside(file: Path) -> Identity:
+    key = _key_file(file)
+    try:
+        identity = certificate.split_pem(key.read_bytes())
+        certificate.check_key(identity)
+    except OSError as error:
+        raise ConfigError(
+            f"the server needs the private key of its certificate beside {file}, but cannot read {key}:"
+            f" {error.strerror}; delete both to make them anew, or run: ps-server token new {file}"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{key}, the certificate of the tokens in {file}, is damaged: {error}; delete both files to"
+            f" make them anew, or run: ps-server token new {file}"
+        ) from error
+    return identity
 
 
 def make_files(file: Path) -> Path:
@@ -142,4 +170,8 @@ def _key_file(file: Path) -> Path:
 
 
 def _write_identity(file: Path, identity: Identity) -> None:
-    files.write(_key_file(file), (identity.certificate + identity.key).decode())
+    files.write(_key_file(file), _pem(identity))
+
+
+def _pem(identity: Identity) -> str:
+    return (identity.certificate + identity.key).decode()

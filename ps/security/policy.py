@@ -30,36 +30,40 @@ class Policy(NamedTuple):
 
     Attributes:
         roles: The roles that may call it.
-        open: Why anybody may call it; empty if only these roles may.
-        member: Whether each call also has an incarnation or a shard's token, so that secrets from before a
-            rotation are good enough.
+        open: Why a call needs no secret; empty if only these roles may call it.
+        former: Why secrets from before a rotation are good enough; empty if they are not.
     """
 
     roles: frozenset[Role] = frozenset()
     open: str = ""
-    member: bool = False
+    former: str = ""
 
 
-def _only(*roles: Role, member: bool = False) -> Policy:
-    return Policy(frozenset(roles), member=member)
+def _only(*roles: Role, member: bool = False, former: str = "") -> Policy:
+    if member:
+        former = "each call also has an incarnation or a shard's token, which the service checks"
+    return Policy(frozenset(roles), former=former)
 
+
+_KNOWN = "the service refuses processes that it does not know, so a process that waits may ask again"
+_TIME = "the reply is only the time"
 
 _ANYBODY = Policy(open="probes of containers have no secret, and learn only whether a service serves")
 _SCHEMA = Policy(open="it describes the published .proto files")
 
 POLICIES: Mapping[str, Policy] = {
-    "/hubring.v1.Control/Join": _only(Role.WORKER),
+    "/hubring.v1.Control/Join": _only(Role.WORKER, former=_KNOWN),
     "/hubring.v1.Control/Heartbeat": _only(Role.WORKER, member=True),
     "/hubring.v1.Control/Connect": _only(Role.WORKER, Role.SHARD, member=True),
     "/hubring.v1.Control/Leave": _only(Role.WORKER, member=True),
     "/hubring.v1.Control/Plan": _only(Role.WORKER, member=True),
     "/hubring.v1.Control/Rendezvous": _only(Role.WORKER, member=True),
     "/hubring.v1.Control/Shards": _only(Role.WORKER, member=True),
-    "/hubring.v1.Control/Clock": _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR, member=True),
+    "/hubring.v1.Control/Clock": _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR, former=_TIME),
     "/hubring.v1.Control/Status": _only(Role.READER, Role.OPERATOR, Role.WORKER),
     "/hubring.v1.Control/Checkpoint": _only(Role.OPERATOR),
     "/hubring.v1.Control/RotateToken": _only(Role.OPERATOR),
-    "/hubring.v1.Control/RegisterShard": _only(Role.SHARD),
+    "/hubring.v1.Control/RegisterShard": _only(Role.SHARD, former=_KNOWN),
     "/hubring.v1.Control/ShardHeartbeat": _only(Role.SHARD, member=True),
     "/hubring.v1.ShardControl/SetView": _only(Role.HUB),
     "/hubring.v1.ShardControl/SetPlan": _only(Role.HUB),

@@ -35,6 +35,9 @@ class Token(NamedTuple):
     digest: str
     secret: str
 
+    def __repr__(self) -> str:
+        return f"Token({self.role}, digest={self.digest!r})"  # logs and errors must not show a secret
+
     def __str__(self) -> str:
         return f"hubring:{self.role}:{self.digest}:{self.secret}"
 

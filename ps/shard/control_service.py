@@ -26,7 +26,6 @@ from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import Command, CoordinatorCall
-from hubring.ps.core.peer_text import clean_message
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite
 from hubring.ps.security.door import Door
@@ -96,7 +95,7 @@ class ShardControl(ShardControlServicer):
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
         done = self._change(Command.FAIL, request, context)
-        self._health.tell({DATA: f"the job has failed: {clean_message(request.text)}"})
+        self._health.tell({DATA: "the job has failed"})  # anybody may ask
         return done
 
     def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:

@@ -88,17 +88,23 @@ async def join(config: ServerConfig) -> int:
     """Runs `ps-server start --join ADDR`: adds this host's shards to a coordinator on another host.
 
     Returns:
-        The exit code.
+        The exit code: 128 plus the signal's number after a signal, because a job that uses the shards fails.
 
     Raises:
         JobFailed: A shard was killed by a signal.
         ServerUnreachable: No server answers.
     """
     shards: Children[Child] = Children()
-    quit_ = asyncio.Event()
+    quit_, signals = asyncio.Event(), list[int]()
     loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        log.warning("signal %d: this host's shards stop, and the job fails if it uses them", number)
+        signals.append(number)
+        quit_.set()
+
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, quit_.set)
+        loop.add_signal_handler(number, stop, number)
     there = config.join or ""
     began = time.monotonic()
     own = load(config.tls, serves=True)
@@ -126,4 +132,4 @@ async def join(config: ServerConfig) -> int:
     await asyncio.to_thread(shards.end)
     if ended is not None and (ended.code or 0) < 0:
         raise JobFailed(f"{ended} {ended.ended}")
-    return 0 if ended is None else ended.exit_code()
+    return 128 + signals[0] if ended is None else ended.exit_code()

@@ -28,7 +28,6 @@ from torch import Tensor
 from hubring.ps.core.counters import Service, Traffic
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.messages import (
-    NO_REQUEST,
     Code,
     Coded,
     Contribute,
@@ -359,10 +358,14 @@ class ShardLoop:
     def _ask_again(self, listener: Listener, envelope: Envelope) -> None:
         """Counts a message that does not match its checksum, and asks its sender to send it again."""
         message = envelope.message
-        number, rank = wire.origin(message)
-        self.service.damaged += 1
-        whose = "a worker" if number == NO_REQUEST else f"rank {rank}"
-        log.warning("refused a message of %s: %s; it will be sent again", whose, message.damage)
+        number, sender = wire.origin(message)
+        if self.store.is_live(sender):
+            self.service.damaged += 1
+            log.warning(
+                "refused a message of rank %d: %s; it will be sent again", sender.rank, message.damage
+            )
+        else:  # a header that cannot be read, or a stranger
+            self.rejections.add("damage", log, f"refused a message: {message.damage}")
         ticket = Ticket(listener, envelope.reply_to, number, _NO_SENDER, self._now)
         self.send([Delivery(ticket, Refusal(Code.RESEND, message.damage))])
 

@@ -31,10 +31,11 @@ from hubring.ps.core.errors import (
     ServerUnreachable,
 )
 from hubring.ps.core.pauses import Pauses
+from hubring.ps.core.peer_text import clean_message
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
-from hubring.ps.job.membership import heartbeat_seconds
+from hubring.ps.job.membership import BUSY_SECONDS, heartbeat_seconds
 from hubring.ps.observe import logs
 from hubring.ps.process import stop_signals
 from hubring.ps.security.access import CONNECT_SECONDS, no_entry
@@ -49,15 +50,13 @@ from hubring.ps.shard.spawn import VARIABLE, Settings
 from hubring.ps.standby.reconnection import Verdict
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
+from hubring.ps.transport.grpc.call_error import describe, details
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.port_probe import probe
 from hubring.ps.transport.registry import host_id, open_doors
 
 log = logging.getLogger(__name__)
-
-BUSY_SECONDS = 90.0
-"""How long a coordinator that is reachable may not answer the registration."""
 
 
 class Registration:
@@ -100,12 +99,12 @@ class Registration:
                 reply = self._stub.RegisterShard(request, timeout=CONNECT_SECONDS)
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    raise no_entry(self._control, error.details() or "") from error
+                    raise no_entry(self._control, details(error)) from error
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 if time.monotonic() - heard > (BUSY_SECONDS if timed_out else self._patience):
                     raise ServerUnreachable(
                         f"no server answers at {self._control} for {CONNECT_SECONDS:g} s:"
-                        f" {probe(self._control)} ({error.code().name}: {error.details()});"
+                        f" {probe(self._control)} ({describe(error)});"
                         " check the address, or start the server first"
                     ) from error
                 if not logged:
@@ -113,7 +112,7 @@ class Registration:
                 logged = True
                 continue
             if reply.refused:
-                raise ConfigError(reply.refused)
+                raise ConfigError(clean_message(reply.refused))
             if reply.lease_seconds > 0:
                 return reply
             log.info("a job is running; this shard joins after the job")
@@ -131,8 +130,7 @@ class Registration:
             return measure(lambda: self._stub.Clock(pb.ClockRequest(), timeout=CONNECT_SECONDS).time_ns)
         except grpc.RpcError as error:
             raise ServerUnreachable(
-                f"the server at {self._control} stopped answering ({error.code().name}: {error.details()});"
-                " restart the server"
+                f"the server at {self._control} stopped answering ({describe(error)}); restart the server"
             ) from error
 
     def ask(self, stream: bytes, unreachable: bool) -> Verdict:

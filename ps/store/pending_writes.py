@@ -2,8 +2,8 @@
 
 Law: in lockstep modes the ranks of a round must agree, bit by bit, on the parameters and the optimizer's
 state before its step. A rank that wrote no parameters has the hub's, unless it is excused: it has not taken
-the step after which the others wrote. A rank's later write replaces its earlier one, also if a retry of the
-earlier one arrives last. What belongs to a closed round is dropped.
+the step after which the others wrote. A rank's later write replaces its earlier one. A retry of either
+changes nothing. What belongs to a closed round is dropped.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ class PendingWrites:
         return bool(self._values or self._states)
 
     def is_newest(self, write: Write) -> bool:
-        """Records a write. Returns False if its sender has sent a newer one of this kind."""
+        """Records a write. Returns False if its sender has sent it, or a newer one of this kind, before."""
         place = type(write), write.sender.rank
         number = write.sender.incarnation, write.sequence
-        self._newest[place] = max(number, self._newest.get(place, number))
-        return self._newest[place] == number
+        if place in self._newest and number <= self._newest[place]:
+            return False
+        self._newest[place] = number
+        return True
 
     def put(self, write: Write) -> None:
         """Keeps a copy of a write until its round closes."""

@@ -9,8 +9,7 @@ Laws:
 - A worker outside the view waits for nothing, and no worker waits for it.
 - A gradient that is not finite fails the job before it reaches an optimizer on the hub or a worker.
 
-The store never waits, sends or reads a clock, so that tests can replay every
-schedule of messages.
+The store never waits, sends or reads a clock, so that tests can replay every schedule of messages.
 """
 
 from __future__ import annotations
@@ -156,8 +155,7 @@ class KVStore:
 
     def on_view(self, view: View) -> list[Delivery]:
         """Applies a view; ignores a view with an older epoch than the last."""
-        change = self._workers.update(view)
-        if change is None:
+        if (change := self._workers.update(view)) is None:
             return []
         deliveries = [
             Delivery(ticket, refusals.fenced(sender, view.epoch))
@@ -180,13 +178,16 @@ class KVStore:
         for entry in self._entries.values():
             entry.drain_from = min(entry.drain_from, entry.version + self._consistency.lockstep)
 
+    def is_live(self, sender: Sender) -> bool:
+        """Whether a sender is a worker of the last view."""
+        return self._workers.live.get(sender.rank) == sender.incarnation
+
     def fail(self, text: str, code: Code = Code.JOB_FAILED) -> list[Delivery]:
         """Refuses all waiting and later requests. The first cause counts."""
         self._failure = self._failure or Refusal(code, text)
         waiting = [ticket for entry in self._entries.values() for ticket in entry.forget(entry.waiting())]
-        return [Delivery(ticket, self._failure) for ticket in waiting] + self._rounds.refuse_all(
-            self._failure
-        )
+        refused = self._rounds.refuse_all(self._failure)
+        return [Delivery(ticket, self._failure) for ticket in waiting] + refused
 
     # Snapshots.
 
@@ -228,8 +229,7 @@ class KVStore:
 
     def handle(self, request: Request, ticket: Ticket) -> list[Delivery]:
         """Handles one request; returns the replies to it and to other requests that it completes."""
-        refusal = self._refusal(request)
-        if refusal is not None:
+        if (refusal := self._refusal(request)) is not None:
             return [Delivery(ticket, refusal)]
         if self._replica is not None and not isinstance(request, Push | Pull | ReadState):
             self._replica.append(request)

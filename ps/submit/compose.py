@@ -62,7 +62,7 @@ def _server(job: Submission) -> Service:
     seen = {"ports": [f"127.0.0.1::{page}"]} if page else {}
     return {
         "entrypoint": [*container.server_command(job), *_restarts(job)],
-        **_service(job, 1, folders),
+        **_service(job, 1, _mount(_TOKENS, _TOKENS_FOLDER), folders),
         **seen,
         "healthcheck": {
             "test": ["CMD", "ps-server", "health", f"127.0.0.1:{PORT}"],
@@ -84,14 +84,23 @@ def _workers(job: Submission) -> Service:
     together = ["--on-preempt", "all"] if job.worker.on_preempt == "auto" else []
     return {
         "entrypoint": container.worker_command(job, SERVER, [*together, *_restarts(job)]),
-        **_service(job, job.per_node, job.workers_folders),
+        **_service(
+            job, job.per_node, {**_mount(_TOKENS, _TOKENS_FOLDER), "read_only": True}, job.workers_folders
+        ),
         "depends_on": {SERVER: {"condition": "service_healthy"}},
         "deploy": {"replicas": 1 if several else job.workers, "resources": resources},
     }
 
 
-def _service(job: Submission, processes: int, folders: Sequence[Path]) -> Service:
-    """Returns the keys of both services: no root user, no capabilities, a read-only root file system."""
+def _service(job: Submission, processes: int, tokens: Service, folders: Sequence[Path]) -> Service:
+    """Returns the keys of both services: no root user, no capabilities, a read-only root file system.
+
+    Args:
+        job: The job.
+        processes: How many processes the service has.
+        tokens: The mount of the job's tokens.
+        folders: Where to mount the volume for checkpoints.
+    """
     return {
         "image": job.config.image,
         "command": [],
@@ -106,7 +115,7 @@ def _service(job: Submission, processes: int, folders: Sequence[Path]) -> Servic
         "shm_size": f"{processes * container.memory(job) * 512}m",
         "stop_grace_period": f"{GRACE_SECONDS}s",
         "volumes": [
-            _mount(_TOKENS, _TOKENS_FOLDER),
+            tokens,
             *(_mount(_CHECKPOINTS, container.absolute(path)) for path in folders),
         ],
     }

@@ -89,7 +89,7 @@ def _claim(job: Submission) -> Document:
 def _network(job: Submission) -> Document:
     """Returns a policy that lets only the job's pods reach its pods, if the cluster enforces such policies.
 
-    The page's port is open to the whole cluster: Prometheus reads /metrics, and the buttons need a token.
+    The page's port is open to the whole cluster: Prometheus reads /metrics, and the page needs a token.
     """
     chosen = {"podSelector": {"matchLabels": pods.labels(job)}}
     page = container.page_port(job)

@@ -311,16 +311,17 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
     raise MalformedMessage(f"unexpected body of a reply: {body or 'none'}", header.request)
 
 
-def origin(message: Message) -> tuple[int, int]:
-    """Returns the number and the sender's rank of a message whose payload is damaged.
+def origin(message: Message) -> tuple[int, Sender]:
+    """Returns the number and the sender of a message whose payload is damaged.
 
-    Without a readable header they are NO_REQUEST and 0.
+    Without a readable header the number is NO_REQUEST, and the sender is no member.
     """
     try:
         header = pb.Header.FromString(message.header)
     except DecodeError:
-        return NO_REQUEST, 0
-    return (header.request, header.rank) if message.header else (NO_REQUEST, 0)
+        return NO_REQUEST, Sender(0, 0)
+    number = header.request if message.header else NO_REQUEST
+    return number, Sender(header.rank, incarnation_from_wire(header.incarnation))
 
 
 def _hyper(sent: pb.Push | pb.Round) -> Hyper:

@@ -37,7 +37,10 @@ TRANSPORTS: dict[str, Callable[[], Transport]] = {
 def train(
     make_transport: Callable[[], Transport], relay: Callable[[int], Relay]
 ) -> tuple[torch.Tensor, int, int]:
-    """Takes three steps; returns the parameters, and what the shard counted as pushes and as damaged."""
+    """Takes three steps; returns the parameters, and what the shard counted as pushes and as damaged.
+
+    It cannot know whose a damaged header was.
+    """
     shard = OneShard(BSP(), 1, make_transport(), NUMEL)
     scheme, _, port = shard.address.rpartition(":")
     between = relay(int(port))
@@ -52,7 +55,7 @@ def train(
         return (
             values,
             shard.ask(lambda loop: loop.store.stats().pushes),
-            shard.ask(lambda loop: loop.service.damaged),
+            shard.ask(lambda loop: loop.service.damaged + loop.rejections.counts().get("damage", 0)),
         )
     finally:
         client.close()

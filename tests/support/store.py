@@ -78,12 +78,17 @@ def push(rank: int, clock: int, gradient: Tensor | None = None, *, key: int = 0,
     return Push(sender(rank), key, clock, torch.ones(4) if gradient is None else gradient, hyper)
 
 
-def write(rank: int, clock: int, values: Tensor | float, sequence: int = 0) -> WriteParameters:
+_SEQUENCE = itertools.count(1000)
+
+
+def write(rank: int, clock: int, values: Tensor | float, sequence: int | None = None) -> WriteParameters:
+    sequence = next(_SEQUENCE) if sequence is None else sequence
     whole = values if isinstance(values, Tensor) else torch.full((4,), values)
     return WriteParameters(sender(rank), 0, clock, sequence, whole)
 
 
-def load(rank: int, clock: int, buffer: float | None, sequence: int = 0) -> WriteState:
+def load(rank: int, clock: int, buffer: float | None, sequence: int | None = None) -> WriteState:
+    sequence = next(_SEQUENCE) if sequence is None else sequence
     tensors = {} if buffer is None else {"momentum_buffer": torch.full((4,), buffer)}
     return WriteState(sender(rank), 0, clock, sequence, OptimizerState(tensors))
 

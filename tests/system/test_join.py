@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
@@ -60,3 +61,15 @@ def test_shards_whose_server_was_killed_end_with_69_and_say_so(cluster: Cluster)
     server.process.kill()
     host.done(69, timeout=15)
     assert f"the server at {address} has not answered for 4 s" in host.said()
+
+
+def test_a_host_that_is_stopped_in_the_middle_of_a_job_exits_with_an_error(cluster: Cluster) -> None:
+    flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--no-page"]
+    _, address = cluster.server(*flags)
+    host = joined(cluster, address)
+    worker = cluster.worker(address, SMALL, "1000000")
+    worker.until(lambda: any(each["step"] for each in cluster.status(address)["workers"]), "steps")
+    host.process.send_signal(signal.SIGTERM)
+    assert host.done(128 + signal.SIGTERM)["exit_code"] == 128 + signal.SIGTERM
+    assert "this host's shards stop, and the job fails if it uses them" in host.said()
+    assert worker.wait() != 0

@@ -91,7 +91,8 @@ def served(cluster: Cluster, *flags: str) -> tuple[Program, str, str]:
     """A server, its address, and the address of its page with the token."""
     server, address = cluster.server(*flags)
     server.until_said("metrics   ")
-    return server, address, re.findall(r"page +(\S+)", server.said())[0]
+    (file,) = re.findall(r"link with the token: (.+)\)", server.said())
+    return server, address, Path(file).read_text().strip()
 
 
 @pytest.mark.parametrize("view", ["", "?view=tables"])
@@ -173,7 +174,7 @@ def test_buttons_work_with_the_token_and_not_without(
     visit: Callable[..., Visit], cluster: Cluster, tmp_path: Path
 ) -> None:
     saved, go = tmp_path / "saved", tmp_path / "go"
-    server, address, link = served(cluster, "--workers", "1", "--checkpoint-dir", str(saved))
+    server, address, link = served(cluster, "--workers", "1", "--checkpoint-dir", str(saved), "--page-public")
     worker = cluster.worker(address, SMALL, "100000", "16", "hold", str(go), "20")
     worker.until_said("holding at 20")
     plain = visit(link.partition("#")[0]).page
@@ -220,6 +221,25 @@ def test_who_is_asked_whether_sure_may_say_no(visit: Callable[..., Visit]) -> No
         page.get_by_role("button", name="Write a checkpoint").click()
         expect(page.locator("#answer")).to_contain_text("Step 40 is saved")
         assert opened.hub.done == ["save"]
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_who_has_no_token_signs_in(visit: Callable[..., Visit], scripts: bool) -> None:
+    with served_page(public=False, **EVERY_STATE) as opened:
+        page = visit(opened.address, java_script_enabled=scripts).page
+        expect(page.locator("h1")).to_have_text("Sign in")
+        page.get_by_label("Token").fill("a token that is not the one")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.locator("main")).to_contain_text("The token is wrong")
+        if scripts:
+            page.goto(opened.link)
+        else:
+            page.get_by_label("Token").fill(opened.link.partition("#token=")[2])
+            page.get_by_role("button", name="Sign in").click()
+        expect(page.locator("h1")).to_contain_text("train.py")
+        if scripts:
+            expect(page.locator("#live")).to_have_text("Live")
+            assert "token" not in page.url
 
 
 def test_it_reads_and_acts_without_scripts(visit: Callable[..., Visit]) -> None:

@@ -52,12 +52,15 @@ def test_another_user_of_the_host_is_refused_everything(cluster: Cluster) -> Non
 
 
 @pytest.mark.slow
-def test_a_wrong_and_a_missing_token_are_told_and_the_right_one_trains(
+def test_a_wrong_and_a_missing_token_are_refused_and_the_right_one_trains(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     tokens, other = tmp_path / "tokens", tmp_path / "other"
     server, address = cluster.server("--workers", "1", "--once", "--token-file", str(tokens))
     cluster.run("new", "hubring.ps.cli", "token", "new", str(other)).done()
+    page = Path(server.said().partition("link with the token: ")[2].partition(")")[0])
+    assert page.stat().st_mode & 0o777 == 0o600
+    page_token = page.read_text().strip().partition("#token=")[2]
     without = cluster.worker(address, SMALL, "5")
     assert without.wait() == 78
     assert "refused this program: it has no token. Copy the server's token file" in without.said()
@@ -69,13 +72,37 @@ def test_a_wrong_and_a_missing_token_are_told_and_the_right_one_trains(
     right = cluster.worker(address, "--token-file", str(tokens), SMALL, "5")
     right.done()
     server.done()
-    secrets = [line.rpartition(":")[2] for line in tokens.read_text().split()]
+    secrets = [page_token, *(line.rpartition(":")[2] for line in tokens.read_text().split())]
     said = "".join(program.said() + program.out.read_text() for program in cluster.programs)
     assert not [secret for secret in secrets if secret in said]
 
 
 @pytest.mark.slow
-def test_rotated_tokens_end_nobodys_membership(cluster: Cluster) -> None:
+def test_no_process_shows_a_secret_in_its_command_line(tmp_path: Path) -> None:
+    """Other users can read it."""
+    tokens, page = tmp_path / "tokens", tmp_path / "page"
+    page.write_text("the token of the status page")
+    page.chmod(0o600)
+    cluster = Cluster(tmp_path)  # without a fork server, whose forks have its command line
+    try:
+        server, address = cluster.server(
+            *("--workers", "1", "--token-file", str(tokens), "--page-token-file", str(page), "--colocate")
+        )
+        worker = cluster.worker(address, "--token-file", str(tokens), SMALL, FOREVER)
+        worker.until(lambda: bool(worker.children("hubring.ps.shard.process")), "a shard")
+        pids = [server.process.pid, worker.process.pid, *worker.children("hubring.ps.shard.process")]
+        secrets = [line.rpartition(":")[2] for line in tokens.read_text().split()]
+        for pid in pids:
+            shown = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+            assert "hubring" in shown
+            assert not [secret for secret in (*secrets, page.read_text()) if secret in shown]
+            assert Path(f"/proc/{pid}/environ").stat().st_mode & 0o077 == 0
+    finally:
+        cluster.end()
+
+
+@pytest.mark.slow
+def test_members_stay_after_a_rotation_of_tokens(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "1", "--no-page")
     file = runtime_file(int(address.rpartition(":")[2]))
     earlier = cluster.folder / "earlier"
@@ -90,6 +117,20 @@ def test_rotated_tokens_end_nobodys_membership(cluster: Cluster) -> None:
     before = steps(cluster, address)
     worker.until(lambda: steps(cluster, address) > before, "more steps", PATIENCE)
     assert server.process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_to_start_stays_after_a_rotation_of_tokens(cluster: Cluster) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--no-page")
+    waits = "waiting for 1 of 2 workers"
+    first = cluster.worker(address, SMALL, "5")
+    first.until_said(waits)
+    cluster.run("rotate", "hubring.ps.cli", "token", "rotate", address).done()
+    asked = first.said().count(waits)
+    first.until(lambda: first.said().count(waits) > asked + 1, "two more polls")  # one may be under way
+    second = cluster.worker(address, SMALL, "5")
+    assert [first.done()["steps"], second.done()["steps"]] == [5, 5]
+    server.done()
 
 
 @pytest.mark.slow

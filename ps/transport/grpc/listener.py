@@ -178,8 +178,6 @@ class GrpcListener:
             stream.fault = str(error)
             if isinstance(error, DamagedHeader):
                 self._deliver(Message(b"", damage=stream.fault), stream)
-            else:
-                log.warning("closed a worker's stream: %s", error)
             stream.end()
         except grpc.RpcError as error:
             log.debug("a worker cancelled its stream: %s", error)

@@ -1,9 +1,9 @@
-"""Lets in who knows the listener's secret, before ZeroMQ accepts a message of it.
+"""Lets in clients that know the listener's password, before ZeroMQ accepts a message of them.
 
 ZeroMQ asks this process about each new connection over its own protocol, ZAP (https://rfc.zeromq.org/spec/27).
-The mechanism is PLAIN: it shows the secret to a sniffer, as `--plain-data` does with all data. With CURVE a
-client proves by its knowledge of the listener's public key, which only admitted workers get, that it may
-connect.
+The mechanism is PLAIN: it shows the password to a sniffer, who can then connect. With `--plain-data` the seal
+of each message keeps the sniffer from more, because the password does not tell its key. With CURVE a client
+proves by its knowledge of the listener's public key, which only admitted workers get, that it may connect.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _ENDPOINT = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
 
 
-def show(dealer: zmq.Socket[bytes], secret: str) -> None:
-    """Makes a worker's socket show a secret when it connects."""
-    dealer.plain_username, dealer.plain_password = USER, secret.encode()
+def show(dealer: zmq.Socket[bytes], password: str) -> None:
+    """Makes a worker's socket show a password when it connects."""
+    dealer.plain_username, dealer.plain_password = USER, password.encode()
 
 
 class Handshakes:
@@ -35,16 +35,16 @@ class Handshakes:
 
     Args:
         sockets: Those of the ROUTER; no other listener may use them.
-        router: Asks for the secret from now on.
-        secret: What a worker must show.
+        router: Asks for the password from now on.
+        password: What a worker must show.
         rejections: Counts connections without it.
     """
 
     def __init__(
-        self, sockets: Sockets, router: zmq.Socket[bytes], secret: str, rejections: Rejections
+        self, sockets: Sockets, router: zmq.Socket[bytes], password: str, rejections: Rejections
     ) -> None:
         self._sockets = sockets
-        self._secret = secret.encode()
+        self._password = password.encode()
         self._rejections = rejections
         self._questions = sockets.open(zmq.REP, "")
         self._questions.bind(_ENDPOINT)
@@ -59,7 +59,7 @@ class Handshakes:
         """Answers all waiting questions. Never blocks."""
         while has_message(self._questions):
             _, number, _, peer, _, _, *credentials = self._questions.recv_multipart(NOW)
-            allowed = credentials[0] == USER and hmac.compare_digest(credentials[1], self._secret)
+            allowed = credentials[0] == USER and hmac.compare_digest(credentials[1], self._password)
             if not allowed:
                 text = f"refused a ZeroMQ connection of {peer.decode()}: its token is not this shard's"
                 self._rejections.add("token", log, text)

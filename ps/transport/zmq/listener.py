@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import replace
 
@@ -12,15 +13,17 @@ from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import Lock
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.bell import Bell
-from hubring.ps.transport.checksum import MAX_SEALED, DamagedHeader
+from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
 from hubring.ps.transport.zmq.handshake import Handshakes
+from hubring.ps.transport.zmq.seal import MAX_FIRST_PART, Checksums, Seal
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     LINGER_MS,
     MAX_PARTS,
+    NAME_BYTES,
     SCHEME,
     Sockets,
     descriptor_of,
@@ -55,6 +58,11 @@ class ZmqListener:
         here = numeric(host)
         self._reply_routes: dict[bytes, bytes] = {}
         """For workers with a separate reply connection: its routing id, by that of the request connection."""
+        self._data_key = b"" if lock is None else lock.door.data_key
+        self._checksums = Checksums()
+        self._seals: dict[bytes, Seal] = {}
+        """With a key, what seals the messages of each connection, by the name of that for requests."""
+        self._numbers = itertools.count()
         self._outboxes: dict[bytes, Outbox[Message]] = {}
         """Outboxes by routing id, for connections with bytes in flight."""
         self._router = sockets.open(zmq.ROUTER, here)
@@ -66,7 +74,7 @@ class ZmqListener:
             self._router.curve_secretkey, self._router.curve_publickey = private.encode(), public.encode()
             self._router.curve_server = True
         elif lock is not None:
-            self._handshakes = Handshakes(sockets, self._router, lock.secret, rejections)
+            self._handshakes = Handshakes(sockets, self._router, lock.door.password, rejections)
         self._bell = Bell()
         asked = [] if self._handshakes is None else [self._handshakes.descriptor]
         self._epoll = poller(descriptor_of(self._router), self._bell.waitable, *asked)
@@ -94,7 +102,7 @@ class ZmqListener:
         if self._handshakes is not None:
             self._handshakes.answer()
         for route, outbox in list(self._outboxes.items()):
-            transmit(outbox, self._router, route)
+            transmit(outbox, self._router, route, self._seal(route))
             if outbox.idle:
                 del self._outboxes[route]
         envelopes = []
@@ -102,14 +110,15 @@ class ZmqListener:
             if len(frames) >= MAX_PARTS:
                 text = f"dropped a ZeroMQ message of more than {MAX_PARTS - 1} parts"
                 self._rejections.add("parts", log, text)
-            elif len(frames[0]) > MAX_SEALED:
+            elif len(frames[0]) > MAX_FIRST_PART:
                 text = f"dropped a ZeroMQ message with a header of {len(frames[0])} bytes; the maximum is"
-                self._rejections.add("header", log, f"{text} {MAX_SEALED}")
+                self._rejections.add("header", log, f"{text} {MAX_FIRST_PART}")
             elif len(frames) == 1 and not frames[0]:
                 self._add_reply_route(sender.bytes)
             else:
                 route = sender.bytes
-                envelopes.append(Envelope(_message(frames), self._reply_routes.get(route, route)))
+                message = _message(frames, self._seal(route))
+                envelopes.append(Envelope(message, self._reply_routes.get(route, route)))
         self.flush()
         return envelopes
 
@@ -119,13 +128,26 @@ class ZmqListener:
             del self._reply_routes[next(iter(self._reply_routes))]  # its replies use the request connection
         self._reply_routes[route.removesuffix(FOR_REPLIES)] = route
 
+    def _seal(self, route: bytes) -> Seal:
+        """Returns what seals the messages of the connection with this routing id."""
+        if not self._data_key:
+            return self._checksums
+        name = route[:NAME_BYTES]
+        if name not in self._seals:
+            from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
+
+            if len(self._seals) == MAX_REPLY_ROUTES:
+                del self._seals[next(iter(self._seals))]  # its replies go on: all share the numbers
+            self._seals[name] = KeyedSeal(self._data_key, name, serves=True, numbers=self._numbers)
+        return self._seals[name]
+
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         if message.payload is not None and not stable:
             message = replace(message, payload=memoryview(bytes(message.payload)))
         if reply_to not in self._outboxes:
             self._outboxes[reply_to] = Outbox(self._bell.ring, WINDOW)
         put(message, self._outboxes[reply_to])
-        transmit(self._outboxes[reply_to], self._router, reply_to)
+        transmit(self._outboxes[reply_to], self._router, reply_to, self._seal(reply_to))
 
     def flush(self) -> None:
         if has_message(self._router):
@@ -134,7 +156,7 @@ class ZmqListener:
     def close(self) -> None:
         if not self._router.closed:
             for route, outbox in self._outboxes.items():
-                transmit(outbox, self._router, route, force=True)
+                transmit(outbox, self._router, route, self._seal(route), force=True)
             self._epoll.close()
             self._bell.close()
             if self._handshakes is not None:
@@ -142,9 +164,9 @@ class ZmqListener:
             self._sockets.close(self._router)
 
 
-def _message(frames: list[zmq.Frame]) -> Message:
+def _message(frames: list[zmq.Frame], seal: Seal) -> Message:
     try:
-        return message_of(frames)
+        return message_of(frames, seal)
     except DamagedHeader as error:
         return Message(b"", damage=f"{error}; it came from {_peer(frames[0])}")
 

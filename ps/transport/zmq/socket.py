@@ -14,12 +14,16 @@ import zmq
 
 from hubring.ps.config.address import is_loopback
 from hubring.ps.transport.base import MAX_PAYLOAD, Message
-from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
+from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.memory import copy, plain_memory
 from hubring.ps.transport.outbox import Outbox
 from hubring.ps.transport.zmq.malloc_settings import keep_freed_memory
+from hubring.ps.transport.zmq.seal import Seal
 
 SCHEME = "tcp://"
+
+NAME_BYTES = 16
+"""Bytes of the random routing id of a connection for requests."""
 
 FOR_REPLIES = b"<"
 """Suffix of a reply connection's routing id. The rest is the request connection's id."""
@@ -132,17 +136,17 @@ def put(message: Message, outbox: Outbox[Message]) -> None:
 
 
 def transmit(
-    outbox: Outbox[Message], router: zmq.Socket[bytes], route: bytes, *, force: bool = False
+    outbox: Outbox[Message], router: zmq.Socket[bytes], route: bytes, seal: Seal, *, force: bool = False
 ) -> None:
     """Sends messages that fit the window on one of a ROUTER's connections."""
     while (message := outbox.take(force=force)) is not None:
         router.send(route, _NOW_AND_MORE)
-        pass_to_zmq(message, outbox, router)
+        pass_to_zmq(message, outbox, router, seal)
 
 
-def pass_to_zmq(message: Message, outbox: Outbox[Message], socket: zmq.Socket[bytes]) -> None:
+def pass_to_zmq(message: Message, outbox: Outbox[Message], socket: zmq.Socket[bytes], seal: Seal) -> None:
     """Passes a message from an outbox to ZeroMQ."""
-    header, payload = sealed(message), message.payload
+    header, payload = seal.seal(message), message.payload
     if payload is None:
         socket.send(header, NOW)
         return
@@ -168,16 +172,16 @@ def receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
         yield frames
 
 
-def message_of(frames: list[zmq.Frame]) -> Message:
+def message_of(frames: list[zmq.Frame], seal: Seal) -> Message:
     """Returns header and payload; a payload of one part in the memory that it arrived in.
 
     Raises:
-        DamagedHeader: The header does not match its checksum, or there are too many parts.
+        DamagedHeader: The seal does not trust the message, or there are too many parts.
     """
     if len(frames) >= MAX_PARTS:
         raise DamagedHeader(f"a message has {len(frames)} parts or more; the maximum is {MAX_PARTS - 1}")
     parts = [frame.buffer for frame in frames[1:]]
-    return opened(frames[0].bytes, _joined(parts) if len(parts) > 1 else next(iter(parts), None))
+    return seal.open(frames[0].bytes, _joined(parts) if len(parts) > 1 else next(iter(parts), None))
 
 
 def _joined(parts: list[memoryview]) -> memoryview:

@@ -7,6 +7,7 @@ ZeroMQ's memory. A worker of one shard has a second DEALER for replies, which fi
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 import time
@@ -27,9 +28,11 @@ from hubring.ps.transport.shm.segment import Arena
 from hubring.ps.transport.shm.window import Window, Windows
 from hubring.ps.transport.zmq import handshake
 from hubring.ps.transport.zmq.listener import ZmqListener
+from hubring.ps.transport.zmq.seal import Checksums, Seal
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     LINGER_MS,
+    NAME_BYTES,
     NOW,
     SCHEME,
     Sockets,
@@ -109,7 +112,13 @@ class ZmqConnection:
         self._drain_ended = False
         self._bell = Bell()
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
-        name = secrets.token_bytes(16).replace(b"\0", b"\1")  # ZeroMQ's own routing ids begin with a zero
+        # ZeroMQ's own routing ids begin with a zero.
+        name = secrets.token_bytes(NAME_BYTES).replace(b"\0", b"\1")
+        self._seal: Seal = Checksums()
+        if door.data_key:
+            from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
+
+            self._seal = KeyedSeal(door.data_key, name, serves=False, numbers=itertools.count())
         self._lanes = [_Lane(sockets, address, name, door)]
         if apart:
             self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES, door))
@@ -143,7 +152,7 @@ class ZmqConnection:
     def flush(self) -> None:
         requests = self._lanes[0]
         while not requests.lost and (message := self._outbox.take()) is not None:
-            pass_to_zmq(message, self._outbox, requests.dealer)
+            pass_to_zmq(message, self._outbox, requests.dealer, self._seal)
         if any(has_message(lane.dealer) for lane in self._lanes):
             self._bell.ring()
 
@@ -154,7 +163,7 @@ class ZmqConnection:
         messages: list[Message] = []
         try:
             for lane in self._lanes:
-                messages.extend(map(message_of, receive(lane.dealer)))
+                messages.extend(message_of(frames, self._seal) for frames in receive(lane.dealer))
         except DamagedHeader as error:  # which request it answers is unknown
             lost = str(error)
         self.flush()
@@ -210,7 +219,7 @@ class _Lane:
             self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
             self.dealer.curve_serverkey = door.curve.encode()
         elif door.secret:
-            handshake.show(self.dealer, door.secret)
+            handshake.show(self.dealer, door.password)
         self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
         self._monitor = self.dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.descriptors = descriptor_of(self.dealer), descriptor_of(self._monitor)

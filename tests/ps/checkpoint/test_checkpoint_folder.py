@@ -54,6 +54,43 @@ def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
     assert kept == [3, 4, 5]
 
 
+def test_the_newest_is_passed_over_if_this_user_cannot_search_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, newest = write(tmp_path, 1), write(tmp_path, 2)
+    exists = Path.exists
+
+    def denied(path: Path) -> bool:
+        if path.parent == newest:  # as the system does for a user other than root
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", denied)
+    found = checkpoint_folder.newest(tmp_path)
+    assert found is not None
+    assert found[0] == before
+    assert "Permission denied" in caplog.text
+    assert "trying the previous checkpoint" in caplog.text
+
+
+def test_a_checkpoints_files_and_its_folder_are_on_the_disk_before_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    sync = checkpoint_folder.sync
+
+    def noted(path: Path) -> None:
+        assert path.exists()
+        synced.append(path)
+        sync(path)
+
+    monkeypatch.setattr(checkpoint_folder, "sync", noted)
+    folder = write(tmp_path, 1)
+    hidden = synced[0].parent
+    assert hidden.name.startswith(".writing-")
+    assert synced == [hidden / "manifest.json", hidden / "manifest.sha256", hidden, folder.parent]
+
+
 @pytest.mark.parametrize("damage", ["flip", "tear", "remove", "manifest"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, damage: str) -> None:
     before = write(tmp_path, 1)

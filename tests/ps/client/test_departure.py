@@ -130,3 +130,14 @@ def test_a_finished_worker_notices_that_its_shard_ended_before_the_job() -> None
     shard.ended = "was killed by signal 9"
     with pytest.raises(JobFailed, match="shard was killed by signal 9, before the job was over"):
         one.await_end()
+
+
+def test_what_a_server_says_is_cleaned(caplog: pytest.LogCaptureFixture) -> None:
+    red = "\x1b[31m"
+    ends = pb.LeaveReply(news=[f"{red}rank 1 left"], failed=f"{red}the job failed", exit_code=69)
+    leaves = leaving(Server([pb.LeaveReply(news=[f"{red}news"]), ends]))
+    leaves.leave(insists=True)
+    with pytest.raises(JobFailed, match="the job failed") as failure:
+        leaves.await_end()
+    assert "news" in caplog.text
+    assert "\x1b" not in caplog.text + str(failure.value)

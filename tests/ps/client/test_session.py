@@ -103,3 +103,20 @@ def test_a_worker_leaves_while_a_heartbeat_waits_for_a_lost_reply() -> None:
     answered.set()
     session.close()
     assert not session._thread.is_alive()
+
+
+def test_what_a_server_says_is_cleaned_before_it_is_logged_or_raised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    red = "\x1b[31m"
+    session = Session.__new__(Session)
+    session._lease, session.failure, session._explained = 2.0, None, threading.Event()
+    session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
+    session.stop_after, session.draining = 0, False
+    reply = pb.HeartbeatReply(
+        news=[f"{red}rank 1 left"], slowest=f"{red}rank 2", finished=f"{red}over", failed=f"{red}lost"
+    )
+    assert not session._handle(reply)
+    shown = [caplog.text, session.waiting.slowest, str(session.verdict()), session._finished]
+    assert "rank 1 left" in shown[0]
+    assert "\x1b" not in "".join(shown)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import grpc
 
-from hubring.ps.client.silence import SILENT_SECONDS, Silence
+from hubring.ps.client.silence import Silence
 from hubring.ps.core.errors import Fenced, ServerUnreachable
+from hubring.ps.job.membership import SILENT_SECONDS
 from tests.support.fakes.clock import FakeTime
 
 LEASE = 90.0

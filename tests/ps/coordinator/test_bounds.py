@@ -16,8 +16,8 @@ from hubring.ps.coordinator.rendezvous import Rendezvous
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.peer_text import MESSAGE
 from hubring.ps.core.types import MAX_WORLD_SIZE, PROTOCOL, BucketSpec, TensorSpec
-from hubring.ps.job.peer_request import MAX_ADDRESSES, PARAMETER_CHARACTERS, TOKEN_CHARACTERS
-from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, run
+from hubring.ps.job.peer_request import MAX_ADDRESSES, PARAMETER_CHARACTERS, SHARD_TOKEN
+from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, run, shard_token
 
 RED = "\x1b[31m"
 
@@ -59,12 +59,18 @@ def test_the_server_is_not_started_for_more_workers_than_can_join() -> None:
         ServerConfig(workers=MAX_WORLD_SIZE + 1)
 
 
-@pytest.mark.parametrize("token", ["t" * (TOKEN_CHARACTERS + 1), f"{RED}t"])
-def test_a_token_is_short_and_printable(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+@pytest.mark.parametrize("token", ["", "t", "t" * (SHARD_TOKEN + 1), RED.ljust(32, "t"), RED.ljust(64, "t")])
+def test_a_token_is_printable_and_as_long_as_those_of_workers_and_shards(
+    monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    """Two workers with an empty token would share a rank."""
+
     async def story() -> None:
         hub = Hub(monkeypatch)
-        assert (await hub.join(token)).state == pb.JoinReply.REFUSED
-        assert "token" in (await hub.shard(token)).refused
+        worker = pb.JoinRequest(protocol=PROTOCOL, token=token, topology="hub", rank=-1)
+        shard = pb.RegisterShardRequest(protocol=PROTOCOL, token=token, addresses={"grpc": "127.0.0.1:1"})
+        assert (await hub.control.Join(worker, CONTEXT)).state == pb.JoinReply.REFUSED
+        assert "token" in (await hub.control.RegisterShard(shard, CONTEXT)).refused
         assert refused(hub) == {"text": 2}
 
     run(story())
@@ -143,16 +149,44 @@ def test_names_in_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch, bucket: B
         {"addresses": {str(number): "127.0.0.1:1" for number in range(MAX_ADDRESSES + 1)}},
         {"addresses": {"grpc": "x" * 1000}},
         {"addresses": {f"{RED}grpc": "127.0.0.1:1"}},
-        {"host_id": "x" * 1000},
+        {"addresses": {"grpc": "127.0.0.1:1"}, "host_id": "x" * 1000},
+        {},
+        {"addresses": {"zmq": "127.0.0.1:1"}},
     ],
 )
-def test_a_shards_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+def test_a_shard_has_a_grpc_address_and_few_others(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
     async def story() -> None:
         hub = Hub(monkeypatch)
-        request = pb.RegisterShardRequest(protocol=PROTOCOL, token="s", **changes)
+        request = pb.RegisterShardRequest(protocol=PROTOCOL, token=shard_token("s"), **changes)
         assert (await hub.control.RegisterShard(request, CONTEXT)).refused
         assert hub.fleet.shards == []
         assert refused(hub) == {"text": 1}
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("host", "certificate", "refuses"),
+    [("192.0.2.1", b"", True), ("192.0.2.1", b"a certificate", False), ("127.0.0.1", b"", False)],
+)
+def test_a_server_that_encrypts_refuses_a_shard_that_does_not(
+    monkeypatch: pytest.MonkeyPatch, host: str, certificate: bytes, refuses: bool
+) -> None:
+    async def story() -> None:
+        for insecure in (False, True):
+            hub = Hub(monkeypatch, host="192.0.2.9", insecure=insecure)
+            request = pb.RegisterShardRequest(
+                protocol=PROTOCOL,
+                token=shard_token("s"),
+                host="node1",
+                addresses={"grpc": f"{host}:1"},
+                door=pb.Door(certificate=certificate),
+            )
+            reply = await hub.control.RegisterShard(request, CONTEXT)
+            refused = refuses and not insecure
+            assert ("shard on node1 does not encrypt, but this server does" in reply.refused) is refused
 
     run(story())
 

@@ -10,7 +10,7 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.types import incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
-from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, run
+from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, run, shard_token
 
 
 async def opened(hub: Hub, request: pb.ConnectRequest) -> int:
@@ -53,9 +53,9 @@ def test_a_shard_that_disconnects_ends_the_job_unless_it_is_heard_of(monkeypatch
         for shard in hub.fleet.shards:
             shard.heard = hub.time.now()
             await disconnect(hub, pb.ConnectRequest(shard=shard.token))
-        hub.coordinator.beat_shard("s")
+        hub.coordinator.beat_shard(shard_token("s"))
         hub.time.advance(RETURN_SECONDS + 0.1)
-        assert hub.fleet.silent(hub.time.now()) == [hub.fleet.find("t")]
+        assert hub.fleet.silent(hub.time.now()) == [hub.fleet.find(shard_token("t"))]
         await hub.coordinator.tick()
         assert "shard 1 (here pid 1) sent no heartbeat for 4.1 s" in str(hub.coordinator.job.failure)
 
@@ -82,7 +82,9 @@ def test_only_the_end_of_the_newest_connection_counts(monkeypatch: pytest.Monkey
         hub = Hub(monkeypatch, lease=1000.0)
         one, other = await hub.started()
         await hub.beat(other)
-        request = pb.ConnectRequest(rank=one.rank, incarnation=one.incarnation, shard=shard)
+        request = pb.ConnectRequest(
+            rank=one.rank, incarnation=one.incarnation, shard=shard_token(shard) if shard else ""
+        )
         older = asyncio.create_task(opened(hub, request))
         await asyncio.sleep(0)
         newer = asyncio.create_task(opened(hub, request))

@@ -12,6 +12,7 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
+from hubring.ps.coordinator.shard_fleet import ShardSilent
 from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.job.membership import JOIN_SECONDS
 from tests.support.fakes.coordinator import BUCKET, CONTEXT, LIMIT, Hub, Refused, checkpointed, run
@@ -302,5 +303,22 @@ def test_whoever_asks_is_told_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
         hub, before = Hub(monkeypatch), time.time_ns()
         told = (await hub.control.Clock(pb.ClockRequest(), CONTEXT)).time_ns
         assert before <= told <= time.time_ns()
+
+    run(story())
+
+
+def test_a_shard_that_stays_silent_is_reported_with_one_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent() -> None:
+        raise ShardSilent("shard 0 does not answer (UNAVAILABLE: gone)")
+
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        await hub.started()
+        monkeypatch.setattr(hub.coordinator, "_check", silent)
+        await hub.coordinator.tick()
+        text = str(hub.coordinator.failure)
+        assert text.startswith("shard 0 does not answer (UNAVAILABLE: gone), at about step 0")
+        assert text.count("estart the job from its checkpoint") == 0
+        assert text.count("estart the server") == 1
 
     run(story())

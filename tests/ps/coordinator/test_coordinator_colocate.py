@@ -14,7 +14,7 @@ from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardContr
 from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import JOIN_SECONDS
-from tests.support.fakes.coordinator import CONTEXT, Hub, checkpointed, run
+from tests.support.fakes.coordinator import CONTEXT, Hub, checkpointed, run, shard_token
 
 T = TypeVar("T")
 
@@ -41,7 +41,9 @@ class Colocated(Hub):
         return list(await asyncio.gather(*(self.join(token, brings_shard=True) for token in tokens)))
 
     async def told_to_stop(self, token: str) -> bool:
-        return (await self.control.ShardHeartbeat(pb.ShardHeartbeatRequest(token=token), CONTEXT)).stop
+        return (
+            await self.control.ShardHeartbeat(pb.ShardHeartbeatRequest(token=shard_token(token)), CONTEXT)
+        ).stop
 
 
 def test_a_job_begins_once_every_worker_has_brought_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +101,7 @@ def test_before_the_start_a_shard_goes_with_its_worker_and_another_takes_its_num
         assert "has left" in (await hub.shard("late shard of a", gone.incarnation)).refused
         ready = await hub.brought("b", "c")
         assert [reply.state for reply in ready] == [pb.JoinReply.READY] * 2
-        assert [shard.token for shard in hub.fleet.shards] == ["shard of b", "shard of c"]
+        assert [shard.token.rstrip(".") for shard in hub.fleet.shards] == ["shard of b", "shard of c"]
         assert hub.coordinator.job.failure is None
 
     run(story())
@@ -183,7 +185,7 @@ def test_the_next_job_has_new_shards_from_0_on(monkeypatch: pytest.MonkeyPatch) 
         assert not hub.coordinator.done.is_set()
         assert await hub.told_to_stop("shard of a")
         await hub.brought("c", "d")
-        assert [(shard.index, shard.token) for shard in hub.fleet.shards] == [
+        assert [(shard.index, shard.token.rstrip(".")) for shard in hub.fleet.shards] == [
             (0, "shard of c"),
             (1, "shard of d"),
         ]
@@ -352,7 +354,7 @@ def test_nobody_waits_for_a_shard_whose_host_has_vanished(
             hub = Colocated(monkeypatch, lease=5.0, checkpoint_dir=tmp_path, mode=mode, workers=1, once=True)
             worker = (await hub.summoned("a")).incarnation
             offer = pb.RegisterShardRequest(
-                protocol=PROTOCOL, token="s", worker=worker, addresses={"grpc": address}
+                protocol=PROTOCOL, token=shard_token("s"), worker=worker, addresses={"grpc": address}
             )
             await hub.control.RegisterShard(offer, CONTEXT)
             joined = await hub.join("a", brings_shard=True)

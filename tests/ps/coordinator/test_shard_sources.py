@@ -9,7 +9,7 @@ from hubring.ps.coordinator.shard_sources import OwnShards, WorkersShards
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.job.job import Job
 from hubring.ps.job.joiner import Joiner
-from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, run
+from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, run, shard_token
 
 
 def job(workers: int = 2) -> Job:
@@ -72,7 +72,9 @@ def test_a_ring_waits_for_no_shard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def told_to_stop(hub: Hub, token: str) -> bool:
-    return (await hub.control.ShardHeartbeat(pb.ShardHeartbeatRequest(token=token), CONTEXT)).stop
+    return (
+        await hub.control.ShardHeartbeat(pb.ShardHeartbeatRequest(token=shard_token(token)), CONTEXT)
+    ).stop
 
 
 def test_the_server_stays_until_every_guest_has_heard_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_a_failed_job_takes_nobody_in_until_the_next_one(monkeypatch: pytest.Mon
         await hub.leave(first, "FAILED")
         troubles = hub.coordinator.troubles()
         assert troubles == {**FINE, DATA: troubles[READY], READY: troubles[READY]}
-        assert troubles[READY].startswith("the job has failed: rank ")
+        assert troubles[READY] == "the job has failed; for the reason, run: ps-server status"
         await hub.leave(second, "FAILED")
         await hub.coordinator.tick()
         assert hub.coordinator.troubles() == FINE
@@ -256,7 +256,7 @@ def test_a_shard_whose_job_failed_serves_no_data_until_the_next_one(shard: Shard
         assert next(watching).status == SERVING
         ShardControlStub(channel).Fail(pb.FailRequest(text="rank 1 was lost"), timeout=SOON)
         assert next(watching).status == NOT_SERVING
-        with pytest.raises(ServerUnreachable, match=f"{DATA} at .* the job has failed: rank 1 was lost"):
+        with pytest.raises(ServerUnreachable, match=f"{DATA} at .* the job has failed$"):
             probe(shard.address, DATA, SOON)
         probe(shard.address, SHARD_CONTROL, SOON)
         ShardControlStub(channel).Reset(pb.ResetRequest(), timeout=SOON)

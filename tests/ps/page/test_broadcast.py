@@ -32,7 +32,7 @@ class Stage:
         reader = StatusReader(self.hub)
         self.renderer = Renderer(reader, History(), self.journal, self.time)
         self.broadcast = Broadcast(self.renderer)
-        self.app: ASGIApp = app(self.hub, reader, self.renderer, self.broadcast, TOKEN)
+        self.app: ASGIApp = app(self.hub, reader, self.renderer, self.broadcast, TOKEN, public=True)
 
     def tick(self) -> None:
         self.time.advance(1.0)

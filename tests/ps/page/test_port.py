@@ -73,12 +73,17 @@ def test_a_drawn_token_is_long_and_never_the_same() -> None:
 def test_a_token_comes_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("  a token that is long enough\n")
+    file.chmod(0o600)
     assert tokens.settle(file) == "a token that is long enough"
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "cannot read --page-token-file"), (b"short\n", "5 characters"), (b"\xff", "cannot read")],
+    [
+        (None, "cannot read the tokens in .*check --page-token-file"),
+        (b"short\n", "5 characters"),
+        (b"\xff", "cannot read"),
+    ],
 )
 def test_a_token_file_that_is_none_is_reported_with_a_fix(
     tmp_path: Path, content: bytes | None, words: str
@@ -86,5 +91,14 @@ def test_a_token_file_that_is_none_is_reported_with_a_fix(
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
+        file.chmod(0o600)
     with pytest.raises(ConfigError, match=words):
+        tokens.settle(file)
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("a token that is long enough\n")
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match=f"other users can read the tokens in {file}"):
         tokens.settle(file)

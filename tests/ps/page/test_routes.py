@@ -1,4 +1,4 @@
-"""What answers to whom: looking is free and changes nothing, acting needs the token."""
+"""The routes: looking changes nothing, acting needs the token. test_sign_in.py is about readers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,23 @@ from tests.support.pages.status_hub import TOKEN, StatusHub
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 ACTIONS = ("/checkpoint", "/drain", "/end")
-LOOKS = ("/", "/?view=tables", "/?still=1", "/status.json", "/metrics", "/page.css", "/page.js", "/icon.svg")
+LOOKS = (
+    "/",
+    "/?view=tables",
+    "/?still=1",
+    "/status.json",
+    "/metrics",
+    "/page.css",
+    "/page.js",
+    "/sign-in.js",
+    "/icon.svg",
+)
 
 
 def serve(hub: StatusHub) -> ASGIApp:
     reader = StatusReader(hub)
     renderer = Renderer(reader, History(), Journal(), FakeTime())
-    return app(hub, reader, renderer, Broadcast(renderer), TOKEN)
+    return app(hub, reader, renderer, Broadcast(renderer), TOKEN, public=True)
 
 
 def run(story: Coroutine[Any, Any, Answer]) -> Answer:
@@ -142,7 +152,7 @@ def test_the_metrics_are_made_of_the_same_report() -> None:
     assert answer.body == metrics.exposition(hub.report(hub.rows))
 
 
-@pytest.mark.parametrize("name", ["/page.css", "/page.js", "/icon.svg"])
+@pytest.mark.parametrize("name", ["/page.css", "/page.js", "/sign-in.js", "/icon.svg"])
 def test_what_the_page_needs_comes_with_the_package(name: str) -> None:
     answer = run(ask(serve(StatusHub()), name))
     kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[name.rpartition(".")[2]]
@@ -189,7 +199,7 @@ def test_a_hub_of_this_machine_answers_to_its_own_names_alone(host: str, status:
     hub = StatusHub()
     reader = StatusReader(hub)
     renderer = Renderer(reader, History(), Journal(), FakeTime())
-    shut = app(hub, reader, renderer, Broadcast(renderer), TOKEN, {"localhost", "[::1]"})
+    shut = app(hub, reader, renderer, Broadcast(renderer), TOKEN, {"localhost", "[::1]"}, public=True)
     assert run(ask(shut, "/status.json", host=host)).status == status
 
 

@@ -16,8 +16,9 @@ import pytest
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.rejections import Rejections
-from hubring.ps.page import listener, routes
+from hubring.ps.page import listener, request_token
 from hubring.ps.page.site import Site
+from hubring.ps.page.token import SHORTEST
 from tests.support.pages.status_hub import TOKEN, StatusHub
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def visit(story: Callable[[Site, StatusHub], Awaitable[None]], **settings: objec
     """Serves a page for as long as the story takes."""
 
     async def whole() -> None:
-        site, hub = Site(ServerConfig(port=0, **settings)), StatusHub()  # type: ignore[arg-type]
+        site, hub = Site(ServerConfig(port=0, page_public=True, **settings)), StatusHub()  # type: ignore[arg-type]
         try:
             await site.serve(hub)
             await story(site, hub)
@@ -68,7 +69,7 @@ def test_it_answers_over_http() -> None:
 
 def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
     async def whole() -> bytes:
-        site = Site(ServerConfig(port=0))
+        site = Site(ServerConfig(port=0, page_public=True))
         await site.serve(StatusHub())
         reader, writer = await dial(site)
         writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -109,15 +110,53 @@ def test_its_port_is_free_again_once_it_is_closed() -> None:
     asyncio.run(asyncio.wait_for(whole(), 60.0))
 
 
-def test_the_banner_shows_a_drawn_token_and_no_other(tmp_path: Path) -> None:
-    async def story(site: Site, hub: StatusHub) -> None:
+def test_a_terminal_shows_a_drawn_token() -> None:
+    async def whole() -> None:
+        site = Site(ServerConfig(port=0), terminal=True)
         page, metrics = site.banner()
         assert f"page      {site.address}/#token=" in page
         assert metrics.split() == ["metrics", f"{site.address}/metrics"]
+        await site.close()
 
-    visit(story)
+    asyncio.run(whole())
+
+
+def test_a_log_names_a_file_with_the_token_that_only_this_user_can_read() -> None:
+    async def whole() -> None:
+        site = Site(ServerConfig(port=0))
+        banner = "\n".join(site.banner())
+        assert "#token=" not in banner
+        file = Path(banner.partition("link with the token: ")[2].partition(")")[0])
+        assert file.stat().st_mode & 0o777 == 0o600
+        token = file.read_text().strip().removeprefix(f"{site.address}/#token=")
+        assert len(token) >= SHORTEST
+        assert token not in banner
+        await site.close()
+        assert not file.exists()
+
+    asyncio.run(whole())
+
+
+def test_without_a_place_for_the_token_the_page_still_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may have made the folder, and a server with `--insecure` needs it for nothing else."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    (tmp_path / "hubring").mkdir(mode=0o755)
+
+    async def whole() -> None:
+        site = Site(ServerConfig(port=0))
+        assert "to use its buttons, set --page-token-file" in site.banner()[0]
+        await site.close()
+
+    asyncio.run(whole())
+
+
+def test_the_banner_names_the_users_own_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
+    file.chmod(0o600)
 
     async def hidden(site: Site, hub: StatusHub) -> None:
         assert TOKEN not in "".join(site.banner())
@@ -150,7 +189,7 @@ def test_who_asks_nothing_is_let_go_and_takes_nobody_s_place(
 
 def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
-    monkeypatch.setattr(routes, "FORM_SECONDS", 0.2)
+    monkeypatch.setattr(request_token, "FORM_SECONDS", 0.2)
 
     async def story(site: Site, hub: StatusHub) -> None:
         answer = await ask(site, f"POST /end HTTP/1.1\nHost: localhost\nContent-Length: 99\n\ntoken={TOKEN}")
@@ -164,7 +203,7 @@ def test_an_address_has_a_bounded_number_of_connections(monkeypatch: pytest.Monk
     monkeypatch.setattr(listener, "MOST_OF_ADDRESS", 2)
 
     async def whole() -> None:
-        site, rejections = Site(ServerConfig(port=0)), Rejections()
+        site, rejections = Site(ServerConfig(port=0, page_public=True)), Rejections()
         await site.serve(StatusHub(), rejections)
         lines = [await dial(site) for _ in range(3)]
         reader, _ = lines[-1]
@@ -185,7 +224,7 @@ def test_a_client_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(listener, "SLOW_SECONDS", 0.1)
 
     async def whole() -> None:
-        site, rejections = Site(ServerConfig(port=0)), Rejections()
+        site, rejections = Site(ServerConfig(port=0, page_public=True)), Rejections()
         await site.serve(StatusHub(), rejections)
         reader, writer = await dial(site)
         reader._transport.pause_reading()  # type: ignore[attr-defined]

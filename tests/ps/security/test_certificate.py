@@ -13,9 +13,18 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.security import token_file
-from hubring.ps.security.access import NO_ACCESS, Access, find, is_this_host
+from hubring.ps.security.access import (
+    CONNECT_SECONDS,
+    LOOK_SECONDS,
+    NO_ACCESS,
+    Access,
+    find,
+    is_this_host,
+    look_seconds,
+)
 from hubring.ps.security.certificate import Identity, digest_of, make
 from hubring.ps.security.handshake import Peer, Proof, fetch, peek
+from hubring.ps.security.keyring import make_files
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import draw
 from hubring.ps.transport.grpc.channel import open_channel, server_credentials
@@ -58,7 +67,7 @@ def test_a_client_fetches_the_certificate_of_its_token_and_talks_to_no_other() -
             asks(address, Access(certificate=other.certificate))
 
 
-def test_a_server_without_tls_is_told_apart() -> None:
+def test_a_server_without_tls_is_not_taken_for_one_with_tls() -> None:
     with serving(None) as address:
         assert peek(address, SECONDS) == Peer()
         with pytest.raises(ConfigError, match="does not use TLS, but the token is for one that does"):
@@ -72,13 +81,22 @@ def test_no_server_is_no_other_server() -> None:
         fetch(address, Proof(make().digest), 0.0)
 
 
-def test_who_has_no_token_for_a_server_with_tls_is_told_at_once(
+def test_a_client_without_a_token_for_a_server_with_tls_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with serving(make()) as address, pytest.raises(ConfigError, match=r"it has no token.*--token-file"):
         find(address, Role.WORKER, None, SECONDS)
+
+
+def test_a_token_is_never_given_up_for_a_connection_without_tls(tmp_path: Path) -> None:
+    """Otherwise who holds back connections until the server is due could offer a plaintext one."""
+    file = make_files(tmp_path / "tokens")
+    with serving(None) as address:
+        pass
+    with pytest.raises(ServerUnreachable, match=f"no server listens at {address}"):
+        find(address, Role.WORKER, file, 0.0)
 
 
 def test_a_file_without_the_role_names_the_roles_that_it_has(tmp_path: Path) -> None:
@@ -101,3 +119,8 @@ def test_a_secret_of_a_server_here_is_not_sent_to_another_host(
     tokens = draw(DIGEST)
     token_file.write_tokens(token_file.runtime_file(5555), tokens)
     assert find(elsewhere, Role.WORKER, None, 0.0) == NO_ACCESS
+
+
+def test_a_server_on_another_host_is_looked_for_longer() -> None:
+    assert look_seconds("127.0.0.1:5555") == LOOK_SECONDS
+    assert look_seconds("192.0.2.99:5555") == CONNECT_SECONDS  # TEST-NET-1 (RFC 5737)

@@ -7,7 +7,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from hubring.protos import control_pb2, data_pb2
-from hubring.ps.security.guard import HEADER, SCHEME, Guard
+from hubring.ps.security.guard import HEADER, MOST_FORMER, SCHEME, Guard
 from hubring.ps.security.policy import POLICIES, Role
 
 SERVED = (control_pb2, data_pb2, health_pb2, reflection_pb2)
@@ -19,7 +19,7 @@ METHODS = {
     for method in service.methods
 }
 SECRETS = {role: f"{role} secret" for role in Role}
-MEMBERS = sorted(method for method, policy in POLICIES.items() if policy.member)
+MEMBERS = sorted(method for method, policy in POLICIES.items() if policy.former)
 
 
 def metadata(secret: str) -> list[tuple[str, str | bytes]]:
@@ -30,13 +30,13 @@ def test_every_rpc_has_a_policy_and_every_policy_an_rpc() -> None:
     assert POLICIES.keys() == METHODS
 
 
-def test_every_policy_names_roles_or_says_why_anybody_may_call() -> None:
+def test_every_policy_names_roles_or_why_a_call_needs_no_secret() -> None:
     for method, policy in POLICIES.items():
         assert bool(policy.roles) != bool(policy.open), method
 
 
 @pytest.mark.parametrize("method", sorted(POLICIES))
-def test_a_guard_lets_in_the_roles_of_the_policy_and_nobody_else(method: str) -> None:
+def test_a_guard_lets_in_only_the_roles_of_the_policy(method: str) -> None:
     guard, policy = Guard(SECRETS), POLICIES[method]
     for role, secret in SECRETS.items():
         allowed = bool(policy.open) or role in policy.roles
@@ -59,19 +59,58 @@ def test_refusals_say_what_is_wrong_without_the_secret() -> None:
     assert guard.objection(join, metadata("no such")) == "the token is not this server's"
     guard.rotate({Role.WORKER: "new", Role.READER: "reads"})
     assert guard.objection(join, metadata("reads")) == "the token is for another role"
-    assert guard.objection(join, metadata("old")).startswith("the token has expired")
+    status = "/hubring.v1.Control/Status"
+    assert guard.objection(status, metadata("old")).startswith("the token has expired")
     assert guard.objection(join, metadata("new")) == ""
 
 
 @pytest.mark.parametrize("method", MEMBERS)
-def test_who_has_joined_stays_when_tokens_are_rotated(method: str) -> None:
+def test_members_stay_when_tokens_are_rotated(method: str) -> None:
     guard = Guard(SECRETS)
     guard.rotate({role: f"new {role}" for role in Role})
     roles = POLICIES[method].roles
     assert all(guard.objection(method, metadata(SECRETS[role])) == "" for role in roles)
 
 
-def test_only_calls_that_prove_a_membership_take_earlier_secrets() -> None:
+def test_only_calls_that_prove_a_membership_and_harmless_ones_take_earlier_secrets() -> None:
     assert {method.rpartition("/")[2] for method in MEMBERS} == {
-        *("Heartbeat", "Connect", "Leave", "Plan", "Rendezvous", "Shards", "Clock", "ShardHeartbeat"),
+        *("Heartbeat", "Connect", "Leave", "Plan", "Rendezvous", "Shards", "ShardHeartbeat"),
+        *("Join", "RegisterShard"),  # of a process that has asked before
+        "Clock",
     }
+
+
+def test_calls_that_take_earlier_secrets_name_their_sender_or_say_why_not() -> None:
+    requests = {
+        f"/{service.full_name}/{method.name}": method.input_type.fields_by_name
+        for service in control_pb2.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    for method in MEMBERS:
+        fields = requests[method]
+        named = bool({"incarnation", "token"} & set(fields))
+        assert named != ("only the time" in POLICIES[method].former), method
+
+
+def test_a_process_that_waits_to_join_may_ask_again_after_a_rotation() -> None:
+    guard = Guard(SECRETS)
+    old = metadata(SECRETS[Role.WORKER])
+    assert guard.expired_for("waits", old) == ""
+    guard.rotate({role: f"new {role}" for role in Role})
+    assert guard.expired_for("waits", old) == ""
+    assert guard.expired_for("new", old).startswith("the token has expired")
+    assert guard.expired_for("new", metadata(f"new {Role.WORKER}")) == ""
+
+
+def test_a_guard_forgets_the_secrets_of_old_rotations_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.ps.security.guard.MOST_ASKED", 2)
+    guard = Guard({Role.WORKER: "0"})
+    beat = "/hubring.v1.Control/Heartbeat"
+    for number in range(1, MOST_FORMER + 2):
+        guard.rotate({Role.WORKER: str(number)})
+    assert guard.objection(beat, metadata("1")) == ""
+    assert guard.objection(beat, metadata("0")) == "the token is not this server's"
+    for process in "abc":
+        guard.expired_for(process, metadata(str(MOST_FORMER + 1)))
+    guard.rotate({Role.WORKER: "last"})
+    assert [bool(guard.expired_for(each, metadata("2"))) for each in "abc"] == [True, False, False]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import token_file
+from hubring.ps.security.access import NO_ACCESS, Access, find
 from hubring.ps.security.certificate import make
 from hubring.ps.security.commands import show
+from hubring.ps.security.door import lock
+from hubring.ps.security.guard import HEADER, SCHEME
 from hubring.ps.security.keyring import Keyring, make_files
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import ROLES, choose, draw, parse
+from hubring.ps.shard.spawn import Settings
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -43,6 +48,18 @@ def test_a_line_that_is_no_token_is_named_and_not_repeated(line: str) -> None:
     assert line not in str(refusal.value)
 
 
+def test_no_representation_shows_a_secret() -> None:
+    own, shard = make(), lock(tls=True, curve=True)
+    assert shard.curve is not None
+    tokens = draw(own.digest)
+    secrets = [token.secret for token in tokens.values()] + [shard.token, shard.secret, shard.curve[0]]
+    keys = [own.key.decode().splitlines()[1]]
+    access = Access(tokens[Role.WORKER].secret, own.certificate)
+    settings = Settings("127.0.0.1:1", access=access)
+    for each in (own, shard, shard.door, tokens, access, settings, list(tokens.values())):
+        assert not [secret for secret in secrets + keys if secret in repr(each)], type(each)
+
+
 def test_no_token_and_two_for_one_role_are_refused() -> None:
     with pytest.raises(ConfigError, match="here has no token"):
         parse(["", "  "], "here")
@@ -70,12 +87,36 @@ def test_only_their_user_can_read_the_files(tmp_path: Path) -> None:
         token_file.read(file)
 
 
+def test_a_path_through_the_folder_for_mounted_secrets_is_no_mounted_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "secrets"
+    mounts.mkdir()
+    monkeypatch.setattr(token_file, "_MOUNTS", (str(mounts),))
+    for folder in (mounts, tmp_path):
+        make_files(folder / "tokens").chmod(0o644)
+    assert token_file.read(mounts / "tokens")
+    with pytest.raises(ConfigError, match="other users can read the tokens"):
+        token_file.read(mounts / ".." / "tokens")
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tokens"
+    make_files(file)
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    status = os.stat_result((0o100600, 1, 1, 1, user + 7, 1, 1, 1, 1, 1))
+    monkeypatch.setattr(os, "fstat", lambda descriptor: status)
+    with pytest.raises(ConfigError, match=f"belong to another user, uid {user + 7}.*chown {user + 1}"):
+        token_file.read(file)
+
+
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         token_file.read(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "binary").chmod(0o600)
-    with pytest.raises(ConfigError, match="it is no text"):
+    with pytest.raises(ConfigError, match="it is not text"):
         token_file.read(tmp_path / "binary")
     with pytest.raises(ConfigError, match="use a --token-file in a writable folder"):
         token_file.write_tokens(tmp_path / "no" / "folder", draw(DIGEST))
@@ -94,6 +135,22 @@ def test_the_runtime_directory_is_this_users_own(tmp_path: Path, monkeypatch: py
     file.parent.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="belongs to another user or is open to others"):
         token_file.runtime_file(5555)
+
+
+def test_looking_for_tokens_makes_no_directory_and_trusts_none_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may have made it, and workers of a server with `--insecure` need no tokens."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    assert find("127.0.0.1:1", Role.WORKER, None, 0.0) == NO_ACCESS
+    assert not (tmp_path / "hubring").exists()
+    file = token_file.runtime_file(1)
+    token_file.write_tokens(file, draw(DIGEST))
+    assert token_file.find_runtime_file(1) == file
+    file.parent.chmod(0o755)
+    assert token_file.find_runtime_file(1) is None
+    assert find("127.0.0.1:1", Role.WORKER, None, 0.0) == NO_ACCESS
 
 
 def test_a_server_without_a_file_has_new_tokens_and_takes_them_along(
@@ -159,6 +216,31 @@ def test_a_certificate_of_the_users_own_has_its_key_elsewhere(
     assert "clients that use a copy of them need --tls-ca" in caplog.text
 
 
+def test_servers_that_start_at_once_with_a_new_file_share_its_tokens_and_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds no file at first."""
+    file, others = tmp_path / "tokens", list[Keyring]()
+    create = token_file.create
+
+    def overtaken(path: Path, text: str) -> None:
+        monkeypatch.setattr(token_file, "create", create)
+        if not others:
+            others.append(Keyring(file))
+            others[0].publish(5555)
+        create(path, text)
+
+    monkeypatch.setattr(token_file, "create", overtaken)
+    late = Keyring(file)
+    late.publish(5556)
+    (first,) = others
+    assert (late.tokens, late.identity) == (first.tokens, first.identity)
+    assert token_file.read(file) == first.tokens
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens", "tokens.key"]
+    call = "/hubring.v1.Control/Join", [(HEADER, SCHEME + first.tokens[Role.WORKER].secret)]
+    assert late.guard.objection(*call) == ""
+
+
 def test_rotation_writes_new_tokens_for_the_same_certificate(tmp_path: Path) -> None:
     keyring = Keyring(tmp_path / "tokens")
     keyring.publish(5555)
@@ -169,6 +251,22 @@ def test_rotation_writes_new_tokens_for_the_same_certificate(tmp_path: Path) -> 
     assert all(after[role].secret != before[role].secret for role in ROLES)
 
 
+def test_rotation_that_cannot_write_changes_no_token(tmp_path: Path) -> None:
+    folder = tmp_path / "secret"
+    folder.mkdir()
+    keyring = Keyring(folder / "tokens")
+    keyring.publish(5555)
+    before = dict(keyring.tokens)
+    shutil.rmtree(folder)
+    with pytest.raises(
+        ConfigError, match=r"were not rotated: cannot write the tokens to .* submit the job again"
+    ):
+        keyring.rotate()
+    assert keyring.tokens == before
+    call = "/hubring.v1.Control/RotateToken", [(HEADER, SCHEME + before[Role.OPERATOR].secret)]
+    assert keyring.guard.objection(*call) == ""
+
+
 def test_tokens_are_shown_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_files(tmp_path / "tokens")
     tokens = token_file.read(tmp_path / "tokens")
@@ -176,10 +274,3 @@ def test_tokens_are_shown_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"{tokens[Role.WORKER]}\n"
     show(None, tmp_path / "tokens", "")
     assert capsys.readouterr().out.splitlines() == [str(token) for token in tokens.values()]
-
-
-def test_no_process_shows_a_secret_in_its_command_line() -> None:
-    """Other users can read it."""
-    source = (Path(token_file.__file__).parents[1] / "shard" / "spawn.py").read_text()
-    assert 'module_command("hubring.ps.shard.process")' in source
-    assert os.stat("/proc/self/environ").st_mode & 0o077 == 0

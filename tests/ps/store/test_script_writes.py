@@ -48,6 +48,19 @@ pytestmark = pytest.mark.usefixtures("kernels")
 DONE = [Delivery("w", Result())]
 
 
+def test_a_retry_of_an_acknowledged_state_changes_nothing() -> None:
+    """The other worker has pushed since."""
+    store = hub(ASP(), 2)
+    store.handle(push(1, 0, hyper=MOMENTUM), "p")
+    fresh = load(0, 0, 20.0)
+    assert store.handle(fresh, "w") == DONE
+    store.handle(push(1, 1, hyper=MOMENTUM), "p")
+    held = state(store)
+    assert held == {"momentum_buffer": [19.0] * 4}
+    assert store.handle(fresh, "w") == DONE
+    assert state(store) == held
+
+
 # Lockstep.
 
 

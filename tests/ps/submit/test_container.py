@@ -264,7 +264,7 @@ def test_compose_services_are_hardened_and_wait_for_the_server() -> None:
     ]
     tokens = {"type": "volume", "source": "tokens", "target": "/run/hubring"}
     assert server["volumes"] == [tokens, {"type": "volume", "source": "checkpoints", "target": "/kept"}]
-    assert worker["volumes"] == [tokens]
+    assert worker["volumes"] == [{**tokens, "read_only": True}]
     for service in (server, worker):
         assert service["environment"]["PS_TOKEN_FILE"] == "/run/hubring/tokens"
     assert "ports" not in worker

@@ -173,10 +173,11 @@ def test_a_payload_that_is_missing_or_too_much_does_not_match() -> None:
     assert opened(bare, memoryview(b"\0")).damage
 
 
-def test_the_origin_of_a_damaged_message_is_its_number_and_rank_if_its_header_is_readable() -> None:
-    assert origin(MESSAGES[1]) == (2**20, 3)
-    assert origin(Message(b"")) == (NO_REQUEST, 0)
-    assert origin(Message(b"no header")) == (NO_REQUEST, 0)
+def test_the_origin_of_a_damaged_message_is_its_number_and_sender_if_its_header_is_readable() -> None:
+    number, sender = origin(MESSAGES[1])
+    assert (number, sender.rank) == (2**20, 3)
+    assert origin(Message(b"")) == (NO_REQUEST, Sender(0, 0))
+    assert origin(Message(b"no header")) == (NO_REQUEST, Sender(0, 0))
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 9, 19, 20])

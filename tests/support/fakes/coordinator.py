@@ -27,6 +27,7 @@ from hubring.ps.core.types import (
     TensorSpec,
     View,
 )
+from hubring.ps.job.peer_request import SHARD_TOKEN, WORKER_TOKEN
 from hubring.ps.job.plan_protos import bucket_to_proto
 from hubring.ps.security.door import OPEN
 from hubring.ps.store.consistency import by_name
@@ -38,6 +39,16 @@ LIMIT = 20.0
 T = TypeVar("T")
 
 BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
+
+
+def worker_token(name: str) -> str:
+    """The token of a worker with a short name."""
+    return name.ljust(WORKER_TOKEN, ".")
+
+
+def shard_token(name: str) -> str:
+    """The token of a shard with a short name."""
+    return name.ljust(SHARD_TOKEN, ".")
 
 
 class FakeFleet(Fleet):
@@ -150,13 +161,15 @@ class Hub:
         self.fleet = fleet
 
     async def shard(self, token: str = "s", worker: bytes = b"") -> pb.RegisterShardReply:
-        return await self.control.RegisterShard(
-            pb.RegisterShardRequest(protocol=PROTOCOL, token=token, worker=worker), CONTEXT
+        request = pb.RegisterShardRequest(
+            protocol=PROTOCOL, token=shard_token(token), worker=worker, addresses={"grpc": "127.0.0.1:1"}
         )
+        return await self.control.RegisterShard(request, CONTEXT)
 
     async def join(self, token: str, **changes: Any) -> pb.JoinReply:
         request = {"job": "train.py", "topology": "hub", "rank": -1, **changes}
-        return await self.control.Join(pb.JoinRequest(protocol=PROTOCOL, token=token, **request), CONTEXT)
+        asks = pb.JoinRequest(protocol=PROTOCOL, token=worker_token(token), **request)
+        return await self.control.Join(asks, CONTEXT)
 
     async def plan(
         self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET, slice_bytes: int = 0, **changes: Any

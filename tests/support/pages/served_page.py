@@ -39,8 +39,9 @@ EVERY_STATE: dict[str, Any] = {
 class ServedPage:
     """The page and its hub, in a thread of this process."""
 
-    def __init__(self, hub: StatusHub) -> None:
+    def __init__(self, hub: StatusHub, *, public: bool) -> None:
         self.hub = hub
+        self._public = public
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -58,7 +59,7 @@ class ServedPage:
             self._loop.close()
 
     async def _open(self) -> Site:
-        site = Site(ServerConfig(port=0))
+        site = Site(ServerConfig(port=0, page_public=self._public), terminal=True)
         await site.serve(self.hub)
         return site
 
@@ -67,7 +68,9 @@ class ServedPage:
 
 
 @contextmanager
-def served_page(count: int = 4, shards: int = 2, **changes: Any) -> Iterator[ServedPage]:
+def served_page(
+    count: int = 4, shards: int = 2, *, public: bool = True, **changes: Any
+) -> Iterator[ServedPage]:
     """Serves a page for the duration of the test."""
     hub = StatusHub(count, shards)
     hub.told |= {"shards_wanted": shards, **changes}
@@ -75,7 +78,7 @@ def served_page(count: int = 4, shards: int = 2, **changes: Any) -> Iterator[Ser
         shard(index, bytes_in=48_300_000 + 9_000_000 * index, held_seconds=held(len(hub.told["workers"])))
         for index in range(shards)
     ]
-    page = ServedPage(hub)
+    page = ServedPage(hub, public=public)
     log = logging.getLogger("hubring.ps.job.job")
     log.setLevel(logging.INFO)
     log.info("rank 0 (node1 pid 1000) joined")

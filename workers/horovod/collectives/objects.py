@@ -1,10 +1,9 @@
 """Exchange of Python objects as pickles.
 
 Security: a process that sends a pickle can run code in the process that loads it. These functions load
-    pickles
-from the other ranks of the same job, which run the same script. So ranks trust each other, as in Horovod.
-Besides `horovod.run`, no other code in this project loads a pickle. cloudpickle also accepts lambdas and
-classes that the script itself defines.
+pickles from the other ranks of the same job, which run the same script. So ranks trust each other, as in
+Horovod. Besides `horovod.run`, no other code in this project loads a pickle. cloudpickle also accepts lambdas
+and classes that the script itself defines.
 """
 
 from __future__ import annotations

@@ -1,0 +1,173 @@
+"""With `--plain-data`, a peer on the path reads gradients, and can do nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+import torch
+import zmq
+
+from hubring.ps.core.messages import Pull, Push
+from hubring.ps.core.types import Sender, incarnation_to_wire, new_incarnation
+from hubring.ps.security.door import Door, lock
+from hubring.ps.store.consistency import BSP
+from hubring.ps.transport import wire
+from hubring.ps.transport.base import Envelope, Listener
+from hubring.ps.transport.checksum import DamagedHeader, sealed
+from hubring.ps.transport.zmq import handshake
+from hubring.ps.transport.zmq.keyed_seal import KeyedSeal
+from hubring.ps.transport.zmq.transport import ZmqConnection, ZmqTransport
+from tests.support.transports.conformance import CHECKS
+from tests.support.transports.connection_checks import overtakes_only_by_priority
+from tests.support.transports.messages import PATIENCE, ask, noise, number_of, request
+from tests.support.transports.one_shard import SOON, OneShard, begin, push
+from tests.support.transports.relay import BitFlip, Relay
+from tests.support.transports.serving import MakeTransport, Serving
+
+LOCK = lock(tls=True, curve=False)
+MEMBER = Sender(3, new_incarnation(7))
+
+
+class PlainData(ZmqTransport):
+    """Both ends of ZeroMQ as with `--plain-data`."""
+
+    def __init__(self, *, apart: bool = False) -> None:
+        super().__init__(apart=apart, lock=LOCK)
+
+    def dial(self, address: str, timeout: float, door: Door = LOCK.door) -> ZmqConnection:
+        return super().dial(address, timeout, door)
+
+
+def ends(name: bytes = b"n" * 16, secret: bytes = b"s" * 32) -> tuple[KeyedSeal, KeyedSeal]:
+    """The worker's and the shard's end of one connection."""
+    return KeyedSeal(secret, name, serves=False, numbers=count()), KeyedSeal(
+        secret, name, serves=True, numbers=count()
+    )
+
+
+def test_only_encrypted_shards_without_curve_have_a_key() -> None:
+    assert LOCK.door.data_key == bytes.fromhex(LOCK.secret)
+    assert lock(tls=True, curve=True).door.data_key == b""
+    assert lock(tls=False, curve=False).door.data_key == b""
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_it_passes_the_checks_of_every_transport(check: Callable[[MakeTransport], None]) -> None:
+    check(PlainData)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [check for check in CHECKS if check is not overtakes_only_by_priority])
+def test_it_passes_them_with_replies_apart(check: Callable[[MakeTransport], None]) -> None:
+    check(lambda: PlainData(apart=True))
+
+
+def test_no_part_of_a_message_shows_an_incarnation() -> None:
+    seen: list[bytes] = []
+
+    def note(data: bytes) -> bytes:
+        seen.append(data)
+        return data
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        _, found = wire.decode_request(envelope.message)
+        assert isinstance(found, Push)
+        assert found.sender == MEMBER
+        listener.send(envelope.reply_to, request(1), stable=True)
+
+    transport = PlainData()
+    with Serving(transport, answer) as server:
+        scheme, _, port = server.address.rpartition(":")
+        asked = wire.encode_request(Push(MEMBER, 0, 0, torch.full((4,), 3.5), {}), 1)
+        with (
+            contextlib.closing(Relay(int(port), note, note)) as between,
+            contextlib.closing(transport.dial(f"{scheme}:{between.port}", PATIENCE)) as line,
+        ):
+            assert number_of(ask(line, asked)) == 1
+    passed = b"".join(seen)
+    assert torch.full((4,), 3.5).numpy().tobytes() in passed, "gradients are in clear"
+    assert LOCK.door.password.encode() in passed
+    assert LOCK.secret.encode() not in passed
+    assert LOCK.door.data_key not in passed
+    assert incarnation_to_wire(MEMBER.incarnation) not in passed
+    assert MEMBER.incarnation.to_bytes(24)[8:] not in passed
+
+
+@pytest.mark.parametrize("part", ["first", "payload"])
+def test_what_was_changed_on_the_path_is_refused(part: str) -> None:
+    worker, shard = ends()
+    payload = noise(100)
+    first = bytearray(worker.seal(request(1, payload)))
+    (first if part == "first" else payload)[50 % len(first)] ^= 1
+    with pytest.raises(DamagedHeader, match="was changed, or made without the connection's key"):
+        shard.open(bytes(first), payload)
+
+
+def test_a_first_part_of_any_length_is_refused() -> None:
+    _, shard = ends()
+    for nbytes in range(100):
+        with pytest.raises(DamagedHeader):
+            shard.open(bytes(nbytes), None)
+
+
+def test_a_request_counts_once_and_not_as_a_reply_or_on_another_connection_or_shard() -> None:
+    worker, shard = ends()
+    first, second = worker.seal(request(1)), worker.seal(request(2))
+    assert number_of(shard.open(first, None)) == 1
+    assert number_of(shard.open(second, None)) == 2
+    for again in (first, second):
+        with pytest.raises(DamagedHeader, match="came again"):
+            shard.open(again, None)
+    for other in (worker, ends(name=b"o" * 16)[1], ends(secret=b"t" * 32)[1]):
+        with pytest.raises(DamagedHeader, match="without the connection's key"):
+            other.open(first, None)
+
+
+def test_replies_come_from_the_shard_in_any_order() -> None:
+    worker, shard = ends()
+    replies = [shard.seal(request(number, noise(10))) for number in range(3)]
+    assert [number_of(worker.open(each, noise(10))) for each in reversed(replies)] == [2, 1, 0]
+
+
+def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
+    damage: list[str] = []
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        damage.append(envelope.message.damage)
+        listener.send(envelope.reply_to, request(7), stable=True)
+
+    with (
+        Serving(PlainData(), answer) as server,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as dealer,
+    ):
+        dealer.linger = 0
+        handshake.show(dealer, LOCK.door.password)  # which a sniffer has seen too
+        dealer.connect(server.address)
+        dealer.send(sealed(wire.encode_request(Pull(MEMBER, 0), 1)))
+        assert dealer.poll(int(1000 * PATIENCE))
+    assert "made without the connection's key" in damage[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("toward", ["shard", "worker"])
+def test_a_turned_bit_costs_a_new_connection_and_changes_nothing(toward: str) -> None:
+    numel, marker = 1000, torch.full((8,), 3.7).numpy().tobytes()
+    flip = BitFlip(marker)
+    shard = OneShard(BSP(), 1, PlainData(), numel)
+    scheme, _, port = shard.address.rpartition(":")
+    between = Relay(int(port), *((flip, bytes) if toward == "shard" else (bytes, flip)))
+    shard.address = f"{scheme}:{between.port}"
+    client = shard.client(0)
+    try:
+        values = begin(client, numel)
+        push(client, torch.full((numel,), 3.7), values).wait(SOON)
+    finally:
+        client.close()
+        between.close()
+        shard.stop()
+    assert flip.fired == 1
+    assert torch.equal(values, torch.full((numel,), 3.7))
