@@ -13,6 +13,7 @@ from typing import TypeVar
 import grpc
 
 from hubring.ps.core.errors import Fenced, HubringError, ServerUnreachable
+from hubring.ps.core.peer_text import clean_message
 from hubring.ps.transport.grpc.call_error import describe
 
 _T = TypeVar("_T")
