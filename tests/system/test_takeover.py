@@ -41,7 +41,7 @@ def held(cluster: Cluster, address: str, folder: Path, *flags: str) -> tuple[lis
     go = folder / "go"
     script = [SMALL, str(STEPS), "16", "hold", str(go), str(HELD_AT)]
     save = ["--save-parameters", str(folder / "final.safetensors")]
-    workers = [cluster.worker(address, *flags, *(save if not rank else ()), *script) for rank in range(2)]
+    workers = [cluster.worker(address, "--rank", str(rank), *flags, *save, *script) for rank in range(2)]
     for worker in workers:
         worker.until_said(f"holding at {HELD_AT}")
     return workers, go

@@ -86,7 +86,8 @@ class Unused:
 
 def test_a_worker_leaves_while_a_heartbeat_waits_for_a_lost_reply() -> None:
     session = Session.__new__(Session)
-    session.address, session._lease, session.failure, session.step = "host:1", 2.0, None, 40
+    session.address, session._lease, session._silent = "host:1", 2.0, 4.0
+    session.failure, session.step = None, 40
     session._left, session._identity = threading.Event(), (0, b"")
     session._stub = Acknowledging()  # type: ignore[assignment]
     session._admission = SimpleNamespace(shard=None)  # type: ignore[assignment]
