@@ -101,7 +101,7 @@ class Run:
             cluster.worker(
                 self.address,
                 *(*topology, "--rank", str(rank), "--timeout", "30", SCRIPT, str(cluster.folder)),
-                *(f"rank-{rank}", str(WORKERS), str(STEPS), str(PACE)),
+                *(f"rank-{rank}", str(WORKERS), str(STEPS), str(PACE), ""),
                 name=f"rank-{rank}",
             )
             for rank in range(WORKERS)
