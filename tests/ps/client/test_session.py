@@ -113,6 +113,7 @@ def test_what_a_server_says_is_cleaned_before_it_is_logged_or_raised(
     session._lease, session.failure, session._explained = 2.0, None, threading.Event()
     session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
     session.stop_after, session.draining = 0, False
+    session.locations = SimpleNamespace(note=lambda failovers: None)  # type: ignore[assignment]
     reply = pb.HeartbeatReply(
         news=[f"{red}rank 1 left"], slowest=f"{red}rank 2", finished=f"{red}over", failed=f"{red}lost"
     )

@@ -17,9 +17,7 @@ from hubring.ps.job.membership import JOIN_SECONDS
 from tests.support.fakes.coordinator import CONTEXT, Hub, checkpointed, run, shard_token
 
 T = TypeVar("T")
-
-LEASE = 0.02
-"""Seconds; a Join waits for half of it."""
+LEASE = 0.02  # seconds; a Join waits for half of it
 
 
 class Colocated(Hub):
