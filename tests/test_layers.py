@@ -81,7 +81,7 @@ workers/programs: ps/config ps/core ps/observe ps/process ps/security workers/be
 MOST_FILES = 20
 MOST_LINES = 400
 
-TOPOLOGIES = {f"hubring.workers.communicators.{name}" for name in ("hub", "ring", "local")}
+TOPOLOGIES = {f"hubring.workers.communicators.{name}" for name in ("hub", "ring.communicator", "local")}
 RULES = ("ps/compression", "ps/optim", "ps/store")
 ALIVE = {"asyncio", "concurrent", "grpc", "multiprocessing", "queue", "select", "selectors", "signal"}
 ALIVE |= {"socket", "socketserver", "subprocess", "threading", "time", "zmq"}

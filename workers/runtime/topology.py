@@ -21,8 +21,8 @@ from hubring.ps.transport.host import towards
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
-from hubring.workers.communicators.ring import AllreduceCommunicator
-from hubring.workers.communicators.ring_group import ring_store
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+from hubring.workers.communicators.ring.group import ring_store
 from hubring.workers.launchers.own_device import choose
 from hubring.workers.launchers.placement import Placement
 

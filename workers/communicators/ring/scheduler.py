@@ -2,7 +2,7 @@
 
 All members of a process group must start operations in the same order, but a script's
 collectives can start in any order. So a thread of each member gathers the pending calls of all
-members and runs the calls that all of them have (`hubring.workers.communicators.collective_order`).
+members and runs the calls that all of them have (`hubring.workers.communicators.ring.collective_order`).
 This costs a round of small messages. Without it, members that disagree would hang, crash or mix up
 bytes. A member without a pending call does not gather, so an idle ring sends nothing; the other
 members wait in the gather for it.
@@ -23,9 +23,9 @@ from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.ps.core.messages import Call, Collective
 from hubring.ps.store.collective import objection, zeros
 from hubring.workers.communicators.base import CollectiveWork
-from hubring.workers.communicators.collective_order import Step, next_steps
-from hubring.workers.communicators.ring_collectives import Operation, perform
-from hubring.workers.communicators.ring_process_group import Ring
+from hubring.workers.communicators.ring.collective_order import Step, next_steps
+from hubring.workers.communicators.ring.collectives import Operation, perform
+from hubring.workers.communicators.ring.process_group import Ring
 
 log = logging.getLogger(__name__)
 

@@ -22,14 +22,14 @@ from hubring.ps.core.messages import Call, Collective
 from hubring.ps.core.types import BucketSpec, Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators import ring_collectives
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 from hubring.workers.communicators.powersgd import LowRankMean
-from hubring.workers.communicators.ring_gradient_mean import RingMean, ring_mean
-from hubring.workers.communicators.ring_group import own_address, ring_store
-from hubring.workers.communicators.ring_process_group import Ring
-from hubring.workers.communicators.ring_scheduler import RingScheduler
-from hubring.workers.communicators.transfers import Transfers
+from hubring.workers.communicators.ring import collectives
+from hubring.workers.communicators.ring.gradient_mean import RingMean, ring_mean
+from hubring.workers.communicators.ring.group import own_address, ring_store
+from hubring.workers.communicators.ring.process_group import Ring
+from hubring.workers.communicators.ring.scheduler import RingScheduler
+from hubring.workers.communicators.ring.transfers import Transfers
 
 __all__ = ["AllreduceCommunicator", "ring_store"]
 
@@ -41,7 +41,7 @@ class AllreduceCommunicator(Communicator):
 
     `traffic` is computed, not counted. Per step, a rank sends and receives 2(n-1)/n of the
     gradients' bytes; with a codec whose payloads are gathered
-    (`hubring.workers.communicators.ring_gradient_mean`), n-1 payloads.
+    (`hubring.workers.communicators.ring.gradient_mean`), n-1 payloads.
 
     Args:
         rank: This worker's rank.
@@ -107,7 +107,7 @@ class AllreduceCommunicator(Communicator):
             self._rings.append(self._open(store=PrefixStore("second", self._store), host=host))
         for bucket in buckets:
             what = f"the first parameters of bucket {bucket.spec.index}"
-            ring_collectives.broadcast_into(self.ring, bucket.values, 0, what)
+            collectives.broadcast_into(self.ring, bucket.values, 0, what)
             self._prepare(bucket)
         self._warn_of_waste(buckets)
         return Start()

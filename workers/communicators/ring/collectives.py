@@ -21,7 +21,7 @@ from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.ps.core.types import Layout
 from hubring.ps.store.collective import dealt_rows, rows_for
 from hubring.ps.store.collective_reduction import WIDER, averaged, reduced
-from hubring.workers.communicators.ring_process_group import Ring
+from hubring.workers.communicators.ring.process_group import Ring
 
 REDUCTIONS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,

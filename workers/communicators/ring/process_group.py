@@ -18,8 +18,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hubring.ps.core.errors import HubringError, RingBroken
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.ring_group import open_group
-from hubring.workers.communicators.ring_work import Operations, RingWork
+from hubring.workers.communicators.ring.group import open_group
+from hubring.workers.communicators.ring.work import Operations, RingWork
 
 Launch = Callable[[Any], Any]
 """Starts one operation on a process group and returns torch's handle."""
@@ -44,7 +44,7 @@ class Ring:
     Args:
         rank: This process's rank.
         size: Number of ranks.
-        store: The store through which ranks connect; `ring_group.ring_store` makes one.
+        store: The store through which ranks connect; `group.ring_store` makes one.
         backend: `gloo` or `nccl`.
         device: Device of the tensors.
         host: This process's address for the other ranks; None derives it from the store.

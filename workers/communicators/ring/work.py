@@ -9,7 +9,7 @@ from typing import Any
 
 from hubring.ps.core.errors import DeadlineExceeded, HubringError, RingBroken
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.ring_group import gist
+from hubring.workers.communicators.ring.group import gist
 
 
 class RingWork(Work):
