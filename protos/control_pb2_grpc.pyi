@@ -57,6 +57,10 @@ class ControlStub:
     """A worker sends its buckets. The reply lists the shard of each slice."""
     Rendezvous: _grpc.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]
     """A key-value store in which the members of a ring find each other."""
+    Regroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.RegroupRequest, _control_pb2.RegroupReply]
+    """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
+    generation begins with the caller; with generation 0 after wait_seconds: call again.
+    """
     Clock: _grpc.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]
@@ -89,6 +93,10 @@ class ControlAsyncStub(ControlStub):
     """A worker sends its buckets. The reply lists the shard of each slice."""
     Rendezvous: _aio.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]  # type: ignore[assignment]
     """A key-value store in which the members of a ring find each other."""
+    Regroup: _aio.UnaryUnaryMultiCallable[_control_pb2.RegroupRequest, _control_pb2.RegroupReply]  # type: ignore[assignment]
+    """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
+    generation begins with the caller; with generation 0 after wait_seconds: call again.
+    """
     Clock: _aio.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]  # type: ignore[assignment]
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]  # type: ignore[assignment]
@@ -154,6 +162,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RendezvousReply, _abc.Awaitable[_control_pb2.RendezvousReply]]:
         """A key-value store in which the members of a ring find each other."""
+
+    @_abc_1.abstractmethod
+    def Regroup(
+        self,
+        request: _control_pb2.RegroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RegroupReply, _abc.Awaitable[_control_pb2.RegroupReply]]:
+        """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
+        generation begins with the caller; with generation 0 after wait_seconds: call again.
+        """
 
     @_abc_1.abstractmethod
     def Clock(

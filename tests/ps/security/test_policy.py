@@ -73,5 +73,5 @@ def test_who_has_joined_stays_when_tokens_are_rotated(method: str) -> None:
 
 def test_only_calls_that_prove_a_membership_take_earlier_secrets() -> None:
     assert {method.rpartition("/")[2] for method in MEMBERS} == {
-        *("Heartbeat", "Connect", "Leave", "Plan", "Rendezvous", "Clock", "ShardHeartbeat"),
+        *("Heartbeat", "Connect", "Leave", "Plan", "Rendezvous", "Regroup", "Clock", "ShardHeartbeat"),
     }
