@@ -122,6 +122,12 @@ class Operations:
         for work in pending:
             work.fail(failure)
 
+    def end_thread(self, seconds: float) -> bool:
+        """Waits until torch has ended all operations, after `fail`; returns whether it has in this time."""
+        self._begun.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def close(self) -> None:
         """Ends the thread after the pending operations. After a failure it does not wait for the thread."""
         self._begun.put(None)
