@@ -13,6 +13,7 @@ from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives import allgather, allreduce, allreduce_async, broadcast, new_group
 from hubring.workers.communicators.ring.healing import HealingRing
+from hubring.workers.optimizer import newcomers
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.newcomers import give_states
 from tests.contract.models import attached
@@ -161,6 +162,44 @@ def test_a_newcomer_gets_the_state_and_all_go_on_alike() -> None:
         optimizer.step()
     for _, _, parameters in results:
         torch.testing.assert_close(parameters, [one.detach() for one in reference.parameters()])
+
+
+def test_the_next_member_gives_the_state_if_the_first_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, steps = HealingRanks(3), 8
+    real = newcomers._broadcast
+
+    def broadcast(whole: torch.Tensor | None, communicator: HealingRing) -> torch.Tensor:
+        if whole is not None and 0 in ranks.live:
+            ranks.lose(0)
+        return real(whole, communicator)
+
+    monkeypatch.setattr(newcomers, "_broadcast", broadcast)
+
+    def live(ring: HealingRing) -> Any:
+        model = small(int(ring.late))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(sgd, model, communicator=ring)
+        if optimizer.completed_steps == 0:
+            ranks.release()
+        try:
+            while optimizer.completed_steps < steps:
+                if optimizer.completed_steps == 2:
+                    ranks.await_newcomer()
+                optimizer.zero_grad()
+                loss(model, optimizer.completed_steps, ring.rank).backward()
+                optimizer.step()
+                if ring.between_steps(optimizer.completed_steps):
+                    give_states(ring, [optimizer])
+        except RingBroken:
+            assert 0 not in ranks.live
+            return None
+        return ring.size, [parameter.detach().clone() for parameter in model.parameters()]
+
+    lost, one, two, newcomer = together(ranks, live, 3)
+    assert lost is None
+    assert one[0] == two[0] == newcomer[0] == 3
+    torch.testing.assert_close(one[1], newcomer[1], rtol=0, atol=0)
+    torch.testing.assert_close(two[1], newcomer[1], rtol=0, atol=0)
 
 
 def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on() -> None:

@@ -8,7 +8,10 @@ restart, a newcomer's script sets the hyperparameters itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,15 +20,18 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Call, Collective
 from hubring.workers.collectives.gatherings import allgather
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.ring.calls import RootLost
 from hubring.workers.optimizer import checkpoint_file
 from hubring.workers.optimizer.checkpoint_file import Saved, Trained, kind
+
+T = TypeVar("T")
 
 
 def give_states(communicator: Communicator, optimizers: Sequence[object]) -> None:
     """Gives newcomers the state of all optimizers, in order. Every member calls it."""
     all_trained = [one for one in optimizers if isinstance(one, Trained)]
     for left, trained in zip(reversed(range(len(all_trained))), all_trained, strict=True):
-        _give(trained, left, communicator)
+        _until_given(partial(_give, trained, left, communicator), communicator)
 
 
 def enter(trained: Trained, communicator: Communicator) -> int:
@@ -43,8 +49,17 @@ def enter(trained: Trained, communicator: Communicator) -> int:
     """
     if communicator.late:
         communicator.enter()
-    step, communicator.awaits_state = _take(trained, communicator)
+    step, communicator.awaits_state = _until_given(partial(_take, trained, communicator), communicator)
     return step
+
+
+def _until_given(exchange: Callable[[], T], communicator: Communicator) -> T:
+    """Exchanges again, with the next member as the first, if the first member is lost meanwhile."""
+    while True:
+        try:
+            return exchange()
+        except RootLost:
+            communicator.between_steps(sys.maxsize)
 
 
 def _give(trained: Trained, left: int, communicator: Communicator) -> None:
@@ -86,7 +101,10 @@ def _take(trained: Trained, communicator: Communicator) -> tuple[int, int]:
 def _announce(description: bytes, communicator: Communicator) -> bytes:
     """Returns the first member's description. An allgather, because only that member knows its length."""
     own = torch.tensor(list(description), dtype=torch.uint8)
-    return bytes(allgather(own, "newcomers.state", communicator=communicator).tolist())
+    gathered = allgather(own, "newcomers.state", communicator=communicator)
+    if not gathered.numel():
+        raise RootLost("the first member is lost, which describes its state")
+    return bytes(gathered.tolist())
 
 
 def _broadcast(whole: Tensor | None, communicator: Communicator) -> Tensor:

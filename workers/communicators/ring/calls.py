@@ -20,6 +20,10 @@ Broke = Callable[[AllreduceCommunicator], None]
 """Called when an operation of a generation fails because a member is lost."""
 
 
+class RootLost(RingBroken):
+    """The member whose tensors a collective distributes, or that gets its result, is lost."""
+
+
 @dataclass(eq=False, slots=True)
 class _Pending:
     """A call without its result.
@@ -134,7 +138,7 @@ class Calls:
         if call.collective in ROOTED and pending.members != self._members:
             root = pending.members[call.root]
             if root not in self._members:
-                self._end(pending, RingBroken(f"{call.name!r}: its root, rank {call.root}, is lost"))
+                self._end(pending, RootLost(f"{call.name!r}: its root, rank {call.root}, is lost"))
                 return
             call = replace(call, root=self._members.index(root))
 

@@ -61,12 +61,12 @@ class GroupConnections:
 
 
 def _listening_device(host: str) -> tuple[Address, Any]:
-    own = socket.gethostbyname(host)
+    own = {place[0] for *_, place in socket.getaddrinfo(host, None)}
     for _ in range(ATTEMPTS):
         with _opening:
             before = set(_listeners())
             device = dist.ProcessGroupGloo.create_device(hostname=host)
-            made = [one for one in set(_listeners()) - before if one[0] == own]
+            made = [one for one in set(_listeners()) - before if one[0] in own]
         if len(made) == 1:
             return made[0], device
     raise RingBroken(f"cannot find the port on which Gloo listens at {host}; other threads open ports")
