@@ -100,10 +100,9 @@ class Generations:
         self.current = self.current._replace(arrivals=arrivals)
 
     def broken(self, live: Collection[Member]) -> int:
-        """Returns the current generation if it must end, as a member is lost or has left it; otherwise 0."""
+        """Returns the current generation if it must end, as a member is lost or came to meet; otherwise 0."""
         members = self.current.members
-        left = any(member in self._arrivals and not self._arrivals[member].boundary for member in members)
-        ends = left or any(member not in live for member in members)
+        ends = any(member in self._arrivals or member not in live for member in members)
         return self.current.number if ends else 0
 
     def newcomers(self, live: Collection[Member]) -> list[Member]:

@@ -79,7 +79,7 @@ class HealingRanks:
             self._changed.notify_all()
             waits = self.newcomers()
             for ring in list(self.rings.values()):
-                ring.hear(0, newcomers=waits)
+                ring.hear(all_.broken(self.live.values()), newcomers=waits)
             if waits:
                 self._newcomer_came.set()
 

@@ -104,9 +104,13 @@ class AllreduceCommunicator(Communicator):
         self._store, self._host = store, host
         self.ring = self._open(store=store, host=host)
         self._rings = [self.ring]
-        self._schedulers: dict[tuple[int, ...], RingScheduler] = {
-            (): self._scheduler(range(size), PrefixStore("collectives", store))
-        }
+        try:
+            scheduler = self._scheduler(range(size), PrefixStore("collectives", store))
+        except RingBroken as error:
+            if results is not None:
+                self.ring.abort(error)  # or the other members would wait for this one
+            raise
+        self._schedulers: dict[tuple[int, ...], RingScheduler] = {(): scheduler}
         """By members; the empty tuple is all ranks."""
         self._transfers = Transfers(self._schedulers[()].ring)
         self._users: Counter[tuple[int, ...]] = Counter()

@@ -85,7 +85,7 @@ class ExchangeLog:
     def step(self) -> int:
         """Completed steps, as far as exchanges tell."""
         here = self.latest
-        return here.step + 1 if self.in_flight in (None, here) else max(here.step + 1, self.in_flight.step)
+        return here.step + 1 if self.in_flight is None or self.in_flight is here else self.in_flight.step
 
     def send(self, bucket: Bucket, step: int, *, newcomers: bool) -> tuple[Exchange, Sent]:
         """Adds a bucket to the exchange in flight, or to a new one."""
