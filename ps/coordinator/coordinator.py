@@ -321,7 +321,6 @@ class Coordinator:
 
     @property
     def _ends(self) -> bool:
-        """Whether the job is over."""
         return self._end is not None or self._judged
 
     def _incarnation_after(self) -> int:

@@ -84,8 +84,14 @@ class Generations:
                 " start all workers with the same --min-workers"
             )
 
+    def go_on_with(self, left: int) -> bool:
+        """Whether a ring heals that has lost a member, and `left` workers are left."""
+        return self.heals and left >= self.least
+
     def too_few(self, left: int) -> str:
         """Returns why the ring cannot continue with `left` workers, and the fix."""
+        if not self.heals:
+            return "a ring cannot continue without it. Restart the job"
         return f"{left} workers are left, and --min-workers is {self.least}. Restart the job"
 
     def come(self, member: Member, note: str, now: float, *, boundary: bool) -> None:

@@ -339,9 +339,8 @@ class Job:
 
     @property
     def _survives_loss(self) -> bool:
-        if self.generations.heals:
-            return len(self.members) >= self.generations.least
-        return self._keep_going and self.topology == "hub" and not self.colocated
+        goes_on = self._keep_going and self.topology == "hub" and not self.colocated
+        return goes_on or self.generations.go_on_with(len(self.members))
 
     def slowest(self) -> str:
         """Returns the worker that the others wait for, in words.
@@ -391,10 +390,8 @@ class Job:
             self.fail(JobFailed(f"{member} {why}; {self._fix()}"))
 
     def _fix(self) -> str:
-        if self.generations.heals:
-            return self.generations.too_few(len(self.members))
         if self.topology == "ring":
-            return "a ring cannot continue without it. Restart the job"
+            return self.generations.too_few(len(self.members))
         if self.colocated:
             return f"the job cannot continue without its shard. {RESTART_JOB}"
         return f"with --on-loss wait the job cannot continue without it. {RESTART_JOB}"
