@@ -103,6 +103,7 @@ class JoinRequest(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     BRINGS_SHARD_FIELD_NUMBER: _builtins.int
+    MIN_WORKERS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     token: _builtins.str
     """random, one per worker process: identifies a repeated Join"""
@@ -118,6 +119,8 @@ class JoinRequest(_message.Message):
     pid: _builtins.int
     brings_shard: _builtins.bool
     """the worker has started the shard that BRING_SHARD asked for"""
+    min_workers: _builtins.int
+    """ring: members with which training continues after a loss; 0: it does not"""
     def __init__(
         self,
         *,
@@ -130,10 +133,11 @@ class JoinRequest(_message.Message):
         host: _builtins.str = ...,
         pid: _builtins.int = ...,
         brings_shard: _builtins.bool = ...,
+        min_workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brings_shard", b"brings_shard", "host", b"host", "job", b"job", "pid", b"pid", "protocol", b"protocol", "rank", b"rank", "token", b"token", "topology", b"topology", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brings_shard", b"brings_shard", "host", b"host", "job", b"job", "min_workers", b"min_workers", "pid", b"pid", "protocol", b"protocol", "rank", b"rank", "token", b"token", "topology", b"topology", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +176,7 @@ class JoinReply(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     LOCKSTEP_FIELD_NUMBER: _builtins.int
     NEIGHBOURS_FIELD_NUMBER: _builtins.int
+    RING_SIZE_FIELD_NUMBER: _builtins.int
     SERVER_HOST_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
     INSECURE_FIELD_NUMBER: _builtins.int
@@ -194,6 +199,8 @@ class JoinReply(_message.Message):
     """whether all workers do the same step at the same time"""
     neighbours: _builtins.int
     """workers on this worker's host, including itself"""
+    ring_size: _builtins.int
+    """late, ring: current members, which the worker waits to join"""
     server_host: _builtins.str
     """BRING_SHARD: the server's address for other hosts; selects the shard's address"""
     saves: _builtins.bool
@@ -223,6 +230,7 @@ class JoinReply(_message.Message):
         mode: _builtins.str = ...,
         lockstep: _builtins.bool = ...,
         neighbours: _builtins.int = ...,
+        ring_size: _builtins.int = ...,
         server_host: _builtins.str = ...,
         saves: _builtins.bool = ...,
         insecure: _builtins.bool = ...,
@@ -232,7 +240,7 @@ class JoinReply(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "insecure", b"insecure", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "plain_data", b"plain_data", "rank", b"rank", "saves", b"saves", "server_host", b"server_host", "shard_secret", b"shard_secret", "shards", b"shards", "silent_seconds", b"silent_seconds", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "insecure", b"insecure", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "plain_data", b"plain_data", "rank", b"rank", "ring_size", b"ring_size", "saves", b"saves", "server_host", b"server_host", "shard_secret", b"shard_secret", "shards", b"shards", "silent_seconds", b"silent_seconds", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,6 +373,8 @@ class HeartbeatReply(_message.Message):
     STOP_AGREED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILOVERS_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
+    NEWCOMERS_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """the lease expired: this incarnation has lost its place"""
     failed: _builtins.str
@@ -383,6 +393,10 @@ class HeartbeatReply(_message.Message):
     """the error if this worker takes another step, since a worker finished; empty before"""
     failovers: _builtins.int
     """how many standbys have replaced a shard; if it rises, ask for Shards"""
+    broken: _builtins.int
+    """ring that heals: the generation that must end, because a member is lost; 0: none"""
+    newcomers: _builtins.bool
+    """ring that heals: workers wait to enter"""
     @_builtins.property
     def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """membership changes since this worker's last heartbeat"""
@@ -400,10 +414,12 @@ class HeartbeatReply(_message.Message):
         stop_agreed: _builtins.bool = ...,
         finished: _builtins.str = ...,
         failovers: _builtins.int = ...,
+        broken: _builtins.int = ...,
+        newcomers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "exit_code", b"exit_code", "failed", b"failed", "failovers", b"failovers", "fenced", b"fenced", "finished", b"finished", "news", b"news", "slowest", b"slowest", "stop_after", b"stop_after", "stop_agreed", b"stop_agreed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "draining", b"draining", "exit_code", b"exit_code", "failed", b"failed", "failovers", b"failovers", "fenced", b"fenced", "finished", b"finished", "newcomers", b"newcomers", "news", b"news", "slowest", b"slowest", "stop_after", b"stop_after", "stop_agreed", b"stop_agreed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -877,6 +893,107 @@ class RendezvousReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RendezvousReply: _TypeAlias = RendezvousReply  # noqa: Y015
+
+@_typing.final
+class RegroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    BOUNDARY_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    incarnation: _builtins.bytes
+    generation: _builtins.int
+    """the generation that the caller leaves; 0: none"""
+    boundary: _builtins.bool
+    """the caller is between two steps, where newcomers can enter"""
+    note: _builtins.str
+    """for the other members"""
+    wait_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
+        generation: _builtins.int = ...,
+        boundary: _builtins.bool = ...,
+        note: _builtins.str = ...,
+        wait_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "generation", b"generation", "incarnation", b"incarnation", "note", b"note", "rank", b"rank", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegroupRequest: _TypeAlias = RegroupRequest  # noqa: Y015
+
+@_typing.final
+class RegroupReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    BOUNDARY_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """0: not yet"""
+    boundary: _builtins.bool
+    """all members are at a boundary"""
+    failed: _builtins.str
+    """the error message of a failed job"""
+    exit_code: _builtins.int
+    """goes with failed"""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingMember]:
+        """in the order of their ranks in the ring"""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        members: _abc.Iterable[Global___RingMember] | None = ...,
+        boundary: _builtins.bool = ...,
+        failed: _builtins.str = ...,
+        exit_code: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "exit_code", b"exit_code", "failed", b"failed", "generation", b"generation", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegroupReply: _TypeAlias = RegroupReply  # noqa: Y015
+
+@_typing.final
+class RingMember(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    NEWCOMER_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """in the job"""
+    note: _builtins.str
+    newcomer: _builtins.bool
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        note: _builtins.str = ...,
+        newcomer: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["newcomer", b"newcomer", "note", b"note", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RingMember: _TypeAlias = RingMember  # noqa: Y015
 
 @_typing.final
 class ClockRequest(_message.Message):

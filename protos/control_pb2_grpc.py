@@ -69,6 +69,11 @@ class ControlStub:
                 request_serializer=hubring_dot_protos_dot_control__pb2.ShardsRequest.SerializeToString,
                 response_deserializer=hubring_dot_protos_dot_control__pb2.ShardsReply.FromString,
                 _registered_method=True)
+        self.Regroup = channel.unary_unary(
+                '/hubring.v1.Control/Regroup',
+                request_serializer=hubring_dot_protos_dot_control__pb2.RegroupRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.RegroupReply.FromString,
+                _registered_method=True)
         self.Clock = channel.unary_unary(
                 '/hubring.v1.Control/Clock',
                 request_serializer=hubring_dot_protos_dot_control__pb2.ClockRequest.SerializeToString,
@@ -157,6 +162,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Regroup(self, request, context):
+        """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
+        generation begins with the caller; with generation 0 after wait_seconds: call again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Clock(self, request, context):
         """Returns the coordinator's time. A process that writes a trace measures its clock's offset.
         """
@@ -233,6 +246,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Shards,
                     request_deserializer=hubring_dot_protos_dot_control__pb2.ShardsRequest.FromString,
                     response_serializer=hubring_dot_protos_dot_control__pb2.ShardsReply.SerializeToString,
+            ),
+            'Regroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Regroup,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.RegroupRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.RegroupReply.SerializeToString,
             ),
             'Clock': grpc.unary_unary_rpc_method_handler(
                     servicer.Clock,
@@ -454,6 +472,33 @@ class Control:
             '/hubring.v1.Control/Shards',
             hubring_dot_protos_dot_control__pb2.ShardsRequest.SerializeToString,
             hubring_dot_protos_dot_control__pb2.ShardsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Regroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.Control/Regroup',
+            hubring_dot_protos_dot_control__pb2.RegroupRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.RegroupReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,10 @@ class ControlStub:
     """A key-value store in which the members of a ring find each other."""
     Shards: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShardsRequest, _control_pb2.ShardsReply]
     """Returns where the shards are now: one that is lost is replaced by its standby."""
+    Regroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.RegroupRequest, _control_pb2.RegroupReply]
+    """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
+    generation begins with the caller; with generation 0 after wait_seconds: call again.
+    """
     Clock: _grpc.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]
@@ -93,6 +97,10 @@ class ControlAsyncStub(ControlStub):
     """A key-value store in which the members of a ring find each other."""
     Shards: _aio.UnaryUnaryMultiCallable[_control_pb2.ShardsRequest, _control_pb2.ShardsReply]  # type: ignore[assignment]
     """Returns where the shards are now: one that is lost is replaced by its standby."""
+    Regroup: _aio.UnaryUnaryMultiCallable[_control_pb2.RegroupRequest, _control_pb2.RegroupReply]  # type: ignore[assignment]
+    """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
+    generation begins with the caller; with generation 0 after wait_seconds: call again.
+    """
     Clock: _aio.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]  # type: ignore[assignment]
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]  # type: ignore[assignment]
@@ -166,6 +174,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ShardsReply, _abc.Awaitable[_control_pb2.ShardsReply]]:
         """Returns where the shards are now: one that is lost is replaced by its standby."""
+
+    @_abc_1.abstractmethod
+    def Regroup(
+        self,
+        request: _control_pb2.RegroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RegroupReply, _abc.Awaitable[_control_pb2.RegroupReply]]:
+        """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
+        generation begins with the caller; with generation 0 after wait_seconds: call again.
+        """
 
     @_abc_1.abstractmethod
     def Clock(

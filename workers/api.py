@@ -51,7 +51,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Returns the number of workers that the job started with."""
+    """Returns the number of workers that the job started with; on a ring with `--min-workers`, those now."""
     return context.current().communicator.size
 
 

@@ -178,7 +178,8 @@ def _server_cause(error: HubringError) -> HubringError:
     if worker is None or worker.session is None:
         return error
     lost_shard = worker.session.serves and isinstance(error, ServerUnreachable)
-    if isinstance(error, RingBroken | Fenced) or lost_shard:
+    broken_ring = isinstance(error, RingBroken) and not worker.communicator.heals
+    if broken_ring or isinstance(error, Fenced) or lost_shard:
         return worker.session.verdict() or error
     return error
 

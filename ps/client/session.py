@@ -21,6 +21,7 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.assignment import Assignment
+from hubring.ps.client.board import Board
 from hubring.ps.client.departure import Departure
 from hubring.ps.client.join import BY_EXIT_CODE, Admission, prove
 from hubring.ps.client.repeated_call import repeated
@@ -30,7 +31,6 @@ from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
     ConfigError,
-    DeadlineExceeded,
     Fenced,
     HubringError,
     JobFailed,
@@ -68,6 +68,7 @@ class Session:
         own: This worker's certificate, and the authority of the server's.
         log_format: Log format of the shard that this worker starts.
         trace: Folder for that shard's trace; empty for no trace.
+        min_workers: Members with which a ring continues after a loss; 0: it does not continue.
 
     Raises:
         ServerUnreachable: No server answers at `address` within 10 seconds.
@@ -87,6 +88,7 @@ class Session:
         own: Own = NOTHING,
         log_format: LogFormat = "text",
         trace: str = "",
+        min_workers: int = 0,
     ) -> None:
         self.address, self.host = address, socket.gethostname()
         self.step = 0
@@ -107,6 +109,9 @@ class Session:
         self._stop_agreed = threading.Event()
         self._stop_heard = threading.Event()
         self.failure: HubringError | None = None
+        self.on_ring: Callable[[int, bool], None] = lambda *_: None
+        """Called by the heartbeat's thread with the generation of a ring that must end, and whether workers
+        wait to enter."""
         self._on_failure: list[Callable[[HubringError], None]] = []
         self._failing = threading.Lock()
         """Guards `failure` and `_on_failure`, so that each callback is called once."""
@@ -130,6 +135,7 @@ class Session:
             world_size=world_size or 0,
             host=self.host,
             pid=os.getpid(),
+            min_workers=min_workers,
         )
         try:
             joined = self._admission.join(request, start_timeout)
@@ -138,12 +144,14 @@ class Session:
             raise
         self.sender = Sender(joined.rank, incarnation_from_wire(joined.incarnation))
         self._identity = joined.rank, joined.incarnation
-        self.size = joined.world_size
+        self.size, self.ring_size = joined.world_size, joined.ring_size
         self.late, self.neighbours = joined.late, joined.neighbours
         self.mode, self.saves, self.lockstep = joined.mode, joined.saves, joined.lockstep
         self.locations = ShardLocations(self._stub, self._identity, joined.shards, own.identity)
         self.shards = self.locations.shards
         self._lease, self._silent = joined.lease_seconds, joined.silent_seconds
+        patience = max(10.0, self._lease)
+        self.board = Board(self._stub, self._identity, self._call, patience, lambda: self.failure)
         self._thread.start()
 
     # The lease.
@@ -260,6 +268,7 @@ class Session:
         self.stop_after = reply.stop_after or self.stop_after
         self.locations.note(reply.failovers)
         self._finished = clean_message(reply.finished)
+        self.on_ring(reply.broken, reply.newcomers)
         if reply.finished:
             self._explained.set()
         if reply.stop_agreed:
@@ -307,30 +316,6 @@ class Session:
             raise BY_EXIT_CODE.get(reply.exit_code, ConfigError)(clean_message(reply.refused))
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
         return Assignment(plan, reply.step, reply.initialised, reply.undecided)
-
-    def publish(self, key: str, value: str) -> None:
-        """Publishes `value` under `key` for the other workers."""
-        self._rendezvous(key, value, 0.0)
-
-    def lookup(self, key: str, timeout: float) -> str:
-        """Waits for the value that a worker publishes under `key`, and returns it.
-
-        Raises:
-            DeadlineExceeded: No worker published it within `timeout` seconds.
-        """
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0 and self.failure is None:
-            value = self._rendezvous(key, "", min(left, 2.0))
-            if value:
-                return value
-        raise self.failure or DeadlineExceeded(f"no rank published {key!r} within {timeout:g} s (--timeout)")
-
-    def _rendezvous(self, key: str, value: str, wait: float) -> str:
-        rank, incarnation = self._identity
-        request = pb.RendezvousRequest(
-            rank=rank, incarnation=incarnation, key=key, value=value, wait_seconds=wait
-        )
-        return self._call(lambda: self._stub.Rendezvous(request, timeout=wait + max(10.0, self._lease))).value
 
     def clock_offset(self) -> Offset:
         """Measures how far the coordinator's clock is ahead of this host's."""

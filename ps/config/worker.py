@@ -55,6 +55,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     local_rank: Annotated[
         Whole | None, cluster("rank among the workers on this host", "from the launcher, or 0")
     ] = None
+    min_workers: Annotated[
+        Count | None,
+        cluster(
+            "ring: continue without lost workers while this many are left, and let new ones join",
+            "a ring ends with its first lost worker",
+        ),
+    ] = None
     as_horovod: Annotated[bool, cluster("replace `import horovod.torch` with Hubring")] = False
     nodes: Annotated[Count | None, cluster("with --gpus: number of hosts", "from the launcher, or 1")] = None
     gpus: Annotated[
@@ -100,6 +107,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             self._check_ring()
         elif self.backend == "nccl":
             raise only_with("--backend nccl", "--topology ring", "--topology hub")
+        elif self.min_workers is not None:
+            raise ConfigError(
+                f"--min-workers {self.min_workers} is for --topology ring; a hub continues without a lost"
+                " worker anyway, unless the server has --on-loss wait or --colocate"
+            )
         if self.compress is not None:
             self._check_compress(self.compress)
         self._check_nodes()
@@ -167,5 +179,16 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     def _check_ring(self) -> None:
         if self.aggregate:
             raise only_with("--aggregate", "--topology hub", "--topology ring")
+        if self.min_workers is not None:
+            self._check_healing()
         if self.transport != "auto":
             raise only_with(f"--transport {self.transport}", "--topology hub", "--topology ring")
+
+    def _check_healing(self) -> None:
+        if self.compress is not None and codecs.parse(self.compress).kind not in ("bf16", "fp16"):
+            raise ConfigError(
+                f"--compress {self.compress} keeps a residual of every step, and with --min-workers a step"
+                " may be taken again; use --compress bf16 or fp16, or remove --min-workers"
+            )
+        if self.backend == "nccl":
+            raise only_with("--min-workers", "--backend gloo", "--backend nccl")

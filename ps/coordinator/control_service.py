@@ -103,6 +103,7 @@ class Control(ControlServicer):
             world_size=seat.world_size,
             lease_seconds=config.lease,
             silent_seconds=config.silent_seconds,
+            ring_size=len(self._coordinator.job.generations.current.arrivals),
             late=seat.late,
             neighbours=seat.neighbours,
             mode=config.mode,
@@ -152,6 +153,8 @@ class Control(ControlServicer):
             stop_agreed=agreed,
             finished=job.finished(_sender(request)),
             failovers=self._coordinator.standbys.failovers,
+            broken=job.generations.broken(job.members),
+            newcomers=bool(job.generations.newcomers(job.members)),
         )
 
     async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:
@@ -197,15 +200,44 @@ class Control(ControlServicer):
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:
         try:
-            value = await self._coordinator.rendezvous(
-                _sender(request), request.key, request.value, request.wait_seconds
-            )
+            self._coordinator.check_member(_sender(request))
+            board, value = self._coordinator.rendezvous, request.value
+            if value:
+                await board.pin(request.rank, request.key, value)
+            else:
+                value = await board.find(request.key, request.wait_seconds)
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except UsageError as error:
             self._count("board", f"refused what rank {request.rank} publishes: {error}")
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         return pb.RendezvousReply(value=value)
+
+    async def Regroup(self, request: pb.RegroupRequest, context: Context) -> pb.RegroupReply:
+        try:
+            self._coordinator.check_member(_sender(request))
+            generation = await self._coordinator.meeting.regroup(
+                _sender(request),
+                request.generation,
+                peer_request.note(request.note),
+                request.wait_seconds,
+                boundary=request.boundary,
+            )
+        except Fenced as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except HubringError as error:
+            self._count_if_bounded(f"refused the note of rank {request.rank}", error)
+            return pb.RegroupReply(failed=str(error), exit_code=error.exit_code)
+        if generation is None:
+            return pb.RegroupReply()
+        return pb.RegroupReply(
+            generation=generation.number,
+            members=[
+                pb.RingMember(rank=one.member.rank, note=one.note, newcomer=one.newcomer)
+                for one in generation.arrivals
+            ],
+            boundary=generation.boundary,
+        )
 
     async def Clock(self, request: pb.ClockRequest, context: Context) -> pb.ClockReply:
         return pb.ClockReply(time_ns=time.time_ns())
@@ -271,6 +303,7 @@ def _sender(
     | pb.LeaveRequest
     | pb.PlanRequest
     | pb.RendezvousRequest
-    | pb.ShardsRequest,
+    | pb.ShardsRequest
+    | pb.RegroupRequest,
 ) -> Sender:
     return Sender(request.rank, incarnation_from_wire(request.incarnation))

@@ -26,8 +26,9 @@ from hubring.ps.coordinator.joining import Joining, Seat, Summons
 from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.coordinator.planner import Planner
 from hubring.ps.coordinator.quorum import Quorum
-from hubring.ps.coordinator.rendezvous import Rendezvous
 from hubring.ps.coordinator.report import Reporter
+from hubring.ps.coordinator.ring.meeting import Meeting
+from hubring.ps.coordinator.ring.rendezvous import Rendezvous
 from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS, Fleet, Shard, ShardSilent
 from hubring.ps.coordinator.shard_sources import shard_sources
 from hubring.ps.coordinator.shutdown import TURN_SECONDS, Shutdown
@@ -64,8 +65,7 @@ class Coordinator:
         clock: TimeSource,
         restored: tuple[Path, Manifest] | None,
     ) -> None:
-        self.config = config
-        self.consistency = consistency
+        self.config, self.consistency = config, consistency
         self._clock = clock
         self.fleet = Fleet(config.lease)
         self._sources = shard_sources(config)
@@ -112,7 +112,8 @@ class Coordinator:
         self.agreed_model = AgreedModel(self.consistency, config.mode, config.slice_bytes, restored)
         self._planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier, self._planning)
         self.views = ViewPublisher(self.fleet, self._publishing)
-        self._rendezvous = Rendezvous(self._notifier)
+        self.rendezvous = Rendezvous(self._notifier)
+        self.meeting = Meeting(self.job, self.views, self._notifier, self._clock)
         self.quorum = Quorum(
             self.job, self.fleet, self._sources, colocate=config.colocate, awaited=config.await_shards
         )
@@ -182,12 +183,11 @@ class Coordinator:
         """Sends every shard the slices that the workers want to try. Raises as `Planner.try_out`."""
         return await self._planner.try_out(sender, offered, slice_bytes)
 
-    async def rendezvous(self, sender: Sender, key: str, value: str, seconds: float) -> str:
-        """Stores a value; without one, waits for another's. Empty after a timeout. Raises as `exchange`."""
+    def check_member(self, sender: Sender) -> None:
+        """Raises Fenced if this worker is not a member of the job."""
         membership = self._job_of(sender).membership
         assert membership is not None
         membership.member(sender)
-        return await self._rendezvous.exchange(sender.rank, key, value, seconds)
 
     # Requests of shards.
 
@@ -315,11 +315,11 @@ class Coordinator:
 
     def _begins_for(self, joiner: Joiner) -> bool:
         """Whether no earlier job is ending, whose state is cleared before a worker joins the next one."""
-        return not self._ends and (self._closing or not self.job.ends_before(joiner))
+        gone = self.job.membership is not None and self.job.membership.disconnected
+        return not self._ends and ((self._closing and not gone) or not self.job.ends_before(joiner))
 
     @property
     def _ends(self) -> bool:
-        """Whether the job is over."""
         return self._end is not None or self._judged
 
     def _incarnation_after(self) -> int:

@@ -43,6 +43,8 @@ class Reporter:
             "state": self._state(),
             "started": hub.quorum.complete,
             "epoch": hub.views.epoch,
+            "ring_generation": job.generations.current.number if job.generations.heals else None,
+            "ring_pause": round(job.generations.pause, 3) if job.generations.heals else None,
             "draining": hub.stopping or job.draining,
             "ends_with_job": config.once or hub.stopping,
             "failure": str(hub.failure or job.failure or ""),

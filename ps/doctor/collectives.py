@@ -34,7 +34,7 @@ def judge_gloo(address: str, trouble: str) -> Finding:
 
 
 def examine_gloo(subject: Subject) -> Iterator[Finding]:
-    """Runs an allreduce of two ranks, on threads, in a group opened as `ring_group` opens its group."""
+    """Runs an allreduce of two ranks, on threads, opened as the ring opens its group."""
     try:
         address = subject.ring_address
     except ConfigError:  # the interfaces check reports it; without a server, a ring uses loopback

@@ -15,6 +15,7 @@ from collections import defaultdict
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
 from hubring.ps.job.completion import Completion
+from hubring.ps.job.generations import Generations
 from hubring.ps.job.joiner import Joiner
 from hubring.ps.job.membership import RETURN_SECONDS, Membership
 from hubring.ps.job.outcome import Outcome
@@ -44,7 +45,7 @@ class Job:
     Args:
         workers: World size; None uses the first worker's `world_size`, or 1.
         lease_seconds: How long a worker may send no heartbeat.
-        keep_going: Whether a hub's job continues without a lost worker. A ring never does.
+        keep_going: Whether a hub's job continues without a lost worker. A ring does with `--min-workers`.
         colocate: Whether each worker of a hub starts a shard. Such a job never continues either.
         lockstep: Whether all workers of a hub do the same step at the same time. Those of a ring always do.
         first_incarnation: The incarnation of the first join.
@@ -81,6 +82,7 @@ class Job:
         self._heard_stop: set[int] = set()
         self.finish: Finish | None = None
         """The first worker that finished, in lockstep."""
+        self.generations = Generations()
         self._warned = False
 
     def admit(self, joiner: Joiner, now: float, *, waits: bool = False) -> Member:
@@ -102,6 +104,7 @@ class Job:
             world_size = self._workers or joiner.world_size or 1
             self.membership = Membership(world_size, self._lease, first_incarnation=self._first_incarnation)
             self.name, self.topology = joiner.job, joiner.topology
+            self.generations = Generations(joiner.min_workers)
         known, step = self.membership.holds(joiner.token), self.step
         member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now, waits=waits)
         if not known:
@@ -126,7 +129,7 @@ class Job:
                 f"this server runs job {self.name!r}, but this worker belongs to job {joiner.job!r};"
                 " wait until the server's job finishes, or start another server"
             )
-        closed = self.topology == "ring" or self.colocated
+        closed = (self.topology == "ring" and not self.generations.heals) or self.colocated
         if closed and self.started and not self.membership.holds(joiner.token):
             kind = "a ring" if self.topology == "ring" else "a job with --colocate"
             raise ConfigError(
@@ -138,6 +141,7 @@ class Job:
                 f"this worker uses --topology {joiner.topology}, but the job uses --topology {self.topology};"
                 " start all workers with the same --topology"
             )
+        self.generations.check(joiner.min_workers)
 
     def ends_before(self, joiner: Joiner) -> bool:
         """Whether this worker belongs to the next job, because this one is about to end."""
@@ -286,6 +290,7 @@ class Job:
         self._warn_of_uneven(member.rank, step)
         if reason is Reason.FINISHED:
             self.outcome.leave("finished", member.rank)
+            self.generations.leave(member)
             log.info("%s finished after step %d", member, step)
             if self.finish is None and (self._lockstep or self.topology == "ring"):
                 self.finish = Finish(member, step)
@@ -334,7 +339,8 @@ class Job:
 
     @property
     def _survives_loss(self) -> bool:
-        return self._keep_going and self.topology == "hub" and not self.colocated
+        goes_on = self._keep_going and self.topology == "hub" and not self.colocated
+        return goes_on or self.generations.go_on_with(len(self.members))
 
     def slowest(self) -> str:
         """Returns the worker that the others wait for, in words.
@@ -385,7 +391,7 @@ class Job:
 
     def _fix(self) -> str:
         if self.topology == "ring":
-            return "a ring cannot continue without it. Restart the job"
+            return self.generations.too_few(len(self.members))
         if self.colocated:
             return f"the job cannot continue without its shard. {RESTART_JOB}"
         return f"with --on-loss wait the job cannot continue without it. {RESTART_JOB}"

@@ -16,5 +16,7 @@ class Joiner:
     pid: int
     rank: int | None = None
     world_size: int | None = None
+    min_workers: int = 0
+    """Members with which a ring continues after a loss; 0: a ring ends with its first loss."""
     brings_shard: bool = False
     """Whether the worker has started the shard that `--colocate` requires."""

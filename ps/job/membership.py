@@ -201,6 +201,12 @@ class Membership:
         if lease is not None and lease.member.incarnation == sender.incarnation:
             lease.returns_by = now + min(RETURN_SECONDS, self.lease_seconds)
 
+    def hurry(self) -> None:
+        """Ends the grace of holders whose connection closed: other members have lost them too."""
+        for lease in self._leases.values():
+            if lease.returns_by < math.inf:
+                lease.returns_by = -math.inf
+
     def holder(self, token: str) -> Member | None:
         """Returns the member that this worker process became, even if it lost the rank since."""
         return self._tokens.get(token)

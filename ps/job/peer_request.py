@@ -27,6 +27,10 @@ MAX_ADDRESSES = 8
 """Maximum number of addresses of a shard, one per transport."""
 
 
+NOTE_BYTES = 64 << 10
+"""Maximum bytes of what a member of a ring tells the others."""
+
+
 class Rejected(ConfigError):
     """A request that exceeds a bound.
 
@@ -59,6 +63,7 @@ def joiner(request: pb.JoinRequest) -> Joiner:
         topology=clean(request.topology),
         host=clean(request.host),
         pid=request.pid,
+        min_workers=request.min_workers,
         rank=None if request.rank < 0 else request.rank,
         world_size=request.world_size or None,
         brings_shard=request.brings_shard,
@@ -139,3 +144,16 @@ def _check_protocol(theirs: int, who: str) -> None:
             f"the {who} uses protocol {theirs}, but this server uses protocol {PROTOCOL};"
             " install the same version of Hubring on both hosts"
         )
+
+
+def note(text: str) -> str:
+    """Returns what a member of a ring tells the others.
+
+    Raises:
+        Rejected: It is too long.
+    """
+    if len(text.encode()) > NOTE_BYTES:
+        raise Rejected(
+            "board", f"a note of {len(text)} characters is too long; send at most {NOTE_BYTES} bytes"
+        )
+    return text

@@ -17,6 +17,7 @@ from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator.agreed_model import Buckets
 from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.core.types import Member, Sender, ShardPlan, Slicing
+from hubring.ps.job.generations import Generation
 from hubring.ps.job.membership import Departure
 from hubring.ps.job.outcome import Outcome
 from hubring.ps.job.uneven_batches import Finish
@@ -69,6 +70,14 @@ class JobRecord(Struct):
     finish: Finish | None
     warned: bool
     news: dict[int, list[str]]
+
+
+class GenerationsRecord(Struct):
+    """As `Generations`; the members of a meeting come again."""
+
+    least: int
+    current: Generation
+    pause: float
 
 
 class ModelRecord(Struct):
@@ -179,6 +188,7 @@ class HubRecord(Struct):
 
     coordinator: CoordinatorRecord
     job: JobRecord
+    generations: GenerationsRecord
     model: ModelRecord
     board: BoardRecord
     checkpoints: ScheduleRecord

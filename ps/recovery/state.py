@@ -21,6 +21,7 @@ _T = TypeVar("_T", bound=Struct)
 PARTS: dict[str, tuple[type[Struct], str]] = {
     "coordinator": (records.CoordinatorRecord, ""),
     "job": (records.JobRecord, "job"),
+    "generations": (records.GenerationsRecord, "job.generations"),
     "model": (records.ModelRecord, "agreed_model"),
     "board": (records.BoardRecord, "rendezvous"),
     "checkpoints": (records.ScheduleRecord, "checkpoints"),

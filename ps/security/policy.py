@@ -59,6 +59,7 @@ POLICIES: Mapping[str, Policy] = {
     "/hubring.v1.Control/Plan": _only(Role.WORKER, member=True),
     "/hubring.v1.Control/Rendezvous": _only(Role.WORKER, member=True),
     "/hubring.v1.Control/Shards": _only(Role.WORKER, member=True),
+    "/hubring.v1.Control/Regroup": _only(Role.WORKER, member=True),
     "/hubring.v1.Control/Clock": _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR, former=_TIME),
     "/hubring.v1.Control/Status": _only(Role.READER, Role.OPERATOR, Role.WORKER),
     "/hubring.v1.Control/Checkpoint": _only(Role.OPERATOR),

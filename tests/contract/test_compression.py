@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.communicators.ring import AllreduceCommunicator
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, RingRanks
 

@@ -19,7 +19,7 @@ from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.communicators.ring import AllreduceCommunicator
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from hubring.workers.optimizer import setup
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.reducer import tuning

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.workers.collectives import allreduce_async, barrier, recv_async
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.communicators.ring import AllreduceCommunicator, ring_store
-from hubring.workers.communicators.ring_work import RingWork
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator, ring_store
+from hubring.workers.communicators.ring.work import RingWork
 from tests.contract.models import attached
 from tests.support.training.ranks import LIMIT, Ranks
 

@@ -13,7 +13,7 @@ from torch import multiprocessing
 
 from hubring.ps.core.errors import HubringError
 from hubring.workers.collectives import barrier
-from hubring.workers.communicators.ring import AllreduceCommunicator, ring_store
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator, ring_store
 from tests.contract.models import attached
 from tests.support.training.ranks import LIMIT
 

@@ -10,10 +10,10 @@ updated. `steps_on` is where the optimizer runs:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 
@@ -38,6 +38,16 @@ class Start:
     """The step that training continues from."""
 
     step: int = 0
+
+
+class DealtSamples(Protocol):
+    """Deals samples to ranks that change."""
+
+    def begin(self, epoch: int, skip: int) -> Iterator[int]:
+        """Begins an iteration behind the first `skip` samples of this rank's share."""
+
+    def count(self, skip: int) -> int:
+        """Returns how many samples the next iteration has."""
 
 
 class Communicator(ABC):
@@ -66,6 +76,12 @@ class Communicator(ABC):
     """Whether `draining` can become True: at the latest with the answer to the first bucket of a step."""
     lockstep: bool = True
     """Whether every rank takes every step, so that ranks can run a collective in each step."""
+    awaits_state: int = 0
+    """How many optimizers of this worker, which enters a running ring, get their state from its members."""
+    newcomers_wait: bool = False
+    """Whether this rank has heard of workers that wait to enter."""
+    heals: ClassVar[bool] = False
+    """Whether members can be lost and enter, so that `rank` and `size` change between two steps."""
     registry: object | None = None
     """Finds the reducers of parameters; `hubring.workers.reducer.registry` makes it."""
 
@@ -190,6 +206,36 @@ class Communicator(ABC):
 
     def close_group(self, ranks: tuple[int, ...]) -> None:  # noqa: B027 - only a ring needs it
         """Releases what `open_group` made. No member may start a collective among `ranks` afterwards."""
+
+    def between_steps(self, step: int) -> bool:
+        """Lets the members change, if the communicator heals. Every rank calls it after each step.
+
+        Args:
+            step: Completed steps.
+
+        Returns:
+            Whether newcomers have entered, which now get the state.
+        """
+        return False
+
+    def deal(self, length: int, order: Callable[[int], torch.Tensor]) -> DealtSamples | None:
+        """Returns what deals the samples of a dataset to ranks that change; None if they do not change.
+
+        Args:
+            length: Samples in the dataset.
+            order: Returns the order of the samples in an epoch.
+        """
+        return None
+
+    def enter(self) -> None:  # noqa: B027 - only a ring that heals lets workers in at a certain step
+        """Enters a running job as a newcomer, before it gets the state of the others."""
+
+    def let_in(self) -> None:  # noqa: B027 - see `enter`
+        """Lets waiting newcomers in. All members call it, between the same two steps."""
+
+    def report(self) -> dict[str, Any]:
+        """Returns what a worker's result says of the communicator."""
+        return {}
 
     def keep_parameters(self) -> None:  # noqa: B027 - only a hub shares memory
         """Copies parameters out of memory that is shared with the server. Ends all exchange."""

@@ -134,7 +134,9 @@ class LocalJob:
         """
         size = self.size
         settings = settle(given if self.elastic else _without_loss(given), size, environment())
-        patience = self._patience(size, settings.topology)
+        patience = self._patience(size)
+        if patience is not None and settings.topology == "ring":
+            settings.worker["min_workers"] = patience.least
         report = Report(size, settings)
         report.starting()
         most = self.restarts
@@ -186,7 +188,7 @@ class LocalJob:
                 server.end(0.0)
         return Ending(code, causes[-1] if causes else "", team.asked, team.results)
 
-    def _patience(self, size: int, topology: str) -> Patience | None:
+    def _patience(self, size: int) -> Patience | None:
         least, most = self.min_num_proc or size, self.max_num_proc or size
         if not 1 <= least <= size <= most:
             raise UsageError(
@@ -195,11 +197,6 @@ class LocalJob:
             )
         if not self.elastic:
             return None
-        if topology == "ring":
-            raise UsageError(
-                "elastic training needs a hub: with --topology ring, a lost worker ends the job;"
-                " remove --min-num-proc and --host-discovery-script, or use --topology hub"
-            )
         if most > size:
             print(f"ps-run: --max-num-proc {most}: ps-run starts at most -np {size} workers", file=sys.stderr)
         restarts = RESTARTS if self.reset_limit is None else self.reset_limit

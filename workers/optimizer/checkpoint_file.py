@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +22,7 @@ from hubring.ps.checkpoint.checkpoint_folder import unwritten
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 
 
+@runtime_checkable
 class Trained(Protocol):
     """What a checkpoint needs from one optimizer and its model."""
 

@@ -130,6 +130,8 @@ class Checkpoints:
         steps = [trained.completed_steps for trained in self._trained]
         if self._communicator.rank != 0 or not steps or steps[0] == self._saved_step:
             return
+        if self._lock is None:  # this worker has become rank 0 of a ring
+            self._lock = lock(self._directory)
         finite.check((trained.named_parameters for trained in self._trained), 0, steps[0])
         folder = checkpoint_folder.begin(self._directory)
         try:

@@ -35,6 +35,7 @@ from hubring.workers.optimizer.checkpoints import Checkpoints
 from hubring.workers.optimizer.first_batch import first_batch_of
 from hubring.workers.optimizer.hub_step import HubStep
 from hubring.workers.optimizer.model_tensors import check_batch_norm, check_model
+from hubring.workers.optimizer.newcomers import enter
 from hubring.workers.optimizer.reducers import Reducers
 from hubring.workers.optimizer.same_state import check_same_state
 from hubring.workers.optimizer.setup import Setup, check_options, ignore
@@ -143,7 +144,10 @@ class DistributedOptimizer(OptimizerWrapper):
         # Before the reducer's hooks: hooks run in the order in which they were registered.
         self._begin_slow = setup.watch(self._reducers.parameters.union(*(one.parameters for one in buckets)))
         self._reducers.add(buckets)
-        self._first_batch = None if self._reducers.inherited else first_batch_of(model, communicator)
+        if communicator.heals:
+            self._reducers.begin_at(self._steps)
+        compares = not self._reducers.inherited and not self._steps
+        self._first_batch = first_batch_of(model, communicator) if compares else None
         self._asked = not self._steps or self._reducers.inherited
         setup.adopt(self)
         if setup.checkpoints is not None:
@@ -286,6 +290,9 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _start_from_rank_0(self, buckets: list[Bucket], checkpoints: Checkpoints | None) -> int:
         """Gives all ranks the same model and state; returns the completed steps to continue from."""
+        if self._communicator.awaits_state:
+            self._reducers.attach(buckets)
+            return enter(self, self._communicator)
         if checkpoints is not None:
             checkpoints.load(self)
         # A late worker, which is refused in attach(), must not wait for the others before that.

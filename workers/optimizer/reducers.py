@@ -293,6 +293,11 @@ class Reducers:
         self._set.begin_step(self)
         self.extend()
 
+    def begin_at(self, steps: int) -> None:
+        """Counts the steps from the completed ones, as the other members of a ring do."""
+        for reducer in self._all:
+            reducer.steps = max(reducer.steps, steps)
+
     def note_step(self, steps: int) -> None:
         """Records a completed step.
 

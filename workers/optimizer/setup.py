@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.checkpoints import Checkpoints
+from hubring.workers.optimizer.newcomers import give_states
 from hubring.workers.runtime import context
 from hubring.workers.runtime.in_flight import FlightRecorder
 from hubring.workers.runtime.trainer import Trainer
@@ -57,6 +59,7 @@ class Setup(NamedTuple):
             return cls(communicator, bucket_bytes, after_step or ignore, ignore)
         here = context.current()
         bucket_bytes = bucket_bytes or here.config.bucket_bytes
+        here.give_state = partial(give_states, here.communicator)
         step_completed = after_step or here.step_completed
         return cls(
             here.communicator,
@@ -125,6 +128,11 @@ def check_options(
         raise ConfigError(
             "cross_barrier=True needs the model, because its modules' forwards wait for parameters:"
             " call DistributedOptimizer(optimizer, model, cross_barrier=True)"
+        )
+    if cross_barrier and communicator.heals:
+        raise ConfigError(
+            "cross_barrier=True leaves an exchange in flight, and with --min-workers a step that loses a"
+            " worker is exchanged again as a whole: remove cross_barrier=True or --min-workers"
         )
     if uneven and (cross_barrier or asks or not communicator.lockstep):
         raise ConfigError(

@@ -252,6 +252,7 @@ def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, jo
         token_file=config.token_file,
         own=load(config.tls, serves=False),
         trace=str(config.trace or ""),
+        min_workers=config.min_workers or 0,
     )
     origin.role = f"w{session.sender.rank}"
     try:

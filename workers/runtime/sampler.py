@@ -22,6 +22,9 @@ class ShardedSampler(Sampler[int]):
     and needs no weights. The remainder, len(dataset) % size samples, is dropped. With `shuffle`,
     each epoch drops other samples.
 
+    On a ring with `--min-workers` the rest of an epoch is dealt again when ranks are lost or enter
+    (`hubring.workers.communicators.ring.dealing`), unless `rank` and `size` are given.
+
     Args:
         dataset: Only its length is used. It must be the same on all ranks.
         shuffle: Use a new order each epoch, computed from `seed` and the epoch.
@@ -42,6 +45,8 @@ class ShardedSampler(Sampler[int]):
         size: int | None = None,
     ) -> None:
         self._length = len(dataset)
+        follows = rank is None and size is None
+        self._samples = context.current().communicator.deal(self._length, self._order) if follows else None
         self._rank = context.current().communicator.rank if rank is None else rank
         self._size = context.current().communicator.size if size is None else size
         if not 0 <= self._rank < self._size:
@@ -79,19 +84,23 @@ class ShardedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Yields this rank's samples of the epoch."""
         skip, self._skip = self._skip, 0
-        mine = self._order()[self._rank : self._per_rank * self._size : self._size]
+        if self._samples is not None:
+            return self._samples.begin(self._epoch, skip)
+        mine = self._order(self._epoch)[self._rank : self._per_rank * self._size : self._size]
         return iter(mine[skip:].tolist())
 
     def __len__(self) -> int:
         """Returns the number of samples in the next iteration."""
+        if self._samples is not None:
+            return self._samples.count(self._skip)
         return self._per_rank - self._skip
 
     @property
     def _per_rank(self) -> int:
         return self._length // self._size
 
-    def _order(self) -> torch.Tensor:
+    def _order(self, epoch: int) -> torch.Tensor:
         if not self._shuffle:
             return torch.arange(self._length)
-        generator = torch.Generator().manual_seed(self._seed + self._epoch)
+        generator = torch.Generator().manual_seed(self._seed + epoch)
         return torch.randperm(self._length, generator=generator)

@@ -21,8 +21,10 @@ from hubring.ps.transport.host import towards
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
-from hubring.workers.communicators.ring import AllreduceCommunicator
-from hubring.workers.communicators.ring_group import ring_store
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+from hubring.workers.communicators.ring.group import ring_store
+from hubring.workers.communicators.ring.healing import HealingRing
+from hubring.workers.communicators.ring.meeting import Meeting
 from hubring.workers.launchers.own_device import choose
 from hubring.workers.launchers.placement import Placement
 
@@ -97,11 +99,14 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
 
 def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
     server, _ = address(session.address)
+    host = server if is_loopback(server) else towards(server)  # works without a route to other networks
+    if config.min_workers is not None:
+        return _healing_ring(config, session, device, host)
     store = ring_store(
         session.sender.rank,
-        server if is_loopback(server) else towards(server),  # works without a route to other networks
-        lambda where: session.publish("ring", where),
-        lambda: session.lookup("ring", config.timeout),
+        host,
+        lambda where: session.board.publish("ring", where),
+        lambda: session.board.lookup("ring", config.timeout),
         config.timeout,
     )
     log.info("rank %d of %d, ring over %s", session.sender.rank, session.size, config.backend)
@@ -114,6 +119,34 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
         timeout=config.timeout,
         compress=config.compress or "",
     )
+    session.on_failure(communicator.fail)
+    return communicator
+
+
+def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, host: str) -> Communicator:
+    meeting = Meeting(
+        session.sender.rank,
+        host,
+        session.board.regroup,
+        compress=config.compress or "",
+        backend=config.backend,
+        device=device,
+        timeout=config.timeout,
+    )
+    communicator = HealingRing(
+        meeting,
+        late=session.late,
+        size=session.ring_size,
+        timeout=config.timeout,
+    )
+    log.info(
+        "rank %d of %d, ring over %s that continues with at least %d workers",
+        communicator.rank,
+        communicator.size,
+        config.backend,
+        config.min_workers,
+    )
+    session.on_ring = lambda broken, newcomers: communicator.hear(broken, newcomers=newcomers)
     session.on_failure(communicator.fail)
     return communicator
 

@@ -60,6 +60,8 @@ class Worker:
     """The signal was a scheduler's notice (SIGUSR1), which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
     saves: Saves | None = None
+    give_state: Callable[[list[Trainer]], None] = field(default=lambda _: None)
+    """Gives workers that enter a ring the state of these optimizers. All members call it."""
     recorder: FlightRecorder | None = None
     hardship: Hardship | None = None
     """Makes this worker slow in an experiment."""
@@ -136,6 +138,8 @@ class Worker:
         if self.saves is not None and self.saves.due:
             self.synchronize()
             self.saves.save_in_passing()
+        if self.communicator.between_steps(step):
+            self.give_state(self.trainers)
 
     def _save_early(self, step: int) -> None:
         """Writes the parameters after `--save-parameters-at` steps."""
@@ -258,6 +262,7 @@ class Worker:
                 "peak_bytes": used.peak_bytes,
             },
             **emulated,
+            **self.communicator.report(),
         }
 
 

@@ -81,6 +81,8 @@ def _figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "Epoch", str(report["epoch"])
     if report["failovers"]:
         yield "Failovers", str(report["failovers"])
+    if report["ring_generation"]:
+        yield "Generation", str(report["ring_generation"])
     age = report["checkpoint_age"]
     yield "Since checkpoint", NOTHING if age is None else duration(age)
     yield "Uptime", duration(report["seconds_up"])

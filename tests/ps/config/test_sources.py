@@ -196,6 +196,15 @@ def test_server_takes_what_goes_together(flags: dict[str, object]) -> None:
             {"server": "hub:1", "rank": 2, "world_size": 2},
             "--rank 2 is outside --world-size 2; ranks go from 0",
         ),
+        ({"server": "hub:1", "min_workers": 2}, "--min-workers 2 is for --topology ring"),
+        (
+            {"server": "hub:1", "topology": "ring", "min_workers": 2, "compress": "int8"},
+            "--compress int8 keeps a residual of every step",
+        ),
+        (
+            {"server": "hub:1", "topology": "ring", "min_workers": 2, "backend": "nccl"},
+            "--min-workers requires --backend gloo",
+        ),
         ({"rank": -1}, "--rank -1: expected a whole number, at least 0"),
     ],
 )

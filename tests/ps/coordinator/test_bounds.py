@@ -10,9 +10,9 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.coordinator import rendezvous
 from hubring.ps.coordinator.notifier import Notifier
-from hubring.ps.coordinator.rendezvous import Rendezvous
+from hubring.ps.coordinator.ring import rendezvous
+from hubring.ps.coordinator.ring.rendezvous import Rendezvous
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.peer_text import MESSAGE
 from hubring.ps.core.types import MAX_WORLD_SIZE, PROTOCOL, BucketSpec, TensorSpec

@@ -54,8 +54,9 @@ def taken_over(hub: Hub) -> None:
 
 LEFT_OUT = {
     "coordinator": "_clock _end _joining _notifier _planner _planning _publishing _sources config connections"
-    " consistency done fleet outcome quorum shutdown views",
+    " consistency done fleet meeting outcome quorum shutdown views",
     "job": "_colocate _keep_going _lease _lockstep _workers completion failure membership progress",
+    "generations": "_arrivals gathering_since",
     "model": "_consistency _mode _slice_bytes",
     "board": "_notifier",
     "checkpoints": "_clock _directory _every _held _passing _saving _under_way _writer failure",

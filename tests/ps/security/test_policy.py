@@ -74,7 +74,7 @@ def test_members_stay_when_tokens_are_rotated(method: str) -> None:
 
 def test_only_calls_that_prove_a_membership_and_harmless_ones_take_earlier_secrets() -> None:
     assert {method.rpartition("/")[2] for method in MEMBERS} == {
-        *("Heartbeat", "Connect", "Leave", "Plan", "Rendezvous", "Shards", "ShardHeartbeat"),
+        *("Heartbeat", "Connect", "Leave", "Plan", "Rendezvous", "Shards", "Regroup", "ShardHeartbeat"),
         *("Join", "RegisterShard"),  # of a process that has asked before
         "Clock",
     }

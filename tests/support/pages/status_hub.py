@@ -80,6 +80,8 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         "state": "running",
         "started": True,
         "epoch": 1,
+        "ring_generation": None,
+        "ring_pause": None,
         "draining": False,
         "ends_with_job": False,
         "failure": "",

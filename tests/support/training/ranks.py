@@ -33,7 +33,7 @@ from hubring.workers.communicators import gpu_sharing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
-from hubring.workers.communicators.ring import AllreduceCommunicator
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from tests.support.fakes.gpu import GPU, FakeMemory
 from tests.support.fakes.lazy_device import PromptDevice
 from tests.support.transports.inproc import InprocTransport

@@ -214,12 +214,15 @@ def test_a_sampler_in_a_state_is_dealt_out_with_it(on_two: Everybody) -> None:
 @pytest.mark.parametrize(
     "arguments", [(), pytest.param(("reset",), marks=pytest.mark.full)], ids=["run", "run_fn"]
 )
+@pytest.mark.parametrize("flags", [(), ("--topology", "ring", "--min-workers", "1")], ids=["hub", "ring"])
 def test_training_goes_on_without_a_lost_worker_and_with_one_that_comes(
-    cluster: Cluster, arguments: tuple[str, ...]
+    cluster: Cluster, arguments: tuple[str, ...], flags: tuple[str, ...]
 ) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--lease", "3")
     workers = [
-        cluster.worker(address, "--as-horovod", "--rank", str(rank), SCRIPT, *arguments, name=f"w{rank}")
+        cluster.worker(
+            address, "--as-horovod", *flags, "--rank", str(rank), SCRIPT, *arguments, name=f"w{rank}"
+        )
         for rank in (0, 1)
     ]
     for worker in workers:
@@ -227,7 +230,7 @@ def test_training_goes_on_without_a_lost_worker_and_with_one_that_comes(
     # Rank 0 is the one that goes: whoever stays has the state, whatever its rank was.
     os.kill(workers[0].process.pid, signal.SIGKILL)
     workers[1].until(partial(has_printed, workers[1], "of 1"), "going on alone")
-    joiner = cluster.worker(address, "--as-horovod", "--rank", "0", SCRIPT, *arguments, name="joiner")
+    joiner = cluster.worker(address, "--as-horovod", *flags, "--rank", "0", SCRIPT, *arguments, name="joiner")
     ended = [worker.done()["metrics"] for worker in (joiner, workers[1])]
     assert ended[0]["weight"] == ended[1]["weight"]
     assert ended[0]["resets"] == ended[1]["resets"] == 2

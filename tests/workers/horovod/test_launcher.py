@@ -79,11 +79,6 @@ def test_flags_that_contradict_each_other_are_refused(flags: dict[str, object], 
         LocalJob(**flags).run(ScriptCommand(["train.py"]), {})  # type: ignore[arg-type]
 
 
-def test_elastic_training_needs_a_hub() -> None:
-    with pytest.raises(UsageError, match="elastic training needs a hub"):
-        LocalJob(num_proc=2, min_num_proc=1).run(ScriptCommand(["train.py"]), {"topology": "ring"})
-
-
 def test_the_size_is_what_was_asked_for_or_what_there_is_room_for() -> None:
     assert LocalJob(hosts="localhost:3").size == 3
     assert LocalJob(hosts="localhost", slots_per_host=4).size == 4

@@ -208,7 +208,8 @@ def test_workers_of_ps_run_know_who_started_them(cluster: Cluster, tmp_path: Pat
 
 @pytest.mark.timeout(300)
 @pytest.mark.full
-def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Path, topology: str) -> None:
     mark = tmp_path / "killed"
     script = tmp_path / "elastic.py"
     script.write_text(
@@ -231,7 +232,7 @@ def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Pa
         "    return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()\n"
         "print('all', train(state), state.sizes)\n"
     )
-    program = ps_run(cluster, "-np", "2", "--min-num-proc", "1", str(script))
+    program = ps_run(cluster, "-np", "2", "--min-num-proc", "1", "--topology", topology, str(script))
     assert program.wait() == 0, program.said()
     assert "rank 0 was killed by signal 9 (SIGKILL); restarting it" in program.said()
     assert program.out.read_text().count("all 2.0 [2, 1, 2]") == 2

@@ -6,7 +6,8 @@ notice at the next `commit` or `check_host_updates`: `HorovodInternalError` is r
 last commit, and continue without the worker. A new worker for a free rank also waits for the next `commit`
 or `check_host_updates`, and then gets the state of the others.
 
-With a ring the workers cannot change: a lost worker ends the job.
+A ring needs `--min-workers`: otherwise a lost worker ends the job. The ring then works as above. It runs an
+operation again that loses a worker, so what the script notices is the same as on a hub.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import torch
 from hubring.workers import collectives
 from hubring.workers.horovod.elastic.newcomers import OVER, UNDER_WAY, Board, Lives
 from hubring.workers.horovod.elastic.notification import HostUpdateResult, notification_manager
+from hubring.workers.horovod.elastic.ring_membership import RingMembership
 from hubring.workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, translated
 from hubring.workers.horovod.world.world import World, current
 from hubring.workers.runtime import context
@@ -153,12 +154,16 @@ def _change(before: Lives, after: Lives) -> int:
     return HostUpdateResult.removed * bool(removed) | HostUpdateResult.added * bool(added)
 
 
-def of_process() -> Membership:
+Members = Membership | RingMembership
+
+
+def of_process() -> Members:
     """Returns this worker's membership, and creates it on the first call."""
     world = current()
     if world.membership is None:
-        world.membership = Membership(world, _board(world))
-    assert isinstance(world.membership, Membership)
+        heals = world.communicator.heals
+        world.membership = RingMembership(world) if heals else Membership(world, _board(world))
+    assert isinstance(world.membership, Membership | RingMembership)
     return world.membership
 
 

@@ -48,7 +48,7 @@ class Board:
 
     def tell(self, training: str) -> None:
         """Publishes whether training is under way or over."""
-        self._session.publish("horovod.training", training)
+        self._session.board.publish("horovod.training", training)
 
     def newcomer(self, ranks: Iterable[int], known: Iterable[int]) -> tuple[int, int] | None:
         """Returns the rank and id of a waiting newcomer; None without one.
@@ -59,7 +59,7 @@ class Board:
         """
         for rank in ranks:
             with suppress(DeadlineExceeded):
-                life = int(self._session.lookup(f"horovod.waiting.{rank}", 0.001))
+                life = int(self._session.board.lookup(f"horovod.waiting.{rank}", 0.001))
                 if life not in known:
                     return rank, life
         return None
@@ -67,7 +67,7 @@ class Board:
     def admit(self, life: int, members: Mapping[int, int], generation: int) -> None:
         """Admits a newcomer."""
         pairs = " ".join(f"{rank}:{one}" for rank, one in members.items())
-        self._session.publish(f"horovod.admit.{life}", f"{generation} {pairs}")
+        self._session.board.publish(f"horovod.admit.{life}", f"{generation} {pairs}")
 
     def await_entry(self, life: int) -> None:
         """Returns once the hub counts the newcomer.
@@ -75,7 +75,7 @@ class Board:
         Raises:
             DeadlineExceeded: The newcomer did not enter in time.
         """
-        self._session.lookup(f"horovod.entered.{life}", ENTER_SECONDS)
+        self._session.board.lookup(f"horovod.entered.{life}", ENTER_SECONDS)
 
     def enter(self, rank: int, life: int) -> tuple[Lives, int]:
         """Waits for admission, enters, and returns the members and their generation.
@@ -84,10 +84,10 @@ class Board:
             DeadlineExceeded: The members did not admit this worker in time.
             ConfigError: Training is over.
         """
-        self._session.publish(f"horovod.waiting.{rank}", str(life))
+        self._session.board.publish(f"horovod.waiting.{rank}", str(life))
         generation, *members = self._await_admission(life).split()
         self.count()
-        self._session.publish(f"horovod.entered.{life}", "yes")
+        self._session.board.publish(f"horovod.entered.{life}", "yes")
         pairs = (one.split(":") for one in members)
         return {int(member): int(one) for member, one in pairs}, int(generation)
 
@@ -95,8 +95,8 @@ class Board:
         deadline = time.monotonic() + self._timeout
         while (left := deadline - time.monotonic()) > 0:
             with suppress(DeadlineExceeded):
-                return self._session.lookup(f"horovod.admit.{life}", min(left, LOOK_SECONDS))
-            if self._session.lookup("horovod.training", self._timeout) == OVER:
+                return self._session.board.lookup(f"horovod.admit.{life}", min(left, LOOK_SECONDS))
+            if self._session.board.lookup("horovod.training", self._timeout) == OVER:
                 raise ConfigError("this worker cannot join: training is over")
         raise DeadlineExceeded(
             f"the other workers did not admit this worker within {self._timeout:g} s (--timeout);"

@@ -24,7 +24,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     calls.
 
     Raises:
-        HorovodInternalError: The job cannot continue: the server is lost, or the topology is a ring.
+        HorovodInternalError: The job cannot continue: the server is lost, or the topology is a ring without
+            `--min-workers`.
     """
     return run_fn(func, _nothing)
 
@@ -68,7 +69,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
     return wrapper
 
 
-def _reset(members: membership.Membership, reset: Callable[[], Any]) -> None:
+def _reset(members: membership.Members, reset: Callable[[], Any]) -> None:
     before = current().generation
     reset()
     if current().generation == before:  # otherwise init() has done it

@@ -19,7 +19,7 @@ from hubring.ps.core.work import Work
 from hubring.ps.process.child import Child
 from hubring.ps.process.command import module_command
 from hubring.ps.transport.registry import transport
-from hubring.workers.communicators.ring_process_group import Ring
+from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.compare.cost.calibrate import partner
 from hubring.workers.compare.cost.calibrate.partner import KEYS, LARGE, PATIENCE, SENDER, SMALL
 from hubring.workers.compare.run.runner import clean_environment

@@ -24,7 +24,7 @@ from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
 from hubring.ps.store.parameter_memory import HostMemory
 from hubring.ps.transport.registry import open_doors
-from hubring.workers.communicators.ring_process_group import Ring
+from hubring.workers.communicators.ring.process_group import Ring
 
 SENDER = Sender(0, 1)
 SMALL = 1024

@@ -2,7 +2,7 @@
 
 All members of a process group must start operations in the same order, but a script's
 collectives can start in any order. So a thread of each member gathers the pending calls of all
-members and runs the calls that all of them have (`hubring.workers.communicators.collective_order`).
+members and runs the calls that all of them have (`hubring.workers.communicators.ring.collective_order`).
 This costs a round of small messages. Without it, members that disagree would hang, crash or mix up
 bytes. A member without a pending call does not gather, so an idle ring sends nothing; the other
 members wait in the gather for it.
@@ -23,9 +23,10 @@ from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.ps.core.messages import Call, Collective
 from hubring.ps.store.collective import objection, zeros
 from hubring.workers.communicators.base import CollectiveWork
-from hubring.workers.communicators.collective_order import Step, next_steps
-from hubring.workers.communicators.ring_collectives import Operation, perform
-from hubring.workers.communicators.ring_process_group import Ring
+from hubring.workers.communicators.ring.call_log import Results
+from hubring.workers.communicators.ring.collective_order import Step, next_steps
+from hubring.workers.communicators.ring.collectives import Operation, perform
+from hubring.workers.communicators.ring.process_group import Ring
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,10 @@ class RingScheduler:
     Args:
         ring: The members' process group. `close` closes it.
         members: The members' ranks in the whole job, ascending.
+        results: Keeps results for members that lack them after a loss; None: not.
     """
 
-    def __init__(self, ring: Ring, members: Sequence[int]) -> None:
+    def __init__(self, ring: Ring, members: Sequence[int], results: Results | None = None) -> None:
         self.ring = ring
         self.members = members
         self._rank = members[ring.rank]
@@ -61,6 +63,7 @@ class RingScheduler:
         self._news = False
         self._end: HubringError | None = None
         """The reason why no call is accepted any more."""
+        self._results = results
         self._gatherings = 0
         self._joined: dict[int, int] = {}
         """The number of the gather that first showed each member's join."""
@@ -90,6 +93,12 @@ class RingScheduler:
             self._thread.join()
         self.ring.close()
 
+    def abort(self, error: HubringError) -> None:
+        """Ends all collectives on all members, and waits until none is left on this one."""
+        self.ring.abort(error)  # first: without its call, this member would take part with zeros
+        self._stop(error)
+        self._thread.join()
+
     def _stop(self, error: HubringError) -> None:
         with self._changed:
             self._end = self._end or error
@@ -106,6 +115,8 @@ class RingScheduler:
         try:
             while offered := self._await_calls(pause):
                 steps = next_steps(self._gather(offered))
+                if self._results is not None:
+                    self._results.begin_round()
                 for step in steps:
                     self._take(step)
                 pause = 0.0 if steps else min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
@@ -146,6 +157,8 @@ class RingScheduler:
         own = None if self._rank in step.joined else self._claim(step.calls[self._rank])
         refusal = objection(step.calls, step.joined)
         came = self._do(step, own) if refusal is None else []
+        if self._results is not None:
+            self._results.note(step.call, "" if refusal is None else refusal.text, came)
         with self._changed:
             self._carried = None
         if own is not None and refusal is None:

@@ -17,6 +17,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from hubring.ps.core.errors import ConfigError, RingBroken
 from hubring.ps.transport.host import towards
+from hubring.workers.communicators.ring.connections import GroupConnections
 
 
 def ring_store(
@@ -67,8 +68,9 @@ def open_group(
     device: torch.device,
     host: str | None,
     timeout: float,
+    connections: GroupConnections | None = None,
 ) -> Any:
-    """Opens the process group of all ranks. See `Ring` for the arguments.
+    """Opens the process group of all ranks. See `Ring` for the arguments; `connections` can cut Gloo's.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -77,6 +79,9 @@ def open_group(
     try:
         if backend == "gloo":
             options = _gloo_options(host or own_address(store), timeout)
+            if connections is not None:
+                connections.introduce(store, rank, size)
+                options._devices = [connections.device]
             group: Any = dist.ProcessGroupGloo(store, rank, size, options)
             # Without a barrier, a connected rank could leave while other ranks still connect.
             group.barrier().wait()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hubring.ps.core.messages import Call, Collective
 from hubring.ps.core.types import Layout
-from hubring.workers.communicators.collective_order import next_steps
+from hubring.workers.communicators.ring.collective_order import next_steps
 
 ROWS = (Layout("float32", (2, 3)),)
 

@@ -18,14 +18,18 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hubring.ps.core.errors import HubringError, RingBroken
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.ring_group import open_group
-from hubring.workers.communicators.ring_work import Operations, RingWork
+from hubring.workers.communicators.ring.connections import GroupConnections
+from hubring.workers.communicators.ring.group import open_group, own_address
+from hubring.workers.communicators.ring.work import Operations, RingWork
 
 Launch = Callable[[Any], Any]
 """Starts one operation on a process group and returns torch's handle."""
 
 FOREVER = timedelta(days=3650)
 """Longer than any job."""
+
+ABORT_SECONDS = 10.0
+"""How long operations may take to notice that their connections are cut; a group that does not is left."""
 
 FIRST_BYTES = 504
 """Bytes of a gathered tensor that are sent together with its length."""
@@ -44,12 +48,14 @@ class Ring:
     Args:
         rank: This process's rank.
         size: Number of ranks.
-        store: The store through which ranks connect; `ring_group.ring_store` makes one.
+        store: The store through which ranks connect; `group.ring_store` makes one.
         backend: `gloo` or `nccl`.
         device: Device of the tensors.
         host: This process's address for the other ranks; None derives it from the store.
         timeout: Seconds that connecting, and each operation, may take.
         patient: Whether operations have no timeout. Connecting still has one.
+        connect_timeout: Seconds that connecting may take; None: `timeout`.
+        abortable: Whether `abort` may be called.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -67,15 +73,21 @@ class Ring:
         host: str | None,
         timeout: float,
         patient: bool = False,
+        connect_timeout: float | None = None,
+        abortable: bool = False,
     ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
         self.timeout = None if patient else timeout
         self.operations = Operations(rank)
-        self._group = open_group(rank, size, store, backend, device, host, timeout)
-        if patient:
-            self._group.set_timeout(FOREVER)
+        gloo = abortable and backend == "gloo"
+        self._connections = GroupConnections(host or own_address(store)) if gloo else None
+        self._group = open_group(
+            rank, size, store, backend, device, host, connect_timeout or timeout, self._connections
+        )
+        if patient or connect_timeout is not None:
+            self._group.set_timeout(FOREVER if patient else timedelta(seconds=timeout))
         _python.Py_IncRef(self._group)  # never destroy the group, unless `close` drops this reference
 
     def start(self, work: RingWork, launch: Launch) -> None:
@@ -139,6 +151,24 @@ class Ring:
     def fail(self, error: HubringError) -> None:
         """Fails all current and later operations. Safe to call from any thread."""
         self.operations.fail(error)
+
+    def abort(self, error: HubringError) -> None:
+        """Ends all operations on all members, and destroys the group. No operation writes to memory after it.
+
+        Args:
+            error: What the operations of this member fail with.
+        """
+        group = self._group
+        if group is None:
+            return
+        self.operations.fail(error)
+        if self._connections is not None:
+            self._connections.cut()
+        else:
+            group.abort()
+        if self.operations.end_thread(ABORT_SECONDS):
+            _python.Py_DecRef(group)
+        self._group = None
 
     def close(self) -> None:
         """Closes the connections, unless the ring has failed. Can be called twice."""

@@ -30,8 +30,8 @@ from hubring.ps.compression.error_feedback import ErrorFeedback
 from hubring.ps.compression.quantization import Half
 from hubring.ps.core.messages import Coded
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.ring_process_group import Ring
-from hubring.workers.communicators.ring_work import RingWork
+from hubring.workers.communicators.ring.process_group import Ring
+from hubring.workers.communicators.ring.work import RingWork
 
 PIECE = 1 << 20
 """Elements that are encoded together. With their residual they fit in the cache, as the hub's slices do."""

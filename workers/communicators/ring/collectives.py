@@ -21,7 +21,7 @@ from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.ps.core.types import Layout
 from hubring.ps.store.collective import dealt_rows, rows_for
 from hubring.ps.store.collective_reduction import WIDER, averaged, reduced
-from hubring.workers.communicators.ring_process_group import Ring
+from hubring.workers.communicators.ring.process_group import Ring
 
 REDUCTIONS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -150,8 +150,8 @@ def _own_rows(ring: Ring, tensor: Tensor) -> Tensor:
 def _gathered(operation: Operation) -> list[list[Tensor]]:
     """Returns the tensors of all members."""
     lengths = [_nbytes(call.layouts) for call in operation.calls]
-    pieces = operation.ring.gather(operation.what, _bundle(operation.tensors), lengths)
-    return [_unbundle(piece, call.layouts) for piece, call in zip(pieces, operation.calls, strict=True)]
+    pieces = operation.ring.gather(operation.what, bundle(operation.tensors), lengths)
+    return [unbundle(piece, call.layouts) for piece, call in zip(pieces, operation.calls, strict=True)]
 
 
 def _joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -164,7 +164,7 @@ def _joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def _gathered_at_root(operation: Operation) -> list[Tensor]:
     lengths = [_nbytes(call.layouts) for call in operation.calls]
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: lengths[operation.ring.rank]] = _bundle(operation.tensors)
+    padded[: lengths[operation.ring.rank]] = bundle(operation.tensors)
     pieces = [torch.empty_like(padded) for _ in lengths] if operation.at_root else []
     options: Any = dist.GatherOptions()
     options.rootRank = operation.root
@@ -175,17 +175,17 @@ def _gathered_at_root(operation: Operation) -> list[Tensor]:
     return [
         tensor
         for piece, call in zip(pieces, operation.calls, strict=False)
-        for tensor in _unbundle(piece, call.layouts)
+        for tensor in unbundle(piece, call.layouts)
     ]
 
 
 def _broadcast(operation: Operation) -> list[Tensor]:
     layouts = operation.calls[operation.root].layouts
     memory = (
-        _bundle(operation.tensors) if operation.at_root else torch.empty(_nbytes(layouts), dtype=torch.uint8)
+        bundle(operation.tensors) if operation.at_root else torch.empty(_nbytes(layouts), dtype=torch.uint8)
     )
     broadcast_into(operation.ring, memory, operation.root, operation.what)
-    return _unbundle(memory, layouts)
+    return unbundle(memory, layouts)
 
 
 def _scattered(operation: Operation) -> list[Tensor]:
@@ -193,14 +193,14 @@ def _scattered(operation: Operation) -> list[Tensor]:
     mine = torch.empty(max(layout.nbytes for layout in layouts), dtype=torch.uint8)
     pieces = [torch.zeros_like(mine) for _ in layouts] if operation.at_root else []
     for piece, tensor in zip(pieces, operation.tensors, strict=False):
-        piece[: tensor.nbytes] = _bundle([tensor])
+        piece[: tensor.nbytes] = bundle([tensor])
     options: Any = dist.ScatterOptions()
     options.rootRank = operation.root
     if mine.numel():
         operation.ring.run(
             operation.what, lambda group: group.scatter([mine], [pieces] if pieces else [], options)
         )
-    return _unbundle(mine, [layouts[operation.ring.rank]])
+    return unbundle(mine, [layouts[operation.ring.rank]])
 
 
 def _exchanged(operation: Operation) -> list[Tensor]:
@@ -212,10 +212,10 @@ def _exchanged(operation: Operation) -> list[Tensor]:
     given = [width * count for count in splits[operation.ring.rank]]
     taken = [width * count for count in received]
     if width and any(map(sum, splits)):
-        own = _bundle(operation.tensors)
+        own = bundle(operation.tensors)
         operation.ring.run(operation.what, lambda group: group.alltoall_base(memory, own, taken, given))
     rows = Layout(layout.dtype, (sum(received), *layout.shape[1:]))
-    return [*_unbundle(memory, [rows]), torch.tensor(received)]
+    return [*unbundle(memory, [rows]), torch.tensor(received)]
 
 
 # Conversion between tensors and one flat tensor of bytes.
@@ -225,13 +225,14 @@ def _nbytes(layouts: Sequence[Layout]) -> int:
     return sum(layout.nbytes for layout in layouts)
 
 
-def _bundle(tensors: Sequence[Tensor]) -> Tensor:
+def bundle(tensors: Sequence[Tensor]) -> Tensor:
     """Returns a new flat uint8 tensor."""
     flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
     return torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
 
 
-def _unbundle(memory: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
+def unbundle(memory: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
+    """Returns the tensors that `bundle` has made bytes of."""
     ends = list(accumulate(layout.nbytes for layout in layouts))
     tensors = []
     for layout, end in zip(layouts, ends, strict=True):

@@ -20,7 +20,7 @@ from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.core.messages import Call
 from hubring.ps.core.types import Layout
 from hubring.workers.communicators.base import CollectiveWork
-from hubring.workers.communicators.ring_process_group import Ring
+from hubring.workers.communicators.ring.process_group import Ring
 
 HEAD_BYTES = 2048
 """Size of the header before each tensor: its name and layout, padded with spaces."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from hubring.ps.core.errors import DeadlineExceeded, HubringError, RingBroken
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.ring_group import gist
+from hubring.workers.communicators.ring.group import gist
 
 
 class RingWork(Work):
@@ -121,6 +121,12 @@ class Operations:
             pending, self._pending = self._pending, set()
         for work in pending:
             work.fail(failure)
+
+    def end_thread(self, seconds: float) -> bool:
+        """Waits until torch has ended all operations, after `fail`; returns whether it has in this time."""
+        self._begun.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def close(self) -> None:
         """Ends the thread after the pending operations. After a failure it does not wait for the thread."""

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,19 +16,21 @@ from hubring.ps.compression.compressor import codec_for
 from hubring.ps.compression.quantization import Half
 from hubring.ps.core.codecs import parse
 from hubring.ps.core.counters import Traffic
-from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
+from hubring.ps.core.errors import HubringError, RingBroken
 from hubring.ps.core.messages import Call, Collective
-from hubring.ps.core.types import BucketSpec, Hyper
+from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators import ring_collectives
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
 from hubring.workers.communicators.powersgd import LowRankMean
-from hubring.workers.communicators.ring_gradient_mean import RingMean, ring_mean
-from hubring.workers.communicators.ring_group import own_address, ring_store
-from hubring.workers.communicators.ring_process_group import Ring
-from hubring.workers.communicators.ring_scheduler import RingScheduler
-from hubring.workers.communicators.transfers import Transfers
+from hubring.workers.communicators.ring import collectives
+from hubring.workers.communicators.ring.call_log import Results
+from hubring.workers.communicators.ring.gradient_mean import RingMean, ring_mean
+from hubring.workers.communicators.ring.group import own_address, ring_store
+from hubring.workers.communicators.ring.process_group import Ring
+from hubring.workers.communicators.ring.same_model import check_same_model
+from hubring.workers.communicators.ring.scheduler import RingScheduler
+from hubring.workers.communicators.ring.transfers import Transfers
 
 __all__ = ["AllreduceCommunicator", "ring_store"]
 
@@ -41,7 +42,7 @@ class AllreduceCommunicator(Communicator):
 
     `traffic` is computed, not counted. Per step, a rank sends and receives 2(n-1)/n of the
     gradients' bytes; with a codec whose payloads are gathered
-    (`hubring.workers.communicators.ring_gradient_mean`), n-1 payloads.
+    (`hubring.workers.communicators.ring.gradient_mean`), n-1 payloads.
 
     Args:
         rank: This worker's rank.
@@ -52,6 +53,9 @@ class AllreduceCommunicator(Communicator):
         host: This worker's address for the other ranks; None derives it from the store.
         timeout: Seconds that one exchange may take.
         compress: Codec of the gradients, as in `hubring.ps.core.codecs`; empty: no compression.
+        connect_timeout: Seconds that connecting may take; None: `timeout`.
+        results: Keeps results of collectives among all ranks, for ranks that lack them after a loss. With it,
+            `abort` may be called.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -73,6 +77,8 @@ class AllreduceCommunicator(Communicator):
         host: str | None = None,
         timeout: float = 300.0,
         compress: str = "",
+        connect_timeout: float | None = None,
+        results: Results | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -83,13 +89,28 @@ class AllreduceCommunicator(Communicator):
         self._compress = compress
         # Weak keys: joined buckets only live for a tuning trial. The values do not reference the bucket.
         self._means: WeakKeyDictionary[Bucket, _Means] = WeakKeyDictionary()
-        self._open = partial(Ring, rank, size, backend=backend, device=torch.device(device), timeout=timeout)
+        self._open = partial(
+            Ring,
+            rank,
+            size,
+            backend=backend,
+            device=torch.device(device),
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            abortable=results is not None,
+        )
+        self._connect_timeout = connect_timeout
+        self._results = results
         self._store, self._host = store, host
         self.ring = self._open(store=store, host=host)
         self._rings = [self.ring]
-        self._schedulers: dict[tuple[int, ...], RingScheduler] = {
-            (): self._scheduler(range(size), PrefixStore("collectives", store))
-        }
+        try:
+            scheduler = self._scheduler(range(size), PrefixStore("collectives", store))
+        except RingBroken as error:
+            if results is not None:
+                self.ring.abort(error)  # or the other members would wait for this one
+            raise
+        self._schedulers: dict[tuple[int, ...], RingScheduler] = {(): scheduler}
         """By members; the empty tuple is all ranks."""
         self._transfers = Transfers(self._schedulers[()].ring)
         self._users: Counter[tuple[int, ...]] = Counter()
@@ -99,7 +120,11 @@ class AllreduceCommunicator(Communicator):
         return torch.zeros(numel, dtype=dtype)
 
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
-        self._compare([bucket.spec for bucket in buckets])
+        check_same_model(
+            [bucket.spec for bucket in buckets],
+            self._compress,
+            lambda text: self.ring.gather("comparing models", text),
+        )
         if self._compress.startswith("powersgd:") and len(self._rings) == 1:
             # All ranks must start a ring's operations in the same order. Second phases start when first
             # phases end: in order among themselves, but at any time. So they use a second ring.
@@ -107,7 +132,7 @@ class AllreduceCommunicator(Communicator):
             self._rings.append(self._open(store=PrefixStore("second", self._store), host=host))
         for bucket in buckets:
             what = f"the first parameters of bucket {bucket.spec.index}"
-            ring_collectives.broadcast_into(self.ring, bucket.values, 0, what)
+            collectives.broadcast_into(self.ring, bucket.values, 0, what)
             self._prepare(bucket)
         self._warn_of_waste(buckets)
         return Start()
@@ -130,6 +155,13 @@ class AllreduceCommunicator(Communicator):
             bucket.gradients,
             lambda phase: means.phases[phase].start(f"the factors of bucket {index}", low_rank.phases[phase]),
         )
+
+    def average(self, what: str, flat: torch.Tensor) -> Work:
+        """Starts to replace a flat tensor with its mean over all ranks, sent in the codec's dtype."""
+        mean = ring_mean(self.ring, flat, codec_for(self._compress, flat.numel(), flat.dtype))
+        self.traffic.bytes_sent += mean.travels
+        self.traffic.bytes_received += mean.travels
+        return mean.start(what, flat)
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         if call.collective is Collective.TRANSFER:
@@ -180,13 +212,22 @@ class AllreduceCommunicator(Communicator):
             host=self._host or own_address(self._store),
             timeout=self.timeout,
             patient=True,
+            connect_timeout=self._connect_timeout,
+            abortable=self._results is not None,
         )
-        return RingScheduler(ring, members)
+        return RingScheduler(ring, members, self._results if len(members) == self.size else None)
 
     def fail(self, error: HubringError) -> None:
         """Fails every exchange. The session calls it, from any thread, when the ring cannot continue."""
         for ring in [*self._rings, *[scheduler.ring for scheduler in list(self._schedulers.values())]]:
             ring.fail(error)
+
+    def abort(self, error: HubringError) -> None:
+        """Ends all exchanges on all ranks, and waits until none is left on this one; it needs `results`."""
+        for scheduler in self._schedulers.values():
+            scheduler.abort(error)
+        for ring in self._rings:
+            ring.abort(error)
 
     def close(self, *, finished: bool) -> None:
         if not finished or not self._transfers.idle:  # do not wait for exchanges that may never end
@@ -227,20 +268,6 @@ class AllreduceCommunicator(Communicator):
                 plain,
             )
 
-    def _compare(self, specs: list[BucketSpec]) -> None:
-        """Checks that all ranks have the same model, buckets and codec."""
-        mine = [f"--compress {self._compress or 'not given'}"]
-        mine += [line for spec in specs for line in _lines(spec)]
-        texts = self.ring.gather("comparing models", _encode(mine))
-        first, *others = [_decode(text) for text in texts]
-        for rank, other in enumerate(others, start=1):
-            for here, there in zip_longest(first, other, fillvalue="nothing more"):
-                if here != there:
-                    raise ConfigError(
-                        f"rank {rank} and rank 0 train different models: rank {rank} has {there}, rank 0 has"
-                        f" {here}; start all ranks with the same script and arguments"
-                    )
-
 
 class _Means(NamedTuple):
     """How one bucket is averaged.
@@ -259,19 +286,3 @@ class _Means(NamedTuple):
     def travels(self) -> int:
         """Bytes that each rank sends and receives."""
         return sum(mean.travels for mean in self.phases)
-
-
-def _lines(spec: BucketSpec) -> list[str]:
-    """Returns one line per parameter with everything that ranks must agree on."""
-    return [
-        f"{tensor.name} {spec.dtype}{list(tensor.shape)} (bucket {spec.index}, group {spec.group})"
-        for tensor in spec.tensors
-    ]
-
-
-def _encode(lines: list[str]) -> torch.Tensor:
-    return torch.frombuffer(bytearray("\n".join(lines).encode()), dtype=torch.uint8)
-
-
-def _decode(text: torch.Tensor) -> list[str]:
-    return bytes(text.tolist()).decode().split("\n")

@@ -1,0 +1,128 @@
+"""Where the workers of a job tell each other something through the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.client.join import BY_EXIT_CODE
+from hubring.ps.core.errors import DeadlineExceeded, HubringError, JobFailed
+
+_T = TypeVar("_T")
+
+LOOK_SECONDS = 2.0
+"""How long one call waits."""
+
+
+class RingMember(NamedTuple):
+    """A member of a ring that heals.
+
+    Attributes:
+        rank: Its rank in the job, which it keeps.
+        note: What it tells the others.
+        newcomer: Whether it has just entered.
+    """
+
+    rank: int
+    note: str
+    newcomer: bool
+
+
+class RingGeneration(NamedTuple):
+    """A generation of a ring that heals.
+
+    Attributes:
+        members: In the order of their ranks in the ring.
+        boundary: Whether all members are between the same two steps.
+    """
+
+    number: int
+    members: tuple[RingMember, ...]
+    boundary: bool
+
+
+class Board:
+    """One worker's view of what the workers of its job tell each other.
+
+    Args:
+        stub: The gRPC stub of the server.
+        identity: The worker's rank, and its incarnation as bytes.
+        call: Calls the server, and translates errors.
+        patience: Seconds that the server may take beyond the wait.
+        failure: Returns why this worker cannot continue; None if it can.
+    """
+
+    def __init__(
+        self,
+        stub: ControlStub,
+        identity: tuple[int, bytes],
+        call: Callable[[Callable[[], _T]], _T],
+        patience: float,
+        failure: Callable[[], HubringError | None],
+    ) -> None:
+        self._stub = stub
+        self._identity = identity
+        self._call: Callable[[Callable[[], object]], object] = call  # type: ignore[assignment]
+        self._patience = patience
+        self._failure = failure
+
+    def publish(self, key: str, value: str) -> None:
+        """Publishes `value` under `key` for the other workers."""
+        self._rendezvous(key, value, 0.0)
+
+    def lookup(self, key: str, timeout: float) -> str:
+        """Waits for the value that a worker publishes under `key`, and returns it.
+
+        Raises:
+            DeadlineExceeded: No worker published it within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0 and self._failure() is None:
+            value = self._rendezvous(key, "", min(left, LOOK_SECONDS))
+            if value:
+                return value
+        raise self._failure() or DeadlineExceeded(
+            f"no rank published {key!r} within {timeout:g} s (--timeout)"
+        )
+
+    def regroup(self, generation: int, note: str, *, boundary: bool) -> RingGeneration:
+        """Waits for the next generation of a ring that heals, without a limit: a member may be busy.
+
+        Args:
+            generation: The generation that this worker leaves; 0 for none.
+            note: What the other members must know.
+            boundary: Whether this worker is between two steps, where newcomers can enter.
+
+        Raises:
+            HubringError: The job has failed, this worker has lost its place, or the server is gone.
+        """
+        rank, incarnation = self._identity
+        request = pb.RegroupRequest(
+            rank=rank,
+            incarnation=incarnation,
+            generation=generation,
+            boundary=boundary,
+            note=note,
+            wait_seconds=LOOK_SECONDS,
+        )
+        while (failure := self._failure()) is None:
+            reply = self._call(lambda: self._stub.Regroup(request, timeout=LOOK_SECONDS + self._patience))
+            assert isinstance(reply, pb.RegroupReply)
+            if reply.failed:
+                raise BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed)
+            if reply.generation:
+                members = (RingMember(one.rank, one.note, one.newcomer) for one in reply.members)
+                return RingGeneration(reply.generation, tuple(members), reply.boundary)
+        raise failure
+
+    def _rendezvous(self, key: str, value: str, wait: float) -> str:
+        rank, incarnation = self._identity
+        request = pb.RendezvousRequest(
+            rank=rank, incarnation=incarnation, key=key, value=value, wait_seconds=wait
+        )
+        reply = self._call(lambda: self._stub.Rendezvous(request, timeout=wait + self._patience))
+        assert isinstance(reply, pb.RendezvousReply)
+        return reply.value

@@ -1,0 +1,1 @@
+"""Where the members of a ring find each other."""

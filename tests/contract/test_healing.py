@@ -1,0 +1,259 @@
+"""A ring that heals: members are lost and enter, and training takes the steps of those that are there."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.collectives import allgather, allreduce, allreduce_async, broadcast, new_group
+from hubring.workers.communicators.ring.healing import HealingRing
+from hubring.workers.optimizer import newcomers
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from hubring.workers.optimizer.newcomers import give_states
+from tests.contract.models import attached
+from tests.support.training.healing import HealingRanks, together
+from tests.support.training.ranks import LIMIT
+
+pytestmark = pytest.mark.slow
+
+
+def exchange(ring: HealingRing, buckets: list[Bucket], step: int, value: float) -> list[float]:
+    """Takes a step with this gradient; returns each bucket's mean."""
+    for bucket in buckets:
+        bucket.gradients.fill_(value)
+    for work in [ring.push_pull(bucket, {"step": float(step)}) for bucket in buckets]:
+        work.wait(LIMIT)
+    means = [float(bucket.gradients[0]) for bucket in buckets]
+    ring.between_steps(step + 1)
+    return means
+
+
+def test_the_step_of_a_lost_member_is_taken_without_it() -> None:
+    ranks = HealingRanks(3)
+
+    def live(ring: HealingRing) -> Any:
+        own, buckets = ring.rank, attached(ring)
+        means = []
+        for step in range(6):
+            if (own, step) == (1, 3):
+                buckets[0].gradients.fill_(100.0)
+                ring.push_pull(buckets[0], {"step": 3.0})  # one bucket of several
+                return ranks.lose(1)
+            means.append(exchange(ring, buckets, step, 1.0 + own))
+        return means, ring.rank, ring.size
+
+    first, _, last = together(ranks, live)
+    expected = [[2.0] * 2] * 3 + [[2.0] * 2] * 3
+    assert first == (expected, 0, 2)
+    assert last == (expected, 1, 2)
+
+
+def test_members_that_lack_a_result_get_it_from_one_that_has_it() -> None:
+    """Members 0 and 1 complete a step; member 2 has not seen its end when member 1 is lost."""
+    ranks = HealingRanks(3)
+    done, lost = threading.Barrier(3, timeout=LIMIT), threading.Event()
+
+    def live(ring: HealingRing) -> Any:
+        own, (bucket, *_) = ring.rank, attached(ring)
+        assert exchange(ring, [bucket], 0, 1.0 + own) == [2.0]
+        bucket.gradients.fill_(1.0 + own)
+        work = ring.push_pull(bucket, {"step": 1.0})
+        if own < 2:
+            work.wait(LIMIT)
+        done.wait()
+        if own == 1:
+            ranks.lose(1)
+            return lost.set()
+        lost.wait(LIMIT)
+        if own == 2:
+            work.wait(LIMIT)
+        mean = float(bucket.gradients[0])
+        return mean, exchange(ring, [bucket], 2, 1.0 + own)
+
+    assert together(ranks, live) == [(2.0, [2.0]), None, (2.0, [2.0])]
+
+
+def test_collectives_are_run_again_among_those_that_are_left() -> None:
+    ranks = HealingRanks(3)
+
+    def live(ring: HealingRing) -> Any:
+        own = ring.rank
+        assert allreduce(torch.ones(1), communicator=ring).item() == 1.0
+        if own == 1:
+            return ranks.lose(1)
+        rows = allgather(torch.tensor([own]), communicator=ring).tolist()
+        with pytest.raises(RingBroken, match="its root, rank 1, is lost"):
+            broadcast(torch.ones(1), 1, communicator=ring)
+        ring.between_steps(1)
+        return rows, broadcast(torch.tensor([own]), 1, communicator=ring).tolist(), ring.size
+
+    first, _, last = together(ranks, live)
+    assert first == last == ([0, 2], [2], 2)
+
+
+def test_a_group_ends_with_the_members_that_made_it() -> None:
+    ranks = HealingRanks(3)
+
+    def live(ring: HealingRing) -> Any:
+        own = ring.rank
+        group = new_group([0, 2], communicator=ring)
+        if own == 1:
+            return ranks.lose(1)
+        allreduce(torch.ones(1), communicator=ring)  # ends in the next generation
+        with pytest.raises(RingBroken, match="make a new group"):
+            allreduce(torch.ones(1), group=group, communicator=ring)
+        return True
+
+    assert together(ranks, live) == [True, None, True]
+
+
+def small(seed: int) -> nn.Module:
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(seed)
+    model.register_buffer("count", torch.zeros(1))
+    return model
+
+
+def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * step + rank))
+    return (model(x) ** 2).mean()
+
+
+def test_a_newcomer_gets_the_state_and_all_go_on_alike() -> None:
+    ranks, steps = HealingRanks(2), 8
+
+    def live(ring: HealingRing) -> Any:
+        model = small(int(ring.late))
+        torch_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(torch_optimizer, model, communicator=ring)
+        entered = optimizer.completed_steps
+        if entered == 0:
+            ranks.release()
+        sizes = []
+        while optimizer.completed_steps < steps:
+            optimizer.zero_grad()
+            loss(model, optimizer.completed_steps, ring.rank).backward()
+            if optimizer.completed_steps == 2 and ring.size == 2:
+                ranks.await_newcomer()
+            optimizer.step()
+            if ring.between_steps(optimizer.completed_steps):
+                give_states(ring, [optimizer])
+            sizes.append(ring.size)
+        return entered, sizes, [parameter.detach().clone() for parameter in model.parameters()]
+
+    results = together(ranks, live, 2)
+    entered = results[2][0]
+    assert 0 < entered < steps
+    assert results[0][1] == [2] * (entered - 1) + [3] * (steps - entered + 1)
+    reference = small(0)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        size = 2 if step < entered else 3
+        torch.stack([loss(reference, step, rank) for rank in range(size)]).mean().backward()
+        optimizer.step()
+    for _, _, parameters in results:
+        torch.testing.assert_close(parameters, [one.detach() for one in reference.parameters()])
+
+
+def test_the_next_member_gives_the_state_if_the_first_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, steps = HealingRanks(3), 8
+    real = newcomers._broadcast
+
+    def broadcast(whole: torch.Tensor | None, communicator: HealingRing) -> torch.Tensor:
+        if whole is not None and 0 in ranks.live:
+            ranks.lose(0)
+        return real(whole, communicator)
+
+    monkeypatch.setattr(newcomers, "_broadcast", broadcast)
+
+    def live(ring: HealingRing) -> Any:
+        model = small(int(ring.late))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(sgd, model, communicator=ring)
+        if optimizer.completed_steps == 0:
+            ranks.release()
+        try:
+            while optimizer.completed_steps < steps:
+                if optimizer.completed_steps == 2:
+                    ranks.await_newcomer()
+                optimizer.zero_grad()
+                loss(model, optimizer.completed_steps, ring.rank).backward()
+                optimizer.step()
+                if ring.between_steps(optimizer.completed_steps):
+                    give_states(ring, [optimizer])
+        except RingBroken:
+            assert 0 not in ranks.live
+            return None
+        return ring.size, [parameter.detach().clone() for parameter in model.parameters()]
+
+    lost, one, two, newcomer = together(ranks, live, 3)
+    assert lost is None
+    assert one[0] == two[0] == newcomer[0] == 3
+    torch.testing.assert_close(one[1], newcomer[1], rtol=0, atol=0)
+    torch.testing.assert_close(two[1], newcomer[1], rtol=0, atol=0)
+
+
+def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on() -> None:
+    ranks, steps = HealingRanks(2), 8
+
+    def live(ring: HealingRing) -> Any:
+        if ring.late:
+            model: nn.Module = nn.Linear(5, 2)
+            with pytest.raises(ConfigError, match=r"the ring trains another model: 'weight'"):
+                DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=ring)
+            return ranks.lose(2)
+        model = small(0)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=ring
+        )
+        ranks.release()
+        while optimizer.completed_steps < steps:
+            if optimizer.completed_steps == 2:
+                ranks.await_newcomer()
+            optimizer.zero_grad()
+            loss(model, optimizer.completed_steps, ring.rank).backward()
+            optimizer.step()
+            if ring.between_steps(optimizer.completed_steps):
+                give_states(ring, [optimizer])
+        return ring.size
+
+    assert together(ranks, live, 2) == [2, 2, None]
+
+
+def test_many_members_are_lost_one_after_another() -> None:
+    ranks = HealingRanks(6)
+
+    def live(ring: HealingRing) -> Any:
+        own, buckets = ring.rank, attached(ring)
+        for step in range(12):
+            if own and step == 2 * own:
+                return ranks.lose(own)
+            exchange(ring, buckets, step, 1.0)
+        return ring.size, ring.generation
+
+    assert together(ranks, live)[0] == (1, 6)
+
+
+def test_works_end_with_the_error_of_a_job_that_failed() -> None:
+    ranks, failed = HealingRanks(2), threading.Event()
+
+    def live(ring: HealingRing) -> Any:
+        if ring.rank == 1:
+            failed.wait(LIMIT)
+            return
+        work = allreduce_async(torch.ones(1), communicator=ring)
+        ring.fail(HubringError("too few are left"))
+        with pytest.raises(HubringError, match="too few are left"):
+            work.wait(LIMIT)
+        failed.set()
+
+    together(ranks, live)

@@ -1,0 +1,138 @@
+"""What a ring that heals refuses, and which ways to train it supports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.communicators.ring.healing import HealingRing
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.contract.models import linear_of
+from tests.support.training.healing import HealingRanks, together
+
+pytestmark = pytest.mark.slow
+
+STEPS, LOST_IN = 6, 3
+
+
+def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * step + rank))
+    return (model(x) ** 2).mean()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def at(step: int) -> list[int]:
+    """Returns the ranks that train in a step. Behind the step with the loss they are new."""
+    return [0, 1, 2] if step < LOST_IN else [0, 2] if step == LOST_IN else [0, 1]
+
+
+def values(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_optimizers_that_take_turns_go_on() -> None:
+    """The member is lost when one of two optimizers has stepped."""
+    ranks = HealingRanks(3)
+
+    def live(ring: HealingRing) -> Any:
+        models = [linear_of(3, 2), linear_of(3, 4)]
+        optimizers = [DistributedOptimizer(sgd(model), model, communicator=ring) for model in models]
+        known = []
+        for step in range(STEPS):
+            for place, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                if (ring.rank, step, place) == (1, LOST_IN, 1) and ring.size == 3:
+                    return ranks.lose(1)
+                known.append(ring.rank)
+                optimizer.zero_grad()
+                loss(model, step, ring.rank).backward()
+                optimizer.step()
+            ring.between_steps(step + 1)
+        return known, [value for model in models for value in values(model)]
+
+    (first, trained), _, (last, other) = together(ranks, live)
+    torch.testing.assert_close(trained, other, rtol=0, atol=0)
+    assert (first[-1], last[-1]) == (0, 1)
+    expected = []
+    for place, model in enumerate([linear_of(3, 2), linear_of(3, 4)]):
+        optimizer = sgd(model)
+        for step in range(STEPS):
+            lost = [1] if (step, place) <= (LOST_IN, 0) else []
+            present = [first[2 * step + place], *lost, last[2 * step + place]]
+            optimizer.zero_grad()
+            torch.stack([loss(model, step, rank) for rank in present]).mean().backward()
+            optimizer.step()
+        expected += values(model)
+    torch.testing.assert_close(trained, expected)
+
+
+def test_accumulated_gradients_are_exchanged_again() -> None:
+    """The member is lost before the second backward pass of a step."""
+    ranks = HealingRanks(3)
+
+    def live(ring: HealingRing) -> Any:
+        model = linear_of(3, 2)
+        optimizer = DistributedOptimizer(
+            sgd(model), model, backward_passes_per_step=2, communicator=ring, bucket_bytes=8
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for part in range(2):
+                if (ring.rank, step, part) == (1, LOST_IN, 1) and ring.size == 3:
+                    return ranks.lose(1)
+                loss(model, 2 * step + part, ring.rank).backward()
+            optimizer.step()
+            ring.between_steps(step + 1)
+        return values(model)
+
+    first, _, last = together(ranks, live)
+    model = linear_of(3, 2)
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(2):
+            torch.stack([loss(model, 2 * step + part, rank) for rank in at(step)]).mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(first, values(model))
+    torch.testing.assert_close(last, values(model))
+
+
+def test_half_precision_gradients_are_exchanged_again() -> None:
+    ranks = HealingRanks(3, compress="bf16")
+
+    def live(ring: HealingRing) -> Any:
+        model = linear_of(3, 2)
+        optimizer = DistributedOptimizer(sgd(model), model, communicator=ring)
+        for step in range(STEPS):
+            if (ring.rank, step) == (1, LOST_IN) and ring.size == 3:
+                return ranks.lose(1)
+            optimizer.zero_grad()
+            loss(model, step, ring.rank).backward()
+            optimizer.step()
+            ring.between_steps(step + 1)
+        return values(model)
+
+    first, _, last = together(ranks, live)
+    model = linear_of(3, 2)
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        torch.stack([loss(model, step, rank) for rank in at(step)]).mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(first, last, rtol=0, atol=0)
+    torch.testing.assert_close(first, values(model), rtol=0.05, atol=0.01)
+
+
+def test_a_step_that_ends_before_its_exchange_is_refused() -> None:
+    def live(ring: HealingRing) -> Any:
+        model = linear_of(3, 2)
+        with pytest.raises(ConfigError, match="remove cross_barrier=True or --min-workers"):
+            DistributedOptimizer(sgd(model), model, communicator=ring, cross_barrier=True)
+
+    together(HealingRanks(2), live)

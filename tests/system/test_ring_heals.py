@@ -1,0 +1,105 @@
+"""A ring with --min-workers goes on when a member is killed, and lets a new worker in."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.scripts import small
+
+pytestmark = pytest.mark.slow
+
+STEPS = 60
+
+
+def members(cluster: Cluster, address: str, tmp_path: Path, least: int) -> tuple[list[Program], Path, Path]:
+    """Three members that hold at step 20 until the file exists, and the file of the last parameters."""
+    go, final = tmp_path / "go", tmp_path / "final.safetensors"
+    flags = ["--topology", "ring", "--min-workers", str(least), "--save-parameters", str(final)]
+    script = [SMALL, str(STEPS), "16", "hold", str(go), "20"]
+    workers = [
+        cluster.worker(address, *flags, "--rank", str(rank), *script, name=f"w{rank}") for rank in range(3)
+    ]
+    for worker in workers:
+        worker.until_said("holding at 20")
+    return workers, go, final
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_others_take_the_steps_without_a_killed_member(
+    cluster: Cluster, tmp_path: Path, victim: int
+) -> None:
+    server, address = cluster.server("--workers", "3", "--once")
+    workers, go, final = members(cluster, address, tmp_path, 2)
+    workers[victim].process.kill()
+    go.touch()
+    left = [rank for rank in range(3) if rank != victim]
+    results = [workers[rank].done() for rank in left]
+    assert [result["steps"] for result in results] == [STEPS, STEPS]
+    assert [(result["rank"], result["size"]) for result in results] == [(0, 2), (1, 2)]
+    assert all("ring generation 2: 2 worker(s)" in workers[rank].said() for rank in left)
+    summary = server.done()
+    assert (summary["finished"], list(summary["lost"])) == (left, [str(victim)])
+    model = small.network(16)
+    optimizer = small.sgd(model)
+    for step in range(STEPS):
+        # Ranks change behind the step that lost the member.
+        ranks = [0, 1, 2] if step < 20 else left if step == 20 else [0, 1]
+        optimizer.zero_grad()
+        torch.stack([small.loss_of(model, step, rank, 16) for rank in ranks]).mean().backward()
+        optimizer.step()
+    trained = load_file(final)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_too_few_members_end_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once")
+    workers, go, _ = members(cluster, address, tmp_path, 3)
+    workers[1].process.kill()
+    go.touch()
+    for rank in (0, 2):
+        workers[rank].done(69)
+        assert "2 workers are left, and --min-workers is 3. Restart the job" in workers[rank].said()
+    server.wait()
+
+
+@pytest.mark.full
+def test_a_frozen_member_is_lost_with_its_lease(cluster: Cluster, tmp_path: Path) -> None:
+    _, address = cluster.server("--workers", "3", "--once", "--lease", "3")
+    workers, go, _ = members(cluster, address, tmp_path, 2)
+    workers[1].process.send_signal(signal.SIGSTOP)
+    go.touch()
+    for rank in (0, 2):
+        assert workers[rank].done()["size"] == 2
+    workers[1].process.send_signal(signal.SIGCONT)
+    workers[1].done(75)
+
+
+@pytest.mark.full
+def test_a_replacement_goes_on_with_the_others_state(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once")
+    go, last = tmp_path / "go", tmp_path / "last"
+    flags = ["--topology", "ring", "--min-workers", "2"]
+    script = [SMALL, "2000", "16", "hold", str(go), "20", "hold", str(last), "1990"]
+    workers = [
+        cluster.worker(address, *flags, "--rank", str(rank), *script, name=f"w{rank}") for rank in range(3)
+    ]
+    for worker in workers:
+        worker.until_said("holding at 20")
+    workers[1].process.kill()
+    joiner = cluster.worker(address, *flags, *script, name="joiner")
+    joiner.until_said("ring over gloo that continues")
+    go.touch()
+    for worker in (workers[0], workers[2], joiner):
+        worker.until_said("holding at 1990")
+    last.touch()
+    results = [worker.done() for worker in (workers[0], workers[2], joiner)]
+    assert [(result["rank"], result["size"]) for result in results] == [(0, 3), (1, 3), (2, 3)]
+    assert len({result["metrics"]["loss"] for result in results}) == 3
+    assert server.done()["finished"] == [0, 1, 2]

@@ -1,0 +1,96 @@
+"""The position of a sampler, and how it is agreed on."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import torch
+
+from hubring.workers.communicators.ring.samples import Samples
+
+
+def made(rank: int, size: int, length: int = 24) -> Samples:
+    samples = Samples(length, lambda _: torch.arange(length))
+    samples.rank, samples.size = rank, size
+    return samples
+
+
+def test_members_that_stay_go_on_and_share_what_the_lost_one_leaves() -> None:
+    members = [made(rank, 3) for rank in range(3)]
+    draws = [member.begin(0, 0) for member in members]
+    trained: list[int] = []
+    for step in range(2):
+        for member, draw in zip(members, draws, strict=True):
+            trained += islice(draw, 2)
+            member.exchanged(step)
+    kept = [list(islice(draws[rank], 2)) for rank in (0, 2)]
+    next(draws[1])  # this member is lost within the third step
+    positions = [members[rank].freeze(2) for rank in (0, 2)]
+    assert [(one.trained, one.drawn) for one in positions] == [(4, 6), (4, 6)]
+    for rank, member in enumerate((members[0], members[2])):
+        member.change(positions, (0, 2), rank, 2)
+        member.thaw()
+    rest = [list(draws[rank]) for rank in (0, 2)]
+    assert sorted([*trained, *kept[0], *kept[1], *rest[0], *rest[1]]) == list(range(24))
+
+
+def test_a_member_that_has_all_means_counts_the_step_before_it_uses_them() -> None:
+    member = made(0, 2)
+    draw = member.begin(0, 0)
+    for step in range(2):
+        list(islice(draw, 3))
+        member.exchanged(step)
+    list(islice(draw, 3))
+    assert member.freeze(2).trained == 6
+    assert member.freeze(3).trained == 9  # the third exchange is complete
+
+
+def test_what_is_left_of_the_last_batch_is_drawn_after_the_end() -> None:
+    members = [made(rank, 2, 10) for rank in range(2)]
+    draws = [member.begin(0, 0) for member in members]
+    for draw, member in zip(draws, members, strict=True):
+        list(islice(draw, 3))
+        member.exchanged(0)
+    assert [list(islice(draw, 3)) for draw in draws] == [[6, 8], [7, 9]]  # a smaller batch, and the end
+    position = members[0].freeze(1)
+    members[0].change([position], (0,), 0, 1)
+    members[0].thaw()
+    assert list(islice(draws[0], 3)) == [7, 9]
+
+
+def test_samples_drawn_ahead_are_kept_by_those_that_stay() -> None:
+    """A loader with processes draws batches ahead."""
+    member = made(0, 2, 40)
+    draw = member.begin(0, 0)
+    list(islice(draw, 6))  # two batches ahead of the first
+    member.exchanged(0)
+    list(islice(draw, 2))
+    member.exchanged(1)
+    position = member.freeze(2)
+    assert (position.trained, position.drawn, position.per_step) == (4, 8, 2)
+
+
+def test_a_newcomer_counts_and_then_takes_its_part() -> None:
+    member, newcomer = made(0, 1), made(1, 2)
+    draw = member.begin(0, 0)
+    first = list(islice(draw, 4))
+    member.exchanged(0)
+    list(islice(draw, 4))
+    member.exchanged(1)
+    position = member.freeze(2)
+    newcomer.follow(member.history, 2)
+    for rank, one in enumerate((member, newcomer)):
+        one.change([position], (0,), rank, 2)
+        one.thaw()
+    assert newcomer.count(0) == 8 + 8
+    its = list(newcomer.begin(0, 0))
+    assert its[:4] == first
+    assert sorted([*its, *draw]) == list(range(24))
+
+
+def test_every_iteration_begins_with_the_current_members() -> None:
+    member = made(0, 2)
+    assert len(list(member.begin(0, 0))) == 12
+    member.change([member.freeze(0)], (0,), 0, 1)
+    member.thaw()
+    assert len(list(member.begin(1, 0))) == 24

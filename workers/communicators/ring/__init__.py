@@ -1,0 +1,1 @@
+"""The ring: every worker sums gradients with its neighbors, and steps itself."""

@@ -1,0 +1,165 @@
+"""The calls of collectives that one member of a ring that heals has made, until they have their results."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
+from hubring.ps.core.messages import Call, Collective
+from hubring.ps.core.work import Work
+from hubring.ps.store.collective import ROOTED
+from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.communicators.ring.call_log import Result
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+
+Broke = Callable[[AllreduceCommunicator], None]
+"""Called when an operation of a generation fails because a member is lost."""
+
+
+class RootLost(RingBroken):
+    """The member whose tensors a collective distributes, or that gets its result, is lost."""
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """A call without its result.
+
+    Attributes:
+        members: The members by rank, as the script knew them when it called.
+    """
+
+    call: Call
+    tensors: tuple[Tensor, ...]
+    work: CollectiveWork
+    members: tuple[int, ...]
+
+
+class Calls:
+    """Passes calls to the current generation, and again to the next one if that generation breaks.
+
+    Args:
+        communicator: Waits for results.
+        broke: See `Broke`.
+        lock: Guards the members' changes. It is held when a generation begins and ends.
+    """
+
+    def __init__(self, communicator: Communicator, broke: Broke, lock: threading.RLock) -> None:
+        self._communicator, self._broke, self._lock = communicator, broke, lock
+        self._pending: list[_Pending] = []
+        self._ring: AllreduceCommunicator | None = None
+        self._members: tuple[int, ...] = ()
+        self._groups: set[tuple[int, ...]] = set()
+        self._error: HubringError | None = None
+
+    def add(
+        self, call: Call, tensors: tuple[Tensor, ...], work: CollectiveWork, members: tuple[int, ...]
+    ) -> None:
+        """Takes a call, from any thread."""
+        with self._lock:
+            error = self._error or self._objection(call)
+            if error is None:
+                pending = _Pending(call, tensors, work, members)
+                self._pending.append(pending)
+                self._submit(pending)
+                return
+        work.fail(error)
+
+    def pause(self) -> None:
+        """Keeps calls until the next generation begins."""
+        self._ring = None
+        self._groups.clear()
+
+    def go_on(self, ring: AllreduceCommunicator, members: tuple[int, ...]) -> None:
+        """Passes all calls to a generation of these members."""
+        self._ring, self._members = ring, members
+        for pending in list(self._pending):
+            error = self._objection(pending.call)
+            if error is None:
+                self._submit(pending)
+            else:
+                self._end(pending, error)
+
+    def take_over(self, results: Sequence[Result]) -> None:
+        """Ends calls with results that another member has given."""
+        for result in results:
+            pending = next((one for one in self._pending if one.call.name == result.name), None)
+            if pending is None:
+                continue
+            if result.refusal:
+                self._end(pending, ConfigError(result.refusal))
+            elif not result.given:
+                text = "a member of the ring is lost, and others already have their results"
+                self._end(pending, RingBroken(f"{result.name!r}: {text}; call it again on all ranks"))
+            else:
+                with self._lock:
+                    self._pending.remove(pending)
+                pending.work.deliver(result.tensors)
+
+    def fail(self, error: HubringError) -> None:
+        """Fails all calls, and all later ones."""
+        with self._lock:
+            self._error = self._error or error
+            calls, self._pending = self._pending, []
+        for pending in calls:
+            pending.work.fail(error)
+
+    def open_group(self, ranks: tuple[int, ...]) -> None:
+        """Opens a group. Raises RingBroken while the members change."""
+        with self._lock:
+            ring = self._ring
+            self._groups.add(ranks)
+        if ring is None:
+            raise RingBroken(f"a member of the ring is lost: make the group of ranks {list(ranks)} again")
+        ring.open_group(ranks)
+
+    def close_group(self, ranks: tuple[int, ...]) -> None:
+        """Closes a group, if its generation has not ended."""
+        with self._lock:
+            ring, known = self._ring, ranks in self._groups
+        if ring is not None and known:
+            ring.close_group(ranks)
+
+    def _objection(self, call: Call) -> HubringError | None:
+        if call.collective is Collective.TRANSFER or not call.ranks or call.ranks in self._groups:
+            return None
+        return RingBroken(
+            f"{call.name!r}: the ring has other members since the group of ranks {list(call.ranks)} was made;"
+            " make a new group with new_group on all ranks"
+        )
+
+    def _submit(self, pending: _Pending) -> None:
+        ring, call = self._ring, pending.call
+        if ring is None:
+            return
+        if call.collective in ROOTED and pending.members != self._members:
+            root = pending.members[call.root]
+            if root not in self._members:
+                self._end(pending, RootLost(f"{call.name!r}: its root, rank {call.root}, is lost"))
+                return
+            call = replace(call, root=self._members.index(root))
+
+        def ended(work: Work) -> None:
+            if isinstance(work.error, RingBroken):
+                self._broke(ring)
+                return
+            with self._lock:
+                mine = self._ring is ring and pending in self._pending
+                if mine:
+                    self._pending.remove(pending)
+            if mine and work.error is None:
+                pending.work.deliver(passed.result)
+            elif mine and work.error is not None:
+                pending.work.fail(work.error)
+
+        passed = CollectiveWork(call, list, self._communicator)
+        passed.when_done(ended)
+        ring.take_part(call, pending.tensors, passed)
+
+    def _end(self, pending: _Pending, error: HubringError) -> None:
+        with self._lock:
+            self._pending.remove(pending)
+        pending.work.fail(error)

@@ -1,0 +1,198 @@
+"""How a member of a ring that heals finds the members of the next generation, and connects to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import msgspec
+import torch
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from hubring.ps.core.errors import RingBroken
+from hubring.workers.communicators.ring.call_log import Results
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+from hubring.workers.communicators.ring.dealing import Epoch
+from hubring.workers.communicators.ring.group import gist
+from hubring.workers.communicators.ring.samples import Position
+
+CONNECT_SECONDS = 10.0
+"""How long members may take to connect. If one is lost meanwhile, they meet again after this time."""
+
+LIMIT = timedelta(seconds=CONNECT_SECONDS)
+
+
+class Member(Protocol):
+    """A member, as the server names it."""
+
+    @property
+    def rank(self) -> int:
+        """Its rank in the job, which it keeps."""
+
+    @property
+    def note(self) -> str:
+        """What it tells the others."""
+
+    @property
+    def newcomer(self) -> bool:
+        """Whether it has just entered."""
+
+
+class Generation(Protocol):
+    """A generation, as the server names it."""
+
+    @property
+    def number(self) -> int:
+        """Counts the generations."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """In the order of their ranks in the ring."""
+
+    @property
+    def boundary(self) -> bool:
+        """Whether all members are between the same two steps."""
+
+
+class Regroup(Protocol):
+    """Waits at the server for the generation after this one; `hubring.ps.client.board.Board.regroup`."""
+
+    def __call__(self, generation: int, note: str, *, boundary: bool) -> Generation: ...
+
+
+class Note(NamedTuple):
+    """What a member tells the others when it comes to a meeting.
+
+    Attributes:
+        rank: Its rank in the generation that it leaves.
+        exchanges: Its last complete exchange.
+        step: Its completed steps.
+        collectives: Its last complete collective.
+        positions: Its position in the samples of each sampler.
+        histories: What a newcomer must know of each sampler, by iteration.
+        store: Where it listens with a store, in case it becomes the first member.
+    """
+
+    rank: int
+    exchanges: int
+    step: int
+    collectives: int
+    positions: tuple[Position, ...] = ()
+    histories: tuple[dict[int, Epoch], ...] = ()
+    store: str = ""
+
+
+class Agreed(NamedTuple):
+    """A generation that the server has named. All its members know the same of it.
+
+    Attributes:
+        members: The members' ranks in the job, by rank in the ring.
+        notes: The members' notes, by rank in the ring.
+        stays: The ranks that the first of the members had in the generation before. The others are newcomers.
+        boundary: Whether all members are between the same two steps.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    notes: tuple[Note, ...]
+    stays: tuple[int, ...]
+    boundary: bool
+
+    @property
+    def old_notes(self) -> tuple[Note, ...]:
+        """The notes of the members that have a state; of all in the first generation."""
+        return self.notes[: len(self.stays)] or self.notes
+
+    @property
+    def step(self) -> int:
+        """The completed steps of the member that is ahead."""
+        return max(note.step for note in self.old_notes)
+
+
+class Meeting:
+    """The meetings of one member.
+
+    Args:
+        identity: The member's rank in the job.
+        host: Its address for the other members.
+        regroup: Waits at the server for the next generation.
+        compress: As for `AllreduceCommunicator`.
+        backend: As for `AllreduceCommunicator`.
+        device: As for `AllreduceCommunicator`.
+        timeout: As for `AllreduceCommunicator`.
+    """
+
+    def __init__(
+        self,
+        identity: int,
+        host: str,
+        regroup: Regroup,
+        *,
+        compress: str = "",
+        backend: str = "gloo",
+        device: torch.device | str = "cpu",
+        timeout: float = 300.0,
+    ) -> None:
+        self.identity = identity
+        self.compress = compress
+        self._host = host
+        self._regroup = regroup
+        self._make: Callable[[int, int, Store, Results], AllreduceCommunicator] = (
+            lambda rank, size, store, results: AllreduceCommunicator(
+                rank,
+                size,
+                store,
+                host=host,
+                compress=compress,
+                backend=backend,
+                device=device,
+                timeout=timeout,
+                connect_timeout=CONNECT_SECONDS,
+                results=results,
+            )
+        )
+
+    def agree(self, generation: int, note: Note, *, boundary: bool) -> Agreed:
+        """Waits for the generation after this one.
+
+        Args:
+            generation: The generation that this member leaves; 0 for none.
+            note: What the other members must know.
+            boundary: Whether this member is between two steps.
+
+        Raises:
+            HubringError: The job has failed.
+        """
+        self._own = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+        packed = msgspec.json.encode(note._replace(store=f"{self._host} {self._own.port}")).decode()
+        named = self._regroup(generation, packed, boundary=boundary)
+        members = tuple(member.rank for member in named.members)
+        notes = tuple(_notes.decode(member.note) for member in named.members)
+        stays = tuple(note.rank for note, one in zip(notes, named.members, strict=True) if not one.newcomer)
+        return Agreed(named.number, members, notes, stays, named.boundary)
+
+    def connect(self, agreed: Agreed, results: Results) -> AllreduceCommunicator:
+        """Opens the ring of a generation.
+
+        Args:
+            agreed: The generation.
+            results: Keeps results of collectives.
+
+        Raises:
+            RingBroken: The members could not connect. They meet again.
+        """
+        rank = agreed.members.index(self.identity)
+        try:
+            store = self._own if rank == 0 else _connected(agreed.notes[0].store)
+            return self._make(rank, len(agreed.members), store, results)
+        except RuntimeError as cause:
+            raise RingBroken(f"rank {rank} cannot reach the ring's store: {gist(cause)}") from cause
+
+
+def _connected(address: str) -> TCPStore:
+    host, port = address.split()
+    return TCPStore(host, int(port), is_master=False, timeout=LIMIT)
+
+
+_notes = msgspec.json.Decoder(Note)
