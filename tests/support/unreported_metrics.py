@@ -1,4 +1,4 @@
-"""Metrics that a plain job on a host without a GPU, without strangers or a ring that heals, does not export."""
+"""Metrics that a plain job without a GPU, strangers or a ring that heals does not export."""
 
 from __future__ import annotations
 
