@@ -67,14 +67,8 @@ HELD_UP_SECONDS = 0.5
 
 Their holders may have sent heartbeats in time that this process did not read.
 """
-_GRPC = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 4 << 20),
-    ("grpc.max_allowed_incoming_connections", MAX_WORLD_SIZE + 1024),
-    ("grpc.max_concurrent_streams", 256),
-    *STRANGERS,
-)
-"""Bounds of the control server. Each worker and each shard has one connection; command lines come and go."""
+_SPARE_CONNECTIONS = 256
+"""Connections of command lines. More would only cost memory: a stranger's handshake takes 40 KB."""
 
 GOODBYE_SECONDS = 5.0
 """How long shards and workers have to learn that the server stops."""
@@ -173,7 +167,7 @@ class Server:
             interceptors.insert(0, AsyncGuard(keyring.guard, rejections))
         if self._succession is not None:
             interceptors.append(CommitFirst(self._succession.settle))
-        server = grpc.aio.server(interceptors=interceptors, options=_GRPC)
+        server = grpc.aio.server(interceptors=interceptors, options=_bounds(self._config))
         add_ControlServicer_to_server(Control(coordinator, keyring), server)
         self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -379,6 +373,20 @@ class Server:
                 return Preempted.exit_code
             return HubringError.exit_code if coordinator.outcome.erred else JobFailed.exit_code
         return 0
+
+
+def _bounds(config: ServerConfig) -> list[tuple[str, int]]:
+    """Returns the bounds of the control server. Each worker and each shard has one connection."""
+    members = (config.workers or MAX_WORLD_SIZE) + (1 + config.standby) * (
+        config.shards + config.await_shards
+    )
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", 4 << 20),
+        ("grpc.max_allowed_incoming_connections", members + _SPARE_CONNECTIONS),
+        ("grpc.max_concurrent_streams", 256),
+        *STRANGERS,
+    ]
 
 
 async def _open(site: Site, coordinator: Coordinator) -> None:

@@ -47,4 +47,5 @@ def _tokens(file: Path | None) -> str:
 def _saves(config: ServerConfig) -> str:
     if config.checkpoint_dir is not None:
         return f"every {config.checkpoint_every:g} s to {config.checkpoint_dir}"
-    return "nothing: without --checkpoint-dir, a hub that loses this server or a shard loses all steps"
+    what = "the server" if config.standby else "this server or a shard"
+    return f"nothing: without --checkpoint-dir, a hub that loses {what} loses all steps"
