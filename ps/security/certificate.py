@@ -83,9 +83,10 @@ def check_key(identity: Identity) -> None:
 
     try:
         own = serialization.load_pem_private_key(identity.key, None).public_key()
+        certified = x509.load_pem_x509_certificate(identity.certificate).public_key()
     except (UnsupportedAlgorithm, TypeError) as error:
         raise ValueError(str(error)) from error
-    if own != x509.load_pem_x509_certificate(identity.certificate).public_key():
+    if own != certified:
         raise ValueError("the private key is not the certificate's")
 
 

@@ -31,6 +31,7 @@ from hubring.ps.transport.grpc.listener import (
 )
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.zmq.seal import MAX_FIRST_PART
 from hubring.ps.transport.zmq.socket import PART_BYTES
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from tests.support.transports.messages import (
@@ -144,8 +145,8 @@ def test_grpc_refuses_a_stranger_who_never_sends_a_request() -> None:
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        pytest.param([bytes(MAX_SEALED + 1)], "header", id="header"),
-        pytest.param([bytes(MAX_SEALED + 1), b"payload"], "header", id="header of two"),
+        pytest.param([bytes(MAX_FIRST_PART + 1)], "header", id="header"),
+        pytest.param([bytes(MAX_FIRST_PART + 1), b"payload"], "header", id="header of two"),
         pytest.param([b"part"] * 1000, "parts", id="parts"),
     ],
 )

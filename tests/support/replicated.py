@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from hubring.ps.core.messages import (
     Pull,
     Push,
     Refusal,
+    Reply,
     Request,
     Round,
     Ticket,
@@ -163,7 +164,8 @@ class Pair:
 
     def hold(self, deliveries: list[Delivery]) -> None:
         """A primary's replies wait until the standby has all changes so far."""
-        self._held.append((len(self.recorder.sent), deliveries))
+        kept = [Delivery(ticket, _kept(reply)) for ticket, reply in deliveries]
+        self._held.append((len(self.recorder.sent), kept))
         if self._serving is self.standby:
             self._release()
 
@@ -236,3 +238,10 @@ class Pair:
         snapshot = saved.captured()
         assert snapshot is not None
         return snapshot[key].values
+
+
+def _kept(reply: Reply) -> Reply:
+    """Returns a held reply whose values do not change any more, as a shard's loop does."""
+    if isinstance(reply, Values) and not reply.stable and isinstance(reply.values, Tensor):
+        return replace(reply, values=reply.values.clone())
+    return reply

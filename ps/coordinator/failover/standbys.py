@@ -101,6 +101,7 @@ class Standbys:
             self._pairing = None
         if self._pairing is None and self._clock.now() >= self._pair_at and self._unpaired():
             self._pairing = asyncio.create_task(self._pair())
+        self._fleet.guarded = self._fleet.guarded or self._all_paired
         before, self._announced = self._announced, self._fleet.guarded
         return self._announced and not before
 
@@ -167,11 +168,14 @@ class Standbys:
             return []
         return pairs(alone, free)
 
+    @property
+    def _all_paired(self) -> bool:
+        shards = self._fleet.shards
+        return len(shards) >= self._wanted and all(shard.stream for shard in shards)
+
     async def _pair(self) -> None:
         for shard, standby in self._unpaired():
             await self._follow(shard, standby)
-        if len(self._fleet.shards) >= self._wanted and all(shard.stream for shard in self._fleet.shards):
-            self._fleet.guarded = True
 
     async def _follow(self, shard: Shard, standby: Shard) -> None:
         stream = secrets.token_bytes(16)

@@ -65,6 +65,7 @@ def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
     session.stop_after, session.draining = 0, False
     session._stub = session._presence = Replies()  # type: ignore[assignment]
     session.locations = ShardLocations(session._stub, (0, b""), ())
+    session.on_ring = lambda broken, newcomers: None
     monkeypatch.setattr(session, "_leaves", lambda silence, interval: False)
     monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
     session._keep_alive()
@@ -114,6 +115,7 @@ def test_what_a_server_says_is_cleaned_before_it_is_logged_or_raised(
     session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
     session.stop_after, session.draining = 0, False
     session.locations = SimpleNamespace(note=lambda failovers: None)  # type: ignore[assignment]
+    session.on_ring = lambda broken, newcomers: None
     reply = pb.HeartbeatReply(
         news=[f"{red}rank 1 left"], slowest=f"{red}rank 2", finished=f"{red}over", failed=f"{red}lost"
     )
