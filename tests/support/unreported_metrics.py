@@ -1,4 +1,4 @@
-"""Metrics that a plain job on a host without a GPU, and without strangers, does not export."""
+"""Metrics that a plain job without a GPU, strangers or a ring that heals does not export."""
 
 from __future__ import annotations
 
@@ -10,4 +10,6 @@ UNREPORTED = (
     "ps_shard_gpu_memory_bytes",
     "ps_refused_total",
     "ps_shard_refused_total",
+    "ps_ring_generation",
+    "ps_ring_pause_seconds",
 )

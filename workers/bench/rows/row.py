@@ -56,8 +56,9 @@ class Row:
 
     @property
     def wire(self) -> str:
-        """The worker's flags without the codec, which rows of one wire share; empty for other libraries."""
-        return " ".join(self.worker).partition(" --compress")[0]
+        """The flags without the codec, which rows of one wire share; empty for other libraries."""
+        own = " ".join(self.worker).partition(" --compress")[0]
+        return " ".join([own, *(self.server or ())]).strip()
 
     @property
     def colocated(self) -> bool:
