@@ -57,12 +57,14 @@ class Loss:
         while not self._record.exists():
             if self._over.wait(LOOK_SECONDS):
                 return
-        victim = self._find()
         with self._record.open() as lines:
-            begun = ""
+            begun, victim = "", None
             while not self._over.wait(LOOK_SECONDS):
                 *whole, begun = (begun + lines.read()).split("\n")
-                if whole and (step := json.loads(whole[-1])["step"]) >= self._fault.step:
+                if not whole:
+                    continue
+                victim = victim or self._find()
+                if (step := json.loads(whole[-1])["step"]) >= self._fault.step:
                     self._kill(victim, step)
                     return
 
