@@ -127,9 +127,16 @@ VARIED = {
             exact=False,
         ),
         Row("hub-colocated", "hub-bsp with a shard on each worker's host", ("--mode", "bsp", "--colocate")),
+        Row("hub-standby", "hub-bsp with standbys of its processes", ("--mode", "bsp", "--standby", "1")),
+        Row(
+            "ring-heals",
+            "a ring that goes on without a lost worker",
+            (),
+            ("--topology", "ring", "--min-workers", "1"),
+        ),
     )
 }
-"""Other ways to run a hub."""
+"""Other ways to run a hub or a ring."""
 
 CODECS = ("bf16", "fp16", "int8", "sign", "topk:0.01", "powersgd:4")
 

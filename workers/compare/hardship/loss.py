@@ -29,7 +29,7 @@ class Loss:
     Args:
         fault: When to kill it.
         record: The file that the worker writes.
-        find: Returns the victim's process, once the step is reached.
+        find: Returns the victim's process, once training has begun. It may take longer than many steps.
 
     Attributes:
         step: Last reported step when it was killed; None: it ended before its step, so nothing was lost.
@@ -58,16 +58,19 @@ class Loss:
             if self._over.wait(LOOK_SECONDS):
                 return
         with self._record.open() as lines:
-            begun = ""
+            begun, victim = "", None
             while not self._over.wait(LOOK_SECONDS):
                 *whole, begun = (begun + lines.read()).split("\n")
-                if whole and (step := json.loads(whole[-1])["step"]) >= self._fault.step:
-                    self._kill(step)
+                if not whole:
+                    continue
+                victim = victim or self._find()
+                if (step := json.loads(whole[-1])["step"]) >= self._fault.step:
+                    self._kill(victim, step)
                     return
 
-    def _kill(self, step: int) -> None:
+    def _kill(self, victim: int, step: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, so nothing was lost
-            os.kill(self._find(), signal.SIGKILL)
+            os.kill(victim, signal.SIGKILL)
             self.step = step
 
 
