@@ -134,7 +134,9 @@ def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:
 
 def last_line(result: Mapping[str, Any]) -> None:
     """Prints a program's result in one write, because the workers of a launcher can share an output."""
-    text = json.dumps(result) if _json or not sys.stdout.isatty() else summary(result)
+    # mpirun gives its ranks a terminal for their output, but none for their input.
+    for_person = sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty() and not _json
+    text = summary(result) if for_person else json.dumps(result)
     if text:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

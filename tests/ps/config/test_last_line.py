@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -45,6 +46,8 @@ def test_on_a_terminal_it_is_a_summary(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert json.loads(printed(capsys)) == RESULT, "the input is no terminal, as below mpirun"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     summary = "22 steps in 1.9 s, test_loss 2.03602, test_accuracy 0.638889, checkpoint: saved/step-22\n"
     assert printed(capsys) == summary
     assert json.loads(printed(capsys, "--json")) == RESULT
