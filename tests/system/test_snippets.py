@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", ROOT / "workers/examples/README.md"]
 SKIPPED = ("make ", "docker ", ". ", "pip ")
 """What begins a line that installs something, or needs a Docker engine."""
 LEFT_OUT = ("[.]*", "build", "dist", "results", "wheels", "__pycache__")
-SECONDS = 500.0
+SECONDS = 800.0
 
 
 def runnable(block: Block) -> str:
@@ -51,6 +51,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.full
+@pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("code", RUNNABLE)
 def test_a_shell_block_runs_without_an_error(code: str, clone: Path) -> None:
     with socket.socket() as free:

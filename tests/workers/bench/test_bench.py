@@ -153,7 +153,7 @@ CASES = "2:flat:sgd,2:coded:sgd,2:digits:sgd"
 
 @pytest.mark.slow
 @pytest.mark.full
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_rows_come_out_right_on_real_processes(cluster: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     out = tmp_path / "bench.json"
@@ -161,7 +161,7 @@ def test_rows_come_out_right_on_real_processes(cluster: Cluster, tmp_path: Path)
     short = ["--rounds", "1", "--steps", "2"]
     words = [*size, *short, "--cases", CASES, "--out", str(out)]
     ended = cluster.run("bench", "hubring.workers.programs.ps_worker", "bench", *words)
-    assert ended.done(timeout=200) == {"out": str(out), "wrong": 0, "exit_code": 0}
+    assert ended.done(timeout=400) == {"out": str(out), "wrong": 0, "exit_code": 0}
     found = json.loads(out.read_text())
     here = cli.rows_of(None)
     for shape in [case.shape for case in cli.cases_of(CASES)]:
