@@ -85,9 +85,9 @@ class Communicator(ABC):
     registry: object | None = None
     """Finds the reducers of parameters; `hubring.workers.reducer.registry` makes it."""
 
-    @abstractmethod
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a flat zeroed CPU tensor in the memory that this topology exchanges fastest."""
+        return torch.zeros(numel, dtype=dtype)
 
     def allocate_values(self, numel: int, dtype: torch.dtype, device: torch.device) -> ValueMemory:
         """Returns flat zeroed memory for parameters on a device."""

@@ -28,9 +28,6 @@ class LocalCommunicator(Communicator):
     def __init__(self) -> None:
         self.traffic = Traffic()
 
-    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(numel, dtype=dtype)
-
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         return Start()
 

@@ -129,7 +129,6 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
         host,
         session.board.regroup,
         compress=config.compress or "",
-        backend=config.backend,
         device=device,
         timeout=config.timeout,
     )

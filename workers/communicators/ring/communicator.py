@@ -55,7 +55,7 @@ class AllreduceCommunicator(Communicator):
         compress: Codec of the gradients, as in `hubring.ps.core.codecs`; empty: no compression.
         connect_timeout: Seconds that connecting may take; None: `timeout`.
         results: Keeps results of collectives among all ranks, for ranks that lack them after a loss. With it,
-            `abort` may be called.
+            `abort` may be called; only with `gloo`.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -89,17 +89,10 @@ class AllreduceCommunicator(Communicator):
         self._compress = compress
         # Weak keys: joined buckets only live for a tuning trial. The values do not reference the bucket.
         self._means: WeakKeyDictionary[Bucket, _Means] = WeakKeyDictionary()
-        self._open = partial(
-            Ring,
-            rank,
-            size,
-            backend=backend,
-            device=torch.device(device),
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-            abortable=results is not None,
+        self._connect = partial(
+            Ring, timeout=timeout, connect_timeout=connect_timeout, abortable=results is not None
         )
-        self._connect_timeout = connect_timeout
+        self._open = partial(self._connect, rank, size, backend=backend, device=torch.device(device))
         self._results = results
         self._store, self._host = store, host
         self.ring = self._open(store=store, host=host)
@@ -115,9 +108,6 @@ class AllreduceCommunicator(Communicator):
         self._transfers = Transfers(self._schedulers[()].ring)
         self._users: Counter[tuple[int, ...]] = Counter()
         self._met: Counter[tuple[int, ...]] = Counter()
-
-    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(numel, dtype=dtype)
 
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         check_same_model(
@@ -203,17 +193,14 @@ class AllreduceCommunicator(Communicator):
 
     def _scheduler(self, members: Sequence[int], store: Store) -> RingScheduler:
         """Makes a scheduler. Collectives always use Gloo and host memory, also with NCCL for gradients."""
-        ring = Ring(
+        ring = self._connect(
             members.index(self.rank),
             len(members),
             store,
             backend="gloo",
             device=torch.device("cpu"),
             host=self._host or own_address(self._store),
-            timeout=self.timeout,
             patient=True,
-            connect_timeout=self._connect_timeout,
-            abortable=self._results is not None,
         )
         return RingScheduler(ring, members, self._results if len(members) == self.size else None)
 

@@ -8,7 +8,6 @@ behind what the others have trained on; the samples before that are only there t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -80,28 +79,3 @@ def shares(length: int, epoch: Epoch) -> list[Tensor]:
 def _dealt(samples: Tensor, size: int) -> list[Tensor]:
     each = len(samples) // size
     return [samples[rank : each * size : size] for rank in range(size)]
-
-
-def replay(length: int, epoch: Epoch) -> dict[int, int]:
-    """Returns how often each position of an epoch is trained on, without further changes.
-
-    A checker for tests: it follows every rank from its entry to its loss.
-    """
-    counts: dict[int, int] = dict.fromkeys(range(length), 0)
-    entered = [0] * epoch.size
-    before = epoch._replace(changes=())
-    for number, change in enumerate(epoch.changes, start=1):
-        for rank, share in enumerate(shares(length, before)):
-            if rank not in change.stays:
-                _count(counts, share[entered[rank] : change.trained])
-        entered = [entered[rank] for rank in change.stays]
-        entered += [change.trained] * (change.size - len(change.stays))
-        before = epoch._replace(changes=epoch.changes[:number])
-    for rank, share in enumerate(shares(length, before)):
-        _count(counts, share[entered[rank] :])
-    return counts
-
-
-def _count(counts: dict[int, int], positions: Sequence[int] | Tensor) -> None:
-    for position in torch.as_tensor(positions).tolist():
-        counts[position] += 1

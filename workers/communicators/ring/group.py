@@ -78,10 +78,15 @@ def open_group(
     """
     try:
         if backend == "gloo":
-            options = _gloo_options(host or own_address(store), timeout)
-            if connections is not None:
+            if connections is None:
+                # By default Gloo uses the address of the host name, on many systems a loopback address.
+                made = dist.ProcessGroupGloo.create_device(hostname=host or own_address(store))
+            else:
                 connections.introduce(store, rank, size)
-                options._devices = [connections.device]
+                made = connections.device
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._devices = [made]
+            options._timeout = timedelta(seconds=timeout)
             group: Any = dist.ProcessGroupGloo(store, rank, size, options)
             # Without a barrier, a connected rank could leave while other ranks still connect.
             group.barrier().wait()
@@ -94,14 +99,6 @@ def open_group(
             f" {gist(cause)}"
         ) from cause
     raise ConfigError(f"the ring's backend is {backend!r}; use gloo or nccl")
-
-
-def _gloo_options(host: str, timeout: float) -> Any:
-    # By default Gloo uses the address of the host name, which on many systems is a loopback address.
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=timeout)
-    return options
 
 
 def _open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout: float) -> Any:

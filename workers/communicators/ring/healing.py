@@ -124,9 +124,6 @@ class HealingRing(Communicator):
 
     # Exchanges.
 
-    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(numel, dtype=dtype)
-
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         if self.awaits_state:
             return Start()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from hubring.ps.client.board import RingGeneration
 from hubring.ps.core.errors import RingBroken
 from hubring.workers.communicators.ring.call_log import Results
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
@@ -23,42 +24,10 @@ CONNECT_SECONDS = 10.0
 LIMIT = timedelta(seconds=CONNECT_SECONDS)
 
 
-class Member(Protocol):
-    """A member, as the server names it."""
-
-    @property
-    def rank(self) -> int:
-        """Its rank in the job, which it keeps."""
-
-    @property
-    def note(self) -> str:
-        """What it tells the others."""
-
-    @property
-    def newcomer(self) -> bool:
-        """Whether it has just entered."""
-
-
-class Generation(Protocol):
-    """A generation, as the server names it."""
-
-    @property
-    def number(self) -> int:
-        """Counts the generations."""
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """In the order of their ranks in the ring."""
-
-    @property
-    def boundary(self) -> bool:
-        """Whether all members are between the same two steps."""
-
-
 class Regroup(Protocol):
     """Waits at the server for the generation after this one; `hubring.ps.client.board.Board.regroup`."""
 
-    def __call__(self, generation: int, note: str, *, boundary: bool) -> Generation: ...
+    def __call__(self, generation: int, note: str, *, boundary: bool) -> RingGeneration: ...
 
 
 class Note(NamedTuple):
@@ -118,7 +87,6 @@ class Meeting:
         host: Its address for the other members.
         regroup: Waits at the server for the next generation.
         compress: As for `AllreduceCommunicator`.
-        backend: As for `AllreduceCommunicator`.
         device: As for `AllreduceCommunicator`.
         timeout: As for `AllreduceCommunicator`.
     """
@@ -130,7 +98,6 @@ class Meeting:
         regroup: Regroup,
         *,
         compress: str = "",
-        backend: str = "gloo",
         device: torch.device | str = "cpu",
         timeout: float = 300.0,
     ) -> None:
@@ -138,19 +105,13 @@ class Meeting:
         self.compress = compress
         self._host = host
         self._regroup = regroup
-        self._make: Callable[[int, int, Store, Results], AllreduceCommunicator] = (
-            lambda rank, size, store, results: AllreduceCommunicator(
-                rank,
-                size,
-                store,
-                host=host,
-                compress=compress,
-                backend=backend,
-                device=device,
-                timeout=timeout,
-                connect_timeout=CONNECT_SECONDS,
-                results=results,
-            )
+        self._make = partial(
+            AllreduceCommunicator,
+            host=host,
+            compress=compress,
+            device=device,
+            timeout=timeout,
+            connect_timeout=CONNECT_SECONDS,
         )
 
     def agree(self, generation: int, note: Note, *, boundary: bool) -> Agreed:
@@ -185,7 +146,7 @@ class Meeting:
         rank = agreed.members.index(self.identity)
         try:
             store = self._own if rank == 0 else _connected(agreed.notes[0].store)
-            return self._make(rank, len(agreed.members), store, results)
+            return self._make(rank, len(agreed.members), store, results=results)
         except RuntimeError as cause:
             raise RingBroken(f"rank {rank} cannot reach the ring's store: {gist(cause)}") from cause
 

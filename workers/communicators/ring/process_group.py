@@ -55,7 +55,7 @@ class Ring:
         timeout: Seconds that connecting, and each operation, may take.
         patient: Whether operations have no timeout. Connecting still has one.
         connect_timeout: Seconds that connecting may take; None: `timeout`.
-        abortable: Whether `abort` may be called.
+        abortable: Whether `abort` may be called; only with `gloo`.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -81,8 +81,7 @@ class Ring:
         self.device = device
         self.timeout = None if patient else timeout
         self.operations = Operations(rank)
-        gloo = abortable and backend == "gloo"
-        self._connections = GroupConnections(host or own_address(store)) if gloo else None
+        self._connections = GroupConnections(host or own_address(store)) if abortable else None
         self._group = open_group(
             rank, size, store, backend, device, host, connect_timeout or timeout, self._connections
         )
@@ -162,10 +161,8 @@ class Ring:
         if group is None:
             return
         self.operations.fail(error)
-        if self._connections is not None:
-            self._connections.cut()
-        else:
-            group.abort()
+        assert self._connections is not None
+        self._connections.cut()
         if self.operations.end_thread(ABORT_SECONDS):
             _python.Py_DecRef(group)
         self._group = None

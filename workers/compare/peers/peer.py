@@ -48,9 +48,6 @@ class Peer(Communicator):
     def gather(self, value: Any) -> list[Any]:
         """Returns the value of every rank, in rank order. Values must support pickle."""
 
-    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(numel, dtype=dtype)
-
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
         """See the interface.
 

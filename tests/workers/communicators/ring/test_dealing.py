@@ -6,12 +6,35 @@ import random
 from collections import Counter
 
 import pytest
+from torch import Tensor
 
-from hubring.workers.communicators.ring.dealing import Change, Epoch, replay, shares
+from hubring.workers.communicators.ring.dealing import Change, Epoch, shares
 
 
 def lists(length: int, epoch: Epoch) -> list[list[int]]:
     return [share.tolist() for share in shares(length, epoch)]
+
+
+def replay(length: int, epoch: Epoch) -> dict[int, int]:
+    """Returns how often each position of an epoch is trained on, by every rank from its entry to its loss."""
+    counts: dict[int, int] = dict.fromkeys(range(length), 0)
+    entered = [0] * epoch.size
+    before = epoch._replace(changes=())
+    for number, change in enumerate(epoch.changes, start=1):
+        for rank, share in enumerate(shares(length, before)):
+            if rank not in change.stays:
+                _count(counts, share[entered[rank] : change.trained])
+        entered = [entered[rank] for rank in change.stays]
+        entered += [change.trained] * (change.size - len(change.stays))
+        before = epoch._replace(changes=epoch.changes[:number])
+    for rank, share in enumerate(shares(length, before)):
+        _count(counts, share[entered[rank] :])
+    return counts
+
+
+def _count(counts: dict[int, int], positions: Tensor) -> None:
+    for position in positions.tolist():
+        counts[position] += 1
 
 
 def test_without_changes_ranks_take_turns_and_a_remainder_is_dropped() -> None:
