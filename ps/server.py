@@ -41,6 +41,7 @@ from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children
 from hubring.ps.process.process import Adopted
+from hubring.ps.process.stop_signals import STOP_SIGNALS
 from hubring.ps.recovery.commit import CommitFirst
 from hubring.ps.recovery.records import PageRecord, ServerRecord, State
 from hubring.ps.recovery.state import capture as capture_hub
@@ -146,7 +147,7 @@ class Server:
             await self._health.tell(coordinator.troubles())
             await asyncio.to_thread(shards.end)
             await coordinator.see_off(self._remote_shards(coordinator, shards), GOODBYE_SECONDS)
-            await coordinator.fleet.dismiss((*coordinator.fleet.shards, *coordinator.fleet.standbys))
+            await coordinator.fleet.dismiss(coordinator.fleet.processes)
             if opening is not None:
                 await opening
             if site is not None:
@@ -213,7 +214,7 @@ class Server:
 
     def _add_signal_handlers(self, coordinator: Coordinator) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number, coordinator)
 
     def _succeed(
@@ -331,7 +332,7 @@ class Server:
         own = {(socket.gethostname(), shard.pid) for shard in shards.started}
         return [
             shard
-            for shard in (*coordinator.fleet.shards, *coordinator.fleet.standbys)
+            for shard in coordinator.fleet.processes
             if not shard.worker and (shard.host, shard.pid) not in own
         ]
 

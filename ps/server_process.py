@@ -10,9 +10,9 @@ from hubring.ps.core.errors import HubringError
 from hubring.ps.observe import logs
 from hubring.ps.page import site
 from hubring.ps.process import stop_signals
+from hubring.ps.process.end_with_parent import await_end
 from hubring.ps.recovery.guardian import Report
 from hubring.ps.recovery.settings import Settings, own_settings
-from hubring.ps.recovery.standby import await_end
 from hubring.ps.recovery.state_file import StateFile
 from hubring.ps.recovery.succession import Succession, report
 from hubring.ps.server import Server
@@ -24,7 +24,7 @@ def main() -> int:
     logs.configure(settings.config.log_format).role = "hub"
     if settings.predecessor:
         site.load()
-        await_end(settings.predecessor)
+        await_end(settings.predecessor)  # one that ends by itself kills its standby
     ended = _run(settings)
     if not report(settings, ended):
         terminal.last_line(ended.result)

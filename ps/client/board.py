@@ -8,8 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.client.join import BY_EXIT_CODE
-from hubring.ps.core.errors import DeadlineExceeded, HubringError, JobFailed
+from hubring.ps.core.errors import BY_EXIT_CODE, DeadlineExceeded, HubringError, JobFailed
 
 _T = TypeVar("_T")
 

@@ -15,13 +15,11 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.client.join import BY_EXIT_CODE
-from hubring.ps.client.silence import patience
-from hubring.ps.core.errors import HubringError, JobFailed, ServerUnreachable
+from hubring.ps.core.errors import BY_EXIT_CODE, HubringError, JobFailed, ServerUnreachable
 from hubring.ps.core.peer_text import MESSAGE, clean, clean_message
 from hubring.ps.core.waiting import LOG_EVERY
 from hubring.ps.process.child import Child
-from hubring.ps.transport.grpc.call_error import describe
+from hubring.ps.transport.grpc.call_error import describe, patience
 
 log = logging.getLogger(__name__)
 

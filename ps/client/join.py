@@ -16,12 +16,10 @@ from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.config.address import address as split
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.errors import (
+    BY_EXIT_CODE,
     ConfigError,
     DeadlineExceeded,
-    Fenced,
-    HubringError,
     JobFailed,
-    NonFinite,
     ServerUnreachable,
 )
 from hubring.ps.core.peer_text import clean_message
@@ -32,13 +30,10 @@ from hubring.ps.security.own_certificate import NOTHING, Own, load
 from hubring.ps.security.policy import Role
 from hubring.ps.shard.colocated import place
 from hubring.ps.shard.spawn import Settings, start
-from hubring.ps.transport.grpc.call_error import describe, details
+from hubring.ps.transport.grpc.call_error import describe, details, patience
 from hubring.ps.transport.port_probe import probe
 
 log = logging.getLogger(__name__)
-
-BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: Fenced, 78: ConfigError}
-"""The exception for a refusal, by the exit code that the server sends."""
 
 
 def prove(address: str, token_file: Path | None, own: Own) -> Access:
@@ -167,9 +162,7 @@ class Admission:
                     ) from error
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                     raise no_entry(self._address, details(error)) from error
-                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                patience = BUSY_SECONDS if timed_out else self._silent
-                if again and time.monotonic() > began + patience:
+                if again and time.monotonic() > began + patience(error, BUSY_SECONDS, self._silent):
                     raise ServerUnreachable(
                         f"the server at {self._address} stopped while this worker waited for the job"
                         f" to start ({describe(error)}); restart the server, then the workers"

@@ -23,13 +23,14 @@ from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.board import Board
 from hubring.ps.client.departure import Departure
-from hubring.ps.client.join import BY_EXIT_CODE, Admission, prove
+from hubring.ps.client.join import Admission, prove
 from hubring.ps.client.repeated_call import repeated
 from hubring.ps.client.shard_locations import ShardLocations
 from hubring.ps.client.silence import Silence
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
+    BY_EXIT_CODE,
     ConfigError,
     Fenced,
     HubringError,

@@ -10,7 +10,6 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.security.certificate import Identity
-from hubring.ps.security.door import Door
 from hubring.ps.transport.registry import ShardAddress
 
 log = logging.getLogger(__name__)
@@ -83,4 +82,4 @@ class ShardLocations:
         return False
 
     def _address(self, shard: pb.ShardAddress) -> ShardAddress:
-        return ShardAddress(shard.host_id, dict(shard.addresses), Door.from_proto(shard.door, self._own))
+        return ShardAddress.from_proto(shard, self._own)

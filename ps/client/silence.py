@@ -12,13 +12,7 @@ import grpc
 from hubring.ps.core.errors import RESTART_ALL, Fenced, HubringError, ServerUnreachable
 from hubring.ps.core.pauses import Pauses
 from hubring.ps.core.timing import SystemTime, TimeSource
-from hubring.ps.transport.grpc.call_error import describe
-
-
-def patience(error: grpc.RpcError, lease_seconds: float, silent_seconds: float) -> float:
-    """Returns for how many seconds calls may fail like this."""
-    timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    return max(lease_seconds, silent_seconds) if timed_out else silent_seconds
+from hubring.ps.transport.grpc.call_error import describe, patience
 
 
 class Silence:

@@ -66,9 +66,8 @@ class Connections:
     def expect(self) -> None:
         """Treats each process without a connection as one whose connection closed."""
         for member in self._job().members:
-            worker = Sender(member.rank, member.incarnation)
-            if worker not in self._open:
-                self._disconnect(worker, "")
+            if member.sender not in self._open:
+                self._disconnect(member.sender, "")
         for shard in self._fleet.shards:
             if shard.token not in self._open:
                 self._fleet.disconnect(shard.token, self._clock.now())
@@ -76,7 +75,7 @@ class Connections:
     def _check(self, sender: Sender, shard: str) -> None:
         if shard and self._fleet.find(shard) is None:
             raise Fenced("this shard is not registered with this server; restart the shard")
-        if not shard and sender not in [Sender(one.rank, one.incarnation) for one in self._job().members]:
+        if not shard and sender not in [member.sender for member in self._job().members]:
             raise Fenced(
                 f"rank {sender.rank} (join {sender.number}) is not a member of the job;"
                 " restart the worker to rejoin"

@@ -113,22 +113,14 @@ class Control(ControlServicer):
         )
 
     async def Shards(self, request: pb.ShardsRequest, context: Context) -> pb.ShardsReply:
-        sender, members = _sender(request), self._coordinator.job.members
-        if sender not in [Sender(member.rank, member.incarnation) for member in members]:
-            text = f"rank {request.rank} is not a member of the job; restart the worker to rejoin"
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+        try:
+            self._coordinator.check_member(_sender(request))
+        except Fenced as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         return pb.ShardsReply(shards=self._addresses())
 
     def _addresses(self) -> list[pb.ShardAddress]:
-        return [
-            pb.ShardAddress(
-                shard=shard.index,
-                host_id=shard.host_id,
-                addresses=shard.addresses,
-                door=shard.door.to_proto(),
-            )
-            for shard in self._coordinator.fleet.shards
-        ]
+        return [shard.to_proto() for shard in self._coordinator.fleet.shards]
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         try:
@@ -143,6 +135,8 @@ class Control(ControlServicer):
             return pb.HeartbeatReply(fenced=True, failed=str(error), exit_code=error.exit_code)
         job = self._coordinator.job
         failure = job.failure
+        ring = job.generations
+        live = frozenset(job.members) if ring.heals else frozenset()
         return pb.HeartbeatReply(
             failed=str(failure or ""),
             exit_code=failure.exit_code if failure else 0,
@@ -153,8 +147,8 @@ class Control(ControlServicer):
             stop_agreed=agreed,
             finished=job.finished(_sender(request)),
             failovers=self._coordinator.standbys.failovers,
-            broken=job.generations.broken(job.members),
-            newcomers=bool(job.generations.newcomers(job.members)),
+            broken=ring.broken(live),
+            newcomers=bool(ring.newcomers(live)),
         )
 
     async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:

@@ -94,6 +94,12 @@ class Shard:
             )
         return f"shard {self.index} ({whose}{self.host} pid {self.pid})"
 
+    def to_proto(self) -> pb.ShardAddress:
+        """Returns where the shard is, and what lets a worker in."""
+        return pb.ShardAddress(
+            shard=self.index, host_id=self.host_id, addresses=self.addresses, door=self.door.to_proto()
+        )
+
 
 class Fleet:
     """All shards, in the order of their numbers. A call goes to all shards in parallel.
@@ -121,10 +127,15 @@ class Fleet:
         """The certificate that the coordinator shows to shards."""
         self._call_seconds = max(CALL_SECONDS, lease_seconds)
 
+    @property
+    def processes(self) -> tuple[Shard, ...]:
+        """The shards and the standbys."""
+        return (*self.shards, *self.standbys)
+
     def find(self, token: str) -> Shard | None:
         """Returns the shard or standby that registered with this token."""
-        given, known = token.encode(), (*self.shards, *self.standbys)
-        return next((shard for shard in known if compare_digest(given, shard.token.encode())), None)
+        given = token.encode()
+        return next((shard for shard in self.processes if compare_digest(given, shard.token.encode())), None)
 
     def numbered(self, index: int) -> Shard | None:
         """Returns the shard with this number."""
@@ -199,11 +210,11 @@ class Fleet:
 
     def silent(self, now: float) -> list[Shard]:
         """Returns the shards and standbys whose lease has expired."""
-        return [shard for shard in (*self.shards, *self.standbys) if not self.lives(shard, now)]
+        return [shard for shard in self.processes if not self.lives(shard, now)]
 
     def excuse(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
-        for shard in (*self.shards, *self.standbys):
+        for shard in self.processes:
             shard.heard = min(now, shard.heard + seconds)
             shard.returns_by += seconds
 

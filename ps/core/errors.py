@@ -23,6 +23,10 @@ _CONTINUES = "continues from its last checkpoint, or without --checkpoint-dir fr
 RESTART_JOB = f"Restart the job; it {_CONTINUES}"
 RESTART_ALL = f"Restart the server with the same settings, then the workers; the job {_CONTINUES}"
 """How to fix the loss of a process that the job needs. A worker or a shard cannot know what is saved."""
+SHARD_REPLACED = (
+    "the standby of this shard has taken its place, because this shard was suspended or not reachable."
+    " The job goes on without this shard"
+)
 
 
 class HubringError(Exception):
@@ -103,3 +107,9 @@ class Preempted(SystemExit):
     def __init__(self, text: str, code: int = exit_code) -> None:
         super().__init__(code)
         self.text = text
+
+
+BY_EXIT_CODE: dict[int, type[HubringError]] = {
+    error.exit_code: error for error in (NonFinite, JobFailed, Fenced, ConfigError)
+}
+"""The error of another process, by the exit code that it sends."""

@@ -157,6 +157,11 @@ class Member:
     host: str = ""
     pid: int = 0
 
+    @property
+    def sender(self) -> Sender:
+        """The sender of the worker's messages."""
+        return Sender(self.rank, self.incarnation)
+
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host} pid {self.pid})"
 

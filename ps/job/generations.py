@@ -113,7 +113,8 @@ class Generations:
 
     def newcomers(self, live: Collection[Member]) -> list[Member]:
         """Returns the workers that wait to enter."""
-        return [one for one in self._arrivals if one in live and one not in self.current.members]
+        members = self.current.members
+        return [one for one in self._arrivals if one in live and one not in members]
 
     def awaited(self, live: Collection[Member]) -> list[Member]:
         """Returns the members that the next generation waits for."""
@@ -128,7 +129,7 @@ class Generations:
         """Begins the next generation if its members have come; returns whether it does.
 
         Args:
-            live: The job's workers, in rank order.
+            live: The job's workers.
             now: Monotonic seconds.
         """
         old = [member for member in self.current.members if member in live]

@@ -269,7 +269,7 @@ class Job:
         """Does the same for a worker that disconnected while it waited for the start."""
         member = self.membership.holder(token) if self.membership is not None else None
         if member is not None:
-            self.disconnect(Sender(member.rank, member.incarnation), now)
+            self.disconnect(member.sender, now)
 
     def excuse(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""

@@ -164,7 +164,7 @@ class Membership:
         """
         if token in self._tokens:
             member = self._tokens[token]
-            self.beat(Sender(member.rank, member.incarnation), now)
+            self.beat(member.sender, now)
             self._leases[member.rank].waits = waits
             return member
         member = Member(self.free_rank(rank), new_incarnation(self.next_incarnation), host, pid)

@@ -1,9 +1,10 @@
-"""Ends a process when its parent ends."""
+"""Ends a process when its parent ends, or waits for that."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 
 PARENT = "HUBRING_PARENT"
@@ -23,3 +24,18 @@ def follow(parent: int) -> None:
     # The parent may have ended before prctl.
     if parent and not os.path.exists(f"/proc/{parent}"):
         signal.raise_signal(signal.SIGTERM)
+
+
+def await_end(parent: int, *also: int) -> None:
+    """Waits until the parent has ended and closed its ports; not if it is no longer the parent.
+
+    Args:
+        parent: The parent's process id.
+        also: Descriptors; the wait ends too when one is readable.
+    """
+    if os.getppid() != parent:
+        return
+    alive = os.pidfd_open(parent)
+    if os.getppid() == parent:  # otherwise the descriptor may be of another process
+        select.select([alive, *also], [], [])
+    os.close(alive)

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from signal import SIGINT, SIGTERM, SIGUSR1
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.process.child import Child
@@ -19,6 +18,7 @@ from hubring.ps.process.children import passing_on
 from hubring.ps.process.command import module_command
 from hubring.ps.process.end_with_parent import PARENT
 from hubring.ps.process.restarts import Restarts, helps, wait
+from hubring.ps.process.stop_signals import STOP_SIGNALS
 
 SUPERVISOR = "HUBRING_SUPERVISOR"
 """Environment variable with the id of the process that starts this program again."""
@@ -60,7 +60,7 @@ def supervise(
         for child in children[-1:]:
             child.signal(number)
 
-    with passing_on((SIGINT, SIGTERM, SIGUSR1), forward):
+    with passing_on(STOP_SIGNALS, forward):
         while True:
             began = time.monotonic()
             child = Child(name, command, {**variables, SUPERVISOR: own, PARENT: own})

@@ -166,7 +166,6 @@ class StandbysRecord(Struct):
     """As `Standbys`."""
 
     failovers: int
-    announced: bool
     replaced: set[str]
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from hubring.ps.coordinator.coordinator import Coordinator
-from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
+from hubring.ps.core.errors import BY_EXIT_CODE, HubringError, JobFailed
 from hubring.ps.job.membership import Lease, Membership
 from hubring.ps.job.progress import Progress
 from hubring.ps.recovery import records
@@ -36,10 +36,6 @@ PARTS: dict[str, tuple[type[Struct], str]] = {
 }
 """The record of each part of a coordinator, and where the part is."""
 
-_ERRORS: dict[int, type[HubringError]] = {
-    error.exit_code: error for error in (NonFinite, JobFailed, Fenced, ConfigError)
-}
-
 
 def capture(hub: Coordinator) -> HubRecord:
     """Returns what another process needs to continue as this coordinator; it shares memory with it."""
@@ -51,7 +47,7 @@ def capture(hub: Coordinator) -> HubRecord:
         **parts,
         membership=None if membership is None else _taken(records.MembershipRecord, membership),
         leases=[_taken(records.LeaseRecord, lease) for lease in leases.values()],
-        shards=[_taken(records.ShardRecord, shard) for shard in (*hub.fleet.shards, *hub.fleet.standbys)],
+        shards=[_taken(records.ShardRecord, shard) for shard in hub.fleet.processes],
         failures={
             what: records.Failure(error.exit_code, str(error))
             for what, error in failures.items()
@@ -87,7 +83,7 @@ def restore(hub: Coordinator, state: State, now: float) -> None:
     for shard in record.shards:
         hub.fleet.add(asdict(shard), now)
     errors = {
-        what: _ERRORS.get(failure.exit_code, HubringError)(failure.text)
+        what: BY_EXIT_CODE.get(failure.exit_code, HubringError)(failure.text)
         for what, failure in record.failures.items()
     }
     hub.job.failure, hub.checkpoints.failure = errors.get("job"), errors.get("checkpoints")

@@ -28,7 +28,6 @@ from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import Command, CoordinatorCall
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite
-from hubring.ps.security.door import Door
 from hubring.ps.shard.coordinator_calls import action, checked_path
 from hubring.ps.shard.following import Following
 from hubring.ps.shard.loop import ShardLoop
@@ -112,9 +111,7 @@ class ShardControl(ShardControlServicer):
 
     def Replicate(self, request: pb.ReplicateRequest, context: grpc.ServicerContext) -> pb.Ack:
         assert self._replication is not None
-        there = request.standby
-        door = Door.from_proto(there.door, self._replication.identity)
-        standby = ShardAddress(there.host_id, dict(there.addresses), door)
+        standby = ShardAddress.from_proto(request.standby, self._replication.identity)
         try:
             self._replication.begin(self._loop, standby, request.stream)
         except HubringError as error:
@@ -252,8 +249,7 @@ class ShardControl(ShardControlServicer):
 
 
 def _promote(loop: ShardLoop) -> None:
-    assert loop.following is not None
-    loop.following.promote()
+    loop.following = None
 
 
 def _name_unsound(loop: ShardLoop, *, key: int, values: Tensor) -> str:

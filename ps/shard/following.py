@@ -9,7 +9,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hubring.ps.core.errors import HubringError
+from hubring.ps.core.errors import SHARD_REPLACED, HubringError
 from hubring.ps.core.messages import (
     Change,
     Code,
@@ -40,19 +40,11 @@ class Following:
     Args:
         stream: The secret of its primary's stream; None before it has a primary.
         index: The primary's number.
-
-    Attributes:
-        serves_nobody: Whether workers are refused: the standby has not been promoted.
     """
 
     def __init__(self, stream: bytes | None, index: int) -> None:
-        self.serves_nobody = True
         self._follower = None if stream is None else Follower(stream)
         self._index = index
-
-    def promote(self) -> None:
-        """Serves workers from now on, and refuses the primary."""
-        self.serves_nobody, self._follower = False, None
 
     def take(self, loop: ShardLoop, number: int, forwarded: Forwarded, ticket: Ticket) -> list[Delivery]:
         """Applies a change of the primary, in its turn; returns the acknowledgements."""
@@ -93,9 +85,5 @@ def answer(
     return loop.following.take(loop, number, request, ticket)
 
 
-_SUPERSEDED = Refusal(
-    Code.FENCED,
-    "the standby of this shard has taken its place, because this shard was suspended or not reachable."
-    " The job goes on without this shard",
-)
+_SUPERSEDED = Refusal(Code.FENCED, SHARD_REPLACED)
 _NOT_SERVING = Refusal(Code.BAD_REQUEST, "this shard is a standby and serves no workers yet")

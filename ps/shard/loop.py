@@ -118,7 +118,7 @@ class ShardLoop:
         self._stream: Stream | None = None
         """Forwards all changes to the standby; None without one."""
         self.following: Following | None = None
-        """What a standby does; None in a shard that was never one."""
+        """What a standby does until it is promoted; None in a shard."""
         self._history = CallHistory()
         self._changes: set[Future[None]] = set()
         """The coordinator's calls that wait for the standby."""
@@ -341,7 +341,7 @@ class ShardLoop:
             return None
         sender = _NO_SENDER if isinstance(request, Forwarded) else request.sender
         ticket = Ticket(listener, envelope.reply_to, number, sender, self._now)
-        if isinstance(request, Forwarded) or (self.following is not None and self.following.serves_nobody):
+        if isinstance(request, Forwarded) or self.following is not None:
             self.send(following.answer(self, number, request, ticket))
             return None
         if isinstance(request, Probe):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import socket
 import sys
 import threading
@@ -38,6 +37,7 @@ from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import BUSY_SECONDS, heartbeat_seconds
 from hubring.ps.observe import logs
 from hubring.ps.process import stop_signals
+from hubring.ps.process.end_with_parent import await_end
 from hubring.ps.security.access import CONNECT_SECONDS, no_entry
 from hubring.ps.security.door import Lock
 from hubring.ps.security.door import lock as make_lock
@@ -50,7 +50,7 @@ from hubring.ps.shard.spawn import VARIABLE, Settings
 from hubring.ps.standby.reconnection import Verdict
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
-from hubring.ps.transport.grpc.call_error import describe, details
+from hubring.ps.transport.grpc.call_error import describe, details, patience
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.port_probe import probe
@@ -100,8 +100,7 @@ class Registration:
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                     raise no_entry(self._control, details(error)) from error
-                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if time.monotonic() - heard > (BUSY_SECONDS if timed_out else self._patience):
+                if time.monotonic() - heard > patience(error, BUSY_SECONDS, self._patience):
                     raise ServerUnreachable(
                         f"no server answers at {self._control} for {CONNECT_SECONDS:g} s:"
                         f" {probe(self._control)} ({describe(error)});"
@@ -171,8 +170,8 @@ class Registration:
         timeout = max(lease, silent_seconds)
         request = pb.ShardHeartbeatRequest(token=self._token)
         presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(shard=self._token)))
-        heard, patience, pauses = time.monotonic(), timeout, Pauses()
-        while time.monotonic() - heard - pauses.seconds < patience:
+        heard, allowed, pauses = time.monotonic(), timeout, Pauses()
+        while time.monotonic() - heard - pauses.seconds < allowed:
             presence.keep()
             try:
                 with pauses.within(timeout):
@@ -186,17 +185,14 @@ class Registration:
                 pauses.clear()
             except grpc.RpcError as error:
                 log.debug("the coordinator does not answer: %s", error.code().name)
-                # A server that was stopped recovers. One that cannot be reached has ended, unless a standby
-                # takes over.
-                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                patience = timeout if timed_out else silent_seconds
+                allowed = patience(error, lease, silent_seconds)
             with pauses.within(heartbeat_seconds(lease)):
                 orphaned = self._orphaned.wait(heartbeat_seconds(lease))
             if orphaned:
                 break
         else:
             self.failure = ServerUnreachable(
-                f"the server at {self._control} has not answered for {patience:g} s (it was killed, suspended"
+                f"the server at {self._control} has not answered for {allowed:g} s (it was killed, suspended"
                 f" or disconnected). {RESTART_ALL}"
             )
         silent = time.monotonic() - heard
@@ -259,9 +255,7 @@ def _watch_parent(parent: int, orphaned: threading.Event) -> None:
     A worker's forked children inherit the other end of the pipe and may outlive the worker, so the pipe
     alone is not enough.
     """
-    alive = os.pidfd_open(os.getppid())
-    if os.getppid() == parent:  # otherwise the parent has exited already, and this process has another one
-        select.select([sys.stdin.fileno(), alive], [], [])
+    await_end(parent, sys.stdin.fileno())
     orphaned.set()
 
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from hubring.protos import control_pb2 as pb
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.core.rejections import Rejections
+from hubring.ps.security.certificate import Identity
 from hubring.ps.security.door import OPEN, Door, Lock
 from hubring.ps.transport.base import Connection, Listener, Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
@@ -49,6 +51,11 @@ class ShardAddress(NamedTuple):
     host_id: str
     addresses: Mapping[str, str]
     door: Door = OPEN
+
+    @classmethod
+    def from_proto(cls, message: pb.ShardAddress, identity: Identity | None) -> ShardAddress:
+        """Returns the address in a message, for a program with this certificate of its own."""
+        return cls(message.host_id, dict(message.addresses), Door.from_proto(message.door, identity))
 
 
 def transport(name: str, *, alone: bool = False) -> Transport:

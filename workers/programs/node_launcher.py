@@ -28,6 +28,7 @@ from hubring.ps.process.command import module_command
 from hubring.ps.process.end_with_parent import PARENT, follow
 from hubring.ps.process.output import Output
 from hubring.ps.process.screen import Screen
+from hubring.ps.process.stop_signals import STOP_SIGNALS
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.launchers.torchrun import OURS, place_variables
 
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 
 LAUNCHER = "ps-worker"
 _OWN_FLAGS = ("nodes", "gpus", "nr", "restarts")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def wanted(config: WorkerConfig) -> bool:
@@ -100,7 +100,7 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
         lost.append(error)
         crew.signal(signal.SIGTERM)
 
-    with Children[Worker]() as crew, passing_on(_SIGNALS, crew.signal):
+    with Children[Worker]() as crew, passing_on(STOP_SIGNALS, crew.signal):
         screen = Screen(sys.stdout.buffer, lose_output)
         for number, place in enumerate(variables):
             crew.add(Worker(f"worker {number}", command, {**given, **place}, screen))

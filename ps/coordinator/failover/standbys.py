@@ -19,6 +19,7 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.failover.pairing import pairs
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
+from hubring.ps.core.errors import SHARD_REPLACED
 from hubring.ps.core.timing import TimeSource
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,6 @@ class Standbys:
         self._pairing: asyncio.Task[None] | None = None
         self._pair_at = 0.0
         """When to try again to pair shards with standbys."""
-        self._announced = not wanted
         self._replaced: set[str] = set()
         """Tokens of the shards whose standby has taken their place."""
         fleet.successor = self.successor
@@ -85,7 +85,7 @@ class Standbys:
 
     def begin(self) -> None:
         """Prepares the next job, which waits until every shard has its standby again."""
-        self._fleet.guarded = self._announced = not self._wanted
+        self._fleet.guarded = not self._wanted
 
     async def check(self) -> bool:
         """Handles leases that have expired, and begins to pair shards with standbys.
@@ -101,9 +101,8 @@ class Standbys:
             self._pairing = None
         if self._pairing is None and self._clock.now() >= self._pair_at and self._unpaired():
             self._pairing = asyncio.create_task(self._pair())
-        self._fleet.guarded = self._fleet.guarded or self._all_paired
-        before, self._announced = self._announced, self._fleet.guarded
-        return self._announced and not before
+        before, self._fleet.guarded = self._fleet.guarded, self._fleet.guarded or self._all_paired
+        return self._fleet.guarded and not before
 
     async def lose(self, process: Shard, what: str) -> None:
         """Handles the loss of a shard or a standby.
@@ -120,7 +119,7 @@ class Standbys:
 
     async def child_ended(self, pid: int, name: str, what: str) -> bool:
         """Handles the end of a child of this server; returns whether to start a standby in its place."""
-        for process in (*self._fleet.shards, *self._fleet.standbys):
+        for process in self._fleet.processes:
             if (process.host, process.pid) == (socket.gethostname(), pid):
                 await self.lose(process, what)
                 return not process.lost
@@ -138,7 +137,7 @@ class Standbys:
         """
         shard = self._fleet.find(token)
         if shard is None:
-            return Ruling(_REPLACED if token in self._replaced else "", b"")
+            return Ruling(SHARD_REPLACED if token in self._replaced else "", b"")
         standby = self._fleet.standby_of(shard)
         if standby is not None and unreachable == shard.stream and not self._deciding.locked():
             self._give_up(standby, f"cannot be reached by {shard}")
@@ -179,14 +178,11 @@ class Standbys:
 
     async def _follow(self, shard: Shard, standby: Shard) -> None:
         stream = secrets.token_bytes(16)
-        place = pb.ShardAddress(
-            host_id=standby.host_id, addresses=standby.addresses, door=standby.door.to_proto()
-        )
         follow = pb.FollowRequest(shard=shard.index, stream=stream)
         self._fleet.before_call()
         try:
             await standby.stub.Follow(follow, timeout=CALL_SECONDS)
-            replicate = pb.ReplicateRequest(standby=place, stream=stream)
+            replicate = pb.ReplicateRequest(standby=standby.to_proto(), stream=stream)
             await shard.stub.Replicate(replicate, timeout=TRANSFER_SECONDS)
         except grpc.aio.AioRpcError as error:
             shard.given_up = stream
@@ -230,9 +226,3 @@ class Standbys:
             log.warning("%s %s", standby, what)
         else:
             log.warning("%s %s; %s goes on without a standby", standby, what, shard)
-
-
-_REPLACED = (
-    "the standby of this shard has taken its place, because this shard was suspended or not reachable."
-    " The job goes on without this shard"
-)

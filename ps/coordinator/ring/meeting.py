@@ -75,24 +75,24 @@ class Meeting:
         return generations.current
 
     async def _look(self, generations: Generations) -> None:
-        """Removes lost members, and begins the next generation if nobody else is awaited."""
+        """Removes lost members, and begins the next generation if no other member is awaited."""
         membership = self._job.membership
         assert membership is not None
         now = self._clock.now()
         if generations.gathering_since is not None:
             membership.hurry()
             self._job.expire(now)
-        if generations.is_stranded(self._job.members) and self._job.finish is not None:
-            raise ConfigError("this worker cannot enter the ring: the other workers have finished")
-        if generations.is_stranded(self._job.members):
+        live = frozenset(self._job.members)
+        if generations.is_stranded(live):
+            if self._job.finish is not None:
+                raise ConfigError("this worker cannot enter the ring: the other workers have finished")
             self._job.fail(JobFailed("no worker with the state of the job is left. Restart the job"))
-        if self._job.failure is not None or not generations.begin(self._job.members, now):
+        if self._job.failure is not None or not generations.begin(live, now):
             return
         self._log(generations.current, generations.pause)
         for arrival in generations.current.arrivals:
             if arrival.newcomer:
-                member = arrival.member
-                membership.activate(Sender(member.rank, member.incarnation))
+                membership.activate(arrival.member.sender)
         await self._views.publish(membership)
         await self._notifier.announce()
 

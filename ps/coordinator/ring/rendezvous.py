@@ -37,13 +37,6 @@ class Rendezvous:
         self._keys: Counter[int] = Counter()
         self._bytes: Counter[int] = Counter()
 
-    async def exchange(self, rank: int, key: str, value: str, seconds: float) -> str:
-        """Stores a rank's value and returns it; without one, as `find`. Raises as `pin`."""
-        if not value:
-            return await self.find(key, seconds)
-        await self.pin(rank, key, value)
-        return value
-
     async def pin(self, rank: int, key: str, value: str) -> None:
         """Stores a rank's value and wakes the workers that wait for it.
 

@@ -43,11 +43,7 @@ class Duo:
         return self.verdict
 
     def promote(self) -> None:
-        def promote(loop: ShardLoop) -> None:
-            assert loop.following is not None
-            loop.following.promote()
-
-        self.standby.ask(promote)
+        self.standby.tell(lambda: setattr(self.standby.loop, "following", None))
 
     def stop(self) -> None:
         self.verdict = Verdict.STOP
