@@ -9,6 +9,8 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hubring.ps.page.token import same
+
 FORM_BYTES = 4096
 """Largest accepted form, in bytes."""
 
@@ -18,6 +20,11 @@ FORM_SECONDS = 5.0
 BANNER = "the banner of ps-server start shows it after #token=, or names its file (see --page-token-file)"
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def objection(given: str, token: str) -> str:
+    """Returns why a token is refused; empty if it is the page's `token`."""
+    return "" if same(given, token) else f"The token is {'wrong' if given else 'missing'}: {BANNER}."
 
 
 async def sent(request: Request) -> tuple[str, bool]:

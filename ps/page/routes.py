@@ -16,12 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.observe import metrics
-from hubring.ps.page import token as tokens
 from hubring.ps.page.broadcast import Broadcast
 from hubring.ps.page.html_page import answer, page
 from hubring.ps.page.kit.style import style
 from hubring.ps.page.renderer import Renderer
-from hubring.ps.page.request_token import BANNER, Endpoint, sent
+from hubring.ps.page.request_token import Endpoint, objection, sent
 from hubring.ps.page.sign_in import SignIn
 from hubring.ps.page.status_reader import Hub, StatusReader
 
@@ -205,10 +204,8 @@ class _Guard:
         return endpoint
 
     async def _answer(self, given: str, action: Callable[[], Awaitable[str]]) -> tuple[int, str]:
-        if not given:
-            return 403, f"The token is missing: {BANNER}."
-        if not tokens.same(given, self._token):
-            return 403, f"The token is wrong: {BANNER}."
+        if text := objection(given, self._token):
+            return 403, text
         try:
             return 200, await action()
         except ConfigError as error:

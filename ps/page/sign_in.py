@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 
 from hubring.ps.page import token as tokens
 from hubring.ps.page.html_page import sign_in
-from hubring.ps.page.request_token import BANNER, Endpoint, sent
+from hubring.ps.page.request_token import BANNER, Endpoint, objection, sent
 
 NEEDED = f"This page needs its token: {BANNER}."
 
@@ -44,8 +44,7 @@ class SignIn:
     async def endpoint(self, request: Request) -> Response:
         """Sets the cookie if the request has the token."""
         given, by_form = await sent(request)
-        if not tokens.same(given, self._token):
-            text = f"The token is {'wrong' if given else 'missing'}: {BANNER}."
+        if text := objection(given, self._token):
             return HTMLResponse(sign_in(text), 403) if by_form else PlainTextResponse(text, 403)
         reply = RedirectResponse("/", 303) if by_form else Response(status_code=204)
         reply.set_cookie(_name(request), self._cookie, httponly=True, samesite="strict")

@@ -39,13 +39,12 @@ class Policy(NamedTuple):
     former: str = ""
 
 
-def _only(*roles: Role, member: bool = False, former: str = "") -> Policy:
-    if member:
-        former = "each call also has an incarnation or a shard's token, which the service checks"
+def _only(*roles: Role, former: str = "") -> Policy:
     return Policy(frozenset(roles), former=former)
 
 
 _KNOWN = "the service refuses processes that it does not know, so a process that waits may ask again"
+_MEMBER = "each call also has an incarnation or a shard's token, which the service checks"
 _TIME = "the reply is only the time"
 
 _ANYBODY = Policy(open="probes of containers have no secret, and learn only whether a service serves")
@@ -53,19 +52,19 @@ _SCHEMA = Policy(open="it describes the published .proto files")
 
 POLICIES: Mapping[str, Policy] = {
     "/hubring.v1.Control/Join": _only(Role.WORKER, former=_KNOWN),
-    "/hubring.v1.Control/Heartbeat": _only(Role.WORKER, member=True),
-    "/hubring.v1.Control/Connect": _only(Role.WORKER, Role.SHARD, member=True),
-    "/hubring.v1.Control/Leave": _only(Role.WORKER, member=True),
-    "/hubring.v1.Control/Plan": _only(Role.WORKER, member=True),
-    "/hubring.v1.Control/Rendezvous": _only(Role.WORKER, member=True),
-    "/hubring.v1.Control/Shards": _only(Role.WORKER, member=True),
-    "/hubring.v1.Control/Regroup": _only(Role.WORKER, member=True),
+    "/hubring.v1.Control/Heartbeat": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Connect": _only(Role.WORKER, Role.SHARD, former=_MEMBER),
+    "/hubring.v1.Control/Leave": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Plan": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Rendezvous": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Shards": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Regroup": _only(Role.WORKER, former=_MEMBER),
     "/hubring.v1.Control/Clock": _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR, former=_TIME),
     "/hubring.v1.Control/Status": _only(Role.READER, Role.OPERATOR, Role.WORKER),
     "/hubring.v1.Control/Checkpoint": _only(Role.OPERATOR),
     "/hubring.v1.Control/RotateToken": _only(Role.OPERATOR),
     "/hubring.v1.Control/RegisterShard": _only(Role.SHARD, former=_KNOWN),
-    "/hubring.v1.Control/ShardHeartbeat": _only(Role.SHARD, member=True),
+    "/hubring.v1.Control/ShardHeartbeat": _only(Role.SHARD, former=_MEMBER),
     "/hubring.v1.ShardControl/SetView": _only(Role.HUB),
     "/hubring.v1.ShardControl/SetPlan": _only(Role.HUB),
     "/hubring.v1.ShardControl/Drain": _only(Role.HUB),

@@ -49,12 +49,8 @@ def forget(port: int) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Writes a file that only this user can read, in one piece. Raises OSError."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    fresh.rename(path)
+    with _fresh(path, data) as fresh:
+        fresh.rename(path)
 
 
 def write(path: Path, text: str) -> None:
@@ -63,8 +59,8 @@ def write(path: Path, text: str) -> None:
     Raises:
         ConfigError: The file cannot be written.
     """
-    with _fresh(path, text) as fresh:
-        fresh.rename(path)
+    with _explained(path):
+        replace_file(path, text.encode())
 
 
 def create(path: Path, text: str) -> None:
@@ -73,21 +69,26 @@ def create(path: Path, text: str) -> None:
     Raises:
         ConfigError: The file cannot be written.
     """
-    with _fresh(path, text) as fresh, contextlib.suppress(FileExistsError):
+    with _explained(path), _fresh(path, text.encode()) as fresh, contextlib.suppress(FileExistsError):
         os.link(fresh, path)
 
 
 @contextlib.contextmanager
-def _fresh(path: Path, text: str) -> Iterator[Path]:
+def _fresh(path: Path, data: bytes) -> Iterator[Path]:
     """Writes a file beside `path`, and deletes it unless it was renamed."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    yield fresh
+    fresh.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        yield fresh
-        fresh.unlink(missing_ok=True)
+        yield
     except OSError as error:
         raise ConfigError(
             f"cannot write the tokens to {path}: {error.strerror}; use a --token-file in a writable folder"

@@ -106,16 +106,14 @@ class RoundBook:
 
     def refuse_all(self, refusal: Refusal) -> list[Delivery]:
         """Refuses every part of the open rounds."""
-        waiting = [one for queues in self._open.values() for queue in queues.values() for one in queue]
-        waiting += self._joined.values()
+        waiting = self._waiting()
         self._open.clear()
         self._joined.clear()
         return [answer for one in waiting for answer in one.answer(refusal)]
 
     def open_parts(self) -> list[Contribute]:
         """Returns the parts of the open rounds, each rank's in the order of its calls."""
-        parts = [one.request for queues in self._open.values() for queue in queues.values() for one in queue]
-        return parts + [one.request for one in self._joined.values()]
+        return [one.request for one in self._waiting()]
 
     def unconfirmed(self) -> dict[Sender, tuple[int, dict[int, Reply]]]:
         """Returns by sender up to which call it has confirmed all replies, and the later replies by call."""
@@ -125,6 +123,11 @@ class RoundBook:
         """Restores what `unconfirmed` returned for a sender."""
         sent = self._sent.setdefault(sender, _Sent())
         sent.settled, sent.replies = settled, dict(replies)
+
+    def _waiting(self) -> list[_Waiting]:
+        """Returns the parts that wait, each rank's in the order of its calls."""
+        parts = [one for queues in self._open.values() for queue in queues.values() for one in queue]
+        return [*parts, *self._joined.values()]
 
     def _queue(self, request: Contribute) -> list[_Waiting]:
         rank = request.sender.rank

@@ -195,8 +195,9 @@ class Entry:
             Disagreement: The contributors' scripts changed parameters or state differently. Nothing changed.
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
-        excused = self.late | self._idle() if self.writes else set()
+        excused = set[int]()
         if self.writes:
+            excused = self.late | self._idle()
             self.apply_writes(sorted(self.contributions), excused)
         absent = _absent([contribution.push for contribution in contributions])
         gradients = self._plain([contribution.gradient for contribution in contributions], scratch)

@@ -93,18 +93,13 @@ class Ledger:
             self._left[key].update(clocks)
             self._clocks[key] = {rank: clock for rank, clock in clocks.items() if rank in ranks}
 
-    def restore(self, key: int, clocks: Mapping[int, int]) -> None:
-        """Restores the value of `saved(key)` from a checkpoint."""
-        self._clocks[key] = dict(clocks)
-        self._left[key].clear()
-
     def left(self, key: int) -> Mapping[int, int]:
         """Returns the clocks of the ranks that left."""
         return self._left[key]
 
-    def take_over(self, key: int, clocks: Mapping[int, int], left: Mapping[int, int]) -> None:
-        """Continues the `clocks` and `left` of another ledger."""
-        self._clocks[key], self._left[key] = dict(clocks), dict(left)
+    def restore(self, key: int, clocks: Mapping[int, int], left: Mapping[int, int] | None = None) -> None:
+        """Continues the `clocks` and `left` of another ledger, or the `saved` clocks of a checkpoint."""
+        self._clocks[key], self._left[key] = dict(clocks), dict(left or {})
 
     def _fence_before(self, sender: Sender) -> None:
         """Fences the lower incarnations of a rank and drops their pushes in progress."""

@@ -391,9 +391,8 @@ class KVStore:
         """Returns why a request is refused before any other processing."""
         if self._failure is not None:
             return self._failure
-        sender = request.sender
-        if self._workers.live.get(sender.rank) != sender.incarnation:
-            return refusals.fenced(sender, self._workers.epoch)
+        if not self.is_live(request.sender):
+            return refusals.fenced(request.sender, self._workers.epoch)
         return None if isinstance(request, Contribute) else refusals.unfit(self._entries, request)
 
     def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:

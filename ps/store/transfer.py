@@ -105,7 +105,7 @@ def _take_key(transfer: Transfer, entry: Entry, ledger: Ledger) -> None:
     entry.version, entry.initialised = facts.version, facts.initialised
     entry.drain_from = inf if facts.drain_from is None else facts.drain_from
     entry.settled, entry.read, entry.late = facts.settled, facts.read, set(facts.late)
-    ledger.take_over(entry.key, facts.clocks, facts.left)
+    ledger.restore(entry.key, facts.clocks, facts.left)
 
 
 def _of_collectives(book: RoundBook) -> Transfer:

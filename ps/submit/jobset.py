@@ -81,7 +81,7 @@ def _workers(job: Submission, name: str, pod: Spec) -> Spec:
         return _job(job, pod, count, 0, [_fail(name, RESTARTED), _evicted("FailJob")])
     replaced = {
         "action": "Ignore",
-        "onExitCodes": _codes(name, [ServerUnreachable.exit_code, Fenced.exit_code]),
+        "onExitCodes": _codes(name, REPLACED),
     }
     return _job(job, pod, count, REPLACEMENTS, [_fail(name, HOPELESS), replaced, _evicted("Ignore")])
 

@@ -113,15 +113,20 @@ def broadcast_into(
     """Overwrites tensors of any dtype with rank 0's tensors, in one broadcast of their bytes."""
     if communicator.size == 1 or not tensors:
         return
-    given = [torch.cat([_as_bytes(tensor).cpu() for tensor in tensors])] if communicator.rank == 0 else []
-    whole = communicator.collective(Call(Collective.BROADCAST, name), *given).get(timeout)
+    given = [as_bytes(tensors)] if communicator.rank == 0 else []
+    fill(tensors, communicator.collective(Call(Collective.BROADCAST, name), *given).get(timeout))
+
+
+def as_bytes(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the bytes of tensors of any dtype, one after the other, as a flat uint8 tensor on the CPU."""
+    return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for tensor in tensors])
+
+
+def fill(tensors: Sequence[Tensor], whole: Tensor) -> None:
+    """Overwrites tensors with what `as_bytes` returned for tensors of the same shapes and dtypes."""
     start = 0
     for tensor in tensors:
         piece = whole[start : start + tensor.nbytes]
         # Clone, because bytes in the middle of a tensor may be unaligned for a wider dtype.
         tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
         start += tensor.nbytes
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

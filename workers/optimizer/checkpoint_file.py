@@ -53,6 +53,11 @@ class Saved:
     """The `state` of the optimizer's `state_dict`."""
 
 
+def restore_state(trained: Trained, saved: Saved) -> None:
+    """Gives an optimizer its saved state; it keeps its hyperparameters."""
+    trained.wrapped.load_state_dict({**trained.wrapped.state_dict(), "state": saved.state})
+
+
 def write(path: Path, all_trained: Sequence[Trained]) -> None:
     """Writes the state of all optimizers to one file.
 

@@ -104,7 +104,7 @@ class Checkpoints:
             tensors = [value for value in values.values() if isinstance(value, Tensor)]
             name = f"checkpoint.{index}"
             broadcast_into(tensors, self._communicator, name, self._communicator.timeout)
-        trained.wrapped.load_state_dict({**trained.wrapped.state_dict(), "state": saved.state})
+        checkpoint_file.restore_state(trained, saved)
         return saved.step
 
     @property

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Call, Collective
+from hubring.workers.collectives.broadcasts import as_bytes, fill
 from hubring.workers.collectives.gatherings import allgather
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.ring.calls import RootLost
@@ -69,8 +70,7 @@ def _give(trained: Trained, left: int, communicator: Communicator) -> None:
     saved = Saved(trained.completed_steps, dict(trained.model_state) if gives else {}, state)
     description = json.dumps((left, _kinds(saved.tensors), checkpoint_file.described(saved).decode()))
     _announce(description.encode() if gives else b"", communicator)
-    tensors = [tensor.detach().cpu() for tensor in _tensors(saved)]
-    _broadcast(torch.cat([_bytes(tensor) for tensor in tensors]) if gives else None, communicator)
+    _broadcast(as_bytes(_tensors(saved)) if gives else None, communicator)
 
 
 def _take(trained: Trained, communicator: Communicator) -> tuple[int, int]:
@@ -86,15 +86,11 @@ def _take(trained: Trained, communicator: Communicator) -> tuple[int, int]:
             )
     saved = checkpoint_file.prepared(described.encode())
     saved.tensors = {name: torch.empty(mine[name].shape, dtype=mine[name].dtype) for name in theirs}
-    whole, start = _broadcast(None, communicator), 0
-    for tensor in _tensors(saved):
-        piece = whole[start : start + tensor.nbytes].clone()  # bytes in the middle may be unaligned
-        tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
-        start += tensor.nbytes
+    fill(_tensors(saved), _broadcast(None, communicator))
     with torch.no_grad():
         for name, tensor in saved.tensors.items():
             mine[name].copy_(tensor)
-    trained.wrapped.load_state_dict({**trained.wrapped.state_dict(), "state": saved.state})
+    checkpoint_file.restore_state(trained, saved)
     return saved.step, left
 
 
@@ -123,7 +119,3 @@ def _tensors(saved: Saved) -> list[Tensor]:
         value for values in saved.state.values() for value in values.values() if isinstance(value, Tensor)
     ]
     return [*saved.tensors.values(), *state]
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -84,7 +84,7 @@ def read(row: str | Row) -> Reading:
         backup=int(server.get("--backup", 0)),
         steps="--aggregate" not in worker,
         wire=worker.get("--transport", ""),
-        colocated="--colocate" in server,
+        colocated=row.colocated,
         traffic=_traffic(worker),
     )
 

@@ -28,7 +28,7 @@ def answer(compared: Comparisons) -> str:
         return f"On {here} {both} are equally fast for this job, within {EVEN - 1:.0%}."
     if ratio.spread is None:
         return f"One seed cannot tell {both} apart; run at least three seeds."
-    if EVEN < max(ratio.value, 1 / ratio.value) <= ratio.least:
+    if ratio.like_repeats:
         return f"On {here} {both} differ by no more than two runs of the same row, so neither wins."
     needed = "" if ratio.needed is None else f"; about {ratio.needed} seeds would decide it"
     return f"On {here} {both} show no clear difference for this job{needed}."

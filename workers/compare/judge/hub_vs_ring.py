@@ -8,7 +8,7 @@ from hubring.workers.compare.cost.model.crossing import FORMULA, servers_needed
 from hubring.workers.compare.cost.model.exchange_terms import goodput
 from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.result.findings import Findings
-from hubring.workers.compare.result.ratio import EVEN, Ratio
+from hubring.workers.compare.result.ratio import Ratio
 from hubring.workers.compare.result.setting_text import Scope, listed
 
 BEYOND = 1.25
@@ -40,17 +40,14 @@ def contest(first: str, second: str, scope: Scope, rows: tuple[str, str]) -> str
         return f"{close}{_to_decide(ratio)}."
     if ratio.value > 1:
         return f"{first} beats {second}: {speeds}, {ratio.factor}."
-    turned = scope.ratio("samples_per_second", rows[1], rows[0])
-    assert turned is not None
-    return f"{first} loses to {second}: {speeds}, {turned.factor}."
+    return f"{first} loses to {second}: {speeds}, {ratio.inverse.factor}."
 
 
 def _to_decide(ratio: Ratio) -> str:
     """Returns what would decide between two rows, as the end of a sentence."""
     if ratio.spread is None:
         return "; a single run decides nothing, so use three seeds or more"
-    away = max(ratio.value, 1 / ratio.value)
-    if EVEN < away <= ratio.least:
+    if ratio.like_repeats:
         return f"; two runs of the same row differ as much on this machine ({ratio.least:.2f})"
     return "" if ratio.needed is None else f"; about {ratio.needed} seeds would decide it"
 

@@ -73,6 +73,11 @@ class Ratio:
         return not self.doubt and interval is not None and 1 / EVEN < interval[0] <= interval[1] < EVEN
 
     @property
+    def like_repeats(self) -> bool:
+        """Whether two runs of the same row differ as much on this machine, though it is not close to 1."""
+        return EVEN < max(self.value, 1 / self.value) <= self.least
+
+    @property
     def more(self) -> bool:
         """Whether it is decided and larger than 1."""
         return self.decided and self.value > 1

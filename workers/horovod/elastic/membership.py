@@ -148,10 +148,9 @@ class Membership:
 
 def _change(before: Lives, after: Lives) -> int:
     """Returns how the members have changed, as bits of `HostUpdateResult`. A newcomer knows no change."""
-    removed, added = before.items() - after.items(), after.items() - before.items()
     if not before:
         return HostUpdateResult.no_update
-    return HostUpdateResult.removed * bool(removed) | HostUpdateResult.added * bool(added)
+    return HostUpdateResult.of(before.items() - after.items(), after.items() - before.items())
 
 
 Members = Membership | RingMembership

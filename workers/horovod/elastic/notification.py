@@ -13,6 +13,11 @@ class HostUpdateResult:
     added = 2
     mixed = removed | added
 
+    @classmethod
+    def of(cls, removed: object, added: object) -> int:
+        """Returns the bits for whether workers were removed and whether some were added."""
+        return cls.removed * bool(removed) | cls.added * bool(added)
+
 
 class Listener(Protocol):
     """An elastic state, or an object of the script."""

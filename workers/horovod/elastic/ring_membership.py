@@ -111,9 +111,7 @@ class RingMembership:
         if not before:
             return
         log.warning("elastic: continuing with %d worker(s)", size)
-        removed, added = before - set(lives), set(lives) - before
-        change = HostUpdateResult.removed * bool(removed) | HostUpdateResult.added * bool(added)
-        if change:
+        if change := HostUpdateResult.of(before - set(lives), set(lives) - before):
             notification_manager.handle_hosts_updated(time.time(), change)
 
     def _gather(self, update: int = 0, *, resets: bool = False) -> list[_Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hubring.workers.compare.output.unevenness import uneven
@@ -46,11 +47,15 @@ def throughput(material: Material) -> dict[str, Any]:
 
 def _figure(material: Material, panel: Panel, name: str) -> Figure:
     bars = [bar(material, entry) for entry in panel.entries]
-    reach = max((each.length.high for each in bars if each.length), default=1.0) or 1.0
     heads = ["row", *(material.figures[each].head for each in COLUMNS), "seeds"]
     lines = [_line(material, each) for each in panel.entries]
     table = Table(f"Throughput and progress with {panel.title}", heads, lines)
-    return Figure(name, panel.title, "", {"bars": bars, "reach": reach}, table)
+    return Figure(name, panel.title, "", {"bars": bars, "reach": reach(bars)}, table)
+
+
+def reach(bars: Sequence[Bar]) -> float:
+    """Returns the speed at the end of the scale."""
+    return max((each.length.high for each in bars if each.length), default=1.0) or 1.0
 
 
 def bar(material: Material, entry: Entry) -> Bar:

@@ -7,7 +7,7 @@ from typing import Any
 from hubring.ps.page.kit.figures import NOTHING
 from hubring.workers.compare.page.figure import Table
 from hubring.workers.compare.page.material import Material
-from hubring.workers.compare.page.sections.throughput import bar
+from hubring.workers.compare.page.sections.throughput import bar, reach
 from hubring.workers.compare.result.findings import Entry, Findings
 from hubring.workers.compare.result.ratio import ratio
 from hubring.workers.compare.result.setting_text import words
@@ -24,7 +24,7 @@ def first(material: Material) -> dict[str, Any]:
         "answer": findings.answer or next(iter(findings.verdict), "No verdict for this experiment."),
         "title": panel.title,
         "bars": [each for each in bars if each.length],
-        "reach": max((each.length.high for each in bars if each.length), default=1.0) or 1.0,
+        "reach": reach(bars),
         "table": Table(f"Speed with {panel.title}", heads, lines),
         "byline": byline(material),
         "trust": _trust(material.findings),
