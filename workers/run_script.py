@@ -22,6 +22,7 @@ from hubring.ps.core.extras import EXTRAS, how_to_install, require_for_job
 from hubring.ps.job.job import Reason
 from hubring.ps.observe.logs import LogOrigin
 from hubring.workers.horovod import alias
+from hubring.workers.horovod.errors import HorovodInternalError
 from hubring.workers.launchers.placement import detect
 from hubring.workers.runtime import context
 from hubring.workers.script import Script
@@ -107,12 +108,13 @@ def _run(action: Callable[[], object]) -> Outcome:
         reason = Reason.FAILED
     except KeyboardInterrupt:
         outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
-    except HubringError as error:
-        cause = _server_cause(error)
-        outcome = Outcome(cause.exit_code, {}, error=str(cause))
-        reason, line = context.reason_of(cause), _script_line(error)
     except BaseException as error:
-        outcome, reason = _failed(error)
+        if (own := _own(error)) is None:
+            outcome, reason = _failed(error)
+        else:
+            cause = _server_cause(own)
+            outcome = Outcome(cause.exit_code, {}, error=str(cause))
+            reason, line = context.reason_of(cause), _script_line(error)
     _leave(outcome, reason)
     # Added last: the other workers receive the message without it, and each adds its own line.
     outcome.error += line
@@ -170,6 +172,12 @@ def _call(action: Callable[[], object]) -> None:
     except SystemExit as end:
         if _exit_code(end):
             raise
+
+
+def _own(error: BaseException) -> HubringError | None:
+    """Returns the error if it is one of ours, also under the name that Horovod's users catch."""
+    own = error.__cause__ if isinstance(error, HorovodInternalError) else error
+    return own if isinstance(own, HubringError) else None
 
 
 def _server_cause(error: HubringError) -> HubringError:

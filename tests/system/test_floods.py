@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 import pytest
@@ -26,13 +27,12 @@ class Watch:
     """The memory of a server and its shard, and the age of the heartbeats that the server reports.
 
     Args:
-        cluster: Asks the server.
-        address: The server's.
+        status: Asks the server, on a connection that is older than the flood, as a member's is.
         pids: Those of server and shard.
     """
 
-    def __init__(self, cluster: Cluster, address: str, pids: list[int]) -> None:
-        self._cluster, self._address = cluster, address
+    def __init__(self, status: Callable[[], dict[str, Any]], pids: list[int]) -> None:
+        self._status = status
         self._processes = [psutil.Process(pid) for pid in pids]
         self._before = self._most = self._memory()
         self._ages: list[float] = []
@@ -50,7 +50,7 @@ class Watch:
 
     def steps(self) -> list[int]:
         """Returns the steps of all workers."""
-        workers = self._cluster.status(self._address)["workers"]
+        workers = self._status()["workers"]
         self._ages += [worker["seconds_since_heartbeat"] for worker in workers]
         return [worker["step"] for worker in workers]
 
@@ -93,19 +93,22 @@ def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster, wire: str) 
     server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0")
     pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(WORKERS)]
     pids = [server.process.pid, *server.children("hubring.ps.shard.process")]
-    trained = Watch(cluster, address, pids)
-    pair[0].until(lambda: len(trained.steps()) == WORKERS and min(trained.steps()) > 20, "steps")
     host, _, control = address.rpartition(":")
     found = ports(int(control), server.process.pid, pids[1:])
     (page,) = {*listening(server.process.pid)} - {int(control)}
     places = [host, control, str(page), *map(str, found.shards), *(f"@{name.decode()}" for name in found.shm)]
-    for attack in ATTACKS:
-        watch = Watch(cluster, address, pids)
-        with watch.flood():
-            sent = cluster.run(attack, "tests.support.scripts.flood", attack, *places).done()
-        print(f"{wire}, {attack}: {watch.growth / 1e6:.0f} MB, oldest heartbeat {watch.age:.2f} s, {sent}")
-        assert "allowed" not in sent
-        pair[0].until(watch.go_on, "more steps of all workers")
-        assert watch.growth <= MOST_BYTES, attack
+    with cluster.asking(address) as status:
+        trained = Watch(status, pids)
+        pair[0].until(lambda: len(trained.steps()) == WORKERS and min(trained.steps()) > 20, "steps")
+        for attack in ATTACKS:
+            watch = Watch(status, pids)
+            with watch.flood():
+                sent = cluster.run(attack, "tests.support.scripts.flood", attack, *places).done()
+            print(
+                f"{wire}, {attack}: {watch.growth / 1e6:.0f} MB, oldest heartbeat {watch.age:.2f} s, {sent}"
+            )
+            assert "allowed" not in sent
+            pair[0].until(watch.go_on, "more steps of all workers")
+            assert watch.growth <= MOST_BYTES, attack
     assert all(program.process.poll() is None for program in (server, *pair))
     assert "is lost" not in server.said()

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -176,9 +177,15 @@ class Cluster:
 
     def status(self, address: str) -> dict[str, Any]:
         """Returns the output of `ps-server status`, without a new process."""
+        with self.asking(address) as status:
+            return status()
+
+    @contextmanager
+    def asking(self, address: str) -> Iterator[Callable[[], dict[str, Any]]]:
+        """Gives `status` as a function that asks on one connection."""
         with open_channel(address, find(address, Role.READER, None, PATIENCE)) as channel:
-            reply = ControlStub(channel).Status(pb.StatusRequest(), timeout=PATIENCE)
-        return json.loads(reply.json)
+            stub = ControlStub(channel)
+            yield lambda: json.loads(stub.Status(pb.StatusRequest(), timeout=PATIENCE).json)
 
     def end(self) -> None:
         """Ends the running programs. If the test fails, pytest shows the output of all programs."""
