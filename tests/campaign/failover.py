@@ -25,11 +25,11 @@ import torch
 
 from tests.campaign import ledger, states
 from tests.campaign.evidence import State
+from tests.campaign.job import SCRIPT
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.fork_server import ForkServer
 from tests.support.processes.orphans import take_in_orphans
 
-SCRIPT = str(Path(__file__).with_name("script.py"))
 STEPS = 40
 PACE = 0.02
 SHARDS = 2
@@ -170,14 +170,8 @@ class Failovers:
             if wrong:
                 wrong += [f"{program.name}: {program.said()[-1500:]}" for program in cluster.programs]
         finally:
-            for program in cluster.programs:
-                if program.process.poll() is None:
-                    program.process.kill()
-                    program.process.wait()
-        trails = states.trails(folder, _names(kill)).values()
-        return Result(
-            kill, wrong, max((look.seconds for trail in trails for look in trail.looks), default=0.0)
-        )
+            cluster.kill()
+        return Result(kill, wrong, states.longest_step(folder, _names(kill)))
 
 
 def _names(kill: Kill) -> list[str]:
@@ -185,10 +179,7 @@ def _names(kill: Kill) -> list[str]:
 
 
 def _strike(kill: Kill, cluster: Cluster, server: Program, address: str, folder: Path) -> None:
-    trail = folder / "rank-0.trail"
-    server.until(
-        lambda: trail.exists() and trail.read_bytes().count(b"\n") > kill.step, f"step {kill.step} of rank 0"
-    )
+    server.until(lambda: states.progress(folder, "rank-0") > kill.step, f"step {kill.step} of rank 0")
     for _ in range(kill.kills):
         server.until(lambda: _row_of(kill, cluster, address)["standby"] is not None, "standby")
         row = _row_of(kill, cluster, address)

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -58,7 +59,7 @@ class Run:
         members = [self._member(address, rank) for rank in range(MEMBERS)]
         while len(self.moments) < self.kills:
             for member in members:
-                member.until(lambda member=member: self._trains(member, MEMBERS), "a step with all members")  # type: ignore[misc]
+                member.until(partial(self._trains, member), "a step with all members")
             time.sleep(self.chance.uniform(0.0, 0.3))
             place = self.chance.randrange(MEMBERS)
             members[place].process.send_signal(signal.SIGKILL)
@@ -67,7 +68,7 @@ class Run:
             members[place] = self._member(address, None)
             print(f"kill {len(self.moments)}", flush=True)
         for member in members:
-            member.until(lambda member=member: self._trains(member, MEMBERS), "a step with all members")  # type: ignore[misc]
+            member.until(partial(self._trains, member), "a step with all members")
         (self._folder / "stop").touch()
         return server, members
 
@@ -80,9 +81,10 @@ class Run:
         words = [str(self._folder / "stop"), str(self._folder / f"{name}.trail"), str(SAMPLES), str(BATCH)]
         return self.cluster.worker(address, *flags, SCRIPT, *words, name=name)
 
-    def _trains(self, member: Program, size: int) -> bool:
+    def _trains(self, member: Program) -> bool:
+        """Whether its last step had all members."""
         lines = self.trail(member.name)
-        return bool(lines) and lines[-1][1] == size
+        return bool(lines) and lines[-1][1] == MEMBERS
 
     def trail(self, name: str) -> list[tuple[int, int, float]]:
         """Returns step, members and time of each step of a member."""
@@ -93,8 +95,7 @@ class Run:
 
     def pauses(self) -> list[float]:
         """Returns the longest time between two steps of a survivor soon after each kill, in seconds."""
-        trails = [self.trail(f"member{number}") for number in range(1, self._started + 1)]
-        gaps = [(earlier[2], later[2]) for lines in trails for earlier, later in pairwise(lines)]
+        gaps = self._gaps()
         return [
             max((end - begin for begin, end in gaps if begin < moment + SOON and end > moment), default=0.0)
             for moment in self.moments
@@ -102,8 +103,12 @@ class Run:
 
     def step_seconds(self) -> float:
         """Returns the median time of a step."""
+        return median(end - begin for begin, end in self._gaps())
+
+    def _gaps(self) -> list[tuple[float, float]]:
+        """Returns the times between which each member was in a step."""
         trails = [self.trail(f"member{number}") for number in range(1, self._started + 1)]
-        return median(later[2] - earlier[2] for lines in trails for earlier, later in pairwise(lines))
+        return [(earlier[2], later[2]) for lines in trails for earlier, later in pairwise(lines)]
 
 
 def violations(folder: Path, epochs: int) -> list[str]:

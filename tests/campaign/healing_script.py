@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import hubring
 from tests.support.scripts.spare import spare_compiler
@@ -54,12 +54,12 @@ def main() -> None:
     ]
     optimizer = hubring.DistributedOptimizer(torch.optim.SGD(groups, lr=1.0), model)
     sampler = hubring.ShardedSampler(range(samples), seed=5)
-    loader: DataLoader[int] = DataLoader(range(samples), batch_size=batch, sampler=sampler)  # type: ignore[arg-type]
+    loader = DataLoader(TensorDataset(torch.arange(samples)), batch_size=batch, sampler=sampler)
     done, step, epoch = optimizer.completed_steps, 0, 0
     with trail.open("w", buffering=1) as lines:
         while step < done or not stops(stop):
             sampler.set_epoch(epoch)
-            for ids in loader:
+            for (ids,) in loader:
                 step += 1
                 if step <= done:
                     continue

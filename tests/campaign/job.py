@@ -13,6 +13,7 @@ from hubring.ps.security.token_file import runtime_file
 from tests.campaign.fuzz.ports import Ports, listening, ports
 from tests.campaign.relay import Relay
 from tests.campaign.scenario import LAST_HOLD, LEASE, STEPS, TIMEOUT, Scenario
+from tests.campaign.states import progress
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.stopwatch import Stopwatch
 
@@ -141,8 +142,7 @@ class Job:
 
     def progress(self, name: str) -> int:
         """Returns the number of steps of a worker."""
-        trail = self.folder / f"{name}.trail"
-        return trail.read_bytes().count(b"\n") if trail.exists() else 0
+        return progress(self.folder, name)
 
     def holds(self, name: str, step: int) -> bool:
         return (self.folder / f"held-{step}-{name}").exists()

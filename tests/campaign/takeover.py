@@ -22,14 +22,14 @@ from statistics import median, quantiles
 import torch
 from safetensors.torch import load_file
 
+from tests.campaign import states
 from tests.campaign.job import CONSTANTS, SCRIPT
 from tests.campaign.ledger import applied_wrongly, counted_wrongly, foreign, missing
 from tests.support.processes.cluster import Cluster
 from tests.support.processes.fork_server import ForkServer
 from tests.support.processes.orphans import take_in_orphans
-from tests.support.processes.process_tree import below, command
+from tests.support.processes.process_tree import below, command, coordinators
 
-MODULE = "hubring.ps.server_process"
 KEPT = Path("build/takeover")
 STEPS = 60
 PACE = 0.02
@@ -83,7 +83,6 @@ class Run:
 
     Args:
         cluster: Starts the programs.
-        plan: What to do; None for an undisturbed job.
         kind: The mode, or `ring`.
         wire: The transport.
     """
@@ -95,7 +94,7 @@ class Run:
             flags += ["--mode", kind, *CONSTANTS.get(kind, ()), "--shards", "2", "--slice-bytes", "4096"]
             flags += ["--checkpoint-dir", str(cluster.folder / "saved"), "--checkpoint-every", "0.3"]
         self.server, self.address = cluster.server(*flags)
-        self.server.until(lambda: len(self.family()) == 2, "standby")
+        self.server.until(lambda: len(coordinators()) == 2, "standby")
         topology = ["--topology", "ring"] if kind == "ring" else ["--transport", wire]
         self.workers = [
             cluster.worker(
@@ -107,14 +106,6 @@ class Run:
             for rank in range(WORKERS)
         ]
 
-    def family(self) -> list[int]:
-        """Returns the coordinator and its standby, if it has one, by age."""
-        return sorted(pid for pid in below(os.getpid()) if MODULE in command(pid))
-
-    def trail(self, rank: int) -> list[dict[str, float]]:
-        path = self._cluster.folder / f"rank-{rank}.trail"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
     def until(self, plan: Plan) -> None:
         """Waits until the moment to kill."""
         if plan.moment == "joining":
@@ -122,14 +113,18 @@ class Run:
             return
         step = int(plan.delay * (STEPS - 10)) if plan.moment == "training" else STEPS
         self.workers[0].until(
-            lambda: len(self.trail(0)) >= step or self.workers[0].process.poll() is not None, f"step {step}"
+            lambda: (
+                states.progress(self._cluster.folder, "rank-0") >= step
+                or self.workers[0].process.poll() is not None
+            ),
+            f"step {step}",
         )
         if plan.moment == "ending":
             time.sleep(0.3 * plan.delay)
 
     def kill(self, plan: Plan) -> float:
         """Kills; returns the seconds until a coordinator answers."""
-        coordinator, *standby = self.family()
+        coordinator, *standby = coordinators()
         victims = {"coordinator": coordinator, "guardian": self.server.process.pid, "standby": standby[-1]}
         os.kill(victims[plan.target], signal.SIGKILL)
         began = time.monotonic()
@@ -154,9 +149,9 @@ class Run:
         if code != (-signal.SIGKILL if killed == "guardian" else 0):
             faults.append(f"the server exited with {code}: {self.server.said()[-900:]}")
         deadline = time.monotonic() + 60.0
-        while self.family() and time.monotonic() < deadline:
+        while coordinators() and time.monotonic() < deadline:
             time.sleep(0.05)
-        if left := self.family():
+        if left := coordinators():
             faults.append(f"{left} still run")
         lines = self.server.out.read_text().splitlines()
         result = json.loads(lines[-1]) if lines else {"finished": [], "error": "no last line"}
@@ -195,9 +190,7 @@ def play(plan: Plan, fork_server: ForkServer, references: dict[str, dict[str, to
         played.faults = run.finish(plan.target)
         if not played.faults:
             played.faults = judged(run, plan, reference)
-        played.pause = max(
-            (line["seconds"] for rank in range(WORKERS) for line in run.trail(rank)), default=0
-        )
+        played.pause = states.longest_step(folder, [f"rank-{rank}" for rank in range(WORKERS)])
     except (AssertionError, OSError, IndexError, ValueError) as error:
         played.faults.append(f"{type(error).__name__}: {error}")
     finally:
@@ -224,10 +217,7 @@ def begin(folder: Path, fork_server: ForkServer) -> Cluster:
 
 
 def end(cluster: Cluster, folder: Path, *, keep: bool) -> None:
-    for program in cluster.programs:
-        if program.process.poll() is None:
-            program.process.kill()
-            program.process.wait()
+    cluster.kill()
     for pid in below(os.getpid()):
         if "hubring.ps.s" in command(pid):
             os.kill(pid, signal.SIGKILL)

@@ -8,25 +8,33 @@ from typing import Any
 
 import pytest
 
-from tests.campaign.failover import SCRIPT, Failovers, Kill
+from tests.campaign.failover import Failovers, Kill
+from tests.campaign.job import SCRIPT
+from tests.campaign.states import progress
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.fork_server import ForkServer
+
+
+@pytest.fixture(scope="module")
+def failovers(fork_server: ForkServer) -> Failovers:
+    """Plays each undisturbed job once."""
+    return Failovers(fork_server)
 
 
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(1, 16))
-def test_no_step_is_lost_with_a_shard_in_any_mode_and_on_any_wire(seed: int, fork_server: ForkServer) -> None:
-    result = Failovers(fork_server).play(Kill.drawn(seed))
+def test_no_step_is_lost_with_a_shard_in_any_mode_and_on_any_wire(seed: int, failovers: Failovers) -> None:
+    result = failovers.play(Kill.drawn(seed))
     assert not result.wrong
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_killed_shard_changes_no_bit(fork_server: ForkServer) -> None:
+def test_a_killed_shard_changes_no_bit(failovers: Failovers) -> None:
     kill = Kill(0, "bsp", "shm", 2, victim="shard", number=0, step=10)
-    assert not Failovers(fork_server).play(kill).wrong
+    assert not failovers.play(kill).wrong
 
 
 @pytest.mark.slow
@@ -74,8 +82,7 @@ def start(cluster: Cluster, address: str) -> list[Program]:
 
 def trained(server: Program, cluster: Cluster, address: str) -> dict[str, Any]:
     """Returns the status of shard 0 once rank 0 has taken some steps."""
-    trail = cluster.folder / "rank-0.trail"
-    server.until(lambda: trail.exists() and trail.read_bytes().count(b"\n") > 10, "step 10")
+    server.until(lambda: progress(cluster.folder, "rank-0") > 10, "step 10")
     row: dict[str, Any] = cluster.status(address)["shards"][0]
     assert row["standby"] is not None
     return row

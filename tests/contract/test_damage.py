@@ -42,9 +42,7 @@ def train(
     It cannot know whose a damaged header was.
     """
     shard = OneShard(BSP(), 1, make_transport(), NUMEL)
-    scheme, _, port = shard.address.rpartition(":")
-    between = relay(int(port))
-    shard.address = f"{scheme}:{between.port}"
+    between = shard.behind(relay)
     client = shard.client(0)
     try:
         values = begin(client, NUMEL)

@@ -16,7 +16,7 @@ from hubring.workers.communicators.ring.healing import HealingRing
 from hubring.workers.optimizer import newcomers
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.newcomers import give_states
-from tests.contract.models import attached
+from tests.contract.models import attached, parameters, squares
 from tests.support.training.healing import HealingRanks, together
 from tests.support.training.ranks import LIMIT
 
@@ -122,11 +122,6 @@ def small(seed: int) -> nn.Module:
     return model
 
 
-def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * step + rank))
-    return (model(x) ** 2).mean()
-
-
 def test_a_newcomer_gets_the_state_and_all_go_on_alike() -> None:
     ranks, steps = HealingRanks(2), 8
 
@@ -140,14 +135,14 @@ def test_a_newcomer_gets_the_state_and_all_go_on_alike() -> None:
         sizes = []
         while optimizer.completed_steps < steps:
             optimizer.zero_grad()
-            loss(model, optimizer.completed_steps, ring.rank).backward()
+            squares(model, optimizer.completed_steps, ring.rank).backward()
             if optimizer.completed_steps == 2 and ring.size == 2:
                 ranks.await_newcomer()
             optimizer.step()
             if ring.between_steps(optimizer.completed_steps):
                 give_states(ring, [optimizer])
             sizes.append(ring.size)
-        return entered, sizes, [parameter.detach().clone() for parameter in model.parameters()]
+        return entered, sizes, parameters(model)
 
     results = together(ranks, live, 2)
     entered = results[2][0]
@@ -158,10 +153,10 @@ def test_a_newcomer_gets_the_state_and_all_go_on_alike() -> None:
     for step in range(steps):
         optimizer.zero_grad()
         size = 2 if step < entered else 3
-        torch.stack([loss(reference, step, rank) for rank in range(size)]).mean().backward()
+        torch.stack([squares(reference, step, rank) for rank in range(size)]).mean().backward()
         optimizer.step()
-    for _, _, parameters in results:
-        torch.testing.assert_close(parameters, [one.detach() for one in reference.parameters()])
+    for _, _, trained in results:
+        torch.testing.assert_close(trained, parameters(reference))
 
 
 def test_the_next_member_gives_the_state_if_the_first_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,14 +181,14 @@ def test_the_next_member_gives_the_state_if_the_first_is_lost(monkeypatch: pytes
                 if optimizer.completed_steps == 2:
                     ranks.await_newcomer()
                 optimizer.zero_grad()
-                loss(model, optimizer.completed_steps, ring.rank).backward()
+                squares(model, optimizer.completed_steps, ring.rank).backward()
                 optimizer.step()
                 if ring.between_steps(optimizer.completed_steps):
                     give_states(ring, [optimizer])
         except RingBroken:
             assert 0 not in ranks.live
             return None
-        return ring.size, [parameter.detach().clone() for parameter in model.parameters()]
+        return ring.size, parameters(model)
 
     lost, one, two, newcomer = together(ranks, live, 3)
     assert lost is None
@@ -220,7 +215,7 @@ def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on() -> None
             if optimizer.completed_steps == 2:
                 ranks.await_newcomer()
             optimizer.zero_grad()
-            loss(model, optimizer.completed_steps, ring.rank).backward()
+            squares(model, optimizer.completed_steps, ring.rank).backward()
             optimizer.step()
             if ring.between_steps(optimizer.completed_steps):
                 give_states(ring, [optimizer])

@@ -11,17 +11,12 @@ from torch import nn
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.ring.healing import HealingRing
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.contract.models import linear_of
+from tests.contract.models import linear_of, parameters, squares
 from tests.support.training.healing import HealingRanks, together
 
 pytestmark = pytest.mark.slow
 
 STEPS, LOST_IN = 6, 3
-
-
-def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * step + rank))
-    return (model(x) ** 2).mean()
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -31,10 +26,6 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def at(step: int) -> list[int]:
     """Returns the ranks that train in a step. Behind the step with the loss they are new."""
     return [0, 1, 2] if step < LOST_IN else [0, 2] if step == LOST_IN else [0, 1]
-
-
-def values(model: nn.Module) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in model.parameters()]
 
 
 def test_optimizers_that_take_turns_go_on() -> None:
@@ -51,10 +42,10 @@ def test_optimizers_that_take_turns_go_on() -> None:
                     return ranks.lose(1)
                 known.append(ring.rank)
                 optimizer.zero_grad()
-                loss(model, step, ring.rank).backward()
+                squares(model, step, ring.rank).backward()
                 optimizer.step()
             ring.between_steps(step + 1)
-        return known, [value for model in models for value in values(model)]
+        return known, [value for model in models for value in parameters(model)]
 
     (first, trained), _, (last, other) = together(ranks, live)
     torch.testing.assert_close(trained, other, rtol=0, atol=0)
@@ -66,9 +57,9 @@ def test_optimizers_that_take_turns_go_on() -> None:
             lost = [1] if (step, place) <= (LOST_IN, 0) else []
             present = [first[2 * step + place], *lost, last[2 * step + place]]
             optimizer.zero_grad()
-            torch.stack([loss(model, step, rank) for rank in present]).mean().backward()
+            torch.stack([squares(model, step, rank) for rank in present]).mean().backward()
             optimizer.step()
-        expected += values(model)
+        expected += parameters(model)
     torch.testing.assert_close(trained, expected)
 
 
@@ -86,10 +77,10 @@ def test_accumulated_gradients_are_exchanged_again() -> None:
             for part in range(2):
                 if (ring.rank, step, part) == (1, LOST_IN, 1) and ring.size == 3:
                     return ranks.lose(1)
-                loss(model, 2 * step + part, ring.rank).backward()
+                squares(model, 2 * step + part, ring.rank).backward()
             optimizer.step()
             ring.between_steps(step + 1)
-        return values(model)
+        return parameters(model)
 
     first, _, last = together(ranks, live)
     model = linear_of(3, 2)
@@ -97,10 +88,10 @@ def test_accumulated_gradients_are_exchanged_again() -> None:
     for step in range(STEPS):
         optimizer.zero_grad()
         for part in range(2):
-            torch.stack([loss(model, 2 * step + part, rank) for rank in at(step)]).mean().backward()
+            torch.stack([squares(model, 2 * step + part, rank) for rank in at(step)]).mean().backward()
         optimizer.step()
-    torch.testing.assert_close(first, values(model))
-    torch.testing.assert_close(last, values(model))
+    torch.testing.assert_close(first, parameters(model))
+    torch.testing.assert_close(last, parameters(model))
 
 
 def test_half_precision_gradients_are_exchanged_again() -> None:
@@ -113,20 +104,20 @@ def test_half_precision_gradients_are_exchanged_again() -> None:
             if (ring.rank, step) == (1, LOST_IN) and ring.size == 3:
                 return ranks.lose(1)
             optimizer.zero_grad()
-            loss(model, step, ring.rank).backward()
+            squares(model, step, ring.rank).backward()
             optimizer.step()
             ring.between_steps(step + 1)
-        return values(model)
+        return parameters(model)
 
     first, _, last = together(ranks, live)
     model = linear_of(3, 2)
     optimizer = sgd(model)
     for step in range(STEPS):
         optimizer.zero_grad()
-        torch.stack([loss(model, step, rank) for rank in at(step)]).mean().backward()
+        torch.stack([squares(model, step, rank) for rank in at(step)]).mean().backward()
         optimizer.step()
     torch.testing.assert_close(first, last, rtol=0, atol=0)
-    torch.testing.assert_close(first, values(model), rtol=0.05, atol=0.01)
+    torch.testing.assert_close(first, parameters(model), rtol=0.05, atol=0.01)
 
 
 def test_a_step_that_ends_before_its_exchange_is_refused() -> None:

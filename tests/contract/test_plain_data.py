@@ -158,9 +158,8 @@ def test_a_turned_bit_costs_a_new_connection_and_changes_nothing(toward: str) ->
     numel, marker = 1000, torch.full((8,), 3.7).numpy().tobytes()
     flip = BitFlip(marker)
     shard = OneShard(BSP(), 1, PlainData(), numel)
-    scheme, _, port = shard.address.rpartition(":")
-    between = Relay(int(port), *((flip, bytes) if toward == "shard" else (bytes, flip)))
-    shard.address = f"{scheme}:{between.port}"
+    sides = (flip, bytes) if toward == "shard" else (bytes, flip)
+    between = shard.behind(lambda port: Relay(port, *sides))
     client = shard.client(0)
     try:
         values = begin(client, numel)

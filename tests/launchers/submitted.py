@@ -53,6 +53,13 @@ class Submitted:
         self._until(lambda: self.slurm.state(self.number) in states, " or ".join(states))
         return self.slurm.state(self.number)
 
+    def complete_again(self) -> None:
+        """Waits until SLURM has queued the job again, and the job has completed."""
+        self.until_state("PENDING")
+        # SLURM lets the old credential run out first, for two minutes; one of a later second replaces it too.
+        self.slurm.ask("scontrol", "update", f"jobid={self.number}", "starttime=now+3")
+        assert self.until_state("COMPLETED", "FAILED") == "COMPLETED", self.said()
+
     def ended(self) -> int:
         """Waits for the end; the exit code of the batch script."""
         self.until_state("COMPLETED", "FAILED", "CANCELLED")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hubring.ps.core.messages import (
     Change,
+    Coded,
     CoordinatorCall,
     Delivery,
     Forwarded,
@@ -31,7 +32,7 @@ from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport import wire
 
-Gradient = Callable[[int, int, int], Tensor]
+Gradient = Callable[[int, int, int], Tensor | Coded]
 """Returns the gradient of a rank's push with this clock on this key."""
 
 
@@ -73,8 +74,6 @@ class Worker:
     requests: dict[int, Request] = field(default_factory=dict)
     pushed: dict[int, int] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
-    acknowledged: list[tuple[int, int]] = field(default_factory=list)
-    """Key, and how many pushes of the key came before."""
 
 
 class Pair:
@@ -112,7 +111,6 @@ class Pair:
         self._serving = self.primary
         self._consistency = consistency
         self._calls: list[Callable[[KVStore], object]] = []
-        self._tickets = itertools.count()
         self._epoch = 0
         self.show_view()
         self.change(lambda store: store.assign(slices, [bucket]))
@@ -195,7 +193,6 @@ class Pair:
         if isinstance(reply.values, Tensor):
             worker.values[key] = reply.values.clone()
         if isinstance(request, Push):
-            worker.acknowledged.append((key, worker.pushed.get(key, 0)))
             worker.pushed[key] = worker.pushed.get(key, 0) + 1
             if not self.unfinished(worker):
                 self.show_view()
@@ -233,9 +230,8 @@ class Pair:
 
     def parameters(self, key: int) -> Tensor:
         """Returns the values that the store holds."""
-        saved = self._serving
-        assert saved.capture_at(None)
-        snapshot = saved.captured()
+        assert self._serving.capture_at(None)
+        snapshot = self._serving.captured()
         assert snapshot is not None
         return snapshot[key].values
 

@@ -74,8 +74,7 @@ class Watch:
             for thread in threads:
                 thread.join()
 
-    def _repeat(self, seconds: float, look: object) -> None:
-        assert callable(look)
+    def _repeat(self, seconds: float, look: Callable[[], object]) -> None:
         while not self._over.wait(seconds):
             look()
 

@@ -13,26 +13,20 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
-from tests.support.processes.process_tree import below, command, ends_by
+from tests.support.processes.process_tree import coordinators, ends_by
 from tests.support.scripts.small import loss_of, network, sgd
 
 pytestmark = pytest.mark.slow
 
-MODULE = "hubring.ps.server_process"
 STEPS = 12
 HELD_AT = 6
 RING = ["--topology", "ring"]
 
 
-def family() -> list[int]:
-    """Returns the coordinator and its standby, if it has one, by age."""
-    return sorted(pid for pid in below(os.getpid()) if MODULE in command(pid))
-
-
 def served(cluster: Cluster, *flags: str) -> tuple[Program, str]:
     """Starts a server, and waits for its standby."""
     server, address = cluster.server("--workers", "2", "--standby", "1", *flags)
-    server.until(lambda: len(family()) == 2, "standby")
+    server.until(lambda: len(coordinators()) == 2, "standby")
     return server, address
 
 
@@ -53,9 +47,9 @@ def kill(pid: int) -> None:
 
 def kill_coordinator(server: Program, cluster: Cluster, address: str) -> None:
     """Kills the coordinator, and waits until its standby serves and has a standby of its own."""
-    coordinator, standby = family()
+    coordinator, standby = coordinators()
     kill(coordinator)
-    server.until(lambda: family()[:1] == [standby] and len(family()) == 2, "another standby")
+    server.until(lambda: coordinators()[:1] == [standby] and len(coordinators()) == 2, "another standby")
     server.until_said("its standby has taken over")
     assert cluster.status(address)["failovers"] >= 1
 
@@ -82,7 +76,7 @@ def test_a_job_survives_its_coordinator(cluster: Cluster, tmp_path: Path) -> Non
     result = server.done()
     assert (result["finished"], result["failovers"], result["steps"]) == ([0, 1], 1, STEPS)
     assert is_trained(tmp_path)
-    assert family() == []
+    assert coordinators() == []
 
 
 @pytest.mark.full
@@ -113,12 +107,12 @@ def test_workers_can_join_across_a_takeover(cluster: Cluster, tmp_path: Path) ->
 def test_a_job_outlives_the_process_that_a_person_started(cluster: Cluster, tmp_path: Path) -> None:
     server, address = served(cluster, "--no-page")
     workers, go = held(cluster, address, tmp_path)
-    words, (coordinator, _) = "the server goes on until its job ends", family()
+    words, (coordinator, _) = "the server goes on until its job ends", coordinators()
     kill(server.process.pid)
     workers[0].until(lambda: server.said().count(words) == 1, words)
     kill(coordinator)
     workers[0].until(lambda: server.said().count(words) == 2, words)
-    left = family()
+    left = coordinators()
     go.touch()
     assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
     assert server.wait() == -signal.SIGKILL
@@ -131,11 +125,11 @@ def test_a_job_outlives_the_process_that_a_person_started(cluster: Cluster, tmp_
 def test_a_standby_that_is_killed_is_replaced(cluster: Cluster, tmp_path: Path) -> None:
     server, address = served(cluster, "--no-page", "--once")
     workers, go = held(cluster, address, tmp_path)
-    coordinator, standby = family()
+    coordinator, standby = coordinators()
     kill(standby)
     server.until_said("was killed by signal 9 (SIGKILL); another one starts")
-    server.until(lambda: len(family()) == 2, "another standby")
-    assert family()[0] == coordinator
+    server.until(lambda: len(coordinators()) == 2, "another standby")
+    assert coordinators()[0] == coordinator
     kill_coordinator(server, cluster, address)
     go.touch()
     assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2

@@ -125,9 +125,11 @@ class TokenFile:
                 yield "its certificate is not the server's"
 
 
-def _means(identity: Identity) -> tuple[str, object]:
-    """Returns the certificate's digest and the key's number; line ends may differ."""
-    return identity.digest, serialization.load_pem_private_key(identity.key, None).private_numbers()  # type: ignore[union-attr]
+def _means(identity: Identity) -> tuple[str, bytes]:
+    """Returns the certificate's digest and the key itself; line ends may differ."""
+    key = serialization.load_pem_private_key(identity.key, None)
+    form, bare = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return identity.digest, key.private_bytes(serialization.Encoding.DER, form, bare)
 
 
 def files(folder: Path) -> list[CheckpointFile | TokenFile]:

@@ -162,12 +162,14 @@ class Tls:
     name, share = "control, TLS records", 1
 
     def __init__(self) -> None:
-        self._identity = make()
+        identity = make()
+        self._server = _server(identity)
+        self._client = ssl.create_default_context(cadata=identity.certificate.decode())
         self._text = b"".join(message.header for message in messages())
-        self.bits = 8 * len(self._records()[1])
+        self.bits = 8 * len(self._pair()[1])
 
     def flip(self, bit: int) -> Outcome:
-        reader, records, arriving = self._records_of_pair()
+        reader, records, arriving = self._pair()
         arriving.write(flipped(records, bit % (8 * len(records))))
         try:
             read = reader.read(len(self._text))
@@ -175,16 +177,11 @@ class Tls:
             return Outcome.DETECTED
         return Outcome.HARMLESS if read == self._text else Outcome.SILENT
 
-    def _records(self) -> tuple[ssl.SSLObject, bytes]:
-        reader, records, _ = self._records_of_pair()
-        return reader, records
-
-    def _records_of_pair(self) -> tuple[ssl.SSLObject, bytes, ssl.MemoryBIO]:
+    def _pair(self) -> tuple[ssl.SSLObject, bytes, ssl.MemoryBIO]:
         """Returns the reader after the handshake, encrypted text for it, and where that arrives."""
         up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-        trust = ssl.create_default_context(cadata=self._identity.certificate.decode())
-        writer = trust.wrap_bio(down, up, server_hostname=NAME)
-        reader = _server(self._identity).wrap_bio(up, down, server_side=True)
+        writer = self._client.wrap_bio(down, up, server_hostname=NAME)
+        reader = self._server.wrap_bio(up, down, server_side=True)
         for end in (writer, reader, writer, reader):
             try:
                 end.do_handshake()

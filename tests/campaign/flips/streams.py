@@ -77,9 +77,8 @@ class Stream:
     def _train(self, flip: _Flip) -> tuple[torch.Tensor, bool]:
         """Returns the parameters after some steps, and whether something was sent again."""
         shard = OneShard(BSP(), 1, self._make_transport(), NUMEL)
-        scheme, _, port = shard.address.rpartition(":")
-        relay = Relay(int(port), *((flip, bytes) if self._to_shard else (bytes, flip)))
-        shard.address = f"{scheme}:{relay.port}"
+        sides = (flip, bytes) if self._to_shard else (bytes, flip)
+        relay = shard.behind(lambda port: Relay(port, *sides))
         dialled: list[Connection] = []
 
         def count(connection: Connection) -> Connection:

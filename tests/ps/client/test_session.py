@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,18 @@ from hubring.ps.client.shard_locations import ShardLocations
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.waiting import Waiting
 from hubring.ps.job.job import Reason
+
+
+def bare(stub: Any = None) -> Session:
+    """Returns a session that has joined no server; the stub and the open calls are the test's."""
+    session = Session.__new__(Session)
+    session.address, session._lease, session._silent, session.failure = "host:1", 2.0, 4.0, None
+    session._left, session._explained = threading.Event(), threading.Event()
+    session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
+    session.stop_after, session.draining = 0, False
+    session._stub = session._presence = session._channel = stub
+    session.on_ring = lambda broken, newcomers: None
+    return session
 
 
 class Interrupted(list[Callable[[HubringError], None]]):
@@ -32,9 +45,7 @@ class Interrupted(list[Callable[[HubringError], None]]):
 
 
 def test_a_callback_that_is_added_while_the_job_fails_is_called_once() -> None:
-    session = Session.__new__(Session)
-    session.failure, session._explained = None, threading.Event()
-    session._failing = threading.Lock()
+    session = bare()
     session._on_failure = callbacks = Interrupted(session)
     told: list[HubringError] = []
     session.on_failure(told.append)
@@ -58,14 +69,8 @@ class Replies:
 def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = Session.__new__(Session)
-    session.address, session._lease, session._silent, session.failure = "host:1", 2.0, 4.0, None
-    session._left, session._explained = threading.Event(), threading.Event()
-    session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
-    session.stop_after, session.draining = 0, False
-    session._stub = session._presence = Replies()  # type: ignore[assignment]
+    session = bare(Replies())
     session.locations = ShardLocations(session._stub, (0, b""), ())
-    session.on_ring = lambda broken, newcomers: None
     monkeypatch.setattr(session, "_leaves", lambda silence, interval: False)
     monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
     session._keep_alive()
@@ -74,27 +79,18 @@ def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
 
 
 class Acknowledging:
-    """A stub that answers each request to leave."""
+    """A stub that answers each request to leave; also a channel and an open call, which are only closed."""
 
     def Leave(self, request: pb.LeaveRequest, timeout: float) -> pb.LeaveReply:  # noqa: N802
         return pb.LeaveReply()
-
-
-class Unused:
-    """A channel and an open call that are only closed."""
 
     def close(self) -> None:
         """Does nothing."""
 
 
 def test_a_worker_leaves_while_a_heartbeat_waits_for_a_lost_reply() -> None:
-    session = Session.__new__(Session)
-    session.address, session._lease, session._silent, session.failure = "host:1", 2.0, 4.0, None
-    session.step = 40
-    session._left, session._identity = threading.Event(), (0, b"")
-    session._stub = Acknowledging()  # type: ignore[assignment]
-    session._admission = SimpleNamespace(shard=None)  # type: ignore[assignment]
-    session._presence = session._channel = Unused()  # type: ignore[assignment]
+    session, admission = bare(Acknowledging()), SimpleNamespace(shard=None)
+    session.step, session._identity, session._admission = 40, (0, b""), cast("Any", admission)
     answered = threading.Event()
     session._thread = threading.Thread(target=answered.wait)
     session._thread.start()
@@ -110,12 +106,8 @@ def test_what_a_server_says_is_cleaned_before_it_is_logged_or_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     red = "\x1b[31m"
-    session = Session.__new__(Session)
-    session._lease, session.failure, session._explained = 2.0, None, threading.Event()
-    session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
-    session.stop_after, session.draining = 0, False
-    session.locations = SimpleNamespace(note=lambda failovers: None)  # type: ignore[assignment]
-    session.on_ring = lambda broken, newcomers: None
+    session = bare()
+    session.locations = ShardLocations(session._stub, (0, b""), ())
     reply = pb.HeartbeatReply(
         news=[f"{red}rank 1 left"], slowest=f"{red}rank 2", finished=f"{red}over", failed=f"{red}lost"
     )

@@ -10,21 +10,7 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.types import incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
-from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, run, shard_token
-
-
-async def opened(hub: Hub, request: pb.ConnectRequest) -> int:
-    """Returns how many messages came until the call ended."""
-    return len([message async for message in hub.control.Connect(request, CONTEXT)])
-
-
-async def disconnect(hub: Hub, request: pb.ConnectRequest) -> None:
-    """Opens a connection and closes it, as the end of a process does."""
-    call = asyncio.create_task(opened(hub, request))
-    await asyncio.sleep(0)
-    call.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await call
+from tests.support.fakes.coordinator import Hub, Refused, disconnect, opened, run, shard_token
 
 
 def test_a_worker_that_disconnects_is_lost_long_before_its_lease_ends(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, run
+from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, disconnect, run
 
 
 async def ring(hub: Hub, size: int = 2, least: int = 1) -> list[pb.JoinReply]:
@@ -40,21 +39,6 @@ async def regroup(
     return await hub.control.Regroup(request, CONTEXT)
 
 
-async def disconnect(hub: Hub, member: pb.JoinReply) -> None:
-    """Ends a member's process, so that its connection closes."""
-    request = pb.ConnectRequest(rank=member.rank, incarnation=member.incarnation)
-    call = asyncio.create_task(_opened(hub, request))
-    await asyncio.sleep(0)
-    call.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await call
-
-
-async def _opened(hub: Hub, request: pb.ConnectRequest) -> None:
-    async for _ in hub.control.Connect(request, CONTEXT):
-        pass
-
-
 def ranks(reply: pb.RegroupReply) -> list[int]:
     return [member.rank for member in reply.members]
 
@@ -65,7 +49,7 @@ def test_a_member_whose_connection_closed_is_lost_as_soon_as_the_others_meet(
     async def story() -> None:
         hub = Hub(monkeypatch, workers=3)
         one, two, three = await ring(hub, 3)
-        await disconnect(hub, two)
+        await disconnect(hub, pb.ConnectRequest(rank=two.rank, incarnation=two.incarnation))
         await hub.coordinator.tick()
         assert len(hub.coordinator.job.members) == 3  # perhaps only its connection is lost
         replies = await asyncio.gather(

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from starlette.types import ASGIApp
 
 from hubring.ps.core.errors import ConfigError, JobFailed
 from hubring.ps.observe import metrics
-from hubring.ps.observe.journal import Journal
-from hubring.ps.page.broadcast import Broadcast
-from hubring.ps.page.history import History
-from hubring.ps.page.renderer import Renderer
-from hubring.ps.page.routes import HEADERS, app
+from hubring.ps.page.routes import HEADERS
 from hubring.ps.page.status_reader import StatusReader
-from tests.support.fakes.clock import FakeTime
-from tests.support.pages.asgi import Answer, ask
+from tests.support.pages.asgi import ask
 from tests.support.pages.html_tree import html_tree
+from tests.support.pages.page_app import FORM, page_app, run
 from tests.support.pages.status_hub import TOKEN, StatusHub
 
-FORM = {"content-type": "application/x-www-form-urlencoded"}
+serve = partial(page_app, public=True)
 ACTIONS = ("/checkpoint", "/drain", "/end")
 LOOKS = (
     "/",
@@ -37,16 +32,6 @@ LOOKS = (
     "/sign-in.js",
     "/icon.svg",
 )
-
-
-def serve(hub: StatusHub) -> ASGIApp:
-    reader = StatusReader(hub)
-    renderer = Renderer(reader, History(), Journal(), FakeTime())
-    return app(hub, reader, renderer, Broadcast(renderer), TOKEN, public=True)
-
-
-def run(story: Coroutine[Any, Any, Answer]) -> Answer:
-    return asyncio.run(asyncio.wait_for(story, 20.0))
 
 
 def bearer(token: str) -> str:
@@ -196,10 +181,7 @@ def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.M
     [("localhost:5556", 200), ("[::1]:5556", 200), ("[::1]", 200), ("rebound.example:5556", 421), ("", 421)],
 )
 def test_a_hub_of_this_machine_answers_to_its_own_names_alone(host: str, status: int) -> None:
-    hub = StatusHub()
-    reader = StatusReader(hub)
-    renderer = Renderer(reader, History(), Journal(), FakeTime())
-    shut = app(hub, reader, renderer, Broadcast(renderer), TOKEN, {"localhost", "[::1]"}, public=True)
+    shut = serve(StatusHub(), {"localhost", "[::1]"})
     assert run(ask(shut, "/status.json", host=host)).status == status
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.security import token_file
@@ -22,37 +19,14 @@ from hubring.ps.security.access import (
     is_this_host,
     look_seconds,
 )
-from hubring.ps.security.certificate import Identity, digest_of, make
+from hubring.ps.security.certificate import digest_of, make
 from hubring.ps.security.handshake import Peer, Proof, fetch, peek
 from hubring.ps.security.keyring import make_files
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import draw
-from hubring.ps.transport.grpc.channel import open_channel, server_credentials
+from tests.ps.security.health_server import SECONDS, asks, serving
 
-SECONDS = 10.0
 DIGEST = "0123456789abcdef" * 4
-
-
-@contextmanager
-def serving(identity: Identity | None) -> Iterator[str]:
-    with ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads)
-        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
-        if identity is None:
-            port = server.add_insecure_port("127.0.0.1:0")
-        else:
-            port = server.add_secure_port("127.0.0.1:0", server_credentials(identity))
-        server.start()
-        try:
-            yield f"127.0.0.1:{port}"
-        finally:
-            server.stop(None).wait()
-
-
-def asks(address: str, access: Access) -> int:
-    with open_channel(address, access) as channel:
-        request = health_pb2.HealthCheckRequest()
-        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=SECONDS).status
 
 
 def test_a_client_fetches_the_certificate_of_its_token_and_talks_to_no_other() -> None:

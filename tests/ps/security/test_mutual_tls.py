@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from hubring.ps.config.tls import TlsFiles
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
@@ -20,25 +17,15 @@ from hubring.ps.security.certificate import Identity, make
 from hubring.ps.security.own_certificate import NOTHING, Own, load
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import draw
-from hubring.ps.transport.grpc.channel import open_channel, server_credentials
+from tests.ps.security import health_server
+from tests.ps.security.health_server import SECONDS
 from tests.support.certificates import Authority
 
-SECONDS = 10.0
 HERE = "127.0.0.1"
 
 
-@contextmanager
-def serving(own: Own) -> Iterator[str]:
-    identity = own.identity or make()
-    with ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads)
-        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
-        port = server.add_secure_port(f"{HERE}:0", server_credentials(identity, own.authority))
-        server.start()
-        try:
-            yield f"{HERE}:{port}"
-        finally:
-            server.stop(None).wait()
+def serving(own: Own) -> AbstractContextManager[str]:
+    return health_server.serving(own.identity or make(), own.authority)
 
 
 @pytest.fixture(name="ours")
@@ -61,9 +48,7 @@ def client(files: TlsFiles) -> Own:
 def asks(address: str, tokens: Path, own: Own) -> int:
     access = find(address, Role.WORKER, tokens, SECONDS, own)
     assert access.secret == token_file.read(tokens)[Role.WORKER].secret
-    with open_channel(address, access) as channel:
-        request = health_pb2.HealthCheckRequest()
-        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=SECONDS).status
+    return health_server.asks(address, access)
 
 
 @pytest.mark.parametrize("host", [HERE, "localhost"])

@@ -175,11 +175,12 @@ def test_a_shards_traffic_is_that_of_its_job_without_the_trials_before(loop: Sha
 
 
 def test_a_plan_of_a_coordinator_that_was_killed_does_not_replace_a_later_one(loop: ShardLoop) -> None:
-    control, late = ShardControl(), Caller()
+    control = ShardControl()
+    late: Any = Caller()
     control.serve(loop, 0)
     control.SetPlan(PLAN, CALLER)
     late.killed = True
-    control.SetPlan(pb.ShardAssignment(), late)  # type: ignore[arg-type]
+    control.SetPlan(pb.ShardAssignment(), late)
     assert control.Stats(pb.StatsRequest(), CALLER).keys == 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from torch import Tensor
 from hubring.ps.core.messages import (
     Call,
     Code,
+    Coded,
     Collective,
     Contribute,
     Delivery,
@@ -21,7 +24,7 @@ from hubring.ps.core.messages import (
 )
 from hubring.ps.core.types import BucketSpec, Hyper, Layout, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
-from tests.support.replicated import Pair
+from tests.support.replicated import Gradient, Pair
 from tests.support.store import coded
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -49,7 +52,7 @@ def bucket(numel: int, optimizer: str = "SGD", dtype: str = "float32", codec: st
     return BucketSpec(0, dtype, 0, optimizer, (TensorSpec("w", (numel,)),), codec)
 
 
-def noise(numel: int, dtype: torch.dtype = torch.float32) -> object:
+def noise(numel: int, dtype: torch.dtype = torch.float32) -> Callable[[int, int, int], Tensor]:
     def gradient(rank: int, pushed: int, key: int) -> Tensor:
         generator = torch.Generator().manual_seed(97 * pushed + 7 * key + rank)
         return torch.randn(numel, generator=generator).to(dtype)
@@ -63,10 +66,10 @@ def slot(rank: int, pushed: int, key: int) -> Tensor:
     return gradient
 
 
-def pair(consistency: Consistency, spec: BucketSpec, gradient: object, hyper: Hyper) -> Pair:
+def pair(consistency: Consistency, spec: BucketSpec, gradient: Gradient, hyper: Hyper) -> Pair:
     numel = spec.numel // KEYS
     slices = [Slice(key, 0, key * numel, numel, 0) for key in range(KEYS)]
-    return Pair(consistency, RANKS, STEPS, slices, spec, gradient, hyper)  # type: ignore[arg-type]
+    return Pair(consistency, RANKS, STEPS, slices, spec, gradient, hyper)
 
 
 def play(world: Pair, schedule: Schedule) -> None:
@@ -102,8 +105,8 @@ def test_lockstep_ends_in_the_same_bits_wherever_the_primary_is_lost(
     spec = bucket(KEYS * 64, optimizer, dtype, codec)
     plain = noise(64, getattr(torch, dtype))
 
-    def gradient(rank: int, pushed: int, key: int) -> object:
-        tensor = plain(rank, pushed, key)  # type: ignore[operator]
+    def gradient(rank: int, pushed: int, key: int) -> Tensor | Coded:
+        tensor = plain(rank, pushed, key)
         return coded(tensor, codec) if codec else tensor
 
     calm, disturbed = (pair(BSP(), spec, gradient, hyper) for _ in range(2))

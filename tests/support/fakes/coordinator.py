@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -198,6 +199,20 @@ class Hub:
     async def started(self) -> list[pb.JoinReply]:
         await self.shard()
         return list(await asyncio.gather(self.join("a"), self.join("b")))
+
+
+async def opened(hub: Hub, request: pb.ConnectRequest) -> int:
+    """Returns how many messages came until the call ended."""
+    return len([message async for message in hub.control.Connect(request, CONTEXT)])
+
+
+async def disconnect(hub: Hub, request: pb.ConnectRequest) -> None:
+    """Opens a connection and closes it, as the end of a process does."""
+    call = asyncio.create_task(opened(hub, request))
+    await asyncio.sleep(0)
+    call.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await call
 
 
 def run(story: Coroutine[Any, Any, T]) -> T:

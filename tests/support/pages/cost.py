@@ -157,16 +157,7 @@ def hub(workers: int, shards: int) -> Iterator[tuple[subprocess.Popen[bytes], st
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "address"
         flags = ["--port", "0", "--once", "--workers", str(workers), "--shards", str(shards), "--page-public"]
-        command = [
-            sys.executable,
-            "-m",
-            "hubring.ps.cli",
-            "start",
-            *flags,
-            "--page-public",
-            "--address-file",
-            str(file),
-        ]
+        command = [sys.executable, "-m", "hubring.ps.cli", "start", *flags, "--address-file", str(file)]
         log = Path(folder) / "log"
         with log.open("w") as out, subprocess.Popen(command, stderr=out, stdout=subprocess.DEVNULL) as server:
             while "metrics   " not in log.read_text():

@@ -187,13 +187,18 @@ class Cluster:
             stub = ControlStub(channel)
             yield lambda: json.loads(stub.Status(pb.StatusRequest(), timeout=PATIENCE).json)
 
-    def end(self) -> None:
-        """Ends the running programs. If the test fails, pytest shows the output of all programs."""
+    def kill(self) -> None:
+        """Ends the running programs."""
         for program in self.programs:
             if program.process.poll() is None:
                 program.process.send_signal(signal.SIGCONT)
                 program.process.kill()
                 program.process.wait()
+
+    def end(self) -> None:
+        """Ends the running programs. If the test fails, pytest shows the output of all programs."""
+        self.kill()
+        for program in self.programs:
             print(f"{program.name} said:\n{program.said()}")
 
 

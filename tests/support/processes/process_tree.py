@@ -31,6 +31,11 @@ def below(pid: int) -> list[int]:
     return found
 
 
+def coordinators() -> list[int]:
+    """Returns the coordinator below this process and its standby, if it has one, by age."""
+    return sorted(pid for pid in below(os.getpid()) if "hubring.ps.server_process" in command(pid))
+
+
 def children(pid: int) -> list[int]:
     """Returns the children of all threads from the kernel's lists; reading all processes takes too long."""
     return [int(child) for thread in threads(pid) for child in entry(pid, f"task/{thread}/children").split()]

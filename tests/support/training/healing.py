@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,14 +23,14 @@ class HealingRanks:
 
     Args:
         size: Members of the first generation.
-        least: As `--min-workers`.
+        compress: As for `Meeting`.
     """
 
-    def __init__(self, size: int, least: int = 1, compress: str = "") -> None:
+    def __init__(self, size: int, compress: str = "") -> None:
         self.size = size
         self.compress = compress
         self.rings: dict[int, HealingRing] = {}
-        self._generations = Generations(least)
+        self._generations = Generations(1)
         self._changed = threading.Condition()
         self._incarnations = count(1)
         self.live = {rank: self._member(rank) for rank in range(size)}
@@ -39,14 +40,16 @@ class HealingRanks:
         return Member(rank, next(self._incarnations))
 
     def join(self, rank: int, *, late: bool = False) -> HealingRing:
-        """Makes a member's ring; a newcomer waits for `release`, and enters with `enter`."""
+        """Makes a member's ring; a newcomer waits for `release`."""
         if late:
             assert self._started.wait(LIMIT)
         with self._changed:
             if late:
                 self.live[rank] = self._member(rank)
             size = len(self._generations.current.members)
-        meeting = Meeting(rank, "127.0.0.1", Regroup(self, rank), compress=self.compress, timeout=LIMIT)
+        meeting = Meeting(
+            rank, "127.0.0.1", partial(self.regroup, rank), compress=self.compress, timeout=LIMIT
+        )
         ring = HealingRing(meeting, late=late, size=size, timeout=LIMIT)
         self.rings[rank] = ring
         return ring
@@ -96,16 +99,6 @@ class HealingRanks:
             current = all_.current
             members = (RingMember(one.member.rank, one.note, one.newcomer) for one in current.arrivals)
             return RingGeneration(current.number, tuple(members), current.boundary)
-
-
-class Regroup:
-    """One member's call of the server."""
-
-    def __init__(self, ranks: HealingRanks, rank: int) -> None:
-        self._ranks, self._rank = ranks, rank
-
-    def __call__(self, generation: int, note: str, *, boundary: bool) -> RingGeneration:
-        return self._ranks.regroup(self._rank, generation, note, boundary)
 
 
 Live = Callable[[HealingRing], Any]

@@ -16,6 +16,7 @@ from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.transport.base import Connection, Transport
 from tests.support.transports.inproc import InprocTransport
+from tests.support.transports.relay import Relay
 
 T = TypeVar("T")
 
@@ -60,6 +61,13 @@ class OneShard:
         deadline = time.monotonic() + SOON
         while not self.ask(condition):
             assert time.monotonic() < deadline, "it did not come to that"
+
+    def behind(self, relay: Callable[[int], Relay]) -> Relay:
+        """Puts a relay, made for the shard's port, between the shard and the clients to come."""
+        scheme, _, port = self.address.rpartition(":")
+        between = relay(int(port))
+        self.address = f"{scheme}:{between.port}"
+        return between
 
     def client(self, rank: int, wrap: Callable[[Connection], Connection] = as_it_is) -> KVClient:
         """Returns a rank's client. `wrap` changes its connections."""

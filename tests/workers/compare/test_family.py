@@ -21,7 +21,7 @@ WINNERS = (
     "more slowly",
     "first to reach test accuracy 0.93 is",
 )
-REPORTS = 40
+REPORTS = 60
 
 
 def test_a_single_comparison_has_the_whole_chance() -> None:
@@ -54,9 +54,9 @@ def test_equal_rows_rarely_have_a_winner(tmp_path: Path, rows: int, seeds: int) 
     names = ("ring", "hub-bsp", "ddp", "hub-asp", "hub-aggregate", "hub-ssp")[:rows]
     false = sum(
         claims(tmp_path / str(report), names, seeds, Random(f"{rows} {seeds} {report}"))
-        for report in range(60)
+        for report in range(REPORTS)
     )
-    assert false <= 60 * CHANCE + 3 * math.sqrt(60 * CHANCE * (1 - CHANCE))
+    assert false <= REPORTS * CHANCE + 3 * math.sqrt(REPORTS * CHANCE * (1 - CHANCE))
 
 
 def claims(folder: Path, rows: tuple[str, ...], seeds: int, random: Random) -> bool:
