@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.core.errors import BY_EXIT_CODE, DeadlineExceeded, HubringError, JobFailed
+from hubring.ps.core.peer_text import clean_message
 
 _T = TypeVar("_T")
 
@@ -111,7 +112,7 @@ class Board:
             reply = self._call(lambda: self._stub.Regroup(request, timeout=LOOK_SECONDS + self._patience))
             assert isinstance(reply, pb.RegroupReply)
             if reply.failed:
-                raise BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed)
+                raise BY_EXIT_CODE.get(reply.exit_code, JobFailed)(clean_message(reply.failed))
             if reply.generation:
                 members = (RingMember(one.rank, one.note, one.newcomer) for one in reply.members)
                 return RingGeneration(reply.generation, tuple(members), reply.boundary)

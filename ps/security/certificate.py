@@ -84,7 +84,7 @@ def check_key(identity: Identity) -> None:
     try:
         own = serialization.load_pem_private_key(identity.key, None).public_key()
         certified = x509.load_pem_x509_certificate(identity.certificate).public_key()
-    except (UnsupportedAlgorithm, TypeError) as error:
+    except (UnsupportedAlgorithm, x509.InvalidVersion, TypeError) as error:
         raise ValueError(str(error)) from error
     if own != certified:
         raise ValueError("the private key is not the certificate's")

@@ -21,6 +21,7 @@ from hubring.ps.coordinator.failover.pairing import pairs
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
 from hubring.ps.core.errors import SHARD_REPLACED
 from hubring.ps.core.timing import TimeSource
+from hubring.ps.transport.grpc.call_error import describe
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class Standbys:
             await shard.stub.Replicate(replicate, timeout=TRANSFER_SECONDS)
         except grpc.aio.AioRpcError as error:
             shard.given_up = stream
-            log.warning("%s cannot follow %s (%s: %s)", standby, shard, error.code().name, error.details())
+            log.warning("%s cannot follow %s (%s)", standby, shard, describe(error))
             self._pair_at = self._clock.now() + PAIR_SECONDS
             return
         if shard not in self._fleet.shards or standby not in self._fleet.standbys:
@@ -208,7 +209,7 @@ class Standbys:
             try:
                 await standby.stub.Promote(pb.PromoteRequest(), timeout=CALL_SECONDS)
             except grpc.aio.AioRpcError as error:
-                self._give_up(standby, f"does not answer ({error.code().name}: {error.details()})")
+                self._give_up(standby, f"does not answer ({describe(error)})")
                 return False
             self._fleet.replace(shard, standby)
         self._replaced.add(shard.token)

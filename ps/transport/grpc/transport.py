@@ -21,6 +21,7 @@ from hubring.ps.transport.backlog import Backlog, weigh
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.transport.grpc.call_error import describe
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import MAX_FRAME, Assembly, MalformedFrame, read_header, to_frames
 from hubring.ps.transport.grpc.listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
@@ -215,8 +216,8 @@ class _Lane:
                 message = assembly.add(frame)
                 if message is not None:
                     self._connection.deliver(message)
-        except grpc.RpcError:
-            why, broken = f"{self._call.code().name}: {self._call.details()}", True
+        except grpc.RpcError as error:
+            why, broken = describe(error), True
         except (DamagedHeader, MalformedFrame) as error:
             why, broken = str(error), True
         finally:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -19,7 +22,7 @@ from hubring.ps.security.access import (
     is_this_host,
     look_seconds,
 )
-from hubring.ps.security.certificate import digest_of, make
+from hubring.ps.security.certificate import check_key, digest_of, make
 from hubring.ps.security.handshake import Peer, Proof, fetch, peek
 from hubring.ps.security.keyring import make_files
 from hubring.ps.security.policy import Role
@@ -98,3 +101,26 @@ def test_a_secret_of_a_server_here_is_not_sent_to_another_host(
 def test_a_server_on_another_host_is_looked_for_longer() -> None:
     assert look_seconds("127.0.0.1:5555") == LOOK_SECONDS
     assert look_seconds("192.0.2.99:5555") == CONNECT_SECONDS  # TEST-NET-1 (RFC 5737)
+
+
+def flips(pem: bytes) -> Iterator[bytes]:
+    """Gives a PEM text with each bit of its content flipped, one after the other."""
+    first, *middle, last = pem.splitlines()
+    content = base64.b64decode(b"".join(middle))
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield b"\n".join((first, base64.b64encode(flipped), last, b""))
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")  # of the one flip of its sign
+def test_a_flipped_bit_in_a_certificate_or_its_key_is_a_value_error_or_seen_by_the_digest() -> None:
+    own = make()
+    for certificate in flips(own.certificate):
+        identity = own._replace(certificate=certificate)
+        assert identity.digest != own.digest
+        with suppress(ValueError):
+            check_key(identity)
+    for key in flips(own.key):
+        with suppress(ValueError):  # unless it is still the key
+            check_key(own._replace(key=key))
