@@ -112,7 +112,10 @@ class Generations:
         return self.current.number if ends else 0
 
     def newcomers(self, live: Collection[Member]) -> list[Member]:
-        """Returns the workers that wait to enter."""
+        """Returns the workers that wait to enter a ring that has begun."""
+        return self._outside(live) if self.current.number else []
+
+    def _outside(self, live: Collection[Member]) -> list[Member]:
         members = self.current.members
         return [one for one in self._arrivals if one in live and one not in members]
 
@@ -136,7 +139,7 @@ class Generations:
         if self.awaited(live) or (self.current.number and not old):
             return False
         boundary = all(self._arrivals[member].boundary for member in old)
-        new = self.newcomers(live) if boundary else []
+        new = self._outside(live) if boundary else []
         if not old and not new:
             return False
         arrivals = [self._arrivals.pop(member) for member in old]

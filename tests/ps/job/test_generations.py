@@ -56,6 +56,12 @@ def test_a_member_that_comes_breaks_the_generation_for_the_others() -> None:
     assert generations.current.members == (A, B)
 
 
+def test_nobody_is_a_newcomer_to_a_ring_that_has_not_begun() -> None:
+    generations = Generations(1)
+    generations.come(A, "", 0.0, boundary=True)
+    assert generations.newcomers([A, B]) == []
+
+
 def test_newcomers_enter_behind_the_members_and_only_at_a_boundary() -> None:
     generations = begun(B, C)
     generations.come(A, "new", 0.0, boundary=True)
