@@ -30,7 +30,7 @@ _OF_WORKER = (
 """Flags of `submit` that it passes to the server or to the workers."""
 
 _TLS = ("tls_cert", "tls_key", "tls_ca")
-_CLIENT = tuple(options(WorkerConfig, ["token_file", *_TLS], reads_variables=True))
+_CLIENT = tuple(options(WorkerConfig, ["token_file", "insecure", *_TLS], reads_variables=True))
 """Options of a command that calls a server."""
 
 app = typer.Typer(
@@ -124,7 +124,7 @@ def rotate_token(server: Address, **access: Any) -> None:
 
 
 @app.command(cls=Command)
-@takes(options(ServerConfig, ["checkpoint_dir", "token_file", *_TLS]))
+@takes(options(ServerConfig, ["checkpoint_dir", "token_file", "insecure", *_TLS]))
 def doctor(
     server: Annotated[
         str | None, typer.Argument(help="HOST:PORT of a running server; also checks the connection to it")
@@ -313,7 +313,8 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
 
     address(server)
     try:
-        found = find(server, Role(role), access["token_file"], look_seconds(server), _own(access))
+        seconds, insecure = look_seconds(server), access["insecure"]
+        found = find(server, Role(role), access["token_file"], seconds, _own(access), insecure=insecure)
         with open_channel(server, found) as channel:
             return call(ControlStub(channel))
     except ServerUnreachable as error:

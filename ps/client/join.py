@@ -36,20 +36,21 @@ from hubring.ps.transport.port_probe import probe
 log = logging.getLogger(__name__)
 
 
-def prove(address: str, token_file: Path | None, own: Own) -> Access:
+def prove(address: str, token_file: Path | None, own: Own, *, insecure: bool) -> Access:
     """Returns a worker's access to a server that has proved itself.
 
     Args:
         address: The server's `HOST:PORT`.
         token_file: File with the server's tokens; None for that of this user's server on this host.
         own: This worker's certificate, and the authority of the server's.
+        insecure: Whether to join a server that proves nothing.
 
     Raises:
         ServerUnreachable: No server answers.
         ConfigError: The server is another one, or the worker has no token for it.
     """
     try:
-        return find(address, Role.WORKER, token_file, CONNECT_SECONDS, own)
+        return find(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
     except ServerUnreachable as error:
         raise _silent(address, "no TLS handshake") from error
 

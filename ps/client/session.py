@@ -67,6 +67,7 @@ class Session:
         start_timeout: Seconds to wait for the other workers.
         token_file: File with the server's tokens; None for that of this user's server on this host.
         own: This worker's certificate, and the authority of the server's.
+        insecure: Whether to join a server that asks for no tokens and encrypts nothing.
         log_format: Log format of the shard that this worker starts.
         trace: Folder for that shard's trace; empty for no trace.
         min_workers: Members with which a ring continues after a loss; 0: it does not continue.
@@ -87,6 +88,7 @@ class Session:
         start_timeout: float = 300.0,
         token_file: Path | None = None,
         own: Own = NOTHING,
+        insecure: bool = False,
         log_format: LogFormat = "text",
         trace: str = "",
         min_workers: int = 0,
@@ -121,7 +123,7 @@ class Session:
         self._left = threading.Event()
         self._departure: Departure | None = None
         began = time.monotonic()
-        access = prove(address, token_file, own)
+        access = prove(address, token_file, own, insecure=insecure)
         self._channel = open_channel(address, access, FAST_REDIAL)
         self._stub = ControlStub(self._channel)
         self._admission = Admission(address, self._stub, access, own, log_format, trace, began)

@@ -29,6 +29,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Path | None,
         cluster("file with the server's token", "that of this user's server on this host"),
     ] = None
+    insecure: Annotated[
+        bool, cluster("trust a server with --insecure: whoever listens there can read and change the model")
+    ] = False
     tls_cert: CertificateFile = None
     tls_key: KeyFile = None
     tls_ca: AuthorityFile = None
@@ -116,6 +119,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             self._check_compress(self.compress)
         self._check_nodes()
         self.tls.check()
+        if self.insecure and self.tls:
+            raise ConfigError("--tls-cert and --tls-ca are for encryption; --insecure encrypts nothing")
         if self.save_parameters_at is not None and self.save_parameters is None:
             raise ConfigError(
                 f"--save-parameters-at {self.save_parameters_at} needs --save-parameters FILE; the second"

@@ -141,10 +141,15 @@ def _ask(server: str, config: ServerConfig, seconds: float) -> Iterator[Finding]
     from hubring.ps.security.own_certificate import load
     from hubring.ps.security.policy import Role
     from hubring.ps.transport.grpc.channel import open_channel
+    from hubring.ps.transport.port_probe import probe
 
     try:
         own = load(config.tls, serves=False)
-        access = find(server, Role.READER, config.token_file, seconds, own)
+        access = find(server, Role.READER, config.token_file, seconds, own, insecure=config.insecure)
+    except ServerUnreachable as error:
+        yield _unreachable(f"{error}: {probe(server)}", _BANNER)
+        yield from _left_out(server)
+        return
     except HubringError as error:
         found, _, fix = str(error).partition("; ")
         yield failure(SERVER, found, fix or "copy the server's token file again", error.exit_code)

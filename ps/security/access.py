@@ -12,7 +12,7 @@ from hubring.ps.config.address import address as split
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.security import token_file as files
 from hubring.ps.security.certificate import NAME, Identity
-from hubring.ps.security.handshake import Proof, fetch, peek
+from hubring.ps.security.handshake import SURE_SECONDS, Proof, fetch, peek
 from hubring.ps.security.own_certificate import NOTHING, Own
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import Tokens, choose
@@ -51,7 +51,15 @@ class Access(NamedTuple):
 NO_ACCESS = Access()
 
 
-def find(address: str, role: Role, file: Path | None, seconds: float, own: Own = NOTHING) -> Access:
+def find(
+    address: str,
+    role: Role,
+    file: Path | None,
+    seconds: float,
+    own: Own = NOTHING,
+    *,
+    insecure: bool = False,
+) -> Access:
     """Returns the access of this user to a server that has proved itself.
 
     It waits up to `seconds` for the server to listen, and for its token file: both may be starting.
@@ -62,18 +70,21 @@ def find(address: str, role: Role, file: Path | None, seconds: float, own: Own =
         file: A file with tokens; None for that of this user's server on this host and port, if there is one.
         seconds: How long to wait.
         own: The caller's certificate, and the authority of the server's.
+        insecure: Whether to trust a server that proves nothing, and encrypts nothing.
 
     Raises:
-        ConfigError: The file has no token for this role, or the server is another one than it says.
-        ServerUnreachable: There is a token, but no server that answers with TLS.
+        ConfigError: There is no token for this role, or the server is another one than the file says.
+        ServerUnreachable: No server answers with TLS.
     """
     deadline = time.monotonic() + seconds
     listens = _await_listener(address, deadline)
+    if insecure:
+        return _without_proof(address, file, own, listens=listens)
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
-        if listens and peek(address, ANSWER_SECONDS, own).certificate:
+        if listens and _shows_certificate(address, own):
             raise no_entry(address, "it has no token")
-        return NO_ACCESS
+        raise ServerUnreachable(f"no server with TLS answers at {address}")
     token = choose(tokens, role)
     if token is None:
         raise ConfigError(
@@ -87,6 +98,29 @@ def find(address: str, role: Role, file: Path | None, seconds: float, own: Own =
     proof = Proof("" if by_authority else token.digest, own, named=by_authority)
     peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
     return Access(token.secret, peer.certificate, peer.name, own.identity)
+
+
+def _without_proof(address: str, file: Path | None, own: Own, *, listens: bool) -> Access:
+    if file is not None:
+        raise ConfigError(
+            f"--token-file {file} is for a server that asks for tokens, and --insecure for one that asks for"
+            " none; remove one of the two"
+        )
+    if not listens:
+        raise ServerUnreachable(f"no server listens at {address}")
+    if peek(address, ANSWER_SECONDS, own).certificate:
+        raise ConfigError(f"the server at {address} asks for tokens and encrypts; remove --insecure")
+    return NO_ACCESS
+
+
+def _shows_certificate(address: str, own: Own) -> bool:
+    """Whether a server uses TLS. One in its first or last moment may not answer at once."""
+    sure = time.monotonic() + SURE_SECONDS
+    while not peek(address, ANSWER_SECONDS, own).certificate:
+        if time.monotonic() > sure:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
 
 
 def look_seconds(address: str) -> float:

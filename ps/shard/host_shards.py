@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -109,7 +110,8 @@ async def join(config: ServerConfig) -> int:
     began = time.monotonic()
     own = load(config.tls, serves=True)
     try:
-        access = await asyncio.to_thread(find, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
+        prove = partial(find, insecure=config.insecure)
+        access = await asyncio.to_thread(prove, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
     except ServerUnreachable as error:
         raise ServerUnreachable(
             f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)} (no TLS handshake);"

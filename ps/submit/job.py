@@ -33,7 +33,9 @@ _PROOF = frozenset({"token_file", "tls_cert", "tls_key", "tls_ca"})
 _SERVERS_PLACE = _PROOF | {
     *("host", "port", "insecure", "once", "join", "address_file", "workers", "restarts"),
 }
-_WORKERS_PLACE = _PROOF | {"server", "rank", "world_size", "local_rank", "nodes", "gpus", "nr", "restarts"}
+_WORKERS_PLACE = _PROOF | {
+    *("server", "insecure", "rank", "world_size", "local_rank", "nodes", "gpus", "nr", "restarts"),
+}
 """Settings that follow from the engine and the job's size; the user must not set them."""
 _HUBS = ("mode", "staleness", "backup", "shards", "colocate", "await_shards", "device", "slice_bytes")
 """Settings that a ring's server ignores."""

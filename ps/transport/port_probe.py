@@ -9,6 +9,8 @@ from hubring.ps.config.address import address as split
 
 SECONDS = 0.5
 """Seconds for each attempt. The caller has already waited long."""
+_SETTINGS = b"\x04"
+"""The type of the frame with which a server begins HTTP/2 (RFC 9113, 6.5), after three bytes of length."""
 
 
 def probe(address: str) -> str:
@@ -60,6 +62,11 @@ def _answer_to_http(place: tuple[str, int]) -> bytes | None:
 def _describe(answer: bytes | None) -> str:
     if answer is None:
         return "the process on that port does not answer; it is stopped or is not ps-server"
+    if answer[3:4] == _SETTINGS:
+        return (
+            "the process on that port uses gRPC without TLS, as ps-server does with --insecure; if you trust"
+            " the network, pass --insecure here too"
+        )
     if answer == b"HTTP/":
         return "a web server listens on that port; workers do not use the port of the status page"
     return "the process on that port is not ps-server"

@@ -127,12 +127,19 @@ def test_who_listens_there_instead_is_told_from_a_server(cluster: Cluster) -> No
         ssh = stack.enter_context(answering(b"SSH-2.0-OpenSSH_9.2\r\n"))
         web = stack.enter_context(answering(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"))
         other = stack.enter_context(serving(None))
-        doctors = [start(cluster, address) for address in (ssh, web, other)]
+        asked = ([ssh], [web], [other], ["--insecure", ssh], ["--insecure", other])
+        doctors = [start(cluster, *arguments) for arguments in asked]
         reports = [Report(doctor, 69) for doctor in doctors]
-    assert [report.failures for report in reports] == [["server"]] * 3
-    for report in reports[:2]:
-        assert "does not answer as a ps-server does" in report["server"]["found"]
-    assert "speaks gRPC, but is not a ps-server" in reports[2]["server"]["found"]
+    assert [report.failures for report in reports] == [["server"]] * len(asked)
+    expected = (
+        "the process on that port is not ps-server",
+        "a web server listens on that port",
+        "uses gRPC without TLS, as ps-server does with --insecure",
+        "does not answer as a ps-server does",
+        "speaks gRPC, but is not a ps-server",
+    )
+    for report, found in zip(reports, expected, strict=True):
+        assert found in report["server"]["found"]
 
 
 @pytest.mark.full
@@ -140,7 +147,7 @@ def test_a_listener_that_says_nothing_is_told_as_such(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         report = examine(cluster, address, code=69)
-    assert f"the process at {address} accepts connections, but did not answer" in report["server"]["found"]
+    assert "does not answer; it is stopped or is not ps-server" in report["server"]["found"]
 
 
 @contextlib.contextmanager
@@ -192,7 +199,7 @@ def serving(report: dict[str, Any] | None, ahead: int = 0) -> Iterator[str]:
 
 def test_a_server_of_another_protocol_ends_with_78(cluster: Cluster) -> None:
     with serving({"version": "9.9.9", "protocol": PROTOCOL + 1, "job": "", "state": "waiting"}) as address:
-        report = examine(cluster, address, code=78)
+        report = examine(cluster, "--insecure", address, code=78)
     assert report.failures == ["versions"]
     assert f"9.9.9 (protocol {PROTOCOL + 1}) at {address}" in report["versions"]["found"]
     assert "hubring==9.9.9" in report["versions"]["fix"]
@@ -200,14 +207,14 @@ def test_a_server_of_another_protocol_ends_with_78(cluster: Cluster) -> None:
 
 def test_a_server_from_before_versions_were_told_ends_with_78(cluster: Cluster) -> None:
     with serving({"job": "", "state": "waiting"}) as address:
-        report = examine(cluster, address, code=78)
+        report = examine(cluster, "--insecure", address, code=78)
     assert "version unknown (protocol unknown)" in report["versions"]["found"]
 
 
 def test_a_server_whose_clock_is_off_is_a_warning(cluster: Cluster) -> None:
     hour = 3600 * 10**9
     with serving({"version": "9.9.9", "protocol": PROTOCOL, "job": "", "state": "waiting"}, -hour) as address:
-        report = examine(cluster, address, code=0)
+        report = examine(cluster, "--insecure", address, code=0)
     assert (report["versions"]["state"], report["clocks"]["state"]) == ("warning", "warning")
     assert "behind this machine's" in report["clocks"]["found"]
 

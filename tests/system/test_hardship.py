@@ -48,7 +48,7 @@ def start(cluster: Cluster, there: Hosts, workers: int, *words: str) -> tuple[Pr
     """A server, and workers on hosts of their own."""
     flags = ["--once", "--workers", str(workers), "--host", there.address("server"), "--insecure"]
     server, address = cluster.server(*flags, within=there.command("server", []))
-    place = ["--world-size", str(workers), "--local-rank", "0"]
+    place = ["--insecure", "--world-size", str(workers), "--local-rank", "0"]
     return server, [
         cluster.worker(
             address, "--rank", str(rank), *place, *words, within=there.command(f"worker {rank}", [])

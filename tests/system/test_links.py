@@ -57,7 +57,16 @@ def _exchange(cluster: Cluster, workers: int, *, colocated: bool) -> list[dict[s
         flags = ["--once", "--insecure", "--workers", str(workers), "--slice-bytes", str(SLICE_BYTES)]
         place = ["--host", hosts[0].address, *(["--colocate"] if colocated else [])]
         server, address = cluster.server(*flags, *place, within=hosts[0].command())
-        script = ["--transport", "zmq", "--world-size", str(workers), EXCHANGE, str(STEPS), str(NBYTES)]
+        script = [
+            "--insecure",
+            "--transport",
+            "zmq",
+            "--world-size",
+            str(workers),
+            EXCHANGE,
+            str(STEPS),
+            str(NBYTES),
+        ]
         working = [
             cluster.worker(address, "--rank", str(rank), "--local-rank", "0", *script, within=host.command())
             for rank, host in enumerate(hosts[-workers:])

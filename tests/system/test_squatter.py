@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,17 @@ def test_no_client_tells_a_secret_to_who_took_the_port(
     assert "authorization" not in said
     assert codes == [78] * len(refused)
     assert all(expected in program.said() for program in refused)
+
+
+def test_no_client_without_a_token_joins_who_took_the_port_before_the_server(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    heard = tmp_path / "heard"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    squatter = cluster.run("squatter", "tests.support.scripts.squatter", port, "plain", str(heard))
+    squatter.until(lambda: "listening" in squatter.out.read_text(), "listening")
+    refused = clients(cluster, f"127.0.0.1:{port}")
+    assert [program.wait() for program in refused] == [69] * len(refused)
+    assert not heard.exists()
+    assert all("uses gRPC without TLS" in program.said() for program in refused)

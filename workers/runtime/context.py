@@ -251,6 +251,7 @@ def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, jo
         log_format=config.log_format,
         token_file=config.token_file,
         own=load(config.tls, serves=False),
+        insecure=config.insecure,
         trace=str(config.trace or ""),
         min_workers=config.min_workers or 0,
     )

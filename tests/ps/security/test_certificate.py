@@ -76,6 +76,28 @@ def test_a_token_is_never_given_up_for_a_connection_without_tls(tmp_path: Path) 
         find(address, Role.WORKER, file, 0.0)
 
 
+def test_a_client_without_a_token_trusts_a_server_without_tls_only_if_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a worker that starts before its server joins whoever has taken the port."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    file = make_files(tmp_path / "tokens")
+    with serving(None) as address:
+        with pytest.raises(ServerUnreachable, match=f"no server with TLS answers at {address}"):
+            find(address, Role.WORKER, None, SECONDS)
+        assert find(address, Role.WORKER, None, SECONDS, insecure=True) == NO_ACCESS
+        with pytest.raises(ConfigError, match="one that asks for none; remove one of the two"):
+            find(address, Role.WORKER, file, SECONDS, insecure=True)
+    with pytest.raises(ServerUnreachable, match=f"no server listens at {address}"):
+        find(address, Role.WORKER, None, 0.0, insecure=True)
+
+
+def test_insecure_is_refused_where_the_server_is_not() -> None:
+    with serving(make()) as address, pytest.raises(ConfigError, match="encrypts; remove --insecure"):
+        find(address, Role.WORKER, None, SECONDS, insecure=True)
+
+
 def test_a_file_without_the_role_names_the_roles_that_it_has(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     token_file.write_tokens(file, {Role.READER: draw(DIGEST)[Role.READER]})
@@ -95,7 +117,8 @@ def test_a_secret_of_a_server_here_is_not_sent_to_another_host(
     assert not is_this_host("no.such.host.invalid")
     tokens = draw(DIGEST)
     token_file.write_tokens(token_file.runtime_file(5555), tokens)
-    assert find(elsewhere, Role.WORKER, None, 0.0) == NO_ACCESS
+    with pytest.raises(ServerUnreachable, match=f"no server with TLS answers at {elsewhere}"):
+        find(elsewhere, Role.WORKER, None, 0.0)
 
 
 def test_a_server_on_another_host_is_looked_for_longer() -> None:

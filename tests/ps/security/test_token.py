@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.security import token_file
-from hubring.ps.security.access import NO_ACCESS, Access, find
+from hubring.ps.security.access import Access, find
 from hubring.ps.security.certificate import make
 from hubring.ps.security.commands import show
 from hubring.ps.security.door import lock
@@ -140,17 +140,19 @@ def test_the_runtime_directory_is_this_users_own(tmp_path: Path, monkeypatch: py
 def test_looking_for_tokens_makes_no_directory_and_trusts_none_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user may have made it, and workers of a server with `--insecure` need no tokens."""
+    """Another user may have made it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     tmp_path.chmod(0o700)
-    assert find("127.0.0.1:1", Role.WORKER, None, 0.0) == NO_ACCESS
+    with pytest.raises(ServerUnreachable):
+        find("127.0.0.1:1", Role.WORKER, None, 0.0)
     assert not (tmp_path / "hubring").exists()
     file = token_file.runtime_file(1)
     token_file.write_tokens(file, draw(DIGEST))
     assert token_file.find_runtime_file(1) == file
     file.parent.chmod(0o755)
     assert token_file.find_runtime_file(1) is None
-    assert find("127.0.0.1:1", Role.WORKER, None, 0.0) == NO_ACCESS
+    with pytest.raises(ServerUnreachable):
+        find("127.0.0.1:1", Role.WORKER, None, 0.0)
 
 
 def test_a_server_without_a_file_has_new_tokens_and_takes_them_along(

@@ -43,6 +43,11 @@ def speak_http(line: socket.socket) -> None:
     line.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
 
 
+def speak_grpc(line: socket.socket) -> None:
+    line.recv(1000)
+    line.sendall(b"\0\0\x12\4\0\0\0\0\0")  # HTTP/2's frame of settings, as gRPC's server begins
+
+
 def mutter(line: socket.socket) -> None:
     line.recv(1000)
     line.sendall(b"220 mail.example ESMTP\r\n")
@@ -57,6 +62,7 @@ def hang_up(line: socket.socket) -> None:
     [
         (speak_tls, "uses TLS, but is not a ps-server"),
         (speak_http, "a web server listens on that port"),
+        (speak_grpc, "if you trust the network, pass --insecure"),
         (mutter, "is not ps-server"),
         (hang_up, "is not ps-server"),
     ],

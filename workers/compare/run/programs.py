@@ -85,7 +85,9 @@ class Programs:
 
     def status(self, server: str) -> list[str]:
         """Returns the command that prints the server's status."""
-        return self.hosts.command("server", module_command("hubring.ps.cli", "status", server))
+        return self.hosts.command(
+            "server", module_command("hubring.ps.cli", "status", server, *self._plain("server"))
+        )
 
     def worker(self, rank: int, server: str | None) -> list[str]:
         """Returns the command of a worker."""
@@ -98,7 +100,8 @@ class Programs:
                 flags["transport"] = self._transport()
         elif server is not None:
             flags["backend"] = self.experiment.backend
-        words = [*_spell(flags), *self.run.row.worker, *self._job()]
+        plain = [] if server is None else self._plain("server")
+        words = [*_spell(flags), *plain, *self.run.row.worker, *self._job()]
         return self.hosts.command(
             f"worker {rank}", module_command("hubring.workers.programs.ps_worker", *words)
         )
@@ -148,9 +151,11 @@ class Programs:
         return "zmq" if wired else self.experiment.transport
 
     def _listening(self, role: str) -> list[str]:
-        host = self.hosts.address(role)
+        return ["--host", self.hosts.address(role), *self._plain(role)]
+
+    def _plain(self, role: str) -> list[str]:
         # Rings and the rows of others are not encrypted: encryption would put only the hub at a disadvantage.
-        return ["--host", host, *([] if is_loopback(host) else ["--insecure"])]
+        return [] if is_loopback(self.hosts.address(role)) else ["--insecure"]
 
     def _job(self) -> list[str]:
         rate = self.experiment.rate_for(self.run.row, self.run.setting.workers)
