@@ -318,19 +318,19 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
         with open_channel(server, found) as channel:
             return call(ControlStub(channel))
     except ServerUnreachable as error:
-        raise _silent(server, "no TLS handshake") from error
+        raise _silent(server) from error
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             raise no_entry(server, details(error)) from error
-        raise _silent(server, describe(error)) from error
+        raise _silent(server, f" ({describe(error)})") from error
 
 
-def _silent(server: str, detail: str) -> Exception:
+def _silent(server: str, detail: str = "") -> Exception:
     from hubring.ps.core.errors import ServerUnreachable
     from hubring.ps.transport.port_probe import probe
 
     return ServerUnreachable(
-        f"no server answers at {server}: {probe(server)} ({detail}); check the address, or start one:"
+        f"no server answers at {server}: {probe(server)}{detail}; check the address, or start one:"
         f" ps-server start --port {server.rpartition(':')[2]}; to diagnose: ps-server doctor {server}"
     )
 

@@ -55,8 +55,16 @@ def orphans_come_to_us() -> None:
     take_in_orphans()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps tokens of killed servers away from later servers on their ports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
 @pytest.fixture(scope="session")
-def fork_server(orphans_come_to_us: None) -> Iterator[ForkServer]:
+def fork_server(orphans_come_to_us: None, runtime_directory: None) -> Iterator[ForkServer]:
     """Forks the programs under test; starts with the first test that needs it."""
     # Imported here, since it imports Hubring, which unit tests of a single rule do not need.
     from tests.support.processes.fork_server import ForkServer

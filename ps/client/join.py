@@ -52,7 +52,7 @@ def prove(address: str, token_file: Path | None, own: Own, *, insecure: bool) ->
     try:
         return find(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
     except ServerUnreachable as error:
-        raise _silent(address, "no TLS handshake") from error
+        raise _silent(address) from error
 
 
 class Admission:
@@ -169,16 +169,16 @@ class Admission:
                         f" to start ({describe(error)}); restart the server, then the workers"
                     ) from error
                 if not again and time.monotonic() + 0.2 > deadline:
-                    raise _silent(self._address, describe(error)) from error
+                    raise _silent(self._address, f" ({describe(error)})") from error
                 if not (logged or again):
                     log.info("no server at %s yet; retrying for %g s", self._address, CONNECT_SECONDS)
                 logged = True
             time.sleep(0.2)
 
 
-def _silent(address: str, detail: str) -> ServerUnreachable:
+def _silent(address: str, detail: str = "") -> ServerUnreachable:
     return ServerUnreachable(
-        f"no server answers at {address} after {CONNECT_SECONDS:g} s: {probe(address)} ({detail}). Check the"
+        f"no server answers at {address} after {CONNECT_SECONDS:g} s: {probe(address)}{detail}. Check the"
         f" address, or start a server there: ps-server start --port {address.rpartition(':')[2]}."
         f" To find the cause, run: ps-server doctor {address}"
     )

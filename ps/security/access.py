@@ -82,7 +82,7 @@ def find(
         return _without_proof(address, file, own, listens=listens)
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
-        if listens and _shows_certificate(address, own):
+        if listens and _shows_certificate(address, own, deadline):
             raise no_entry(address, "it has no token")
         raise ServerUnreachable(f"no server with TLS answers at {address}")
     token = choose(tokens, role)
@@ -113,11 +113,11 @@ def _without_proof(address: str, file: Path | None, own: Own, *, listens: bool) 
     return NO_ACCESS
 
 
-def _shows_certificate(address: str, own: Own) -> bool:
+def _shows_certificate(address: str, own: Own, deadline: float) -> bool:
     """Whether a server uses TLS. One in its first or last moment may not answer at once."""
-    sure = time.monotonic() + SURE_SECONDS
+    deadline = max(deadline, time.monotonic() + SURE_SECONDS)
     while not peek(address, ANSWER_SECONDS, own).certificate:
-        if time.monotonic() > sure:
+        if time.monotonic() > deadline:
             return False
         time.sleep(LOOK_SECONDS)
     return True

@@ -114,7 +114,7 @@ async def join(config: ServerConfig) -> int:
         access = await asyncio.to_thread(prove, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
     except ServerUnreachable as error:
         raise ServerUnreachable(
-            f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)} (no TLS handshake);"
+            f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)};"
             " check the address, or start the server first"
         ) from error
     left = max(0.0, CONNECT_SECONDS + began - time.monotonic())

@@ -145,9 +145,10 @@ REACHING = [
     Mishap(
         "the port of another gRPC service",
         "the worker",
-        who=f"the gRPC service at {ANY}",
-        why="is not ps-server",
-        fix="use the port that the server's banner shows",
+        who=f"no server answers at {ANY}",
+        since="after 10 s",
+        why="uses gRPC without TLS, as ps-server does with --insecure",
+        fix=CHECK,
         code=69,
         provoke=another_grpc_service,
     ),
