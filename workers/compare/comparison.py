@@ -32,6 +32,7 @@ from hubring.workers.compare.cost.model.constants import Constants, read
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import Run, runs
 from hubring.workers.compare.judge.measure import measure
+from hubring.workers.compare.judge.price import price
 from hubring.workers.compare.judge.results import results
 from hubring.workers.compare.output import mllog, scalars
 from hubring.workers.compare.page import page
@@ -218,6 +219,9 @@ class Comparison:
         constants = read(known) if known.exists() and "launcher" not in self.machine else None
         job, warmup = self.experiment.yardstick, self.experiment.warmup
         numbers = {label: measure(each, job, warmup) for label, each in outcomes.items()}
+        if (prices := self.experiment.prices) is not None:
+            for label, each in outcomes.items():
+                numbers[label] |= price(each.run, numbers[label], prices, self.experiment.epochs)
         made = results(self.experiment, outcomes, numbers, self.machine, self.command, constants)
         text = encode(made)
         found = decode(text)  # the page and the terminal show what `results.json` holds

@@ -74,5 +74,7 @@ def figures(samples: str, metric: str) -> dict[str, Figure]:
         "memory_mb": Figure("memory", "MB"),
         "cpu_ms_per_step": Figure("CPU a step", "ms"),
         "pause_seconds": Figure("pause after the loss", "s"),
+        "price_per_epoch": Figure("price of an epoch"),
+        "price_to_target": Figure("price to target"),
         "lost_steps": Figure("steps repeated after the loss"),
     }

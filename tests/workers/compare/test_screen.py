@@ -31,7 +31,7 @@ def test_columns_are_called_as_the_job_calls_things() -> None:
 def test_a_withheld_row_shows_no_speed_and_its_reason_stands_below() -> None:
     findings = read(full())
     (line,) = [line for line in lines(findings, GIGABIT_KEY) if line[0] == "hub-aggregate"]
-    assert [cell for cell in line if cell == "withheld"] == ["withheld"] * 4
+    assert [cell for cell in line if cell == "withheld"] == ["withheld"] * 5
     assert notes(findings)[0] == (
         f"{GIGABIT_KEY} hub-aggregate: withheld, hub-aggregate differs from local by 0.031 in head.weight"
     )
@@ -54,7 +54,18 @@ def test_exchanges_stand_in_nccl_tests_columns_and_those_of_a_withheld_row_witho
 
 def test_what_was_not_measured_is_a_dash() -> None:
     findings = read(minimal())
-    assert lines(findings, "n2 k1") == [["ring", "812", *["–"] * 7]]
+    assert lines(findings, "n2 k1") == [["ring", "812", *["–"] * 9]]
+
+
+def test_prices_are_shown_if_the_experiment_has_them() -> None:
+    results = minimal()
+    results["experiment"]["prices"] = {"worker": 4.0}
+    results["rows"][0]["numbers"] |= {"price_to_target": summary([0.5])}
+    findings = read(results)
+    shown = dict(zip(columns(findings), *lines(findings, "n2 k1"), strict=True))
+    assert shown["price/epoch"] == "–"
+    assert [value for head, value in shown.items() if head.startswith("price to")] == ["0.5"]
+    assert any("all hosts" in note for note in notes(findings))
 
 
 def test_rows_that_slept_say_so() -> None:

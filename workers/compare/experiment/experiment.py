@@ -72,6 +72,15 @@ class ComputeTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds."""
 
 
+class PricesTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[prices]`: prices of one host for an hour, all in one currency."""
+
+    worker: NotNegative
+    """A host with one worker."""
+    server: NotNegative = 0.0
+    """A host with one shard of a hub, or with its standby."""
+
+
 FILLED = ("seed", "batch", "lr", "epochs")
 """Placeholders in a script's arguments."""
 
@@ -144,6 +153,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     straggler: StragglerTable | None = None
     fault: FaultTable | None = None
     compute: ComputeTable | None = None
+    prices: PricesTable | None = None
 
     def __post_init__(self) -> None:
         for name in ("rows", "seeds", "workers", "servers"):

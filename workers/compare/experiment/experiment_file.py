@@ -25,6 +25,7 @@ from hubring.workers.compare.experiment.experiment import (
     Experiment,
     FaultTable,
     LinkTable,
+    PricesTable,
     StragglerTable,
 )
 
@@ -33,6 +34,7 @@ _TABLES: Mapping[str, type[Struct]] = {
     "straggler": StragglerTable,
     "fault": FaultTable,
     "compute": ComputeTable,
+    "prices": PricesTable,
 }
 _QUANTITIES = {
     "rate": quantity.rate,

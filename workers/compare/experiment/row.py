@@ -53,12 +53,25 @@ class Row:
         """Returns the number of workers of this row where the setting has `asked`."""
         return 1 if self.server is None and self.peer is None else asked
 
+    def hosts(self, setting: Setting) -> tuple[int, int]:
+        """Returns how many hosts the row needs: for workers, and for shards with hosts of their own.
+
+        A coordinator, which only rings and colocated hubs have alone, runs on a worker's host.
+        """
+        served = self.on_hub if self.peer is None else self.peer.served
+        shards = setting.servers if served and not self.colocated else 0
+        return self.workers(setting.workers), shards * (2 if self._has_standbys else 1)
+
+    @property
+    def _has_standbys(self) -> bool:
+        return self.server is not None and "--standby" in self.server
+
     def _has(self, fault: Fault) -> bool:
         """Whether the row has a process that can be the fault's victim."""
         if fault.victim == "worker":
             return self.server is not None or self.peer is not None
         if fault.victim == "standby":
-            return self.server is not None and "--standby" in self.server
+            return self._has_standbys
         return self.on_hub if fault.victim == "shard" else self.server is not None
 
     def meets(self, setting: Setting) -> Setting:

@@ -25,6 +25,7 @@
   workers, and the maximum of all.
 - memory_mb: peak resident memory of a worker. cpu_ms_per_step: processor time of a worker / its steps. Mean
   over workers.
+- price_per_epoch, price_to_target: hours x the prices of all hosts (`hubring.workers.compare.judge.price`).
 - final_loss and final_metric: rank 0's on the test data after all gradients are applied; None if the last
   value is not finite, whatever the earlier ones.
 

@@ -11,14 +11,18 @@ from hubring.workers.compare.result.statistics import interval_words
 def columns(findings: Findings) -> list[str]:
     """Returns the heads of the columns."""
     job = findings.job
+    target = "target" if job.target is None else f"{job.target:g}"
     return [
         "row",
         f"{job.samples}/s",
         "step ms",
-        "s to target" if job.target is None else f"s to {job.target:g}",
+        f"s to {target}",
+        *([] if findings.asked.prices is None else ["price/epoch", f"price to {target}"]),
         "final loss",
         job.title,
         "bytes per step",
+        "memory MB",
+        "CPU ms",
         "exposed ms",
         "stale mean/max",
     ]
@@ -26,7 +30,8 @@ def columns(findings: Findings) -> list[str]:
 
 def lines(findings: Findings, setting: str) -> list[list[str]]:
     """Returns the cells of a setting's rows, in the order of `columns`; a withheld speed reads `withheld`."""
-    return [_cells(each) for each in findings.under(setting)]
+    priced = findings.asked.prices is not None
+    return [_cells(each, priced=priced) for each in findings.under(setting)]
 
 
 def notes(findings: Findings) -> list[str]:
@@ -41,6 +46,8 @@ def notes(findings: Findings) -> list[str]:
         "local is one process with the whole batch and as many threads as each worker.": "local" in rows,
         "Bytes are sent plus received; the ring's are computed, 2(n-1)/n of the model each.": ring,
         "Exposed: time a step was blocked on exchange that did not overlap with compute.": hub or ring,
+        "Memory and CPU are of one worker: at most, and in a step.": True,
+        "Prices are of all hosts, while they train.": findings.asked.prices is not None,
         "Staleness: updates by other workers between a worker's read and its own update.": hub,
     }
     return [*_reasons(findings), *uneven(findings), *(note for note, concerns in texts.items() if concerns)]
@@ -65,15 +72,18 @@ def _reasons(findings: Findings) -> list[str]:
     return texts
 
 
-def _cells(entry: Entry) -> list[str]:
+def _cells(entry: Entry, *, priced: bool) -> list[str]:
     return [
         f"{entry.row} (emulated)" if entry.emulated else entry.row,
         _speed(entry, "samples_per_second", ",.0f"),
         _speed(entry, "step_ms", ".2f"),
         _speed(entry, "seconds_to_target", ".2f"),
+        *([_speed(entry, f"price_{part}", ".3g") for part in ("per_epoch", "to_target")] if priced else []),
         _number(entry.number("final_loss"), ".4f"),
         _number(entry.number("final_metric"), ".3f"),
         _bytes(entry),
+        _number(entry.number("memory_mb"), ",.0f"),
+        _speed(entry, "cpu_ms_per_step", ".2f"),
         _speed(entry, "exposed_ms", ".2f"),
         _stale(entry),
     ]

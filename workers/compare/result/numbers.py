@@ -16,6 +16,8 @@ SPEEDS = (
     "apply_ms",
     "cpu_ms_per_step",
     "pause_seconds",
+    "price_per_epoch",
+    "price_to_target",
 )
 """Numbers that are withheld if a row computed something else than it should."""
 
