@@ -15,6 +15,7 @@ from hubring.ps.core.errors import DeadlineExceeded, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
 from hubring.ps.job.sharding import plan
 from hubring.ps.shard.loop import ShardLoop
+from hubring.workers.communicators import slice_sizes
 from hubring.workers.communicators import slice_tuning as slicing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.slice_tuning import SliceTrial
@@ -127,8 +128,8 @@ def test_nothing_is_tried_in_shared_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slicing, "SIZES", SIZES)
-    monkeypatch.setattr(slicing, "SIZES_IN_MEMORY", (1 << 20, 32))
-    monkeypatch.setattr(slicing, "OVERHEAD", 0)
+    monkeypatch.setattr(slice_sizes, "SIZES_IN_MEMORY", (1 << 20, 32))
+    monkeypatch.setattr(slice_sizes, "OVERHEAD", 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     ranks = AskedRanks()
     ranks.wired = ()
@@ -145,7 +146,7 @@ def test_nothing_is_tried_in_shared_memory(
 def test_in_shared_memory_shards_without_a_core_of_their_own_hold_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slicing, "SIZES_IN_MEMORY", (32,))
+    monkeypatch.setattr(slice_sizes, "SIZES_IN_MEMORY", (32,))
     ends = []
     for cores in (1, 2):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
@@ -191,7 +192,7 @@ def test_shared_memory_has_few_slices_that_give_all_shards_alike(
         BucketSpec(index, "float32", 0, "SGD", (TensorSpec("one", (int(mib * (1 << 18)),)),))
         for index, mib in enumerate(buckets)
     ]
-    assert slicing.in_memory(specs, shards) == size << 20
+    assert slice_sizes.in_memory(specs, shards) == size << 20
 
 
 def test_on_a_wire_too_slow_for_one_rank_all_keep_the_default_after_one_slice(
@@ -291,5 +292,5 @@ def test_a_rank_lost_before_its_turn_does_not_hold_up_the_others(
 
 def test_a_large_model_is_tried_in_part() -> None:
     specs = [BucketSpec(index, "float32", 0, "", (TensorSpec("w", (64,)),)) for index in range(2)]
-    sizes = [[spec.numel for spec in slicing._up_to(nbytes, specs)] for nbytes in (8, 260, 100_000)]
+    sizes = [[spec.numel for spec in slice_sizes.up_to(nbytes, specs)] for nbytes in (8, 260, 100_000)]
     assert sizes == [[2], [64, 1], [64, 64]]
