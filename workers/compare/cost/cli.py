@@ -68,6 +68,9 @@ def predict(
     straggler_ranks: Annotated[
         str | None, typer.Option(help="ranks of the slow workers, comma-separated [all]")
     ] = None,
+    straggler_shape: Annotated[
+        float | None, typer.Option(min=1.01, help="of a pareto delay; smaller: a heavier tail [2.5]")
+    ] = None,
     slice_bytes: Annotated[int | None, typer.Option(min=4096, help="bytes of a slice [tuned]")] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw")] = "sgd",
     transport: Annotated[str, typer.Option(help="of the hub: auto, shm, zmq or grpc")] = "auto",
@@ -81,7 +84,8 @@ def predict(
         bool, typer.Option("--together", help="hosts are namespaces that share this machine's cores")
     ] = False,
     steps: Annotated[int, typer.Option(min=10, help="steps to simulate where no formula applies")] = 100,
-    seed: Annotated[int, typer.Option(help="seed of the simulation")] = 0,
+    seed: Annotated[int, typer.Option(help="first seed of the simulation")] = 0,
+    seeds: Annotated[int, typer.Option(min=5, help="seeds to simulate where delays are random")] = 5,
     calibration: Annotated[
         Path | None,
         typer.Option(help="file from `calibrate` [calibration.json here, else measured now and not saved]"),

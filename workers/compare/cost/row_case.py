@@ -54,6 +54,11 @@ class Reading(Struct, frozen=True, kw_only=True):
     def on_hub(self) -> bool:
         return not self.alone and self.rule != "ring"
 
+    @property
+    def together(self) -> bool:
+        """Whether its workers exchange at the same time over shared links; a ring's links are its own."""
+        return self.on_hub and self.rule in ("bsp", "backup")
+
     def wire_in(self, setting: Setting) -> str:
         """Returns the wire of its gradients."""
         if not self.on_hub:

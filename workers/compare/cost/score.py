@@ -117,8 +117,8 @@ class Score:
             setting=point.key,
             row=point.row,
             measured_ms=1e3 * point.step_seconds,
-            predicted_ms=1e3 * predicted.step_seconds,
-            error=predicted.step_seconds / point.step_seconds - 1,
+            predicted_ms=1e3 * predicted.median_seconds,
+            error=predicted.median_seconds / point.step_seconds - 1,
             calibrated=point in self._calibrating,
             by=predicted.by,
         )

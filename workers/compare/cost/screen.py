@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from hubring.ps.page.kit.figures import digits
-from hubring.workers.compare.cost.model.constants import Constants
+from hubring.workers.compare.cost.model.constants import WIRES, Constants
+from hubring.workers.compare.cost.prediction import THREAD
 from hubring.workers.compare.cost.question import Answer, Answered, Crossing
 
 NOTHING = "-"
+MARK = "*"
 WORDS = ("row", "bound by", "found by")
 """Columns of text."""
 
@@ -65,6 +67,8 @@ def show_answer(answer: Answer, constants: Constants, file: Path | None) -> None
         table.add_row(*(cell(each) for cell in columns.values()))
     console.print(_question(answer, constants, file), soft_wrap=True)
     console.print(table)
+    for note in _notes(answer, constants):
+        console.print(note, soft_wrap=True)
     for crossing in answer.crossover:
         console.print(_crossover(crossing), soft_wrap=True)
 
@@ -86,8 +90,10 @@ def _columns(answer: Answer) -> dict[str, Callable[[Answered], str]]:
         "workers": lambda each: str(each.workers),
         "row": lambda each: each.row,
         "servers": lambda each: NOTHING if each.servers is None else str(each.servers),
-        "step ms": lambda each: digits(each.step_ms, 4),
+        "step ms": lambda each: digits(each.step_ms, 4) + MARK * each.extrapolated,
     }
+    if any(each.range_ms for each in answer.predictions):
+        columns["of the seeds"] = _seeds
     if answer.batch is not None:
         columns["samples/s"] = lambda each: digits(each.samples_per_second or 0.0, 4)
     if answer.compute_ms:
@@ -96,6 +102,24 @@ def _columns(answer: Answer) -> dict[str, Callable[[Answered], str]]:
         "bound by": lambda each: each.bound,
         "found by": lambda each: each.by,
     }
+
+
+def _seeds(each: Answered) -> str:
+    return NOTHING if each.range_ms is None else " to ".join(digits(end, 4) for end in each.range_ms)
+
+
+def _notes(answer: Answer, constants: Constants) -> Iterator[str]:
+    """Yields what a reader must know about the table."""
+    if any(each.extrapolated for each in answer.predictions):
+        wires = ", ".join(
+            f"{name} {constants.fastest(name) / 1e9:.3g} Gbit/s" for name in WIRES if name != "shm"
+        )
+        yield f"{MARK} extrapolated: the link is faster than what this calibration reached ({wires})"
+    if any(each.bound == THREAD for each in answer.predictions):
+        yield (
+            f"{THREAD}: not the link but the calibrated host moves the bytes that slowly;"
+            " calibrate on the hosts that you will use"
+        )
 
 
 def _crossover(each: Crossing) -> str:

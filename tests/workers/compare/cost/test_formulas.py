@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hubring.ps.job.sharding import SLICE_BYTES
 from hubring.workers.compare.cost.model import formulas
 from hubring.workers.compare.cost.model.constants import Constants, Wire
 from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
@@ -18,9 +17,9 @@ from hubring.workers.compare.cost.model.exchange_terms import (
     PAYLOAD_BYTES,
     goodput,
     seconds_a_byte,
-    slices,
 )
 from hubring.workers.compare.cost.model.formulas import Task
+from hubring.workers.compare.cost.model.slicing import cut
 from hubring.workers.compare.experiment.setting import Link
 
 MEBI = 1 << 20
@@ -91,7 +90,7 @@ def test_the_formula_says_how_many_servers_beat_the_ring(workers: int, servers: 
 @pytest.mark.parametrize("total", [4, 5, 7, 8, 11, 1000])
 def test_more_servers_than_are_tried_make_no_link_s_load_less(total: int) -> None:
     def load(servers: int) -> float:
-        return max(1, 4 * slices(total, servers, 1)[1])
+        return max(1, 4 * cut(total * 4 * MEBI, servers, 4 * MEBI).part)
 
     assert load(most_servers(4)) == load(10**6) == 1
 
@@ -123,22 +122,6 @@ def test_hosts_that_share_cores_take_the_processor_time_of_all() -> None:
     assert hub(task, 4, 1, busy) == pytest.approx(4 * 2 * 100 * MEBI * 1e-9 / 2)
     assert ring(task, 4, busy) == pytest.approx(2 * 3 * 100 * MEBI * 1e-9 / 2)
     assert hub(replace(task, together=False), 4, 1, busy) == 0.0
-
-
-def test_the_busiest_server_has_a_slice_more_than_others() -> None:
-    assert slices(40 * MEBI, 4, 4 * MEBI) == (3, 0.3)
-    assert slices(1, 4, 4 * MEBI) == (1, 1.0)
-
-
-def test_sizes_of_slices_are_those_that_workers_try() -> None:
-    from hubring.ps.core.timing import CLEAR
-    from hubring.workers.communicators import slice_tuning
-
-    assert formulas.SLICE_BYTES == slice_tuning.SIZES
-    assert formulas.SLICE_BYTES[0] == SLICE_BYTES
-    tried = (slice_tuning.TRIAL_BYTES, 1 + slice_tuning.EXCHANGES, slice_tuning.BUDGET)
-    assert tried == (formulas.TRIAL_BYTES, formulas.TRIAL_EXCHANGES, formulas.TRIAL_SECONDS)
-    assert formulas.GAIN == CLEAR
 
 
 def test_lines_at_once_are_the_transport_s() -> None:
