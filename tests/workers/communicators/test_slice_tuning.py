@@ -91,7 +91,7 @@ def test_every_size_gets_its_turns_and_all_ranks_choose_alike(
     untried, _ = plain.run(train)
     plain.close()
     assert plain.tried == []
-    assert ranks.tried == [*SIZES[:2]] * slicing.TURNS, "larger ones cut the model no differently"
+    assert ranks.tried == [*SIZES[:2]] * slice_sizes.TURNS, "larger ones cut the model no differently"
     assert ranks.chosen in [[size] * 2 for size in SIZES[:2]]
     (line,) = [record.message for record in caplog.records if "in slices of" in record.message]
     assert line.count(" ms") == 2
@@ -105,7 +105,7 @@ def test_nothing_is_tried_where_it_makes_no_difference() -> None:
     ranks.run(train)
     ranks.close()
     assert ranks.tried == []
-    assert ranks.chosen == [slicing.SIZES[0]] * 2
+    assert ranks.chosen == [slice_sizes.SIZES[0]] * 2
 
 
 def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_all_ranks_try_where_one_of_them_has_a_wire(monkeypatch: pytest.MonkeyPa
     ranks.wired = (1,)
     ranks.run(train)
     ranks.close()
-    assert ranks.tried == [*SIZES[:2]] * slicing.TURNS
+    assert ranks.tried == [*SIZES[:2]] * slice_sizes.TURNS
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_on_a_wire_too_slow_for_one_rank_all_keep_the_default_after_one_slice(
 ) -> None:
     def pull(trial: SliceTrial, slices: Sequence[Slice]) -> float:
         pulled.append(len(slices))
-        return slicing.BUDGET if trial._communicator.rank == 1 else 1e-6
+        return slice_sizes.BUDGET if trial._communicator.rank == 1 else 1e-6
 
     pulled: list[int] = []
     monkeypatch.setattr(slicing, "SIZES", SIZES)

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost.cluster.allreduce import Shape
 from hubring.workers.compare.cost.model import formulas
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.exchange_terms import Way
@@ -30,8 +31,9 @@ from hubring.workers.compare.experiment.row import Row
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.slowdown.hardship import FORWARD
 
-By = Literal["formula", "simulation"]
-LINK, THREAD, WINDOW = MOVING = ("link", "I/O thread", "window")
+By = Literal["formula", "simulation", "sweep"]
+"""`sweep`: as nccl-tests measured it."""
+LINK, THREAD, WINDOW, INSIDE = MOVING = ("link", "I/O thread", "window", "inside node")
 """Parts of a step in which bytes move."""
 SEEDS = 5
 """Seeds of a simulation with random delays."""
@@ -82,7 +84,8 @@ class Forecast(Struct, frozen=True, kw_only=True):
             may need less.
         bound: The largest part.
         exchange: Seconds of one exchange, first byte to last.
-        extrapolated: Whether the link is faster than any that was calibrated.
+        extrapolated: Whether the setting is outside of what was calibrated: a faster link, or for rows of
+            NCCL more nodes, or a size that no sweep has.
         finished: False: losing a worker ends the job, as with a ring.
     """
 
@@ -152,11 +155,11 @@ def predict(
         high=found.high,
         samples_per_second=None if job.batch is None else setting.workers * job.batch / found.seconds,
         efficiency=min(1.0, computing / found.seconds) if found.seconds else 0.0,
-        by=found.by,
+        by="sweep" if found.by == "formula" and _swept(constants, reading, setting, job) else found.by,
         parts=parts,
         bound=max(parts, key=lambda name: parts[name]),
         exchange=exchange,
-        extrapolated=_beyond(constants, _wire(reading, setting, job), setting),
+        extrapolated=_beyond(constants, reading, setting, job),
         finished=found.finished,
     )
 
@@ -173,8 +176,10 @@ def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -
         traffic=reading.traffic,
         tensors=job.tensors,
         pause=job.compute + (setting.compute or 0.0),
-        sharing=job.sharing,
+        sharing=min(job.sharing, setting.workers),
     )
+    if reading.collective is not None:
+        return formulas.nccl(constants, task, setting.workers, reading.collective)
     if not reading.on_hub:
         return formulas.ring(constants, task, 1 if reading.alone else setting.workers)
     wire = _wire(reading, setting, job)
@@ -188,10 +193,22 @@ def _wire(reading: Reading, setting: Setting, job: Job) -> str:
     return reading.wire or (job.wire if reading.on_hub else "") or reading.wire_in(setting)
 
 
-def _beyond(constants: Constants, wire: str, setting: Setting) -> bool:
-    """Whether the link is faster than the calibrated wire was, or than a link that was measured."""
+def _beyond(constants: Constants, reading: Reading, setting: Setting, job: Job) -> bool:
+    """Whether the setting is outside of what was calibrated: a faster link, or more nodes or bytes."""
+    if setting.workers == 1:
+        return False
+    if reading.collective is not None and constants.cluster is not None:
+        nodes, _ = Shape.of(setting.workers, constants.cluster.gpus)
+        return not constants.cluster.covers(nodes, job.model_bytes)
     rate = None if setting.link is None else setting.link.rate
-    return rate is not None and setting.workers > 1 and rate > constants.fastest(wire)
+    return rate is not None and rate > constants.fastest(_wire(reading, setting, job))
+
+
+def _swept(constants: Constants, reading: Reading, setting: Setting, job: Job) -> bool:
+    cluster = constants.cluster
+    if cluster is None or reading.collective != "nccl":
+        return False
+    return cluster.measured(*Shape.of(setting.workers, cluster.gpus), job.model_bytes) is not None
 
 
 def _of_one(setting: Setting) -> Setting:
@@ -277,6 +294,7 @@ def _parts(way: Way, crowd: int) -> dict[str, float]:
         LINK: moving.link,
         THREAD: moving.thread,
         WINDOW: moving.window,
+        INSIDE: moving.inside,
         "server": way.serving(crowd),
         "cores": way.working(crowd),
         "latency": way.latency + way.sway(crowd),

@@ -10,14 +10,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost.calibrations import link_of
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
 from hubring.workers.compare.cost.prediction import Forecast, Job, predict
 from hubring.workers.compare.cost.row_case import Reading, read
 from hubring.workers.compare.experiment import quantity
 from hubring.workers.compare.experiment.setting import Link, Setting
+from hubring.workers.compare.result.nccl_tests import busbw
 from hubring.workers.slowdown.straggler import Straggler
 
+ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp"
+GPU_ROWS = "nccl,nccl-ring,nccl-tree,nccl-two-level"
+"""Rows of a calibration with GPUs, unless others are asked for."""
 KINDS = ("constant", "pareto", "host")
 MODELS = {"digits": 39720, "mlp": 100306848, "resnet50": 102228128}
 """Bytes of the models with these names in `ps-worker bench`."""
@@ -27,7 +32,7 @@ class Answered(Struct, frozen=True, kw_only=True):
     """A prediction for the last line: `Forecast` in milliseconds, with its row and setting.
 
     `step_ms` is the mean step of a worker, `range_ms` the means of the fastest and the slowest seed; None
-    without random delays.
+    without random delays. `busbw` is that of nccl-tests in GB/s; None for rows of another library.
     """
 
     row: str
@@ -42,6 +47,7 @@ class Answered(Struct, frozen=True, kw_only=True):
     bound: str
     extrapolated: bool
     finished: bool
+    busbw: float | None
     parts_ms: dict[str, float]
 
 
@@ -82,7 +88,7 @@ class Question(Struct, frozen=True, kw_only=True):
         *,
         workers: str,
         servers: str,
-        rows: str,
+        rows: str | None,
         model_bytes: int | None,
         job: str | None,
         compute: str | None,
@@ -107,16 +113,16 @@ class Question(Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: An option is invalid or contradicts another.
         """
-        known = constants.link or Link()
+        known = link_of(constants) or Link()
         link = Link(
             rate=known.rate if rate is None else quantity.rate(rate),
             latency=known.latency if latency is None else quantity.seconds(latency),
             jitter=known.jitter if jitter is None else quantity.seconds(jitter),
         )
-        between = None if constants.link is None and link == Link() else link
+        between = None if link == Link() and constants.link is None else link
         counts = _counts("--workers", workers)
         return Question(
-            rows=tuple(read(name.strip()) for name in rows.split(",")),
+            rows=tuple(read(name.strip()) for name in (rows or _rows(constants)).split(",")),
             workers=counts,
             servers=_counts("--servers", servers),
             link=between,
@@ -130,6 +136,7 @@ class Question(Struct, frozen=True, kw_only=True):
                 wire="" if transport == "auto" else transport,
                 together=together or between is None,
                 slice_bytes=slice_bytes,
+                sharing=1 if constants.cluster is None else constants.cluster.gpus,
             ),
             steps=steps,
             seeds=range(seed, seed + seeds),
@@ -146,8 +153,14 @@ class Question(Struct, frozen=True, kw_only=True):
             compute_ms=1e3 * self.job.compute,
             batch=self.job.batch,
             predictions=list(self._predictions(constants)),
-            crossover=[self._crossover(constants, workers) for workers in self.workers if workers > 1],
+            crossover=[self._crossover(constants, workers) for workers in self._crossing],
         )
+
+    @property
+    def _crossing(self) -> list[int]:
+        """Numbers of workers with a crossing: none if only rows of NCCL are asked for."""
+        ours = any(row.collective is None for row in self.rows)
+        return [workers for workers in self.workers if workers > 1 and ours]
 
     def _predictions(self, constants: Constants) -> Iterator[Answered]:
         for workers, row in product(self.workers, self.rows):
@@ -167,6 +180,7 @@ class Question(Struct, frozen=True, kw_only=True):
                     bound=forecast.bound,
                     extrapolated=forecast.extrapolated,
                     finished=forecast.finished,
+                    busbw=_busbw(row, forecast, self.job, workers),
                     parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
                 )
 
@@ -192,8 +206,18 @@ class Question(Struct, frozen=True, kw_only=True):
         return predict(constants, "hub-bsp", replace(setting, servers=servers), self.job).step_seconds
 
 
+def _busbw(row: Reading, forecast: Forecast, job: Job, workers: int) -> float | None:
+    if row.collective is None or not forecast.exchange:
+        return None
+    return busbw(job.model_bytes, forecast.exchange, workers)
+
+
 def _range(forecast: Forecast) -> tuple[float, float] | None:
     return None if forecast.low == forecast.high else (1e3 * forecast.low, 1e3 * forecast.high)
+
+
+def _rows(constants: Constants) -> str:
+    return ROWS if constants.cluster is None else GPU_ROWS
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:

@@ -10,14 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hubring.workers.compare.cost.model import formulas
-from hubring.workers.compare.cost.model.constants import Constants, Wire
+from hubring.workers.compare.cost.model.constants import LINE_BYTES, PAYLOAD_BYTES, Constants, Wire
 from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
-from hubring.workers.compare.cost.model.exchange_terms import (
-    LINE_BYTES,
-    PAYLOAD_BYTES,
-    goodput,
-    seconds_a_byte,
-)
+from hubring.workers.compare.cost.model.exchange_terms import goodput, seconds_a_byte
 from hubring.workers.compare.cost.model.formulas import Task
 from hubring.workers.compare.cost.model.slicing import cut
 from hubring.workers.compare.experiment.setting import Link

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost.cluster.cluster import Cluster
 from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.run.outcome import write_whole
 
@@ -50,6 +51,7 @@ class Constants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         spread: Minimum and maximum of the measurements, by the figure's name, such as `zmq.alpha`.
         machine: Description of the machine, with versions.
         date: Date of the measurement, ISO 8601.
+        cluster: Nodes of several GPUs, for rows of NCCL; None: unknown.
     """
 
     wires: Mapping[str, Wire]
@@ -63,6 +65,7 @@ class Constants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spread: Mapping[str, tuple[float, float]] = {}
     machine: Mapping[str, str | int] = {}
     date: str = ""
+    cluster: Cluster | None = None
 
     def wire(self, name: str) -> Wire:
         """Returns the wire with that name.

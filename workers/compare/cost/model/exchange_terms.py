@@ -25,23 +25,28 @@ class Carriers(Struct, frozen=True):
         link: Its link, at the link's rate.
         thread: The I/O threads of its end of the connections, as fast as those of the calibrated host.
         window: Waiting for acknowledgements, where a connection has a window.
+        inside: Links between the GPUs of a node.
     """
 
     link: float = 0.0
     thread: float = 0.0
     window: float = 0.0
+    inside: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return max(self.link, self.thread, self.window)
+        return max(self.link, self.thread, self.window, self.inside)
 
     def times(self, factor: float) -> Carriers:
-        return Carriers(self.link * factor, self.thread * factor, self.window * factor)
+        return Carriers(self.link * factor, self.thread * factor, self.window * factor, self.inside * factor)
 
     def beside(self, other: Carriers) -> Carriers:
         """Returns the larger of each."""
         return Carriers(
-            max(self.link, other.link), max(self.thread, other.thread), max(self.window, other.window)
+            max(self.link, other.link),
+            max(self.thread, other.thread),
+            max(self.window, other.window),
+            max(self.inside, other.inside),
         )
 
 

@@ -21,15 +21,24 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hubring.ps.core.errors import UsageError
 from hubring.ps.core.timing import fastest
 from hubring.workers.communicators import slice_sizes
+from hubring.workers.compare.cost.cluster.allreduce import Algorithm, Shape, allreduce
 from hubring.workers.compare.cost.model import slicing
 from hubring.workers.compare.cost.model.constants import Constants
-from hubring.workers.compare.cost.model.exchange_terms import BURST_BYTES, Way, a_byte, seconds_a_byte
+from hubring.workers.compare.cost.model.exchange_terms import (
+    BURST_BYTES,
+    Carriers,
+    Way,
+    a_byte,
+    seconds_a_byte,
+)
 from hubring.workers.compare.cost.model.slicing import Cut, cut
 from hubring.workers.compare.experiment.setting import Link
 
@@ -121,6 +130,30 @@ def ring(constants: Constants, task: Task, workers: int) -> Way:
     )
 
 
+def nccl(constants: Constants, task: Task, workers: int, algorithm: Algorithm) -> Way:
+    """Returns an allreduce of NCCL on a cluster; `Way.lockstep(1)` is its time. Steps belong to compute.
+
+    Raises:
+        UsageError: The calibration has no cluster, or it lacks what the number of workers needs.
+    """
+    if constants.cluster is None:
+        raise UsageError(
+            "the calibration has no GPUs; for rows of nccl use `--calibration h100`, `--calibration` with the"
+            " output of nccl-tests, or `--gpus-per-node` with `--intra` and `--rate`"
+        )
+    found = allreduce(constants.cluster, algorithm, Shape.of(workers, constants.cluster.gpus), task.moved)
+    carriers = Carriers(link=found.between, inside=found.inside)
+    return Way(
+        own=carriers.seconds,
+        shared=0.0,
+        serve=0.0,
+        close=0.0,
+        slices=inf,
+        latency=found.latency,
+        own_by=carriers,
+    )
+
+
 def _mean_and_step(constants: Constants, task: Task, workers: int) -> float:
     """Returns the time to average and step. Gloo sums, so the division is another pass over the gradients."""
     dividing = task.nbytes * constants.copy * task.crowd(workers, constants) if workers > 1 else 0.0
@@ -184,9 +217,12 @@ def _by_wire(
     own = a_byte(wire, task.link, sharing=task.sharing).times(task.moved)
     shared = a_byte(wire, task.link, lines).times(found.part * task.moved)
     step = constants.step(task.optimizer) if steps else constants.copy
+    serving = _serving(constants, task, servers, found, step)
     return Way(
         own=own.seconds,
         shared=shared.seconds,
+        serve=serving.worker,
+        close=serving.round,
         slices=found.slices,
         latency=2 * (wire.alpha + task.latency),
         jitter=task.jitter,
@@ -197,7 +233,6 @@ def _by_wire(
         shared_by=shared,
         burst=task.burst,
         pause=task.pause,
-        **_serving(constants, task, servers, found, step),
     )
 
 
@@ -209,16 +244,18 @@ def _in_memory(
     size = task.slice_bytes or slicing.in_memory(task.nbytes, servers, task.tensors)
     found = task.cut(servers, size)
     step = constants.step(task.optimizer) if steps else constants.copy
+    serving = _serving(constants, task, servers, found, step)
     copying = 0.0 if shows else task.nbytes * constants.copy * task.crowd(workers, constants)
     return Way(
         own=0.0,
         shared=0.0,
+        serve=serving.worker,
+        close=serving.round,
         slices=found.slices,
         latency=2 * constants.wire("shm").alpha,
         after=copying + (0.0 if steps else own_step(constants, task, workers)),
         cores=_core_seconds(constants, task, constants.reduce),
         closing=_core_seconds(constants, task, step - constants.reduce),
-        **_serving(constants, task, servers, found, step),
     )
 
 
@@ -227,13 +264,20 @@ def _core_seconds(constants: Constants, task: Task, each: float) -> float:
     return max(0.0, each) * task.moved / constants.cores if task.together else 0.0
 
 
-def _serving(constants: Constants, task: Task, servers: int, found: Cut, step: float) -> dict[str, float]:
+class _Serving(NamedTuple):
+    """Compute of the busiest server: for each worker, and for a round."""
+
+    worker: float
+    round: float
+
+
+def _serving(constants: Constants, task: Task, servers: int, found: Cut, step: float) -> _Serving:
     """Returns the busiest server's compute. Of n gradients n-1 are added, and the step reads the sum."""
     load = task.nbytes * found.part * task.crowd(servers, constants)
-    return {
-        "serve": load * constants.reduce + found.count * constants.serve,
-        "close": load * max(0.0, step - constants.reduce),
-    }
+    return _Serving(
+        load * constants.reduce + found.count * constants.serve,
+        load * max(0.0, step - constants.reduce),
+    )
 
 
 def colocated(constants: Constants, task: Task, workers: int, wire: str, *, steps: bool) -> Way:
@@ -247,9 +291,12 @@ def colocated(constants: Constants, task: Task, workers: int, wire: str, *, step
     found = task.cut(workers, task.slice_bytes or slice_sizes.SIZES[0])
     carriers = a_byte(line, task.link, sharing=task.sharing).times(share * task.moved)
     step = constants.step(task.optimizer) if steps else constants.copy
+    serving = _serving(constants, task, workers, found, step)
     return Way(
         own=carriers.seconds,
         shared=0.0,
+        serve=serving.worker,
+        close=serving.round,
         slices=found.slices,
         latency=2 * (line.alpha + task.latency),
         jitter=task.jitter,
@@ -259,5 +306,4 @@ def colocated(constants: Constants, task: Task, workers: int, wire: str, *, step
         own_by=carriers,
         burst=task.burst,
         pause=task.pause,
-        **_serving(constants, task, workers, found, step),
     )
