@@ -96,6 +96,9 @@ def predict(
     batch: Annotated[
         float | None, typer.Option(min=1, help="samples of one worker's step, to predict samples/s")
     ] = None,
+    buffer: Annotated[
+        int | None, typer.Option(min=1500, help="bytes of a switch's port [large enough]")
+    ] = None,
     together: Annotated[
         bool, typer.Option("--together", help="hosts are namespaces that share this machine's cores")
     ] = False,

@@ -54,6 +54,7 @@ class Job(Struct, frozen=True, kw_only=True):
         slice_bytes: Bytes of a slice; None: the size that workers choose.
         tensors: Bytes of each parameter in the order of registration; empty: unknown.
         sharing: Workers on each host, which share its link.
+        buffer: Bytes of a switch's port; None: large enough for all that is in flight.
     """
 
     model_bytes: int
@@ -66,6 +67,7 @@ class Job(Struct, frozen=True, kw_only=True):
     slice_bytes: int | None = None
     tensors: tuple[int, ...] = ()
     sharing: int = 1
+    buffer: float | None = None
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
@@ -177,6 +179,7 @@ def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -
         tensors=job.tensors,
         pause=job.compute + (setting.compute or 0.0),
         sharing=min(job.sharing, setting.workers),
+        buffer=job.buffer,
     )
     if reading.collective is not None:
         return formulas.nccl(constants, task, setting.workers, reading.collective)

@@ -30,7 +30,7 @@ from hubring.ps.core.errors import UsageError
 from hubring.ps.core.timing import fastest
 from hubring.workers.communicators import slice_sizes
 from hubring.workers.compare.cost.cluster.allreduce import Algorithm, Shape, allreduce
-from hubring.workers.compare.cost.model import slicing
+from hubring.workers.compare.cost.model import incast, slicing
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.exchange_terms import (
     BURST_BYTES,
@@ -59,6 +59,7 @@ class Task(Struct, frozen=True, kw_only=True):
         tensors: Bytes of each parameter in the order of registration; empty: unknown.
         pause: Seconds of a step outside of the exchange.
         sharing: Workers on each host, which share its link.
+        buffer: Bytes of a switch's port; None: large enough.
     """
 
     nbytes: int
@@ -70,6 +71,13 @@ class Task(Struct, frozen=True, kw_only=True):
     tensors: tuple[int, ...] = ()
     pause: float = 0.0
     sharing: int = 1
+    buffer: float | None = None
+
+    def incast(self, workers: int, nbytes: float) -> float:
+        """Returns the seconds that dropped packets cost if workers send `nbytes` each to one server."""
+        if self.link is None or self.link.rate is None or self.buffer is None:
+            return 0.0
+        return incast.delay(workers, nbytes, self.link.rate, 2 * self.latency, self.buffer)
 
     @property
     def moved(self) -> float:
@@ -224,7 +232,7 @@ def _by_wire(
         serve=serving.worker,
         close=serving.round,
         slices=found.slices,
-        latency=2 * (wire.alpha + task.latency),
+        latency=2 * (wire.alpha + task.latency) + task.incast(workers, found.part * task.moved),
         jitter=task.jitter,
         after=0.0 if steps else own_step(constants, task, workers),
         cores=_core_seconds(constants, task, 2 * wire.cpu + constants.reduce),
