@@ -104,6 +104,17 @@ def test_latency_counts_per_hop_around_the_ring_and_twice_to_a_hub() -> None:
     assert hub(task, 8, 1) == pytest.approx(2e-3)
 
 
+def test_a_ring_hides_a_hop_s_latency_behind_the_other_segment() -> None:
+    def late(latency: float) -> float:
+        task = Task(nbytes=8 * MEBI, link=Link(rate=1e9, latency=latency))
+        return ring(task, 4) - ring(replace(task, link=GIGABIT), 4)
+
+    segment = MEBI / GOODPUT  # each of 4 ranks has 2 MiB, in two segments
+    assert late(segment / 2) == pytest.approx(segment / 2)
+    assert late(segment) == pytest.approx(segment)
+    assert late(3 * segment) == pytest.approx((6 * 2 + 1) * segment)
+
+
 def test_a_window_limits_what_a_long_line_carries() -> None:
     wire = replace(FREE, window=1e6)
     assert seconds_a_byte(wire, Link(latency=5e-3)) == pytest.approx(10e-3 / 1e6)

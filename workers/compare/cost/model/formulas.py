@@ -4,7 +4,7 @@ M: bytes of the model, B: bytes per second of a host's link each way, n: workers
 
 | topology | bytes at line rate | why |
 | --- | --- | --- |
-| ring | 2(n-1)/n M/B + 2(n-1) alpha | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
+| ring | 2(n-1)/n M/B + `_hops` | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
 | hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
 | hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries (n-1)/n M for its worker and for its shard |
 | one machine | copies / cores | loopback is no wire: the processors move the bytes |
@@ -42,6 +42,8 @@ from hubring.workers.compare.cost.model.exchange_terms import (
 from hubring.workers.compare.cost.model.slicing import Cut, cut
 from hubring.workers.compare.experiment.setting import Link
 
+SEGMENTS = 2
+"""Least number of segments into which Gloo cuts a rank's piece of an allreduce."""
 SERVER_LINES = {"zmq": 2}
 """Connections whose bytes a server moves at once, each in its own thread; 1 for any other wire."""
 
@@ -129,13 +131,30 @@ def ring(constants: Constants, task: Task, workers: int) -> Way:
         close=0.0,
         slices=inf,
         # A hop waits for the later of two neighbours; the mean of that is a third of the jitter.
-        latency=hops * (wire.alpha + task.latency + task.jitter / 3),
+        latency=_hops(hops, wire.alpha + task.latency + task.jitter / 3, carriers.seconds),
         after=_mean_and_step(constants, task, workers),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
         own_by=carriers,
         burst=task.burst,
         pause=task.pause,
     )
+
+
+def _hops(hops: int, latency: float, moving: float) -> float:
+    """Returns what the latency of all hops adds to a ring.
+
+    Gloo cuts each rank's piece into at least two segments and sends one while the other travels, so a segment
+    hides as much of a hop's latency as it takes on the link.
+
+    Args:
+        hops: Rounds of the ring.
+        latency: Seconds of one hop.
+        moving: Seconds in which a host's link moves all of its bytes.
+    """
+    if not hops:
+        return 0.0
+    segment = min(moving / hops / SEGMENTS, latency)
+    return hops * (latency - segment) + segment
 
 
 def nccl(constants: Constants, task: Task, workers: int, algorithm: Algorithm) -> Way:
