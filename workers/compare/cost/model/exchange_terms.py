@@ -17,6 +17,11 @@ BURST_BYTES = 128 << 10
 """Bytes that an emulated link passes at once after a pause: its token bucket, as `tc` sets it
 (`hubring.workers.compare.hardship.network`)."""
 
+SPREAD = 0.2
+"""`Way.spread` between distant hosts. Connections that begin slowly share a link unevenly, so workers finish
+one after another. Behind emulated links of 20 and 100 Mbit/s with 5 ms it was 0 to 0.5 (two to eight workers,
+one run of each, beside other programs). Without latency they finish together."""
+
 
 class Carriers(Struct, frozen=True):
     """Seconds that a host takes to move bytes each way, by what moves them; all work at the same time.
@@ -68,6 +73,7 @@ class Way(Struct, frozen=True, kw_only=True):
         shared_by: What `shared` consists of; None: a link.
         burst: Time of the bytes that a link passes at once after a pause.
         pause: Time of a step in which no bytes move.
+        spread: Share of the last slice's way to all workers by which the first of them is ahead.
     """
 
     own: float
@@ -84,6 +90,7 @@ class Way(Struct, frozen=True, kw_only=True):
     shared_by: Carriers | None = None
     burst: float = 0.0
     pause: float = 0.0
+    spread: float = 0.0
 
     @property
     def bottleneck(self) -> float:
@@ -130,10 +137,13 @@ class Way(Struct, frozen=True, kw_only=True):
             return plain
         # A link's bucket fills while the link pauses: while workers compute, and while bytes move the other
         # way. No link carries more than its rate in the mean of all steps.
-        paused = self.pause + plain + self.latency + self.after - leaving
-        free = min(self.burst, max(0.0, paused))
-        entering, leaving = max(0.0, entering - free), max(0.0, leaving - free)
-        return self.passing(entering, serving, leaving, working, workers, free)
+        elsewhere = self.pause + self.latency + self.after
+        free = min(self.burst, max(0.0, elsewhere + plain - leaving))
+        # Workers that get a burst first push while the others still receive: half of them on average.
+        ahead = free * (workers + 1) / 2
+        entering, rest = max(0.0, entering - free), max(0.0, leaving - free)
+        saved = self.passing(entering, serving, rest, working, workers, ahead)
+        return max(saved, leaving - elsewhere)
 
     def passing(
         self,
@@ -147,9 +157,11 @@ class Way(Struct, frozen=True, kw_only=True):
         """Returns the time from the first byte in to the last byte out, if all stages overlap.
 
         The last slice is computed once it is in, and leaves once it is computed. The later stages wait for
-        the first slice. `free` is the time that the first slice saves as part of a burst.
+        the first slice. Workers whose answers come early push while the others still receive, so the first
+        slices arrive within less than their time on the link. `free` is what a burst saves of it.
         """
-        first = max(0.0, workers * self.shared / self.slices - free)
+        behind = 1 - self.spread * (workers - 1) / workers
+        first = max(0.0, behind * workers * self.shared / self.slices - free)
         computed = serving / self.slices
         served = max(first + serving, entering + computed)
         return max(served + first, first + computed + leaving, working + first)

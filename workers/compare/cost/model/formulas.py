@@ -34,6 +34,7 @@ from hubring.workers.compare.cost.model import incast, slicing
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.exchange_terms import (
     BURST_BYTES,
+    SPREAD,
     Carriers,
     Way,
     a_byte,
@@ -134,9 +135,8 @@ def ring(constants: Constants, task: Task, workers: int) -> Way:
         latency=_hops(hops, wire.alpha + task.latency + task.jitter / 3, carriers.seconds),
         after=_mean_and_step(constants, task, workers),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
+        # No burst: a rank sends what it has just received, so the next segment follows before a link pauses.
         own_by=carriers,
-        burst=task.burst,
-        pause=task.pause,
     )
 
 
@@ -260,6 +260,7 @@ def _by_wire(
         shared_by=shared,
         burst=task.burst,
         pause=task.pause,
+        spread=SPREAD if task.latency else 0.0,
     )
 
 
