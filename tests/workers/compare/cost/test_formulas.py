@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hubring.workers.compare.cost.model import formulas
 from hubring.workers.compare.cost.model.constants import LINE_BYTES, PAYLOAD_BYTES, Constants, Wire
 from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
-from hubring.workers.compare.cost.model.exchange_terms import goodput, seconds_a_byte
+from hubring.workers.compare.cost.model.exchange_terms import SPREAD, goodput, seconds_a_byte, spread
 from hubring.workers.compare.cost.model.formulas import Task
 from hubring.workers.compare.cost.model.slicing import cut
 from hubring.workers.compare.experiment.setting import Link
@@ -113,6 +113,18 @@ def test_a_ring_hides_a_hop_s_latency_behind_the_other_segment() -> None:
     assert late(segment / 2) == pytest.approx(segment / 2)
     assert late(segment) == pytest.approx(segment)
     assert late(3 * segment) == pytest.approx((6 * 2 + 1) * segment)
+
+
+def test_distant_workers_finish_one_after_another_while_their_connections_accelerate() -> None:
+    near, far = (Link(rate=1e8, latency=latency) for latency in (0.0, 5e-3))
+    assert spread(500_000, near) == spread(500_000, None) == spread(1_000, far) == 0.0
+    assert spread(500_000, far) == pytest.approx(SPREAD)
+    assert 0 < spread(100 * MEBI, far) < 0.1 * SPREAD
+    task = Task(nbytes=500_000, link=far)
+    ahead = formulas.hub(WEIGHTLESS, task, 4, 1, "zmq", steps=True, shows=True)
+    together = replace(ahead, spread=0.0)
+    # Of one slice's two ways, in and out, the way in is shorter.
+    assert ahead.lockstep(4) / together.lockstep(4) == pytest.approx(1 - SPREAD * 3 / 4 / 2, rel=0.05)
 
 
 def test_a_window_limits_what_a_long_line_carries() -> None:

@@ -6,7 +6,7 @@ that of the busiest of them plus the passage of the first slice, not the sum ove
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, log2
 
 from msgspec import Struct
 
@@ -17,10 +17,10 @@ BURST_BYTES = 128 << 10
 """Bytes that an emulated link passes at once after a pause: its token bucket, as `tc` sets it
 (`hubring.workers.compare.hardship.network`)."""
 
-SPREAD = 0.2
-"""`Way.spread` between distant hosts. Connections that begin slowly share a link unevenly, so workers finish
-one after another. Behind emulated links of 20 and 100 Mbit/s with 5 ms it was 0 to 0.5 (two to eight workers,
-one run of each, beside other programs). Without latency they finish together."""
+SPREAD, FIRST_BYTES = 0.4, 14_480
+"""`Way.spread` of workers whose connections still accelerate, and the bytes with which TCP begins. Behind
+emulated links of 20 and 100 Mbit/s with 5 ms it was 0.3 to 0.5 where all of a message was sent meanwhile, and
+0 to 0.6 where a quarter was (two to eight workers, one run of each, beside other programs)."""
 
 
 class Carriers(Struct, frozen=True):
@@ -195,6 +195,18 @@ def a_byte(wire: Wire, link: Link | None, lines: int = 1, sharing: int = 1) -> C
     round_trip = 2 * (0.0 if link is None else link.latency)
     waiting = round_trip / wire.window if wire.window else 0.0
     return Carriers(link=sharing / goodput(link), thread=wire.beta / lines, window=waiting / lines)
+
+
+def spread(nbytes: float, link: Link | None) -> float:
+    """Returns `Way.spread` if each worker sends `nbytes` to the server.
+
+    Connections double their speed with each round trip until they fill the link. Meanwhile those that began
+    first are ahead, so workers finish one after another; later they share the link evenly.
+    """
+    if link is None or link.rate is None or nbytes <= FIRST_BYTES:
+        return 0.0
+    accelerating = 2 * link.latency * log2(nbytes / FIRST_BYTES)
+    return SPREAD * min(1.0, accelerating * goodput(link) / nbytes)
 
 
 def seconds_a_byte(wire: Wire, link: Link | None, lines: int = 1) -> float:

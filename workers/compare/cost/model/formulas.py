@@ -34,11 +34,11 @@ from hubring.workers.compare.cost.model import incast, slicing
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.exchange_terms import (
     BURST_BYTES,
-    SPREAD,
     Carriers,
     Way,
     a_byte,
     seconds_a_byte,
+    spread,
 )
 from hubring.workers.compare.cost.model.slicing import Cut, cut
 from hubring.workers.compare.experiment.setting import Link
@@ -260,7 +260,7 @@ def _by_wire(
         shared_by=shared,
         burst=task.burst,
         pause=task.pause,
-        spread=SPREAD if task.latency else 0.0,
+        spread=spread(found.part * task.moved, task.link),
     )
 
 
