@@ -166,12 +166,14 @@ class Question(Struct, frozen=True, kw_only=True):
 
     def _predictions(self, constants: Constants) -> Iterator[Answered]:
         for workers, row in product(self.workers, self.rows):
+            if row.alone and workers != self.workers[0]:
+                continue  # one process, whatever the number of workers
             for servers in self.servers if row.on_hub else self.servers[:1]:
                 setting = self._setting(workers, servers)
                 forecast = predict(constants, row, setting, self.job, steps=self.steps, seeds=self.seeds)
                 yield Answered(
                     row=row.name,
-                    workers=setting.workers,
+                    workers=1 if row.alone else setting.workers,
                     servers=servers if row.on_hub else None,
                     step_ms=1e3 * forecast.step_seconds,
                     median_ms=1e3 * forecast.median_seconds,

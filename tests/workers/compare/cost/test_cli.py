@@ -47,8 +47,8 @@ def test_predict_tells_steps_and_where_the_hub_wins(
     code, last, shown = told(capsys, "predict", "--calibration", calibrated, *asked, *model)
     assert code == 0
     rows = [(each["workers"], each["row"], each["servers"]) for each in last["predictions"]]
-    assert rows[:4] == [(4, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
-    assert len(rows) == 2 * (2 + 3 * 2)
+    assert rows[:4] == [(1, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
+    assert len(rows) == 1 + 2 * (1 + 3 * 2)
     assert [each["workers"] for each in last["crossover"]] == [4, 8]
     crossover = "4 workers: by bytes alone hub-bsp is faster than the ring with 3 or more servers, by this"
     assert crossover in " ".join(shown.split())
@@ -97,8 +97,8 @@ def test_a_bundled_calibration_answers(capsys: pytest.CaptureFixture[str], name:
     assert (code, last["calibration"]["bundled"]) == (0, True)
     assert name in shown
     for each in last["predictions"]:
-        n = 1 if each["row"] == "local" else each["workers"]
-        assert each["step_ms"] / 1e3 * each["samples_per_second"] == pytest.approx(n * 32, rel=0.01)
+        samples = each["step_ms"] / 1e3 * each["samples_per_second"]
+        assert samples == pytest.approx(each["workers"] * 32, rel=0.01)
 
 
 def test_the_output_of_nccl_tests_is_a_calibration(
