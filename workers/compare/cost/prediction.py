@@ -78,7 +78,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
         median_seconds: Median step of a worker.
         low: The fastest seed's mean step; `step_seconds` without random delays.
         high: The slowest seed's mean step.
-        samples_per_second: Of all workers; None if the job has no batch size.
+        samples_per_second: Of all workers; None if the job has no batch size, or its step takes no time.
         efficiency: Share of the step that is compute.
         by: How it was found.
         parts: Seconds of a step by cause; they overlap, so their sum can be larger. `waiting` is the wait
@@ -155,7 +155,7 @@ def predict(
         median_seconds=found.median,
         low=found.low,
         high=found.high,
-        samples_per_second=None if job.batch is None else setting.workers * job.batch / found.seconds,
+        samples_per_second=_speed(setting, job, found.seconds),
         efficiency=min(1.0, computing / found.seconds) if found.seconds else 0.0,
         by="sweep" if found.by == "formula" and _swept(constants, reading, setting, job) else found.by,
         parts=parts,
@@ -164,6 +164,10 @@ def predict(
         extrapolated=_beyond(constants, reading, setting, job),
         finished=found.finished,
     )
+
+
+def _speed(setting: Setting, job: Job, step: float) -> float | None:
+    return setting.workers * job.batch / step if job.batch is not None and step else None
 
 
 def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -> Way:

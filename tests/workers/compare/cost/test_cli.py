@@ -117,6 +117,13 @@ def test_the_output_of_nccl_tests_is_a_calibration(
     assert "busbw GB/s" in shown
 
 
+def test_one_gpu_exchanges_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--calibration", "h100", "--workers", "1", "--batch", "8"]
+    code, last, _ = told(capsys, "predict", *asked)
+    assert code == 0
+    assert {(each["step_ms"], each["samples_per_second"]) for each in last["predictions"]} == {(0.0, None)}
+
+
 def test_nodes_of_gpus_can_be_described(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
     asked = ["--gpus-per-node", "4", "--intra", "800gbit", "--rate", "100gbit", "--workers", "4,16"]
     words = [*asked, "--rows", "nccl,hub-bsp", "--model-bytes", "1000000000"]
