@@ -68,8 +68,8 @@ workers/script.py: ps/config ps/core ps/process
 workers/stop_signals.py: ps/core workers/runtime
 workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
     workers/script.py workers/stop_signals.py
-workers/compare: ps/client ps/config ps/core ps/observe ps/page ps/process ps/shard ps/store ps/transport
-    workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
+workers/compare: ps/client ps/config ps/core ps/job ps/observe ps/page ps/process ps/shard ps/store
+    ps/transport workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
     workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown
 hubring: ps/config ps/core workers/api.py workers/collectives workers/horovod
 workers/examples: hubring ps/core ps/process
@@ -235,6 +235,12 @@ def test_help_comes_without_torch() -> None:
     programs = [entry.partition(":")[0] for entry in SETTINGS["project"]["scripts"].values()]
     assert len(programs) == 4
     assert "torch" not in reached(*programs, at_start=True)
+
+
+def test_a_prediction_comes_without_torch() -> None:
+    cost = "hubring.workers.compare.cost"
+    asked = [f"{cost}.{name}" for name in ("cli", "question", "screen", "calibrations")]
+    assert "torch" not in reached(*asked, at_start=True)
 
 
 def test_what_is_imported_late_is_not_imported_at_the_start() -> None:

@@ -26,27 +26,23 @@ from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Session
 from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.ps.core.timing import fastest
-from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Slice, Slicing, TensorSpec
+from hubring.ps.core.types import BucketSpec, Slice, Slicing
 from hubring.ps.core.work import Work
-from hubring.ps.job.sharding import SLICE_BYTES, plan
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.slice_sizes import (
+    BUDGET,
+    EXCHANGES,
+    SIZES,
+    TRIAL_BYTES,
+    TURNS,
+    different,
+    in_memory,
+    probe,
+    turn_seconds,
+    up_to,
+)
 
 log = logging.getLogger(__name__)
-
-SIZES = (SLICE_BYTES, 1 << 20, 2 << 20, 8 << 20)
-"""Sizes to try, in bytes. The first is used if the size makes no difference."""
-TURNS = 2
-EXCHANGES = 3
-"""Exchanges per turn. The first does not count, because it touches new memory."""
-TRIAL_BYTES = 32 << 20
-"""Bytes of the model that a trial uses at most."""
-BUDGET = 2.0
-"""Seconds for all turns together. If one turn takes longer, nothing is tried."""
-SIZES_IN_MEMORY = (SLICE_BYTES, 8 << 20, 16 << 20, 24 << 20, 32 << 20, 64 << 20)
-"""Sizes for shared memory, in bytes. A shard answers no other request while it steps one slice."""
-OVERHEAD = 2 << 20
-"""The cost of one slice's messages, as bytes that a shard sums and steps in the same time. Messages take half
-a millisecond, in which one of 2 cores sums 2 MiB from 2 workers."""
 
 
 class SliceTrial:
@@ -74,7 +70,7 @@ class SliceTrial:
         self._client = client
         self._wired = wired
         # Without an optimizer the hub only averages and needs no first values.
-        self._specs = [replace(spec, optimizer="") for spec in _up_to(TRIAL_BYTES, specs)]
+        self._specs = [replace(spec, optimizer="") for spec in up_to(TRIAL_BYTES, specs)]
         self._whole = specs
         self._zeros: dict[int, torch.Tensor] = {}
         """By bucket index: the gradients to push and the target of the mean."""
@@ -96,7 +92,7 @@ class SliceTrial:
             where = f", on {shards} of {known} shards ({shards} CPU cores)" if shards < known else ""
             self._log(f"gradients are in shared memory, in slices of at most {_mib(size)}{where}")
             return Slicing(size, shards)
-        sizes = self._different()
+        sizes = different(self._specs, SIZES)
         if len(sizes) == 1:
             return Slicing(sizes[0])
         self._zeros = {spec.index: self._allocate(spec) for spec in self._specs}
@@ -116,26 +112,16 @@ class SliceTrial:
         self._log(_report(best, medians))
         return Slicing(best)
 
-    def _different(self) -> list[int]:
-        """Returns the sizes that split the buckets differently."""
-        cuts: dict[int, int] = {}
-        for size in SIZES:
-            cuts.setdefault(len(plan(self._specs, 1, size).slices), size)
-        return list(cuts.values())
-
     def _allocate(self, spec: BucketSpec) -> torch.Tensor:
         return self._communicator.allocate(spec.numel, getattr(torch, spec.dtype))
 
     def _seconds_a_turn(self, sizes: Sequence[int]) -> float:
         """Estimates the seconds of a turn of all sizes, from the slowest rank's pull of a slice per shard."""
-        slices = self._planned(sizes[0])
-        largest = {piece.shard: piece for piece in sorted(slices, key=lambda piece: piece.numel)}
-        probe = list(largest.values())
-        self._pull(probe)  # touches new memory
+        largest, part = probe(self._planned(sizes[0]))
+        self._pull(largest)  # touches new memory
         self._barrier()
-        (seconds,) = self._agree([self._pull(probe)])
-        part = sum(piece.numel for piece in probe) / sum(piece.numel for piece in slices)
-        return len(sizes) * (1 + EXCHANGES) * max(seconds, 1e-6) / part
+        (seconds,) = self._agree([self._pull(largest)])
+        return turn_seconds(len(sizes), seconds, part)
 
     def _turn(self, size: int) -> list[float]:
         """Returns the seconds of each exchange that counts, in slices of `size`."""
@@ -184,37 +170,6 @@ class SliceTrial:
     def _log(self, text: str) -> None:
         if self._communicator.rank == 0:
             log.info("%s", text)
-
-
-def in_memory(specs: Sequence[BucketSpec], shards: int) -> int:
-    """Returns the slice size, in bytes, with the least work for the busiest shard in shared memory.
-
-    Large slices cost fewer messages, but can give one shard a slice more than the others. The last
-    bucket counts twice: its exchange does not overlap with backward, so all shards should work on it.
-    """
-    widths = {spec.index: DTYPE_BYTES[spec.dtype] for spec in specs}
-    last = max(widths, default=0)
-
-    def cost(size: int) -> int:
-        loads, late = [0] * shards, [0] * shards
-        for piece in plan(specs, shards, size).slices:
-            work = piece.numel * widths[piece.bucket] + OVERHEAD
-            loads[piece.shard] += work
-            late[piece.shard] += work * (piece.bucket == last)
-        return max(loads) + max(late)
-
-    return min(SIZES_IN_MEMORY, key=cost)
-
-
-def _up_to(nbytes: int, specs: Sequence[BucketSpec]) -> list[BucketSpec]:
-    """Returns the first `nbytes` of the buckets. The last bucket may be shortened."""
-    chosen: list[BucketSpec] = []
-    for spec in specs:
-        numel = min(spec.numel, nbytes // DTYPE_BYTES[spec.dtype])
-        if numel:
-            chosen.append(replace(spec, tensors=(TensorSpec("zeros", (numel,)),)))
-        nbytes -= numel * DTYPE_BYTES[spec.dtype]
-    return chosen
 
 
 def _report(best: int, seconds: dict[int, float]) -> str:

@@ -15,6 +15,7 @@ from hubring.ps.core.errors import DeadlineExceeded, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
 from hubring.ps.job.sharding import plan
 from hubring.ps.shard.loop import ShardLoop
+from hubring.workers.communicators import slice_sizes
 from hubring.workers.communicators import slice_tuning as slicing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.slice_tuning import SliceTrial
@@ -90,7 +91,7 @@ def test_every_size_gets_its_turns_and_all_ranks_choose_alike(
     untried, _ = plain.run(train)
     plain.close()
     assert plain.tried == []
-    assert ranks.tried == [*SIZES[:2]] * slicing.TURNS, "larger ones cut the model no differently"
+    assert ranks.tried == [*SIZES[:2]] * slice_sizes.TURNS, "larger ones cut the model no differently"
     assert ranks.chosen in [[size] * 2 for size in SIZES[:2]]
     (line,) = [record.message for record in caplog.records if "in slices of" in record.message]
     assert line.count(" ms") == 2
@@ -104,7 +105,7 @@ def test_nothing_is_tried_where_it_makes_no_difference() -> None:
     ranks.run(train)
     ranks.close()
     assert ranks.tried == []
-    assert ranks.chosen == [slicing.SIZES[0]] * 2
+    assert ranks.chosen == [slice_sizes.SIZES[0]] * 2
 
 
 def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +128,8 @@ def test_nothing_is_tried_in_shared_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slicing, "SIZES", SIZES)
-    monkeypatch.setattr(slicing, "SIZES_IN_MEMORY", (1 << 20, 32))
-    monkeypatch.setattr(slicing, "OVERHEAD", 0)
+    monkeypatch.setattr(slice_sizes, "SIZES_IN_MEMORY", (1 << 20, 32))
+    monkeypatch.setattr(slice_sizes, "OVERHEAD", 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     ranks = AskedRanks()
     ranks.wired = ()
@@ -145,7 +146,7 @@ def test_nothing_is_tried_in_shared_memory(
 def test_in_shared_memory_shards_without_a_core_of_their_own_hold_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slicing, "SIZES_IN_MEMORY", (32,))
+    monkeypatch.setattr(slice_sizes, "SIZES_IN_MEMORY", (32,))
     ends = []
     for cores in (1, 2):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
@@ -167,7 +168,7 @@ def test_all_ranks_try_where_one_of_them_has_a_wire(monkeypatch: pytest.MonkeyPa
     ranks.wired = (1,)
     ranks.run(train)
     ranks.close()
-    assert ranks.tried == [*SIZES[:2]] * slicing.TURNS
+    assert ranks.tried == [*SIZES[:2]] * slice_sizes.TURNS
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_shared_memory_has_few_slices_that_give_all_shards_alike(
         BucketSpec(index, "float32", 0, "SGD", (TensorSpec("one", (int(mib * (1 << 18)),)),))
         for index, mib in enumerate(buckets)
     ]
-    assert slicing.in_memory(specs, shards) == size << 20
+    assert slice_sizes.in_memory(specs, shards) == size << 20
 
 
 def test_on_a_wire_too_slow_for_one_rank_all_keep_the_default_after_one_slice(
@@ -199,7 +200,7 @@ def test_on_a_wire_too_slow_for_one_rank_all_keep_the_default_after_one_slice(
 ) -> None:
     def pull(trial: SliceTrial, slices: Sequence[Slice]) -> float:
         pulled.append(len(slices))
-        return slicing.BUDGET if trial._communicator.rank == 1 else 1e-6
+        return slice_sizes.BUDGET if trial._communicator.rank == 1 else 1e-6
 
     pulled: list[int] = []
     monkeypatch.setattr(slicing, "SIZES", SIZES)
@@ -291,5 +292,5 @@ def test_a_rank_lost_before_its_turn_does_not_hold_up_the_others(
 
 def test_a_large_model_is_tried_in_part() -> None:
     specs = [BucketSpec(index, "float32", 0, "", (TensorSpec("w", (64,)),)) for index in range(2)]
-    sizes = [[spec.numel for spec in slicing._up_to(nbytes, specs)] for nbytes in (8, 260, 100_000)]
+    sizes = [[spec.numel for spec in slice_sizes.up_to(nbytes, specs)] for nbytes in (8, 260, 100_000)]
     assert sizes == [[2], [64, 1], [64, 64]]

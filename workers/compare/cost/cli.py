@@ -14,10 +14,9 @@ import typer
 from hubring.ps.config import terminal
 
 if TYPE_CHECKING:
-    from hubring.workers.compare.cost.model.constants import Constants
+    from hubring.workers.compare.cost.calibrations import Calibration
 
 CALIBRATION = Path("calibration.json")
-ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp"
 
 
 def calibrate(
@@ -45,7 +44,13 @@ def calibrate(
 def predict(
     workers: Annotated[str, typer.Option(help="numbers of workers, comma-separated")] = "2,4,8,16,64",
     servers: Annotated[str, typer.Option(help="numbers of one-shard hosts, comma-separated")] = "1",
-    rows: Annotated[str, typer.Option(help="ways to train, comma-separated, see ps-compare list")] = ROWS,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help="ways to train, comma-separated, see ps-compare list; with GPUs also nccl, nccl-ring,"
+            " nccl-tree and nccl-two-level [local,ring,hub-bsp,hub-ssp,hub-asp; with GPUs those of nccl]"
+        ),
+    ] = None,
     model_bytes: Annotated[int | None, typer.Option(min=1, help="bytes of all parameters")] = None,
     job: Annotated[
         str | None, typer.Option(help="instead of --model-bytes: digits, mlp or resnet50 [digits]")
@@ -54,10 +59,21 @@ def predict(
         str | None, typer.Option(help="time of a worker's step, such as 50ms [the calibration's, or 0]")
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help="of each host's link, such as 25gbit [calibration's, or one machine]")
+        str | None,
+        typer.Option(
+            help="of each host's link, or of all links of a node, such as 25gbit"
+            " [calibration's, or one machine]"
+        ),
     ] = None,
     latency: Annotated[
         str | None, typer.Option(help="between hosts, such as 20us [calibration's, or 0]")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="workers of a node, one on each GPU [calibration's, or 1]")
+    ] = None,
+    intra: Annotated[
+        str | None,
+        typer.Option(help="links between GPUs of a node: nvlink, pcie, or a GPU's rate [calibration's]"),
     ] = None,
     jitter: Annotated[
         str | None, typer.Option(help="of the latency, up and down [calibration's, or 0]")
@@ -68,6 +84,9 @@ def predict(
     straggler_ranks: Annotated[
         str | None, typer.Option(help="ranks of the slow workers, comma-separated [all]")
     ] = None,
+    straggler_shape: Annotated[
+        float | None, typer.Option(min=1.01, help="of a pareto delay; smaller: a heavier tail [2.5]")
+    ] = None,
     slice_bytes: Annotated[int | None, typer.Option(min=4096, help="bytes of a slice [tuned]")] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw")] = "sgd",
     transport: Annotated[str, typer.Option(help="of the hub: auto, shm, zmq or grpc")] = "auto",
@@ -77,15 +96,25 @@ def predict(
     batch: Annotated[
         float | None, typer.Option(min=1, help="samples of one worker's step, to predict samples/s")
     ] = None,
+    buffer: Annotated[
+        int | None, typer.Option(min=1500, help="bytes of a switch's port [large enough]")
+    ] = None,
     together: Annotated[
         bool, typer.Option("--together", help="hosts are namespaces that share this machine's cores")
     ] = False,
     steps: Annotated[int, typer.Option(min=10, help="steps to simulate where no formula applies")] = 100,
-    seed: Annotated[int, typer.Option(help="seed of the simulation")] = 0,
+    seed: Annotated[int, typer.Option(help="first seed of the simulation")] = 0,
+    seeds: Annotated[int, typer.Option(min=5, help="seeds to simulate where delays are random")] = 5,
     calibration: Annotated[
-        Path | None,
-        typer.Option(help="file from `calibrate` [calibration.json here, else measured now and not saved]"),
+        str | None,
+        typer.Option(
+            help="file from `calibrate`, output of nccl-tests, or bundled: host, h100, dgx-a100"
+            " [calibration.json here, else host]"
+        ),
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--calibrate", help="measure this machine first, about ten seconds; saves no file")
+    ] = False,
 ) -> None:
     """Predict step time and efficiency, and the number of servers with which the hub wins.
 
@@ -132,25 +161,38 @@ def _predict(**options: Any) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from hubring.workers.compare.cost import screen
-    from hubring.workers.compare.cost.model.constants import read
+    from hubring.workers.compare.cost.calibrations import with_nodes
     from hubring.workers.compare.cost.question import Question
+    from hubring.workers.compare.experiment import quantity
 
-    given: Path | None = options.pop("calibration")
-    file = given or (CALIBRATION if CALIBRATION.exists() else None)
-    constants = _measured() if file is None else read(file)
+    found = _calibration(options.pop("calibration"), options.pop("measure"))
+    rate, latency = options["rate"], options["latency"]
+    constants = with_nodes(
+        found.constants,
+        options.pop("gpus_per_node"),
+        options.pop("intra"),
+        None if rate is None else quantity.rate(rate),
+        None if latency is None else quantity.seconds(latency),
+    )
     answer = Question.ask(constants, **options).answer(constants)
-    screen.show_answer(answer, constants, file)
+    screen.show_answer(answer, constants, found)
     about = {"date": constants.date, "cores": constants.cores, "machine": dict(constants.machine)}
-    calibration = {"file": None if file is None else str(file), **about}
+    calibration = {"file": found.name or None, "bundled": found.bundled, **about}
     return {"calibration": calibration, **to_builtins(answer), "exit_code": 0}
 
 
-def _measured() -> Constants:
-    """Returns the constants of this machine as measured now, without writing a file."""
-    from hubring.workers.compare.cost.calibrate.calibration import calibrate as measure
+def _calibration(given: str | None, measure: bool) -> Calibration:
+    """Returns the calibration to predict with; `measure`: of this machine, without writing a file."""
+    from hubring.ps.core.errors import UsageError
+    from hubring.workers.compare.cost.calibrations import Calibration, find
 
-    _log(f"no {CALIBRATION} in this folder; measuring this machine, about ten seconds")
-    return measure(report=_log)
+    if not measure:
+        return find(given)
+    if given is not None:
+        raise UsageError(f"--calibrate and --calibration {given} exclude each other; use one of them")
+    from hubring.workers.compare.cost.calibrate.calibration import calibrate
+
+    return Calibration(constants=calibrate(report=_log))
 
 
 def _log(text: str) -> None:

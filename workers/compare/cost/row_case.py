@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from hubring.ps.core import codecs
 from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost.cluster.allreduce import Algorithm
 from hubring.workers.compare.experiment.row import OURS, Row
 from hubring.workers.compare.experiment.setting import Setting
 
@@ -17,6 +18,13 @@ Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 
 RINGS = ("ddp", "ddp-gloo", "mpi", "gloo+sgd", "horovod")
 """Rows of peers that are allreduces around a ring."""
+NCCL: dict[str, Algorithm] = {
+    "nccl": "nccl",
+    "nccl-ring": "ring",
+    "nccl-tree": "tree",
+    "nccl-two-level": "two-level",
+}
+"""Rows of allreduces between GPUs. `run` does not have them: they are only predicted."""
 HUBS: dict[str, Rule] = {"rpc": "bsp", "ray": "bsp"}
 """Rows of peers that have one server over a wire."""
 
@@ -37,6 +45,7 @@ class Reading(Struct, frozen=True, kw_only=True):
         steps: The hub steps; else the workers step.
         wire: Wire that the row sets; empty: the fastest that is available.
         colocated: Every worker's host has a shard.
+        collective: NCCL's algorithm; None: not a row of NCCL.
         traffic: Bytes that it sends and receives, as a share of those without compression.
     """
 
@@ -48,11 +57,17 @@ class Reading(Struct, frozen=True, kw_only=True):
     steps: bool = True
     wire: str = ""
     colocated: bool = False
+    collective: Algorithm | None = None
     traffic: float = 1.0
 
     @property
     def on_hub(self) -> bool:
         return not self.alone and self.rule != "ring"
+
+    @property
+    def together(self) -> bool:
+        """Whether its workers exchange at the same time over shared links; a ring's links are its own."""
+        return self.on_hub and self.rule in ("bsp", "backup")
 
     def wire_in(self, setting: Setting) -> str:
         """Returns the wire of its gradients."""
@@ -70,6 +85,8 @@ def read(row: str | Row) -> Reading:
     name = row if isinstance(row, str) else row.name
     if name in RINGS:
         return Reading(name=name, rule="ring")
+    if name in NCCL:
+        return Reading(name=name, rule="ring", collective=NCCL[name])
     if name in HUBS:
         return Reading(name=name, rule=HUBS[name], wire="zmq")
     if isinstance(row, str):
@@ -110,7 +127,7 @@ def _found(name: str) -> Row:
     """Returns a row of Hubring by its name."""
     if name in OURS:
         return OURS[name]
-    known = ", ".join((*OURS, *RINGS, *HUBS))
+    known = ", ".join((*OURS, *RINGS, *NCCL, *HUBS))
     raise UsageError(f"no model of row {name!r}; expected one of {known}")
 
 

@@ -16,7 +16,7 @@ from hubring.workers.compare.cost.fitted_overhead import Overhead
 from hubring.workers.compare.cost.measured import Point, points
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.crossing import overtaking
-from hubring.workers.compare.cost.prediction import Forecast, Job, predict
+from hubring.workers.compare.cost.prediction import SEEDS, Forecast, Job, predict
 from hubring.workers.compare.cost.row_case import Reading, read
 from hubring.workers.compare.experiment.row import EVERY
 from hubring.workers.compare.experiment.setting import Setting
@@ -34,11 +34,18 @@ class Score:
         rows: Measured in these settings.
         constants: Of the machine or cluster of the runs.
         job: What was trained. Its `compute` is replaced by what the first measurements show.
+        seeds: Seeds of the runs, whose random delays are known; empty: others.
     """
 
     def __init__(
-        self, settings: Iterable[Setting], rows: Iterable[Entry], constants: Constants, job: Job
+        self,
+        settings: Iterable[Setting],
+        rows: Iterable[Entry],
+        constants: Constants,
+        job: Job,
+        seeds: Sequence[int] = (),
     ) -> None:
+        self._seeds = tuple(seeds) or tuple(range(SEEDS))
         self._constants = constants
         self._job = job
         self._points = points(settings, rows)
@@ -71,7 +78,7 @@ class Score:
         overhead = self._overheads.get(reading.name, Overhead(0.0))
         batch = None if self._batch is None else self._batch / workers
         job = replace(self._job, compute=overhead.of(workers), batch=batch)
-        return predict(self._constants, reading, setting, job)
+        return predict(self._constants, reading, setting, job, seeds=self._seeds)
 
     def crossover(self, setting: Setting) -> int | None:
         """Returns from how many servers hub-bsp's step is predicted to be shorter than the ring's.
@@ -117,8 +124,8 @@ class Score:
             setting=point.key,
             row=point.row,
             measured_ms=1e3 * point.step_seconds,
-            predicted_ms=1e3 * predicted.step_seconds,
-            error=predicted.step_seconds / point.step_seconds - 1,
+            predicted_ms=1e3 * predicted.median_seconds,
+            error=predicted.median_seconds / point.step_seconds - 1,
             calibrated=point in self._calibrating,
             by=predicted.by,
         )

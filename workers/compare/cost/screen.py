@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.table import Table
 
 from hubring.ps.page.kit.figures import digits
-from hubring.workers.compare.cost.model.constants import Constants
+from hubring.workers.compare.cost.calibrations import Calibration
+from hubring.workers.compare.cost.model.constants import WIRES, Constants
+from hubring.workers.compare.cost.prediction import THREAD
 from hubring.workers.compare.cost.question import Answer, Answered, Crossing
 
 NOTHING = "-"
+MARK = "*"
+WIDE = 160
+"""Columns of an output that is no terminal."""
 WORDS = ("row", "bound by", "found by")
 """Columns of text."""
 
@@ -55,29 +59,39 @@ def _unit(name: str) -> tuple[float, str]:
     return 1e9, "ns a byte"
 
 
-def show_answer(answer: Answer, constants: Constants, file: Path | None) -> None:
+def show_answer(answer: Answer, constants: Constants, calibration: Calibration) -> None:
     """Prints the question, one line per prediction, and where the hub overtakes the ring."""
     console = Console(stderr=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDE
     table, columns = Table(box=None, pad_edge=False), _columns(answer)
     for head in columns:
         table.add_column(head, justify="left" if head in WORDS else "right")
     for each in answer.predictions:
         table.add_row(*(cell(each) for cell in columns.values()))
-    console.print(_question(answer, constants, file), soft_wrap=True)
+    console.print(_question(answer, constants, calibration), soft_wrap=True)
     console.print(table)
+    for note in _notes(answer, constants):
+        console.print(note, soft_wrap=True)
     for crossing in answer.crossover:
         console.print(_crossover(crossing), soft_wrap=True)
 
 
-def _question(answer: Answer, constants: Constants, file: Path | None) -> str:
+def _question(answer: Answer, constants: Constants, calibration: Calibration) -> str:
     """Describes the job and the calibration."""
     computing = f"{answer.compute_ms:g} ms" if answer.compute_ms else "no time"
     job = f"a model of {answer.model_bytes:,} bytes, computing {computing} a step"
     machine = f"{constants.machine.get('processor', 'an unknown processor')}, {constants.cores} cores"
-    if file is None:
+    if not calibration.name:
         hint = "not saved; `ps-compare calibrate` saves one"
         return f"{job}; calibration: measured now on {machine} ({hint})"
-    return f"{job}; calibration: {file}, measured {constants.date or 'at an unknown time'} on {machine}"
+    when = f"measured {constants.date or 'at an unknown time'} on {machine}"
+    if constants.cluster is not None:
+        return f"{job}; calibration: {calibration.name}, nodes of {constants.cluster.gpus} GPUs"
+    if calibration.bundled:
+        hint = "not your machine; add --calibrate to measure it"
+        return f"{job}; bundled calibration: {calibration.name}, {when} ({hint})"
+    return f"{job}; calibration: {calibration.name}, {when}"
 
 
 def _columns(answer: Answer) -> dict[str, Callable[[Answered], str]]:
@@ -86,16 +100,43 @@ def _columns(answer: Answer) -> dict[str, Callable[[Answered], str]]:
         "workers": lambda each: str(each.workers),
         "row": lambda each: each.row,
         "servers": lambda each: NOTHING if each.servers is None else str(each.servers),
-        "step ms": lambda each: digits(each.step_ms, 4),
+        "step ms": lambda each: digits(each.step_ms, 4) + MARK * each.extrapolated,
     }
+    if all(each.servers is None for each in answer.predictions):
+        del columns["servers"]
+    if any(each.range_ms for each in answer.predictions):
+        columns["of the seeds"] = _seeds
     if answer.batch is not None:
         columns["samples/s"] = lambda each: digits(each.samples_per_second or 0.0, 4)
     if answer.compute_ms:
         columns["efficiency"] = lambda each: f"{each.efficiency:.0%}"
+    if any(each.busbw for each in answer.predictions):
+        columns["busbw GB/s"] = lambda each: NOTHING if each.busbw is None else digits(each.busbw, 4)
     return columns | {
         "bound by": lambda each: each.bound,
         "found by": lambda each: each.by,
     }
+
+
+def _seeds(each: Answered) -> str:
+    return NOTHING if each.range_ms is None else " to ".join(digits(end, 4) for end in each.range_ms)
+
+
+def _notes(answer: Answer, constants: Constants) -> Iterator[str]:
+    """Yields what a reader must know about the table."""
+    beyond = [each for each in answer.predictions if each.extrapolated]
+    if any(each.busbw is None for each in beyond):
+        wires = ", ".join(
+            f"{name} {constants.fastest(name) / 1e9:.3g} Gbit/s" for name in WIRES if name != "shm"
+        )
+        yield f"{MARK} extrapolated: the link is faster than what this calibration reached ({wires})"
+    if any(each.busbw is not None for each in beyond):
+        yield f"{MARK} extrapolated: no sweep of nccl-tests with as many nodes, these links and this size"
+    if any(each.bound == THREAD for each in answer.predictions):
+        yield (
+            f"{THREAD}: not the link but the calibrated host moves the bytes that slowly;"
+            " calibrate on the hosts that you will use"
+        )
 
 
 def _crossover(each: Crossing) -> str:

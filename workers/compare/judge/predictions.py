@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from hubring.workers.compare.cost.built_in import tensors
 from hubring.workers.compare.cost.measured import model_bytes
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.prediction import Job
@@ -27,7 +28,7 @@ def predicted(found: Findings, constants: Constants | None) -> Findings:
     nbytes, scales = model_bytes(settings, rows), scaling(settings, rows)
     if constants is None or nbytes is None:
         return replace(found, crossover=crossovers(settings, rows), scaling=scales)
-    model = Score(settings, rows, constants, _job(found.asked, nbytes))
+    model = Score(settings, rows, constants, trained(found.asked, nbytes), found.asked.seeds)
     predictions = model.predictions()
     return replace(
         found,
@@ -40,7 +41,7 @@ def predicted(found: Findings, constants: Constants | None) -> Findings:
     )
 
 
-def _job(experiment: Experiment, model_bytes: int) -> Job:
+def trained(experiment: Experiment, model_bytes: int) -> Job:
     """Returns what was trained, and the transport."""
     return Job(
         model_bytes=model_bytes,
@@ -48,4 +49,5 @@ def _job(experiment: Experiment, model_bytes: int) -> Job:
         wire="" if experiment.transport == "auto" else experiment.transport,
         together=True,
         slice_bytes=experiment.slice_bytes,
+        tensors=tensors(experiment.job, model_bytes),
     )

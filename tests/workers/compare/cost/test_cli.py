@@ -16,9 +16,11 @@ from hubring.workers.bench import shapes
 from hubring.workers.compare import cli
 from hubring.workers.compare.cost import question
 from hubring.workers.compare.cost.calibrate import calibration
+from hubring.workers.compare.cost.calibrations import BUNDLED
 from hubring.workers.compare.cost.model.constants import WIRES, read
 from hubring.workers.compare.experiment.setting import Link
 from tests.support.compare.calibration import CONSTANTS
+from tests.support.compare.nccl import output
 from tests.support.processes.cluster import Cluster
 
 
@@ -45,8 +47,8 @@ def test_predict_tells_steps_and_where_the_hub_wins(
     code, last, shown = told(capsys, "predict", "--calibration", calibrated, *asked, *model)
     assert code == 0
     rows = [(each["workers"], each["row"], each["servers"]) for each in last["predictions"]]
-    assert rows[:4] == [(4, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
-    assert len(rows) == 2 * (2 + 3 * 2)
+    assert rows[:4] == [(1, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
+    assert len(rows) == 1 + 2 * (1 + 3 * 2)
     assert [each["workers"] for each in last["crossover"]] == [4, 8]
     crossover = "4 workers: by bytes alone hub-bsp is faster than the ring with 3 or more servers, by this"
     assert crossover in " ".join(shown.split())
@@ -65,6 +67,7 @@ def test_predict_tells_by_which_calibration(capsys: pytest.CaptureFixture[str], 
     _, last, shown = told(capsys, "predict", "--calibration", calibrated, "--workers", "2")
     assert last["calibration"] == {
         "file": calibrated,
+        "bundled": False,
         "date": CONSTANTS.date,
         "cores": 2,
         "machine": {"cores": 2},
@@ -72,15 +75,76 @@ def test_predict_tells_by_which_calibration(capsys: pytest.CaptureFixture[str], 
     assert f"calibration: {calibrated}, measured {CONSTANTS.date} on" in shown
 
 
-def test_predict_without_a_calibration_says_that_it_measured_and_leaves_no_file(
+def test_predict_measures_only_if_it_is_asked_to_and_leaves_no_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(calibration, "calibrate", lambda report: CONSTANTS)
-    _, last, shown = told(capsys, "predict", "--workers", "2")
-    assert last["calibration"]["file"] is None
+    _, last, shown = told(capsys, "predict", "--workers", "2", "--calibrate")
+    assert (last["calibration"]["file"], last["calibration"]["bundled"]) == (None, False)
     assert "calibration: measured now on" in shown
+    monkeypatch.delattr(calibration, "calibrate")
+    _, last, shown = told(capsys, "predict", "--workers", "2")
+    assert (last["calibration"]["file"], last["calibration"]["bundled"]) == ("host", True)
+    assert "add --calibrate to measure it" in shown
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundled_calibration_answers(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    asked = ["--calibration", name, "--workers", "8,64", "--model-bytes", "1000000000", "--batch", "32"]
+    code, last, shown = told(capsys, "predict", *asked)
+    assert (code, last["calibration"]["bundled"]) == (0, True)
+    assert name in shown
+    for each in last["predictions"]:
+        samples = each["step_ms"] / 1e3 * each["samples_per_second"]
+        assert samples == pytest.approx(each["workers"] * 32, rel=0.01)
+
+
+def test_the_output_of_nccl_tests_is_a_calibration(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "sweep.txt"
+    file.write_text(output(1, 8, 100e9) + output(4, 8, 40e9))
+    asked = ["--calibration", str(file), "--workers", "8,32", "--model-bytes", str(1 << 28)]
+    _, last, shown = told(capsys, "predict", *asked, "--rows", "nccl")
+    found = [(each["busbw"], each["by"], each["extrapolated"]) for each in last["predictions"]]
+    assert found == [
+        (pytest.approx(100, rel=0.01), "sweep", False),
+        (pytest.approx(40, rel=0.01), "sweep", False),
+    ]
+    assert last["crossover"] == []
+    assert "busbw GB/s" in shown
+
+
+def test_one_gpu_exchanges_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--calibration", "h100", "--workers", "1", "--batch", "8"]
+    code, last, _ = told(capsys, "predict", *asked)
+    assert code == 0
+    assert {(each["step_ms"], each["samples_per_second"]) for each in last["predictions"]} == {(0.0, None)}
+
+
+def test_nodes_of_gpus_can_be_described(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
+    asked = ["--gpus-per-node", "4", "--intra", "800gbit", "--rate", "100gbit", "--workers", "4,16"]
+    words = [*asked, "--rows", "nccl,hub-bsp", "--model-bytes", "1000000000"]
+    _, last, shown = told(capsys, "predict", "--calibration", calibrated, *words)
+    within, _, between, _ = last["predictions"]
+    assert within["bound"] == "inside node"
+    assert between["bound"] == "link"
+    assert within["busbw"] > 4 * between["busbw"]
+    assert within["extrapolated"]
+    assert "* extrapolated: no sweep of nccl-tests" in shown
+
+
+def test_what_is_beyond_the_calibration_is_marked_and_the_host_is_not_called_a_link(
+    capsys: pytest.CaptureFixture[str], calibrated: str
+) -> None:
+    asked = ["--rate", "400gbit", "--workers", "4", "--rows", "ring", "--model-bytes", "100000000"]
+    _, last, shown = told(capsys, "predict", "--calibration", calibrated, *asked)
+    (found,) = last["predictions"]
+    assert (found["bound"], found["extrapolated"]) == ("I/O thread", True)
+    assert "* extrapolated: the link is faster than what this calibration reached" in shown
+    assert "I/O thread: not the link but the calibrated host" in shown
 
 
 def test_predict_finds_the_calibration_of_the_folder(
@@ -116,8 +180,20 @@ def test_what_is_not_said_of_the_link_is_the_calibration_s(
         seconds: float = last["predictions"][0]["step_ms"] / 1e3
         return seconds
 
-    assert step("--latency", "3ms") - step() == pytest.approx(6 * 2e-3)
+    assert step("--latency", "3ms") - step() == pytest.approx(2e-3)
     assert step("--rate", "1gbit") == pytest.approx(step())
+
+
+def test_random_delays_are_simulated_with_five_seeds(
+    capsys: pytest.CaptureFixture[str], calibrated: str
+) -> None:
+    slow = ["--straggler", "pareto:50ms", "--straggler-shape", "1.5", "--steps", "20"]
+    asked = ["--workers", "4", "--rows", "hub-bsp,hub-asp", *slow]
+    _, last, shown = told(capsys, "predict", "--calibration", calibrated, *asked)
+    for each in last["predictions"]:
+        low, high = each["range_ms"]
+        assert low < each["step_ms"] < high
+    assert "of the seeds" in shown
 
 
 def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
@@ -137,6 +213,13 @@ def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrate
         (("--straggler", "1", "--straggler-ranks", "first"), "--straggler-ranks first: expected comma-sep"),
         (("--straggler-ranks", "1"), "--straggler-ranks 1: the delay is missing; add --straggler"),
         (("--workers", "4", "--straggler", "1", "--straggler-ranks", "4"), "4 workers have ranks 0 to 3"),
+        (("--straggler-shape", "2"), "--straggler-shape 2: the delay is missing; add --straggler"),
+        (("--straggler", "host:1", "--straggler-shape", "2"), "only a pareto delay has a shape, not host"),
+        (("--seeds", "4"), "Invalid value for '--seeds'"),
+        (("--rows", "nccl"), "the calibration has no GPUs; for rows of nccl use `--calibration h100`"),
+        (("--intra", "copper"), "--intra copper: expected nvlink, pcie, or a rate such as 900gbit"),
+        (("--gpus-per-node", "8", "--workers", "12", "--rows", "nccl"), "expected a multiple of 8, or fewer"),
+        (("--calibrate",), "exclude each other; use one of them"),
         (("--batch", "0"), "Invalid value for '--batch'"),
         (("--job", "gpt"), "--job gpt: expected one of digits"),
         (("--job", "digits", "--model-bytes", "5"), "use one of them"),

@@ -9,18 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hubring.ps.job.sharding import SLICE_BYTES
 from hubring.workers.compare.cost.model import formulas
-from hubring.workers.compare.cost.model.constants import Constants, Wire
+from hubring.workers.compare.cost.model.constants import LINE_BYTES, PAYLOAD_BYTES, Constants, Wire
 from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
-from hubring.workers.compare.cost.model.exchange_terms import (
-    LINE_BYTES,
-    PAYLOAD_BYTES,
-    goodput,
-    seconds_a_byte,
-    slices,
-)
+from hubring.workers.compare.cost.model.exchange_terms import SPREAD, goodput, seconds_a_byte, spread
 from hubring.workers.compare.cost.model.formulas import Task
+from hubring.workers.compare.cost.model.slicing import cut
 from hubring.workers.compare.experiment.setting import Link
 
 MEBI = 1 << 20
@@ -91,7 +85,7 @@ def test_the_formula_says_how_many_servers_beat_the_ring(workers: int, servers: 
 @pytest.mark.parametrize("total", [4, 5, 7, 8, 11, 1000])
 def test_more_servers_than_are_tried_make_no_link_s_load_less(total: int) -> None:
     def load(servers: int) -> float:
-        return max(1, 4 * slices(total, servers, 1)[1])
+        return max(1, 4 * cut(total * 4 * MEBI, servers, 4 * MEBI).part)
 
     assert load(most_servers(4)) == load(10**6) == 1
 
@@ -110,6 +104,29 @@ def test_latency_counts_per_hop_around_the_ring_and_twice_to_a_hub() -> None:
     assert hub(task, 8, 1) == pytest.approx(2e-3)
 
 
+def test_a_ring_hides_a_hop_s_latency_behind_the_other_segment() -> None:
+    def late(latency: float) -> float:
+        task = Task(nbytes=8 * MEBI, link=Link(rate=1e9, latency=latency))
+        return ring(task, 4) - ring(replace(task, link=GIGABIT), 4)
+
+    segment = MEBI / GOODPUT  # each of 4 ranks has 2 MiB, in two segments
+    assert late(segment / 2) == pytest.approx(segment / 2)
+    assert late(segment) == pytest.approx(segment)
+    assert late(3 * segment) == pytest.approx((6 * 2 + 1) * segment)
+
+
+def test_distant_workers_finish_one_after_another_while_their_connections_accelerate() -> None:
+    near, far = (Link(rate=1e8, latency=latency) for latency in (0.0, 5e-3))
+    assert spread(500_000, near) == spread(500_000, None) == spread(1_000, far) == 0.0
+    assert spread(500_000, far) == pytest.approx(SPREAD)
+    assert 0 < spread(100 * MEBI, far) < 0.1 * SPREAD
+    task = Task(nbytes=500_000, link=far)
+    ahead = formulas.hub(WEIGHTLESS, task, 4, 1, "zmq", steps=True, shows=True)
+    together = replace(ahead, spread=0.0)
+    # Of one slice's two ways, in and out, the way in is shorter.
+    assert ahead.lockstep(4) / together.lockstep(4) == pytest.approx(1 - SPREAD * 3 / 4 / 2, rel=0.05)
+
+
 def test_a_window_limits_what_a_long_line_carries() -> None:
     wire = replace(FREE, window=1e6)
     assert seconds_a_byte(wire, Link(latency=5e-3)) == pytest.approx(10e-3 / 1e6)
@@ -123,22 +140,6 @@ def test_hosts_that_share_cores_take_the_processor_time_of_all() -> None:
     assert hub(task, 4, 1, busy) == pytest.approx(4 * 2 * 100 * MEBI * 1e-9 / 2)
     assert ring(task, 4, busy) == pytest.approx(2 * 3 * 100 * MEBI * 1e-9 / 2)
     assert hub(replace(task, together=False), 4, 1, busy) == 0.0
-
-
-def test_the_busiest_server_has_a_slice_more_than_others() -> None:
-    assert slices(40 * MEBI, 4, 4 * MEBI) == (3, 0.3)
-    assert slices(1, 4, 4 * MEBI) == (1, 1.0)
-
-
-def test_sizes_of_slices_are_those_that_workers_try() -> None:
-    from hubring.ps.core.timing import CLEAR
-    from hubring.workers.communicators import slice_tuning
-
-    assert formulas.SLICE_BYTES == slice_tuning.SIZES
-    assert formulas.SLICE_BYTES[0] == SLICE_BYTES
-    tried = (slice_tuning.TRIAL_BYTES, 1 + slice_tuning.EXCHANGES, slice_tuning.BUDGET)
-    assert tried == (formulas.TRIAL_BYTES, formulas.TRIAL_EXCHANGES, formulas.TRIAL_SECONDS)
-    assert formulas.GAIN == CLEAR
 
 
 def test_lines_at_once_are_the_transport_s() -> None:

@@ -11,8 +11,8 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.prediction import predict
 from hubring.workers.compare.cost.row_case import read as reading_of
 from hubring.workers.compare.experiment.row import ROWS, Row
-from hubring.workers.compare.experiment.setting import Fault, Setting
-from hubring.workers.slowdown.straggler import Straggler
+from hubring.workers.compare.experiment.setting import Fault, Link, Setting
+from hubring.workers.slowdown.straggler import Kind, Straggler
 from tests.support.compare.calibration import CONSTANTS, JOB, LINKED
 
 
@@ -74,10 +74,59 @@ def test_a_ring_does_not_outlive_a_loss_and_a_lone_process_knows_of_none() -> No
         predict(CONSTANTS, "hub-bsp", Setting(workers=1, fault=Fault(rank=0, step=1)), JOB)
 
 
-def test_an_exchange_hides_behind_backward_but_for_its_last_slice() -> None:
+def test_an_exchange_hides_behind_backward_but_for_its_last_group() -> None:
     shown = predict(CONSTANTS, "hub-bsp", LINKED, replace(JOB, slice_bytes=1 << 20))
     hidden = predict(CONSTANTS, "hub-bsp", LINKED, replace(JOB, slice_bytes=1 << 20, overlap=0.5))
-    assert shown.step_seconds - hidden.step_seconds == pytest.approx(0.05)
+    # Groups of 24 and 16 MiB: the first one leaves when 16/40 of backward, 50 ms, are left.
+    assert shown.step_seconds - hidden.step_seconds == pytest.approx(0.02)
+
+
+def test_emulated_backward_hides_what_is_ready_as_well() -> None:
+    asleep = predict(CONSTANTS, "hub-bsp", replace(LINKED, compute=0.3), replace(JOB, compute=0.0))
+    awake = predict(CONSTANTS, "hub-bsp", LINKED, replace(JOB, compute=0.3))
+    # Groups of 4 MiB gain more than a twentieth here: nine tenths of backward, 0.2 s, remain after the first.
+    assert awake.step_seconds - asleep.step_seconds == pytest.approx(0.2 * 36 / 40)
+
+
+def test_the_host_s_own_ceiling_is_no_link() -> None:
+    at = {rate: replace(LINKED, link=Link(rate=rate)) for rate in (1e9, 25e9, 400e9)}
+    job = replace(JOB, compute=0.0)
+    slow, fast, faster = (predict(CONSTANTS, "ring", setting, job) for setting in at.values())
+    assert (slow.bound, slow.extrapolated) == ("link", False)
+    assert (fast.bound, fast.extrapolated) == ("I/O thread", True)
+    assert fast.parts["link"] > faster.parts["link"] > 0
+    assert fast.step_seconds == pytest.approx(faster.step_seconds)
+    measured = replace(CONSTANTS, link=Link(rate=25e9))
+    assert not predict(measured, "ring", at[25e9], JOB).extrapolated
+
+
+@pytest.mark.parametrize("row", ["ring", "hub-bsp", "hub-ssp", "hub-asp", "hub-backup"])
+@pytest.mark.parametrize("kind", ["constant", "pareto", "host"])
+def test_step_and_speed_agree(row: str, kind: Kind) -> None:
+    slow = replace(LINKED, straggler=Straggler(kind=kind, seconds=0.1, ranks=(1, 2)))
+    for setting in (LINKED, slow):
+        found = predict(CONSTANTS, row, setting, JOB)
+        assert found.samples_per_second is not None
+        assert found.step_seconds * found.samples_per_second == pytest.approx(4 * 32, rel=0.01)
+
+
+def test_random_delays_have_the_range_of_their_seeds() -> None:
+    slow = replace(LINKED, straggler=Straggler(kind="pareto", seconds=0.1))
+    found = predict(CONSTANTS, "hub-bsp", slow, JOB)
+    assert found.low < found.step_seconds < found.high
+    alone = [predict(CONSTANTS, "hub-bsp", slow, JOB, seeds=(seed,)).step_seconds for seed in range(5)]
+    assert (min(alone), max(alone)) == pytest.approx((found.low, found.high))
+    calm = predict(CONSTANTS, "hub-bsp", LINKED, JOB)
+    assert calm.low == calm.step_seconds == calm.high == calm.median_seconds
+
+
+def test_a_heavier_tail_parts_the_mean_of_lockstep_from_its_median() -> None:
+    ratios = []
+    for shape in (1.5, 4.0):
+        slow = replace(LINKED, straggler=Straggler(kind="pareto", seconds=0.5, shape=shape))
+        found = predict(CONSTANTS, "hub-bsp", slow, replace(JOB, model_bytes=4096), steps=400)
+        ratios.append(found.step_seconds / found.median_seconds)
+    assert ratios[0] > ratios[1] > 1
 
 
 def test_the_links_part_is_of_the_exchange_whatever_overlaps_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 from typing import Any, Literal
 
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hubring.workers.compare.cost.model.exchange_terms import Way
-from hubring.workers.compare.cost.simulate.draws import SLOW_SHARE, Draws
+from hubring.workers.compare.cost.simulate.draws import Draws
 from hubring.workers.compare.cost.simulate.scene import Scene
 from hubring.workers.compare.cost.simulate.simulation import simulate
 from hubring.workers.compare.cost.simulate.station import Station
 from hubring.workers.compare.experiment.setting import Fault
+from hubring.workers.slowdown.delays import SLOW_SHARE
 from hubring.workers.slowdown.straggler import Straggler
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
@@ -143,7 +145,8 @@ def test_more_servers_are_not_slower(rule: Rule) -> None:
         ).seconds
         for k in (1, 2, 4, 8)
     ]
-    assert times == sorted(times, reverse=True)
+    # Without lockstep other gradients arrive in between, which moves the end by less than a step.
+    assert all(more <= 1.001 * fewer for fewer, more in pairwise(times))
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from hubring.workers.compare.cost.built_in import tensors
 from hubring.workers.compare.cost.prediction import Job, predict
 from hubring.workers.compare.experiment.setting import Link, Setting
 from hubring.workers.compare.judge.predictions import predicted as predicted_of
@@ -81,7 +82,7 @@ def test_a_crossover_is_not_predicted_for_rows_that_nothing_calibrated() -> None
 def test_a_prediction_is_for_the_wire_that_the_experiment_took(wire: str, link: Link | None) -> None:
     dear = replace(WIRE, beta=4e-8)
     constants = replace(CONSTANTS, wires={**CONSTANTS.wires, wire: dear})
-    job = replace(THEIRS, wire=wire)
+    job = replace(THEIRS, wire=wire, tensors=tensors("digits", THEIRS.model_bytes))
     settings = [Setting(workers=4, servers=count, link=link) for count in (1, 4)]
     rows = [
         entry("hub-bsp", setting, predict(constants, "hub-bsp", setting, job).step_seconds)

@@ -12,8 +12,7 @@ from hubring.ps.config.address import is_loopback
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.calibrate import partner
 from hubring.workers.compare.cost.calibrate.pair import Line
-from hubring.workers.compare.cost.model.constants import Wire
-from hubring.workers.compare.cost.model.exchange_terms import LINE_BYTES, PAYLOAD_BYTES
+from hubring.workers.compare.cost.model.constants import LINE_BYTES, PAYLOAD_BYTES, Wire
 from hubring.workers.compare.experiment.setting import Link
 
 OUTRUN = 1.2

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost.cluster.cluster import Cluster
 from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.run.outcome import write_whole
 
+LINE_BYTES, PAYLOAD_BYTES = 1514, 1448
+"""A full Ethernet frame, and its TCP payload with timestamps."""
 WIRES = ("shm", "zmq", "grpc", "gloo")
 """Wires of gradients; the ring uses Gloo."""
 
@@ -47,6 +51,7 @@ class Constants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         spread: Minimum and maximum of the measurements, by the figure's name, such as `zmq.alpha`.
         machine: Description of the machine, with versions.
         date: Date of the measurement, ISO 8601.
+        cluster: Nodes of several GPUs, for rows of NCCL; None: unknown.
     """
 
     wires: Mapping[str, Wire]
@@ -60,6 +65,7 @@ class Constants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spread: Mapping[str, tuple[float, float]] = {}
     machine: Mapping[str, str | int] = {}
     date: str = ""
+    cluster: Cluster | None = None
 
     def wire(self, name: str) -> Wire:
         """Returns the wire with that name.
@@ -71,6 +77,16 @@ class Constants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             known = ", ".join(self.wires) or "none"
             raise UsageError(f"the calibration has no wire {name!r}, only {known}; calibrate again")
         return self.wires[name]
+
+    def fastest(self, name: str) -> float:
+        """Returns the bits per second up to which the wire was calibrated, with headers; infinite: unknown.
+
+        A faster link was not seen to be used: the I/O thread of this host is slower than it.
+        """
+        beta = self.wire(name).beta
+        threads = 8 / beta * LINE_BYTES / PAYLOAD_BYTES if beta else inf
+        measured = None if self.link is None else self.link.rate
+        return threads if measured is None else max(threads, measured)
 
     def step(self, optimizer: str) -> float:
         """Returns seconds a byte of that optimizer's step.

@@ -4,7 +4,7 @@ M: bytes of the model, B: bytes per second of a host's link each way, n: workers
 
 | topology | bytes at line rate | why |
 | --- | --- | --- |
-| ring | 2(n-1)/n M/B + 2(n-1) alpha | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
+| ring | 2(n-1)/n M/B + `_hops` | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
 | hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
 | hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries (n-1)/n M for its worker and for its shard |
 | one machine | copies / cores | loopback is no wire: the processors move the bytes |
@@ -19,24 +19,34 @@ processor time divided by the number of cores.
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
+from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from hubring.ps.core.errors import UsageError
+from hubring.ps.core.timing import fastest
+from hubring.workers.communicators import slice_sizes
+from hubring.workers.compare.cost.cluster.allreduce import Algorithm, Shape, allreduce
+from hubring.workers.compare.cost.model import incast, slicing
 from hubring.workers.compare.cost.model.constants import Constants
-from hubring.workers.compare.cost.model.exchange_terms import Way, seconds_a_byte, slices
+from hubring.workers.compare.cost.model.exchange_terms import (
+    BURST_BYTES,
+    Carriers,
+    Way,
+    a_byte,
+    seconds_a_byte,
+    spread,
+)
+from hubring.workers.compare.cost.model.slicing import Cut, cut
 from hubring.workers.compare.experiment.setting import Link
 
-SLICE_BYTES = (4 << 20, 1 << 20, 2 << 20, 8 << 20)
-"""Sizes from which a hub's workers take the best for a wire (`hubring.workers.communicators.slice_tuning`).
-In shared memory a slice is a bucket, as large as the first size; a single larger tensor, whose slices are
-larger there, is not modelled."""
+SEGMENTS = 2
+"""Least number of segments into which Gloo cuts a rank's piece of an allreduce."""
 SERVER_LINES = {"zmq": 2}
 """Connections whose bytes a server moves at once, each in its own thread; 1 for any other wire."""
-TRIAL_BYTES, TRIAL_EXCHANGES, TRIAL_SECONDS = 32 << 20, 4, 2.0
-"""Bytes and number of trials of each size, and their time limit. Beyond the limit the first size is used."""
-GAIN = 0.05
-"""Relative gain that another size needs over the first."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -47,7 +57,12 @@ class Task(Struct, frozen=True, kw_only=True):
         optimizer: Optimizer of the parameters.
         link: Link of each host; None: limited only by the machine.
         together: All hosts share one machine's cores.
-        slice_bytes: Bytes of a slice; None: the best size that workers find.
+        slice_bytes: Bytes of a slice; None: the size that workers choose (`slice_sizes`).
+        traffic: Bytes that are exchanged, as a share of `nbytes`.
+        tensors: Bytes of each parameter in the order of registration; empty: unknown.
+        pause: Seconds of a step outside of the exchange.
+        sharing: Workers on each host, which share its link.
+        buffer: Bytes of a switch's port; None: large enough.
     """
 
     nbytes: int
@@ -55,6 +70,32 @@ class Task(Struct, frozen=True, kw_only=True):
     link: Link | None = None
     together: bool = False
     slice_bytes: int | None = None
+    traffic: float = 1.0
+    tensors: tuple[int, ...] = ()
+    pause: float = 0.0
+    sharing: int = 1
+    buffer: float | None = None
+
+    def incast(self, workers: int, nbytes: float) -> float:
+        """Returns the seconds that dropped packets cost if workers send `nbytes` each to one server."""
+        if self.link is None or self.link.rate is None or self.buffer is None:
+            return 0.0
+        return incast.delay(workers, nbytes, self.link.rate, 2 * self.latency, self.buffer)
+
+    @property
+    def moved(self) -> float:
+        """Bytes that a worker sends to a hub."""
+        return self.nbytes * self.traffic
+
+    @property
+    def burst(self) -> float:
+        """Seconds that the token bucket of an emulated link saves after a pause; 0 for any other link."""
+        rate = None if self.link is None else self.link.rate
+        return BURST_BYTES * 8 / rate if rate is not None and self.together else 0.0
+
+    def cut(self, servers: int, slice_bytes: int) -> Cut:
+        """Returns the busiest server's part of the model."""
+        return cut(self.nbytes, servers, slice_bytes, self.tensors)
 
     @property
     def latency(self) -> float:
@@ -81,17 +122,62 @@ def ring(constants: Constants, task: Task, workers: int) -> Way:
     and the next piece arrives while one is added. All n links are equally busy.
     """
     hops, wire = 2 * (workers - 1), constants.wire("gloo")
-    moved = hops / workers * task.nbytes
+    moved = hops / workers * task.moved
+    # A ring enters and leaves each host once, however many of its workers are there.
+    carriers = a_byte(wire, task.link).times(moved)
     return Way(
-        own=moved * seconds_a_byte(wire, task.link),
+        own=carriers.seconds,
         shared=0.0,
         serve=0.0,
         close=0.0,
         slices=inf,
         # A hop waits for the later of two neighbours; the mean of that is a third of the jitter.
-        latency=hops * (wire.alpha + task.latency + task.jitter / 3),
+        latency=_hops(hops, wire.alpha + task.latency + task.jitter / 3, carriers.seconds),
         after=_mean_and_step(constants, task, workers),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
+        # No burst: a rank sends what it has just received, so the next segment follows before a link pauses.
+        own_by=carriers,
+    )
+
+
+def _hops(hops: int, latency: float, moving: float) -> float:
+    """Returns what the latency of all hops adds to a ring.
+
+    Gloo cuts each rank's piece into at least two segments and sends one while the other travels, so a segment
+    hides as much of a hop's latency as it takes on the link.
+
+    Args:
+        hops: Rounds of the ring.
+        latency: Seconds of one hop.
+        moving: Seconds in which a host's link moves all of its bytes.
+    """
+    if not hops:
+        return 0.0
+    segment = min(moving / hops / SEGMENTS, latency)
+    return hops * (latency - segment) + segment
+
+
+def nccl(constants: Constants, task: Task, workers: int, algorithm: Algorithm) -> Way:
+    """Returns an allreduce of NCCL on a cluster; `Way.lockstep(1)` is its time. Steps belong to compute.
+
+    Raises:
+        UsageError: The calibration has no cluster, or it lacks what the number of workers needs.
+    """
+    if constants.cluster is None:
+        raise UsageError(
+            "the calibration has no GPUs; for rows of nccl use `--calibration h100`, `--calibration` with the"
+            " output of nccl-tests, or `--gpus-per-node` with `--intra` and `--rate`"
+        )
+    found = allreduce(constants.cluster, algorithm, Shape.of(workers, constants.cluster.gpus), task.moved)
+    carriers = Carriers(link=found.between, inside=found.inside)
+    return Way(
+        own=carriers.seconds,
+        shared=0.0,
+        serve=0.0,
+        close=0.0,
+        slices=inf,
+        latency=found.latency,
+        own_by=carriers,
     )
 
 
@@ -117,76 +203,109 @@ def hub(
     """
     if wire == "shm":
         return _in_memory(constants, task, workers, servers, steps=steps, shows=shows and steps)
-    default, *others = (
-        _by_wire(constants, task, workers, servers, wire, size, steps=steps)
-        for size in _sizes(constants, task, workers, servers, wire)
-    )
-    best = min((default, *others), key=lambda way: way.lockstep(workers))
-    return best if best.lockstep(workers) < (1 - GAIN) * default.lockstep(workers) else default
+    size = task.slice_bytes or _chosen(constants, task, workers, servers, wire)
+    return _by_wire(constants, task, workers, servers, wire, size, steps=steps)
 
 
-def _sizes(constants: Constants, task: Task, workers: int, servers: int, wire: str) -> tuple[int, ...]:
-    """Returns the slice sizes to try: a single one if it is set or if trying takes too long."""
-    if task.slice_bytes is not None:
-        return (task.slice_bytes,)
-    a_byte = max(1.0, workers / servers) * seconds_a_byte(constants.wire(wire), task.link)
-    trial = len(SLICE_BYTES) * TRIAL_EXCHANGES * min(task.nbytes, TRIAL_BYTES) * a_byte
-    return SLICE_BYTES[:1] if trial > TRIAL_SECONDS else SLICE_BYTES
+def _chosen(constants: Constants, task: Task, workers: int, servers: int, name: str) -> int:
+    """Returns the size that the workers' trial chooses (`hubring.workers.communicators.slice_tuning`)."""
+    nbytes, sizes = slicing.trial(task.nbytes, task.tensors)
+    if (
+        task.traffic != 1.0 or len(sizes) == 1
+    ):  # compressed slices are so short that their size hardly matters
+        return sizes[0]
+    pull = _pull(constants, task, workers, servers, name)
+    _, part = slicing.probe(task.nbytes, servers, task.tensors)
+    if slice_sizes.turn_seconds(len(sizes), pull, part) > slice_sizes.BUDGET:
+        return sizes[0]
+    # The trial exchanges means, without a step and without a model in between.
+    tensors = () if nbytes < task.nbytes else task.tensors
+    tried = replace(task, nbytes=nbytes, tensors=tensors, pause=0.0)
+    exchange = partial(_by_wire, constants, tried, workers, servers, name, steps=False)
+    return fastest({size: replace(exchange(size), after=0.0).lockstep(workers) for size in sizes})
+
+
+def _pull(constants: Constants, task: Task, workers: int, servers: int, name: str) -> float:
+    """Returns the seconds in which all workers pull the trial's largest slice of every server."""
+    wire = constants.wire(name)
+    pieces, _ = slicing.probe(task.nbytes, servers, task.tensors)
+    own = sum(pieces) * a_byte(wire, task.link, sharing=task.sharing).seconds
+    lines = min(workers, SERVER_LINES.get(name, 1))
+    shared = workers * max(pieces) * seconds_a_byte(wire, task.link, lines)
+    cores = _core_seconds(constants, task, wire.cpu) * workers * sum(pieces) / task.moved
+    return max(own, shared, cores) + 2 * (wire.alpha + task.latency)
 
 
 def _by_wire(
     constants: Constants, task: Task, workers: int, servers: int, name: str, slice_bytes: int, *, steps: bool
 ) -> Way:
-    wire = constants.wire(name)
-    most, part = slices(task.nbytes, servers, slice_bytes)
-    a_byte = seconds_a_byte(wire, task.link)
-    served = seconds_a_byte(wire, task.link, min(workers, SERVER_LINES.get(name, 1)))
+    wire, found = constants.wire(name), task.cut(servers, slice_bytes)
+    lines = min(workers, SERVER_LINES.get(name, 1))
+    own = a_byte(wire, task.link, sharing=task.sharing).times(task.moved)
+    shared = a_byte(wire, task.link, lines).times(found.part * task.moved)
     step = constants.step(task.optimizer) if steps else constants.copy
-    working = _core_seconds(constants, task, 2 * wire.cpu + constants.reduce)
+    serving = _serving(constants, task, servers, found, step)
     return Way(
-        own=task.nbytes * a_byte,
-        shared=part * task.nbytes * served,
-        slices=most,
-        latency=2 * (wire.alpha + task.latency),
+        own=own.seconds,
+        shared=shared.seconds,
+        serve=serving.worker,
+        close=serving.round,
+        slices=found.slices,
+        latency=2 * (wire.alpha + task.latency) + task.incast(workers, found.part * task.moved),
         jitter=task.jitter,
         after=0.0 if steps else own_step(constants, task, workers),
-        cores=working,
+        cores=_core_seconds(constants, task, 2 * wire.cpu + constants.reduce),
         closing=_core_seconds(constants, task, step - constants.reduce),
-        **_serving(constants, task, servers, most, part, step),
+        own_by=own,
+        shared_by=shared,
+        burst=task.burst,
+        pause=task.pause,
+        spread=spread(found.part * task.moved, task.link),
     )
 
 
 def _in_memory(
     constants: Constants, task: Task, workers: int, servers: int, *, steps: bool, shows: bool
 ) -> Way:
-    most, part = slices(task.nbytes, servers, task.slice_bytes or SLICE_BYTES[0])
+    # Slices go to no more shards than the machine has cores, because more would only take turns.
+    servers = min(servers, constants.cores)
+    size = task.slice_bytes or slicing.in_memory(task.nbytes, servers, task.tensors)
+    found = task.cut(servers, size)
     step = constants.step(task.optimizer) if steps else constants.copy
+    serving = _serving(constants, task, servers, found, step)
     copying = 0.0 if shows else task.nbytes * constants.copy * task.crowd(workers, constants)
     return Way(
         own=0.0,
         shared=0.0,
-        slices=most,
+        serve=serving.worker,
+        close=serving.round,
+        slices=found.slices,
         latency=2 * constants.wire("shm").alpha,
         after=copying + (0.0 if steps else own_step(constants, task, workers)),
         cores=_core_seconds(constants, task, constants.reduce),
         closing=_core_seconds(constants, task, step - constants.reduce),
-        **_serving(constants, task, servers, most, part, step),
     )
 
 
-def _core_seconds(constants: Constants, task: Task, a_byte: float) -> float:
-    return max(0.0, a_byte) * task.nbytes / constants.cores if task.together else 0.0
+def _core_seconds(constants: Constants, task: Task, each: float) -> float:
+    """Returns the time of all cores for a worker's bytes, of which one takes `each` seconds."""
+    return max(0.0, each) * task.moved / constants.cores if task.together else 0.0
 
 
-def _serving(
-    constants: Constants, task: Task, servers: int, most: int, part: float, step: float
-) -> dict[str, float]:
+class _Serving(NamedTuple):
+    """Compute of the busiest server: for each worker, and for a round."""
+
+    worker: float
+    round: float
+
+
+def _serving(constants: Constants, task: Task, servers: int, found: Cut, step: float) -> _Serving:
     """Returns the busiest server's compute. Of n gradients n-1 are added, and the step reads the sum."""
-    load = task.nbytes * part * task.crowd(servers, constants)
-    return {
-        "serve": load * constants.reduce + most * constants.serve,
-        "close": load * max(0.0, step - constants.reduce),
-    }
+    load = task.nbytes * found.part * task.crowd(servers, constants)
+    return _Serving(
+        load * constants.reduce + found.count * constants.serve,
+        load * max(0.0, step - constants.reduce),
+    )
 
 
 def colocated(constants: Constants, task: Task, workers: int, wire: str, *, steps: bool) -> Way:
@@ -196,17 +315,23 @@ def colocated(constants: Constants, task: Task, workers: int, wire: str, *, step
     workers: (n-1)/n of the model each. Both share the link, so their times add up.
     """
     line = constants.wire(wire)
-    moved = 2 * (workers - 1) / workers * task.nbytes
-    most, part = slices(task.nbytes, workers, task.slice_bytes or SLICE_BYTES[0])
+    share = 2 * (workers - 1) / workers
+    found = task.cut(workers, task.slice_bytes or slice_sizes.SIZES[0])
+    carriers = a_byte(line, task.link, sharing=task.sharing).times(share * task.moved)
     step = constants.step(task.optimizer) if steps else constants.copy
+    serving = _serving(constants, task, workers, found, step)
     return Way(
-        own=moved * seconds_a_byte(line, task.link),
+        own=carriers.seconds,
         shared=0.0,
-        slices=most,
+        serve=serving.worker,
+        close=serving.round,
+        slices=found.slices,
         latency=2 * (line.alpha + task.latency),
         jitter=task.jitter,
         after=0.0 if steps else own_step(constants, task, workers),
-        cores=_core_seconds(constants, task, 2 * (workers - 1) / workers * line.cpu + constants.reduce),
+        cores=_core_seconds(constants, task, share * line.cpu + constants.reduce),
         closing=_core_seconds(constants, task, step - constants.reduce),
-        **_serving(constants, task, workers, most, part, step),
+        own_by=carriers,
+        burst=task.burst,
+        pause=task.pause,
     )

@@ -5,20 +5,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hubring.workers.slowdown.delays import SLOW_SHARE, Slowness
 from hubring.workers.slowdown.straggler import Straggler
 
 Array = NDArray[np.float64]
 Ranks = NDArray[np.intp]
 
-SLOW_SHARE = 0.1
-"""Share of its steps in which a slow host is slow, as in `hubring.workers.slowdown.delays`."""
+EXACT_WORKERS = 16
+"""Up to so many workers have the very delays of an experiment's runs with that seed; these draws are slow."""
 
 _HOST_STEPS = 4000
 """Steps after which a slow host's draws repeat."""
 
 
 class Draws:
-    """Extra seconds with the same distribution as the experiment's delays, but other numbers.
+    """Extra seconds of the experiment's delays: the same numbers for few workers, else their distribution.
 
     Args:
         straggler: The slow workers; None: none.
@@ -32,6 +33,8 @@ class Draws:
         self._slow = np.zeros(workers, bool)
         if straggler is not None:
             self._slow[list(straggler.ranks) or slice(None)] = True
+        slowness, few = Slowness(straggler, seed=seed), workers <= EXACT_WORKERS
+        self._exact = [slowness.of(rank) for rank in range(workers)] if few and straggler else []
         self._host_is_slow = self._random.random(_HOST_STEPS) < SLOW_SHARE
 
     def take(self, ranks: Ranks, steps: Ranks) -> Array:
@@ -43,6 +46,9 @@ class Draws:
         """
         straggler, slow = self._straggler, self._slow[ranks]
         extra = np.zeros(len(ranks))
+        if self._exact:
+            pairs = zip(ranks, steps, strict=True)
+            return np.array([self._exact[rank].lateness(int(step)) for rank, step in pairs], float)
         if straggler is None or not slow.any():
             return extra
         if straggler.kind == "constant":

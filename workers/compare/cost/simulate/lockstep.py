@@ -90,8 +90,7 @@ def after_last(way: Way, arrivals: Array) -> float:
     entering = max(way.own, float((arrivals + behind * way.shared).max() - last))
     serving = float((arrivals + behind * way.serve).max() - last) + way.close
     working = float((arrivals + behind * way.cores).max() - last) + way.closing
-    leaving = way.moving(workers)
-    passing = way.passing(entering, serving, leaving, working, workers)
+    passing = way.through(entering, serving, working, workers)
     return passing + way.latency + way.sway(workers) + way.after
 
 

@@ -1,0 +1,1 @@
+"""Clusters of nodes with several GPUs: their allreduces as nccl-tests measures them, and predictions."""

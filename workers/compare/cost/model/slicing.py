@@ -1,0 +1,144 @@
+"""How a model is cut into buckets and slices and dealt to servers.
+
+Buckets are filled in the order of backward (`hubring.workers.buckets.layout`), slices never span buckets, and
+shards get slices by size (`hubring.ps.job.sharding`). So a model that fits into one bucket and one slice
+keeps a second server idle. Where the shapes of the parameters are unknown, every bucket is taken to be full.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+
+from msgspec import Struct
+
+from hubring.ps.core.types import BucketSpec, ShardPlan, TensorSpec
+from hubring.ps.job.sharding import plan
+from hubring.workers.communicators import slice_sizes
+
+BUCKET_BYTES = 4 << 20
+"""Most bytes of a bucket on a CPU (`hubring.workers.optimizer.setup`). A larger parameter has its own."""
+WIDTH = 4
+"""Bytes of an element: float32."""
+
+
+class Cut(Struct, frozen=True):
+    """The part of a model on the busiest server.
+
+    Attributes:
+        part: Share of the model's bytes, 0 to 1.
+        slices: Its bytes divided by those of its largest slice, at least 1.
+        count: Number of its slices.
+    """
+
+    part: float
+    slices: float
+    count: int
+
+
+def cut(nbytes: int, servers: int, slice_bytes: int, tensors: tuple[int, ...] = ()) -> Cut:
+    """Returns the busiest server's part.
+
+    Args:
+        nbytes: Bytes of the model.
+        servers: Number of servers.
+        slice_bytes: Most bytes of a slice.
+        tensors: Bytes of each parameter in the order of registration; empty: unknown.
+    """
+    return (
+        _dealt(planned(nbytes, servers, slice_bytes, tensors))
+        if tensors
+        else _even(nbytes, servers, slice_bytes)
+    )
+
+
+@lru_cache(maxsize=512)
+def planned(nbytes: int, servers: int, slice_bytes: int, tensors: tuple[int, ...]) -> ShardPlan:
+    """Returns the plan that shards use."""
+    return plan(buckets(nbytes, tensors), servers, slice_bytes)
+
+
+@lru_cache(maxsize=64)
+def buckets(nbytes: int, tensors: tuple[int, ...] = ()) -> tuple[BucketSpec, ...]:
+    """Returns the model's buckets in the order of backward. See `cut` for the arguments."""
+    return tuple(
+        BucketSpec(index, "float32", 0, "", (TensorSpec("parameters", (max(1, size // WIDTH),)),))
+        for index, size in enumerate(bucket_sizes(nbytes, tensors))
+    )
+
+
+def bucket_sizes(nbytes: int, tensors: tuple[int, ...] = (), most: int = BUCKET_BYTES) -> list[int]:
+    """Returns the bytes of each bucket in the order of backward.
+
+    Args:
+        nbytes: Bytes of the model.
+        tensors: As in `cut`.
+        most: Most bytes of a bucket with several parameters.
+    """
+    if not tensors:
+        full, rest = divmod(nbytes, most)
+        return [most] * full + [rest] * bool(rest)
+    return filled(tensors[::-1], most)
+
+
+def filled(sizes: tuple[int, ...] | list[int], most: int) -> list[int]:
+    """Returns the bytes of runs of at most `most`; a larger one is a run of its own."""
+    runs: list[int] = []
+    for size in sizes:
+        if not runs or runs[-1] + size > most:
+            runs.append(size)
+        else:
+            runs[-1] += size
+    return runs
+
+
+def trial(nbytes: int, tensors: tuple[int, ...] = ()) -> tuple[int, tuple[int, ...]]:
+    """Returns the bytes of the workers' slice trial, and the sizes that it tries, the first by default."""
+    specs, sizes = _trial(nbytes, tensors)
+    return sum(spec.numel for spec in specs) * WIDTH, sizes
+
+
+@lru_cache(maxsize=64)
+def _trial(nbytes: int, tensors: tuple[int, ...]) -> tuple[tuple[BucketSpec, ...], tuple[int, ...]]:
+    specs = slice_sizes.up_to(slice_sizes.TRIAL_BYTES, buckets(nbytes, tensors))
+    return tuple(specs), tuple(slice_sizes.different(specs, slice_sizes.SIZES))
+
+
+def probe(nbytes: int, servers: int, tensors: tuple[int, ...] = ()) -> tuple[list[int], float]:
+    """Returns the bytes of the largest slice of each server in the trial, and their share of the trial."""
+    specs, sizes = _trial(nbytes, tensors)
+    pieces, part = slice_sizes.probe(plan(specs, servers, sizes[0]).slices)
+    return [piece.numel * WIDTH for piece in pieces], part
+
+
+def in_memory(nbytes: int, servers: int, tensors: tuple[int, ...] = ()) -> int:
+    """Returns the bytes of a slice in shared memory."""
+    # The rule looks at every slice; beyond this size they are so many that servers share them evenly.
+    known = buckets(min(nbytes, slice_sizes.TRIAL_BYTES * servers) if not tensors else nbytes, tensors)
+    return slice_sizes.in_memory(known, servers)
+
+
+def _dealt(found: ShardPlan) -> Cut:
+    loads: dict[int, list[int]] = {}
+    for piece in found.slices:
+        loads.setdefault(piece.shard, []).append(piece.numel)
+    busiest, total = max(loads.values(), key=sum), sum(map(sum, loads.values()))
+    return Cut(sum(busiest) / total, sum(busiest) / max(busiest), len(busiest))
+
+
+def _even(nbytes: int, servers: int, slice_bytes: int) -> Cut:
+    """Returns what `_dealt` would for buckets that are full, without a plan of every slice."""
+    full, rest = divmod(nbytes, BUCKET_BYTES)
+    each = ceil(BUCKET_BYTES / slice_bytes)
+    number, size = full * each, BUCKET_BYTES / each
+    last = ceil(rest / slice_bytes)
+    last_size = rest / last if last else 0.0
+    rounds, over = divmod(number, servers)
+    if over:
+        # The rest's slices go to the servers that have one slice less.
+        added = ceil(last / (servers - over)) * last_size
+        load, count = max((rounds + 1) * size, rounds * size + added), rounds + 1
+    else:
+        more = ceil(last / servers)
+        load, count = rounds * size + more * last_size, rounds + more
+    return Cut(load / nbytes, load / (size if rounds or over else last_size), count)
