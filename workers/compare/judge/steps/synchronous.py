@@ -1,0 +1,272 @@
+"""Judges the steps of a row whose workers complete each step together.
+
+    own gradients of all ranks --mean--> arrived --script--> given --optimizer--> update
+
+Where workers step, both arrows of ours are judged separately; on a hub together. What the script does between
+them, such as clipping, is taken as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hubring.workers.compare.judge.steps import allowance
+from hubring.workers.compare.judge.steps.checked import Checked, Fault
+from hubring.workers.compare.judge.steps.recorded import RecordedStep
+from hubring.workers.compare.judge.steps.reference import REPLAYED, Expected, Reference, units_of
+
+Together = Sequence[RecordedStep]
+"""The same step of all ranks, in rank order."""
+
+ALIKE_STEPS = 3
+"""After so many steps with equal gradients, two ranks train on the same samples."""
+
+
+def check(ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float) -> Checked:
+    """Judges all steps.
+
+    Args:
+        ranks: Every rank's steps by optimizer.
+        tolerance: Allowed difference of an update, relative to the update.
+    """
+    found = Checked(0, 0)
+    for trainer in sorted(set().union(*ranks)):
+        each = [rank.get(trainer, ()) for rank in ranks]
+        one = _Optimizer(each, tolerance).check()
+        found = Checked(
+            taken=found.taken + one.taken,
+            judged=found.judged + one.judged,
+            unjudged=found.unjudged or one.unjudged,
+            fault=found.fault or one.fault,
+            step=found.step or one.step,
+            written=found.written | one.written,
+        )
+    return found
+
+
+class _Optimizer:
+    """Judges the steps of one optimizer."""
+
+    def __init__(self, ranks: Sequence[Sequence[RecordedStep]], tolerance: float) -> None:
+        self._ranks = ranks
+        self._tolerance = tolerance
+        longest = max(map(len, ranks))
+        self._rounds: list[Together] = [
+            [rank[number] for rank in ranks] for number in range(min(map(len, ranks)))
+        ]
+        self._longest = longest
+
+    def check(self) -> Checked:
+        judged = 0
+        unjudged = self._unjudged()
+        written = frozenset(each.step for each in self._ranks[0] if each.written)
+        try:
+            judged = self._check_updates() if not unjudged else self._check_exchanges()
+            self._check_counts()
+            self._check_samples()
+        except Fault as fault:
+            return Checked(self._longest, judged, unjudged, fault.text, fault.step, written)
+        return Checked(self._longest, judged, unjudged, written=written)
+
+    def _unjudged(self) -> str:
+        """Returns why updates cannot be replayed; empty if they can."""
+        if not self._rounds:
+            return "no step was taken"
+        first = self._rounds[0][0].layout
+        if first.optimizer not in REPLAYED:
+            return "its optimizer is not one of torch's that treat each element by itself"
+        if not first.fresh:
+            return "its optimizer began with a state"
+        if any(step.open for each in self._rounds for step in each):
+            return "the script runs code within step()"
+        return ""
+
+    def _check_counts(self) -> None:
+        counts = [len(rank) for rank in self._ranks]
+        if len(set(counts)) > 1:
+            slow = counts.index(min(counts))
+            raise Fault(
+                min(counts) + 1, f"rank {slow} took {min(counts)} steps and another rank {max(counts)}"
+            )
+
+    def _check_samples(self) -> None:
+        """Checks that no two ranks compute the same gradients."""
+        for rank in range(1, len(self._ranks)):
+            pairs = [(each[0].own, each[rank].own) for each in self._rounds if bool(each[0].own.any())]
+            if len(pairs) >= ALIKE_STEPS and all(torch.equal(*pair) for pair in pairs):
+                raise Fault(
+                    0,
+                    f"ranks 0 and {rank} computed the same gradients in all {len(pairs)} steps, so they train"
+                    " on the same samples",
+                )
+
+    def _check_exchanges(self) -> int:
+        for each in self._rounds:
+            self._check_exchange([one.with_parameters_of(self._rounds[-1][0]) for one in each])
+        return 0
+
+    def _check_updates(self) -> int:
+        """Judges all steps; returns how many."""
+        last = self._rounds[-1][0]
+        parameter_of, eps = last.parameter_of, allowance.precision(last.layout, last.parameter_of)
+        rounds = [[one.with_parameters_of(last) for one in each] for each in self._rounds]
+        stepped = [_stepped(each, eps) for each in rounds]
+        history = [torch.where(one.there, one.groups, -1) for one in stepped]
+        units = units_of(last.layout.dtypes, parameter_of, history)
+        reference = Reference(last.layout.optimizer, units, rounds[0][0].options)
+        drift, judged = _Drift(self._tolerance, eps), 0
+        for each, stepping in zip(rounds, stepped, strict=True):
+            self._check_exchange(each)
+            if not bool(stepping.gradient.isfinite().all()):
+                break  # the run diverges, and says so itself
+            expected = reference.step(each[0].before, *stepping)
+            for rank, one in enumerate(each):
+                if one.after is not None:
+                    self._check_update(rank, one, expected, eps, each)
+                    drift.add(rank, one, expected, parameter_of)
+            judged += 1
+        drift.check(last)
+        return judged
+
+    def _check_exchange(self, each: Together) -> None:
+        parameter_of, layout = each[0].parameter_of, each[0].layout
+        eps = allowance.precision(layout, parameter_of)
+        own = torch.stack([one.own for one in each])
+        for rank, one in enumerate(each):
+            if one.arrived is None:
+                continue
+            if layout.steps_on == "worker":
+                wanted, allowed = own.mean(0), allowance.of_mean(eps, own)
+            else:
+                wanted, allowed = one.own, 8 * eps * one.own.abs()
+            if not bool(wanted.isfinite().all()):
+                continue  # a scaled gradient overflowed, and the step was skipped or diverged
+            off = (one.arrived - wanted).abs()
+            bad = (off > allowed + _TINY) & (one.owns | (layout.steps_on == "worker"))
+            if bool(bad.any()):
+                raise Fault(one.step, _exchange_fault(rank, one, off, bad, own))
+
+    def _check_update(
+        self, rank: int, one: RecordedStep, expected: Expected, eps: Tensor, each: Together
+    ) -> None:
+        assert one.after is not None
+        update = expected.after - one.before
+        size = allowance.size_of(update, one.parameter_of)
+        ulp = eps * torch.maximum(one.before.abs(), expected.after.abs())
+        allowed = self._tolerance * size + allowance.DOUBT * expected.doubt + allowance.ULPS * ulp
+        off = (one.after - expected.after).abs()
+        bad = ~(off <= allowed)
+        if bool(bad.any()):
+            raise Fault(one.step, _update_fault(rank, one, update, off, bad, each))
+
+
+class _Drift:
+    """Adds up what is too small to see in one step, such as learning rates that hardly move a parameter."""
+
+    def __init__(self, tolerance: float, eps: Tensor) -> None:
+        self._tolerance, self._eps = tolerance, eps
+        self._off: dict[int, Tensor] = {}
+        self._moved: dict[int, Tensor] = {}
+        self._allowed: dict[int, Tensor] = {}
+        self._ulp = torch.zeros_like(eps)
+        self._steps = 0
+
+    def add(self, rank: int, one: RecordedStep, expected: Expected, parameter_of: Tensor) -> None:
+        assert one.after is not None
+        update = expected.after - one.before
+        allowed = self._tolerance * allowance.size_of(update, parameter_of) + allowance.DOUBT * expected.doubt
+        nothing = torch.zeros_like(update)
+        self._off[rank] = self._off.get(rank, nothing) + (one.after - expected.after)
+        self._moved[rank] = self._moved.get(rank, nothing) + update
+        self._allowed[rank] = self._allowed.get(rank, nothing) + allowed
+        self._ulp = torch.maximum(self._ulp, self._eps * one.after.abs())
+        self._steps += rank == 0
+
+    def check(self, last: RecordedStep) -> None:
+        """Raises Fault if all steps together are off by more than rounding explains."""
+        for rank, off in self._off.items():
+            allowed = self._allowed[rank] + self._ulp * (4 + 2 * self._steps**0.5)
+            bad = ~(off.abs() <= allowed)
+            if bool(bad.any()):
+                name, worst = _worst(last, off.abs(), bad)
+                moved = float(self._moved[rank][worst])
+                raise Fault(
+                    0,
+                    f"all {self._steps} steps together moved an element of {name} by"
+                    f" {moved + float(off[worst]):.3g} on rank {rank}, instead of by {moved:.3g}",
+                )
+
+
+_TINY = 1e-44
+"""Rounding of numbers that are too small for float32's precision."""
+
+
+class _Stepping(NamedTuple):
+    """The arguments of `Reference.step` that follow the parameters."""
+
+    gradient: Tensor
+    rounding: Tensor
+    there: Tensor
+    groups: Tensor
+    options: Sequence[dict[str, Any]]
+
+
+def _stepped(each: Together, eps: Tensor) -> _Stepping:
+    """Returns what a step of all ranks is taken with."""
+    leader = next((one for one in each if one.given is not None and bool(one.gives.any())), each[0])
+    groups = torch.tensor(leader.layout.groups)[leader.parameter_of]
+    if leader.layout.steps_on == "worker" and leader.given is not None:
+        gradient, rounding, there = leader.given, eps * leader.given.abs(), leader.gives
+    else:
+        given = torch.stack([one.own if one.given is None else one.given for one in each])
+        gradient, rounding = given.mean(0), allowance.of_mean(eps, given)
+        there = torch.stack([one.owns if one.given is None else one.gives for one in each]).any(0)
+    return _Stepping(gradient, rounding, there, groups, leader.options)
+
+
+def _worst(one: RecordedStep, off: Tensor, bad: Tensor) -> tuple[str, int]:
+    """Returns the parameter with the largest difference of the bad ones, and that element."""
+    worst = int(torch.where(bad, off.nan_to_num(torch.inf), -1.0).argmax())
+    return one.layout.names[int(one.parameter_of[worst])], worst
+
+
+def _exchange_fault(rank: int, one: RecordedStep, off: Tensor, bad: Tensor, own: Tensor) -> str:
+    name, worst = _worst(one, off, bad)
+    if one.layout.steps_on == "server":
+        return f"the gradient of {name} on rank {rank} is not the one that autograd made there"
+    assert one.arrived is not None
+    within = one.parameter_of == one.parameter_of[worst]
+    text = f"the gradient of {name} that arrived on rank {rank} is not the mean of all ranks"
+    return text + _lost(one.arrived[within], own[:, within])
+
+
+def _update_fault(
+    rank: int, one: RecordedStep, update: Tensor, off: Tensor, bad: Tensor, each: Together
+) -> str:
+    name, worst = _worst(one, off, bad)
+    assert one.after is not None
+    within = one.parameter_of == one.parameter_of[worst]
+    wanted, found = update[within], (one.after - one.before)[within]
+    size = float(wanted.norm())
+    relative = float((found - wanted).norm()) / size if size else torch.inf
+    text = f"the update of {name} on rank {rank} is off by {relative:.2g} of its size"
+    if size and float(found.norm()):
+        factor = float(found @ wanted) / size**2
+        if float((found - factor * wanted).norm()) <= 0.02 * float(found.norm()):
+            return f"{text}: it is {factor:.3g} times what {one.layout.optimizer} does in one process"
+    return text
+
+
+def _lost(arrived: Tensor, own: Tensor) -> str:
+    """Returns which rank's gradient is missing in a mean, as the end of a clause; empty if none is."""
+    ranks = len(own)
+    for rank in range(ranks):
+        others = own.sum(0) - own[rank]
+        for number in {ranks, ranks - 1} - {0}:
+            if float((arrived - others / number).norm()) <= 1e-3 * float(arrived.norm()):
+                return f", as if rank {rank} had sent nothing"
+    return ""
