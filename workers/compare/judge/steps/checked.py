@@ -25,6 +25,11 @@ class Checked:
     step: int = 0
     written: frozenset[int] = frozenset()
 
+    @property
+    def complete(self) -> bool:
+        """Whether every step was judged, and nothing is wrong."""
+        return 0 < self.taken == self.judged and not self.fault
+
 
 class Fault(Exception):
     """A step did something else than it should.

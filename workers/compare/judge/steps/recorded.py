@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -86,8 +86,20 @@ def elements_of(layout: ModelLayout) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(layout.counts)), torch.tensor(layout.counts))
 
 
-def read(path: Path) -> dict[int, list[RecordedStep]]:
-    """Returns the steps of one worker in order, by the number of their optimizer.
+class Recording(NamedTuple):
+    """The file of one worker.
+
+    Attributes:
+        trainers: The steps in order, by the number of their optimizer.
+        facts: What makes a rank's gradients differ, by right, from those of the whole batch.
+    """
+
+    trainers: dict[int, list[RecordedStep]]
+    facts: frozenset[str]
+
+
+def read(path: Path) -> Recording:
+    """Reads the file of one worker.
 
     Raises:
         HubringError: The file is damaged.
@@ -100,14 +112,16 @@ def read(path: Path) -> dict[int, list[RecordedStep]]:
         ) from cause
 
 
-def recorded(entries: Iterable[ModelLayout | Step]) -> dict[int, list[RecordedStep]]:
-    """Returns the steps of these entries in order, by the number of their optimizer."""
+def recorded(entries: Iterable[ModelLayout | Step]) -> Recording:
+    """Returns what these entries record."""
+    facts: set[str] = set()
     found: dict[int, list[RecordedStep]] = {}
     layouts: dict[int, ModelLayout] = {}
     options: dict[int, list[dict[str, Any]]] = {}
     for entry in entries:
         if isinstance(entry, ModelLayout):
             layouts[entry.trainer] = entry
+            facts.update(entry.facts)
             found.setdefault(entry.trainer, [])
             continue
         if entry.groups is not None:
@@ -115,12 +129,8 @@ def recorded(entries: Iterable[ModelLayout | Step]) -> dict[int, list[RecordedSt
         steps = found[entry.trainer]
         last = steps[-1] if steps else None
         steps.append(_step(layouts[entry.trainer], entry, options[entry.trainer], last))
-    return {trainer: list(_completed(steps)) for trainer, steps in found.items()}
-
-
-def facts(entries: Iterable[ModelLayout | Step]) -> set[str]:
-    """Returns what makes a rank's gradients differ, by right, from those of the whole batch."""
-    return {fact for entry in entries if isinstance(entry, ModelLayout) for fact in entry.facts}
+    trainers = {trainer: list(_completed(steps)) for trainer, steps in found.items()}
+    return Recording(trainers, frozenset(facts))
 
 
 def _step(

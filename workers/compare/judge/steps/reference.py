@@ -140,25 +140,33 @@ def _known(names: Any) -> dict[str, Any]:
     return {key: value for key, value in _OURS.items() if key in names}
 
 
-def units_of(dtypes: Sequence[str], parameter_of: Tensor, histories: Sequence[Tensor]) -> list[Unit]:
+def units_of(
+    dtypes: Sequence[str],
+    parameter_of: Tensor,
+    histories: Sequence[Tensor],
+    among: Tensor | None = None,
+) -> list[Unit]:
     """Returns the elements, as few units as possible.
 
     Args:
         dtypes: Of the parameters.
         parameter_of: The parameter of each element.
         histories: In each step a number for each element; elements of a unit have the same in each step.
+        among: Which elements to return; None: all.
     """
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    firsts = [
-        int((parameter_of == number).nonzero()[0]) if (parameter_of == number).any() else -1
-        for number in range(len(dtypes))
-    ]
+    wanted = torch.ones(len(parameter_of), dtype=torch.bool) if among is None else among
     history = torch.stack(list(histories)) if histories else torch.zeros(0, len(parameter_of))
-    for number, first in enumerate(firsts):
-        if first >= 0:
-            key = (dtypes[number], history[:, first].numpy().tobytes())
-            alike.setdefault(key, []).append(number)
+    alike: dict[tuple[str, bytes], list[int]] = {}
+    for number, dtype in enumerate(dtypes):
+        elements = (wanted & (parameter_of == number)).nonzero().flatten()
+        if len(elements):
+            alike.setdefault((dtype, history[:, elements[0]].numpy().tobytes()), []).append(number)
     return [
-        Unit(torch.isin(parameter_of, torch.tensor(numbers)).nonzero().flatten(), getattr(torch, key[0]))
-        for key, numbers in alike.items()
+        Unit((wanted & torch.isin(parameter_of, torch.tensor(numbers))).nonzero().flatten(), _dtype(dtype))
+        for (dtype, _), numbers in alike.items()
     ]
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found

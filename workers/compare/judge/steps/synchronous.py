@@ -16,11 +16,10 @@ from torch import Tensor
 
 from hubring.workers.compare.judge.steps import allowance
 from hubring.workers.compare.judge.steps.checked import Checked, Fault
+from hubring.workers.compare.judge.steps.exchange import Together, check_exchange
+from hubring.workers.compare.judge.steps.fault_text import update_fault, worst_of
 from hubring.workers.compare.judge.steps.recorded import RecordedStep
 from hubring.workers.compare.judge.steps.reference import REPLAYED, Expected, Reference, units_of
-
-Together = Sequence[RecordedStep]
-"""The same step of all ranks, in rank order."""
 
 ALIKE_STEPS = 3
 """After so many steps with equal gradients, two ranks train on the same samples."""
@@ -106,7 +105,7 @@ class _Optimizer:
 
     def _check_exchanges(self) -> int:
         for each in self._rounds:
-            self._check_exchange([one.with_parameters_of(self._rounds[-1][0]) for one in each])
+            check_exchange([one.with_parameters_of(self._rounds[-1][0]) for one in each])
         return 0
 
     def _check_updates(self) -> int:
@@ -120,39 +119,19 @@ class _Optimizer:
         reference = Reference(last.layout.optimizer, units, rounds[0][0].options)
         drift, judged = _Drift(self._tolerance, eps), 0
         for each, stepping in zip(rounds, stepped, strict=True):
-            self._check_exchange(each)
+            check_exchange(each)
             if not bool(stepping.gradient.isfinite().all()):
                 break  # the run diverges, and says so itself
             expected = reference.step(each[0].before, *stepping)
             for rank, one in enumerate(each):
                 if one.after is not None:
-                    self._check_update(rank, one, expected, eps, each)
+                    self._check_update(rank, one, expected, eps)
                     drift.add(rank, one, expected, parameter_of)
             judged += 1
         drift.check(last)
         return judged
 
-    def _check_exchange(self, each: Together) -> None:
-        parameter_of, layout = each[0].parameter_of, each[0].layout
-        eps = allowance.precision(layout, parameter_of)
-        own = torch.stack([one.own for one in each])
-        for rank, one in enumerate(each):
-            if one.arrived is None:
-                continue
-            if layout.steps_on == "worker":
-                wanted, allowed = own.mean(0), allowance.of_mean(eps, own)
-            else:
-                wanted, allowed = one.own, 8 * eps * one.own.abs()
-            if not bool(wanted.isfinite().all()):
-                continue  # a scaled gradient overflowed, and the step was skipped or diverged
-            off = (one.arrived - wanted).abs()
-            bad = (off > allowed + _TINY) & (one.owns | (layout.steps_on == "worker"))
-            if bool(bad.any()):
-                raise Fault(one.step, _exchange_fault(rank, one, off, bad, own))
-
-    def _check_update(
-        self, rank: int, one: RecordedStep, expected: Expected, eps: Tensor, each: Together
-    ) -> None:
+    def _check_update(self, rank: int, one: RecordedStep, expected: Expected, eps: Tensor) -> None:
         assert one.after is not None
         update = expected.after - one.before
         size = allowance.size_of(update, one.parameter_of)
@@ -161,7 +140,7 @@ class _Optimizer:
         off = (one.after - expected.after).abs()
         bad = ~(off <= allowed)
         if bool(bad.any()):
-            raise Fault(one.step, _update_fault(rank, one, update, off, bad, each))
+            raise Fault(one.step, update_fault(one, rank, one.before, expected.after, one.after, bad))
 
 
 class _Drift:
@@ -192,17 +171,13 @@ class _Drift:
             allowed = self._allowed[rank] + self._ulp * (4 + 2 * self._steps**0.5)
             bad = ~(off.abs() <= allowed)
             if bool(bad.any()):
-                name, worst = _worst(last, off.abs(), bad)
+                name, worst = worst_of(last, off.abs(), bad)
                 moved = float(self._moved[rank][worst])
                 raise Fault(
                     0,
                     f"all {self._steps} steps together moved an element of {name} by"
                     f" {moved + float(off[worst]):.3g} on rank {rank}, instead of by {moved:.3g}",
                 )
-
-
-_TINY = 1e-44
-"""Rounding of numbers that are too small for float32's precision."""
 
 
 class _Stepping(NamedTuple):
@@ -226,47 +201,3 @@ def _stepped(each: Together, eps: Tensor) -> _Stepping:
         gradient, rounding = given.mean(0), allowance.of_mean(eps, given)
         there = torch.stack([one.owns if one.given is None else one.gives for one in each]).any(0)
     return _Stepping(gradient, rounding, there, groups, leader.options)
-
-
-def _worst(one: RecordedStep, off: Tensor, bad: Tensor) -> tuple[str, int]:
-    """Returns the parameter with the largest difference of the bad ones, and that element."""
-    worst = int(torch.where(bad, off.nan_to_num(torch.inf), -1.0).argmax())
-    return one.layout.names[int(one.parameter_of[worst])], worst
-
-
-def _exchange_fault(rank: int, one: RecordedStep, off: Tensor, bad: Tensor, own: Tensor) -> str:
-    name, worst = _worst(one, off, bad)
-    if one.layout.steps_on == "server":
-        return f"the gradient of {name} on rank {rank} is not the one that autograd made there"
-    assert one.arrived is not None
-    within = one.parameter_of == one.parameter_of[worst]
-    text = f"the gradient of {name} that arrived on rank {rank} is not the mean of all ranks"
-    return text + _lost(one.arrived[within], own[:, within])
-
-
-def _update_fault(
-    rank: int, one: RecordedStep, update: Tensor, off: Tensor, bad: Tensor, each: Together
-) -> str:
-    name, worst = _worst(one, off, bad)
-    assert one.after is not None
-    within = one.parameter_of == one.parameter_of[worst]
-    wanted, found = update[within], (one.after - one.before)[within]
-    size = float(wanted.norm())
-    relative = float((found - wanted).norm()) / size if size else torch.inf
-    text = f"the update of {name} on rank {rank} is off by {relative:.2g} of its size"
-    if size and float(found.norm()):
-        factor = float(found @ wanted) / size**2
-        if float((found - factor * wanted).norm()) <= 0.02 * float(found.norm()):
-            return f"{text}: it is {factor:.3g} times what {one.layout.optimizer} does in one process"
-    return text
-
-
-def _lost(arrived: Tensor, own: Tensor) -> str:
-    """Returns which rank's gradient is missing in a mean, as the end of a clause; empty if none is."""
-    ranks = len(own)
-    for rank in range(ranks):
-        others = own.sum(0) - own[rank]
-        for number in {ranks, ranks - 1} - {0}:
-            if float((arrived - others / number).norm()) <= 1e-3 * float(arrived.norm()):
-                return f", as if rank {rank} had sent nothing"
-    return ""
