@@ -95,7 +95,8 @@ def _check_order(key: int, pushes: Sequence[_Push]) -> None:
         if other.position == one.position:
             raise Fault(
                 other.step.step,
-                f"pushes of ranks {one.rank} and {other.rank} were both applied as number {one.position} of key {key}",
+                f"pushes of ranks {one.rank} and {other.rank} to key {key} were both applied as number"
+                f" {one.position}",
             )
         if other.position != one.position + 1:
             raise Fault(

@@ -119,8 +119,8 @@ def _advice(row: str, unknown: Sequence[int], samples: shares.Samples) -> str:
         return ""
     took = " and ".join(f"{count:g}" for count in samples[unknown[0]])
     return (
-        f"In step {unknown[0]} of {row}, workers took {took} samples. Their gradients have the same weight. If"
-        f" the script does not weigh its loss, {shares.FIX}. Add the row local to have this checked."
+        f"In step {unknown[0]} of {row}, workers took {took} samples, and their gradients have the same"
+        f" weight. If the script does not weigh its loss, {shares.FIX}. Add the row local to have this checked."
     )
 
 
