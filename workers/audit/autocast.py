@@ -19,7 +19,8 @@ class AutocastWatch:
 
     def __init__(self) -> None:
         self.seen = False
-        self._enter = enter = autocast.__enter__
+        enter: Any = autocast.__enter__
+        self._enter = enter
 
         def noting(context: autocast) -> Any:
             self.seen = self.seen or bool(getattr(context, "_enabled", True))

@@ -24,19 +24,19 @@ class Sample(NamedTuple):
 
     first: int
     stride: int
-    count: int
+    number: int
 
     @property
     def elements(self) -> range:
         """The elements' positions in the flat tensor."""
-        return range(self.first, self.first + self.count * self.stride, self.stride)
+        return range(self.first, self.first + self.number * self.stride, self.stride)
 
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the elements of a tensor, flat: a view, unless the tensor is sparse or not contiguous."""
         dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
         if not dense.is_contiguous():
-            return dense.reshape(-1)[self.first :: self.stride][: self.count]
-        return dense.as_strided((self.count,), (self.stride,), dense.storage_offset() + self.first)
+            return dense.reshape(-1)[self.first :: self.stride][: self.number]
+        return dense.as_strided((self.number,), (self.stride,), dense.storage_offset() + self.first)
 
 
 def sample(name: str, numel: int, parameters: int) -> Sample:
@@ -48,11 +48,11 @@ def sample(name: str, numel: int, parameters: int) -> Sample:
         parameters: How many parameters the model has.
     """
     share = max(LEAST, min(MOST_OF_TENSOR, MOST // max(1, parameters)))
-    count = min(numel, share)
-    if count == 0:
+    number = min(numel, share)
+    if number == 0:
         return Sample(0, 1, 0)
-    stride = numel // count
+    stride = numel // number
     while gcd(stride, numel) > 1:  # else all elements could be of one column
         stride -= 1
-    free = numel - (count - 1) * stride
-    return Sample(zlib.crc32(name.encode()) % free, stride, count)
+    free = numel - (number - 1) * stride
+    return Sample(zlib.crc32(name.encode()) % free, stride, number)

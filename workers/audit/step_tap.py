@@ -80,6 +80,12 @@ class StepTap:
         self._options: list[dict[str, Any]] = []
         self._last_after = b""
         self._read = 0
+        self._taken = torch.zeros(5, 0)
+        self._views: list[list[Tensor]] = []
+        self._owns = self._gives = bytearray()
+        self._open = self._arrived = self._given = self._inside = False
+        self._graph_task = -1
+        self._divisor = 1.0
         self._layout()
         self._begin()
         self._handles = [
@@ -239,7 +245,7 @@ class StepTap:
                 names=list(self._names),
                 dtypes=[str(one.dtype).removeprefix("torch.") for one in self._parameters],
                 numels=[one.numel() for one in self._parameters],
-                counts=[one.count for one in self._samples],
+                counts=[one.number for one in self._samples],
                 groups=[place.get(id(one), -1) for one in self._parameters],
                 keys=self._keys(),
                 wide=self._taken.dtype == torch.float64,
@@ -251,15 +257,13 @@ class StepTap:
 
     def _make_room(self) -> None:
         """Makes the buffer longer. What the current step has recorded stays."""
-        counts = [one.count for one in self._samples]
+        counts = [one.number for one in self._samples]
         wide = any(one.dtype == torch.float64 for one in self._parameters)
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         dtype = torch.float64 if wide else torch.float32
         taken = torch.zeros(5, sum(counts), dtype=dtype, device=device)
-        if hasattr(self, "_taken"):
-            had = self._taken.shape[1]
-            taken[:, :had] = self._taken
-            self._owns.extend(bytes(len(counts) - len(self._owns)))
+        taken[:, : self._taken.shape[1]] = self._taken
+        self._owns.extend(bytes(len(counts) - len(self._owns)))
         self._taken = taken
         self._views = [list(row.split(counts)) for row in taken]
 

@@ -6,7 +6,7 @@ from hubring.workers.compare.result.findings import Gate, Pair
 
 
 def drift(gate: Gate) -> str:
-    """Returns a sentence with the largest difference of every row; empty if nothing was compared at the end."""
+    """Returns a sentence with every row's largest difference; empty if nothing was compared at the end."""
     worst: dict[str, Pair] = {}
     for pair in gate.pairs:
         if pair.limit and pair.steps is not None:
@@ -19,6 +19,6 @@ def drift(gate: Gate) -> str:
     parts = [f"{name} {float(pair.final):.2g}" for name, pair in worst.items()]
     first = next(iter(worst.values())).first
     return (
-        f"End drift, the largest difference from {first} after the last step: {', '.join(parts)}. After {steps}"
-        " steps rows must agree; later, training amplifies rounding."
+        f"End drift, the largest difference from {first} after the last step: {', '.join(parts)}. After"
+        f" {steps} steps rows must agree; later, training amplifies rounding."
     )

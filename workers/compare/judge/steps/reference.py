@@ -83,9 +83,10 @@ class Reference:
             options: The options of each group.
         """
         signs = torch.randint(0, 2, gradient.shape, generator=self._noise) * 2 - 1
+        nothing = torch.zeros_like(rounding)
         exact, rounded = (
             one.step(before, gradient + error, there, groups, options)
-            for one, error in zip(self._both, (0.0, rounding * signs), strict=True)
+            for one, error in zip(self._both, (nothing, rounding * signs), strict=True)
         )
         return Expected(exact, (exact - rounded).abs())
 

@@ -120,7 +120,7 @@ def _advice(row: str, unknown: Sequence[int], samples: shares.Samples) -> str:
     took = " and ".join(f"{count:g}" for count in samples[unknown[0]])
     return (
         f"In step {unknown[0]} of {row}, workers took {took} samples, and their gradients have the same"
-        f" weight. If the script does not weigh its loss, {shares.FIX}. Add the row local to have this checked."
+        f" weight. If the script does not weigh its loss, {shares.FIX}. Add the row local to check this."
     )
 
 

@@ -24,14 +24,14 @@ def gate(material: Material) -> dict[str, Any]:
     checked = [_step_line(each) for each in sorted(judged.steps, key=lambda each: each.passed)]
     steps = Table("All runs whose steps were re-checked", STEP_HEADS, checked, STEP_WORDS)
     title = "Did the rows compute the same?"
-    advice = list(dict.fromkeys(each.advice for each in (*judged.pairs, *judged.steps) if each.advice))
+    advice = [each.advice for each in judged.pairs] + [each.advice for each in judged.steps]
     return {
         "title": title,
         "judged": judged,
         "withheld": withheld,
         "pairs": pairs,
         "steps": steps,
-        "advice": advice,
+        "advice": list(dict.fromkeys(filter(None, advice))),
         "drift": drift(judged),
     }
 
