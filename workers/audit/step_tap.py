@@ -249,7 +249,7 @@ class StepTap:
                 groups=[place.get(id(one), -1) for one in self._parameters],
                 keys=self._keys(),
                 wide=self._taken.dtype == torch.float64,
-                fresh=not getattr(self._optimizer, "wrapped", self._optimizer).state,
+                fresh=_is_fresh(getattr(self._optimizer, "wrapped", self._optimizer)),
                 facts=self._facts(),
             )
         )
@@ -295,6 +295,11 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
         for name, value in group.items()
         if name != "params" and (isinstance(value, bool | int | float | tuple) or _is_number(value))
     }
+
+
+def _is_fresh(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has taken no step. Adagrad has a state from the start."""
+    return not any(float(state.get("step", 1)) for state in optimizer.state.values())
 
 
 def _is_number(value: object) -> bool:

@@ -28,7 +28,7 @@ def check_exchange(each: Together) -> None:
     averages = layout.steps_on == "worker"
     eps = allowance.precision(layout, each[0].parameter_of)
     own = torch.stack([one.own for one in each])
-    for rank, one in enumerate(each):
+    for one in each:
         if one.arrived is None:
             continue
         wanted = own.mean(0) if averages else one.own
@@ -38,4 +38,4 @@ def check_exchange(each: Together) -> None:
         off = (one.arrived - wanted).abs()
         bad = ~(off <= allowed + _TINY) & (one.owns | averages)
         if bool(bad.any()):
-            raise Fault(one.step, exchange_fault(one, rank, off, bad, own))
+            raise Fault(one.step, exchange_fault(one, off, bad, own))

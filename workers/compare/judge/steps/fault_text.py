@@ -17,17 +17,16 @@ def worst_of(one: RecordedStep, off: Tensor, bad: Tensor) -> tuple[str, int]:
     return one.layout.names[int(one.parameter_of[worst])], worst
 
 
-def exchange_fault(one: RecordedStep, rank: int, off: Tensor, bad: Tensor, own: Tensor) -> str:
+def exchange_fault(one: RecordedStep, off: Tensor, bad: Tensor, own: Tensor) -> str:
     """Describes gradients that are not the mean, or not this rank's own, as a clause.
 
     Args:
         one: The rank's step.
-        rank: The rank.
         off: By how much each element is off.
         bad: The elements that are off by too much.
         own: All ranks' own gradients: [ranks, elements].
     """
-    name, worst = worst_of(one, off, bad)
+    (name, worst), rank = worst_of(one, off, bad), one.layout.rank
     if one.layout.steps_on == "server":
         return f"the gradient of {name} on rank {rank} is not the one that autograd made there"
     assert one.arrived is not None
