@@ -71,6 +71,9 @@ KINDS: dict[str, type[Ranks]] = {
 """The ranks of each row."""
 
 
+_BUILDING = threading.Lock()
+
+
 def small() -> nn.Module:
     """Returns two linear layers, with the same parameters in every call."""
     torch.manual_seed(0)
@@ -150,6 +153,11 @@ class Script:
     deal: Callable[[Tensor, int, int], Tensor] = deal
     shape: tuple[int, ...] = (FEATURES,)
 
+    def build(self) -> nn.Module:
+        """Returns the model, on one thread at a time: threads share the random numbers of its parameters."""
+        with _BUILDING:
+            return self.model()
+
     def samples(self, step: int) -> tuple[Tensor, Tensor]:
         """Returns the whole batch of a step."""
         count = self.batch if step % 5 else self.last
@@ -201,7 +209,7 @@ def _train(script: Script, communicator: Communicator) -> tuple[Sequence[ModelLa
     HERE.rank = communicator.rank
     entries: list[ModelLayout | Step] = []
     taps: list[StepTap] = []
-    model = script.model()
+    model = script.build()
     inner = script.optimizer(model)
     optimizer = DistributedOptimizer(
         inner,

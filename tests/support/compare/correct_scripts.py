@@ -191,7 +191,7 @@ def normalized() -> nn.Module:
 
 def wide() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(FEATURES, 3000), nn.ReLU(), nn.Linear(3000, CLASSES))
+    return nn.Sequential(nn.Linear(FEATURES, 500), nn.ReLU(), nn.Linear(500, CLASSES))
 
 
 def deep() -> nn.Module:

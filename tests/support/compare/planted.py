@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +19,7 @@ from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.optimizer.bucket_steps import Stepper
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.reducers import Reducers
-from tests.support.compare.audited import HERE, SIZE, Script, Training
+from tests.support.compare.audited import HERE, SIZE, Script, Training, plain
 from tests.support.compare.correct_scripts import grouped, made, scheduled
 
 Plant = Callable[[], Any]
@@ -42,7 +42,7 @@ class Planted:
 
     row: str
     plant: Plant
-    script: Script = Script(steps=14)
+    script: Script = field(default_factory=lambda: Script(steps=14))
     says: str = ""
 
 
@@ -286,12 +286,6 @@ def _same_samples(inputs: Tensor, rank: int, size: int) -> Tensor:
     return inputs[:: size or rank]
 
 
-def _unweighted(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    training.optimizer.zero_grad()
-    training.loss(inputs, labels).backward()
-    training.optimizer.step()
-
-
 IN_SCRIPT = ("ranks train on the same samples", "an uneven last batch")
 """Faults of the script itself, which show beside a single process."""
 
@@ -378,7 +372,7 @@ PLANTED: dict[str, Planted] = {
     "an uneven last batch": Planted(
         "hub-bsp",
         lambda: _nothing(),
-        Script(take=_unweighted, last=7),
+        Script(take=plain, last=7),
         "their gradients have the same weight",
     ),
 }

@@ -25,7 +25,7 @@ def test_training_is_the_same_bit_by_bit(row: str, name: str) -> None:
     script = SCRIPTS[name]
 
     def train(recorded: bool, communicator: Communicator) -> list[torch.Tensor]:
-        model, taps = script.model(), list[StepTap]()
+        model, taps = script.build(), list[StepTap]()
         inner = script.optimizer(model)
         optimizer = DistributedOptimizer(
             inner,

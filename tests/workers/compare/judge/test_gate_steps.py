@@ -18,7 +18,7 @@ from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.run.outcome import EARLY, Outcome, audit_file
 from tests.support.compare.audited import Script, Trained, train
 from tests.support.compare.correct_scripts import in_bfloat16, normalized
-from tests.support.compare.planted import PLANTED, weighted
+from tests.support.compare.planted import PLANTED
 from tests.support.compare.replayed import Replayed, findings
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,7 @@ def test_without_a_reason_local_is_right(tmp_path: Path) -> None:
 
 
 def test_uneven_batches_without_a_single_process_are_advice(tmp_path: Path) -> None:
-    trained = {name: train(name, Script(take=weighted, last=7)) for name in ("ring", "hub-bsp")}
+    trained = {name: train(name, Script(last=7)) for name in ("ring", "hub-bsp")}
     found = findings(tmp_path, Audited(trained=trained), rows=("ring", "hub-bsp"), seeds=(0,))
     assert found.gate.passed
     assert "Add the row local to check this." in next(each.advice for each in found.gate.steps)
