@@ -24,7 +24,7 @@ from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.judge.gate import TOLERANCE
 from hubring.workers.compare.judge.steps.recorded import Recording, recorded
 from hubring.workers.compare.judge.steps.step_checks import RunCheck, check_run
-from hubring.workers.compare.run.outcome import Line, audit_file
+from hubring.workers.compare.run.outcome import Line, audit_file, read_record
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import AggregatingRanks, HubRanks, LocalRanks, Ranks, RingRanks, Seat
 
@@ -180,13 +180,16 @@ class Trained:
         return [recorded(entries) for entries in self.entries]
 
     def save(self, folder: Path) -> None:
-        """Writes the files of a run."""
+        """Writes the recorded steps, and the ranks' samples into the records, to the folder of a run."""
         for rank, (entries, lines) in enumerate(zip(self.entries, self.records, strict=True)):
             with AuditFile(audit_file(folder, rank)) as file:
                 for entry in entries:
                     file.write(entry)
-            text = "".join(f"{json.dumps(line)}\n" for line in lines)
-            (folder / f"record {rank}.jsonl").write_text(text)
+            path, samples = folder / f"record {rank}.jsonl", {line["step"]: line["samples"] for line in lines}
+            known = [dict(line) for line in read_record(path)]
+            for line in known:
+                line["samples"] = samples.get(line["step"], line.get("samples", 0))
+            path.write_text("".join(f"{json.dumps(line)}\n" for line in known))
 
     def check(self, alone: Trained | None = None) -> RunCheck:
         """Returns what the gate finds, with a single process to compare with, if any."""
