@@ -18,7 +18,7 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 def made(kind: type[torch.optim.Optimizer], **options: Any) -> Make:
     """Returns what makes an optimizer of one group."""
-    return lambda model: kind(model.parameters(), **options)  # type: ignore[call-arg]
+    return lambda model: kind(model.parameters(), **options)
 
 
 def grouped(kind: type[torch.optim.Optimizer], *options: dict[str, Any], **common: Any) -> Make:
@@ -28,7 +28,7 @@ def grouped(kind: type[torch.optim.Optimizer], *options: dict[str, Any], **commo
         weights = [one for one in model.parameters() if one.dim() > 1]
         biases = [one for one in model.parameters() if one.dim() == 1]
         groups = [{"params": each, **more} for each, more in zip((weights, biases), options, strict=True)]
-        return kind(groups, **common)  # type: ignore[call-arg]
+        return kind(groups, **common)
 
     return make
 
@@ -219,7 +219,7 @@ def convolving() -> nn.Module:
 def channels_last() -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, CLASSES))
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def tied() -> nn.Module:

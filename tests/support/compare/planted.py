@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -193,6 +193,10 @@ def _arriving(steps: Callable[[int], bool], change: Callable[[Bucket], None]) ->
         yield
 
 
+def _halve(bucket: Bucket) -> None:
+    bucket.gradients.mul_(0.5)
+
+
 def _own_last(bucket: Bucket) -> None:
     bucket.gradients[-1] *= 1.5
 
@@ -339,9 +343,7 @@ PLANTED: dict[str, Planted] = {
     "all ranks send twice as much, to be averaged": Planted("hub-aggregate", _sent(_from(8), 2.0)),
     "a gradient is not cleared, on a ring": Planted("ring", lambda: _sealing(_with_earlier)),
     "a gradient is not cleared, to a hub": Planted("hub-bsp", lambda: _sealing(_with_earlier)),
-    "a mean is divided once more": Planted(
-        "ring", lambda: _arriving(_from(8), lambda bucket: bucket.gradients.mul_(0.5))
-    ),
+    "a mean is divided once more": Planted("ring", lambda: _arriving(_from(8), _halve)),
     "the last element does not arrive": Planted("hub-aggregate", lambda: _arriving(_from(10), _own_last)),
     # The workers' own steps.
     "a rank takes no step": Planted("ring", lambda: _one_rank_sits_out(9), says="on rank 1"),
@@ -367,20 +369,15 @@ PLANTED: dict[str, Planted] = {
     ),
     # The script.
     "ranks train on the same samples": Planted(
-        "ring", lambda: _nothing(), Script(deal=_same_samples), "they train on the same samples"
+        "ring", nullcontext, Script(deal=_same_samples), "they train on the same samples"
     ),
     "an uneven last batch": Planted(
         "hub-bsp",
-        lambda: _nothing(),
+        nullcontext,
         Script(take=plain, last=7),
         "their gradients have the same weight",
     ),
 }
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _last_layer(training: Training, inputs: Tensor, labels: Tensor) -> None:

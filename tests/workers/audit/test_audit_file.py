@@ -27,7 +27,7 @@ def step(number: int) -> Step:
 
 
 def test_entries_come_back_in_order(tmp_path: Path) -> None:
-    entries = [layout(), step(1), step(2)]
+    entries: list[ModelLayout | Step] = [layout(), step(1), step(2)]
     with AuditFile(tmp_path / "audit") as file:
         for entry in entries:
             file.write(entry)
