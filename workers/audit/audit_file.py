@@ -31,6 +31,7 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
         keys: For every recorded element, the hub's key; empty where no order of pushes is recorded.
         wide: Whether elements are recorded as float64, else float32.
         fresh: Whether the optimizer had no state when it was wrapped.
+        hooked: Whether the script has hooks that may change gradients after they are recorded.
         facts: What makes a rank's gradients differ, by right, from those of the whole batch.
     """
 
@@ -48,6 +49,7 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
     keys: list[int] = []
     wide: bool = False
     fresh: bool = True
+    hooked: bool = False
     facts: list[str] = []
 
 

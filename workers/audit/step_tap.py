@@ -86,6 +86,10 @@ class StepTap:
         self._open = self._arrived = self._given = self._inside = False
         self._graph_task = -1
         self._divisor = 1.0
+        self._looked = False
+        """Whether the script's hooks were looked for, once its first step begins."""
+        self._numbers: list[int] = []
+        """Of our hooks, by parameter."""
         self._layout()
         self._begin()
         self._handles = [
@@ -143,8 +147,9 @@ class StepTap:
         self._inside = closure or hooked
         scale = getattr(self._optimizer, "grad_scale", None)
         self._divisor = 1.0 if scale is None else float(scale)
-        if self._regrouped():
+        if self._regrouped() or (not self._looked and self._is_hooked()):
             self._layout()
+        self._looked = True
         if not (self._on_worker and self.trainer.ahead):
             self._given = True
             self._gives = self._take_gradients(GIVEN)
@@ -231,7 +236,8 @@ class StepTap:
             name = names.get(id(parameter), f"parameter {len(self._parameters)}")
             self._names.append(name)
             self._samples.append(sample(name, parameter.numel(), expected))
-            parameter.register_hook(self._hook(len(self._parameters)))
+            handle = parameter.register_hook(self._hook(len(self._parameters)))
+            self._numbers.append(handle.id)
             self._parameters.append(parameter)
         self._make_room()
         self._write(
@@ -250,6 +256,7 @@ class StepTap:
                 keys=self._keys(),
                 wide=self._taken.dtype == torch.float64,
                 fresh=_is_fresh(getattr(self._optimizer, "wrapped", self._optimizer)),
+                hooked=self._is_hooked(),
                 facts=self._facts(),
             )
         )
@@ -266,6 +273,16 @@ class StepTap:
         self._owns.extend(bytes(len(counts) - len(self._owns)))
         self._taken = taken
         self._views = [list(row.split(counts)) for row in taken]
+
+    def _is_hooked(self) -> bool:
+        """Whether hooks that are not ours run on some gradient after it is recorded."""
+        for number, parameter in zip(self._numbers, self._parameters, strict=True):
+            if next(reversed(parameter._backward_hooks or {number: None})) != number:
+                return True
+            later = (parameter._post_accumulate_grad_hooks or {}).values()
+            if not all(str(getattr(one, "__module__", "")).startswith("hubring.") for one in later):
+                return True
+        return False
 
     def _facts(self) -> list[str]:
         state: dict[str, Tensor] = getattr(self.trainer, "model_state", {})

@@ -140,6 +140,8 @@ class Script:
         batch: Samples of a step, of all ranks.
         last: Samples of every fifth step, as at the end of an epoch.
         deal: Returns a rank's samples.
+        shape: Of one sample.
+        ends: Runs after the last step.
     """
 
     model: Callable[[], nn.Module] = small
@@ -152,6 +154,7 @@ class Script:
     last: int = 12
     deal: Callable[[Tensor, int, int], Tensor] = deal
     shape: tuple[int, ...] = (FEATURES,)
+    ends: Callable[[Training], None] = nothing
 
     def build(self) -> nn.Module:
         """Returns the model, on one thread at a time: threads share the random numbers of its parameters."""
@@ -231,7 +234,8 @@ def _train(script: Script, communicator: Communicator) -> tuple[Sequence[ModelLa
         script.before(training)
         if len(inputs):
             script.take(training, inputs, labels)
-        lines.append({"step": optimizer.completed_steps, "samples": len(inputs)})
+            lines.append({"step": optimizer.completed_steps, "samples": len(inputs)})
+    script.ends(training)
     optimizer.settle()
     taps[0].close()
     return entries, lines

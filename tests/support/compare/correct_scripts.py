@@ -173,12 +173,38 @@ def growing(training: Training) -> None:
         training.optimizer.add_param_group({"params": list(first.parameters()), "lr": 0.02})
 
 
+def hooking(training: Training) -> None:
+    """Clips gradients with hooks, which run after they were recorded."""
+    if training.number == 1:
+        for parameter in training.model.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+def joining(training: Training) -> None:
+    training.optimizer.join()
+
+
 def shrinking(training: Training) -> None:
     """Keeps the parameters within bounds, as some GANs do."""
     if training.number > 1:
         with torch.no_grad():
             for parameter in training.model.parameters():
                 parameter.clamp_(-0.3, 0.3)
+
+
+def fewer_batches(inputs: Tensor, rank: int, size: int) -> Tensor:
+    """Leaves nothing of a batch of seven samples for the last rank."""
+    return inputs[rank::size] if len(inputs) > 7 or rank < size - 1 else inputs[:0]
+
+
+def stepped(model: nn.Module) -> torch.optim.Optimizer:
+    """Returns an optimizer that has taken a step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
 
 
 # Models.
@@ -330,6 +356,11 @@ SCRIPTS: dict[str, Script] = {
     "across the barrier": Script(options={"cross_barrier": True}),
     "across the barrier, adam": Script(optimizer=_OPTIMIZERS["adam"], options={"cross_barrier": True}),
     "parameters within bounds": Script(before=shrinking, options={"overlap": False}),
+    "hooks that clip": Script(before=hooking),
+    "hooks that clip, adam": Script(optimizer=_OPTIMIZERS["adam"], before=hooking),
+    "ranks with fewer batches": Script(
+        deal=fewer_batches, ends=joining, options={"uneven": True, "overlap": False}
+    ),
     "one bucket": Script(options={"bucket_bytes": 1 << 20}),
     "momentum in 30 steps": Script(steps=30),
     "adam in 30 steps": Script(optimizer=_OPTIMIZERS["adam"], steps=30),

@@ -17,7 +17,7 @@ from hubring.workers.compare.page import page
 from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.run.outcome import EARLY, Outcome, audit_file
 from tests.support.compare.audited import Script, Trained, train
-from tests.support.compare.correct_scripts import in_bfloat16, normalized
+from tests.support.compare.correct_scripts import in_bfloat16, normalized, stepped
 from tests.support.compare.planted import PLANTED
 from tests.support.compare.replayed import Replayed, findings
 
@@ -109,6 +109,13 @@ def test_parameters_that_change_between_steps_in_one_row_only_are_a_fault(tmp_pa
     found = judged(tmp_path, all_rows(Script(before=changing)))
     assert "step 6 of ring is wrong" in entry(found, "ring").withheld
     assert entry(found, "hub-bsp").withheld is None
+
+
+def test_a_state_from_before_is_not_replayed_in_any_row(tmp_path: Path) -> None:
+    found = judged(tmp_path, all_rows(Script(optimizer=stepped)))
+    assert found.gate.passed
+    text = "The updates of local, ring and hub-bsp were not replayed: its optimizer began with a state."
+    assert text in found.verdict
 
 
 def test_end_drift_is_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.judge.steps import asynchronous, recorded, shares, synchronous
@@ -29,11 +30,6 @@ class RunCheck:
     facts: frozenset[str] = frozenset()
     advice: str = ""
 
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Equal for runs that take the same batches: the setting's workers, the seed and the turn."""
-        return self.run.setting.workers, self.run.seed, self.run.turn
-
 
 def check_runs(outcomes: Mapping[str, Outcome], tolerance: float) -> dict[str, RunCheck]:
     """Returns the checks by label, of the runs that recorded their steps.
@@ -46,13 +42,17 @@ def check_runs(outcomes: Mapping[str, Outcome], tolerance: float) -> dict[str, R
         tolerance: Allowed difference of an update, relative to the update.
     """
     found: dict[str, RunCheck] = {}
+    # A hub takes the state before the record begins. Rows whose workers step show whether there was one.
+    resumed = {_place(each.run) for each in outcomes.values() if _recorded(each) and not _is_fresh(each)}
     alone: dict[tuple[int, int, int], Sequence[RecordedStep]] = {}
     # A single process comes first: others are compared with it.
     for outcome in sorted(outcomes.values(), key=lambda each: each.run.row.name != "local"):
         ranks = _recordings(outcome)
         if not ranks:
             continue
-        place = RunCheck(outcome.run, Checked(0, 0)).place
+        place = _place(outcome.run)
+        if place in resumed:
+            ranks = [rank.resumed() for rank in ranks]
         if outcome.run.row.name == "local":
             alone[place] = ranks[0].trainers.get(0, ())
         found[outcome.run.label] = check_run(
@@ -90,11 +90,27 @@ def check_run(
     return RunCheck(run, checked, facts, _advice(run.row.name, unknown, samples))
 
 
+def _place(run: Run) -> tuple[int, int, int]:
+    """Returns what is equal for runs that take the same batches: the workers, the seed and the turn."""
+    return run.setting.workers, run.seed, run.turn
+
+
+def _recorded(outcome: Outcome) -> list[Path]:
+    """Returns the files of all ranks; empty if the run did not finish or did not record its steps."""
+    files = [outcome.audit(rank) for rank in range(len(outcome.results))]
+    whole = not outcome.failed and not outcome.diverged and all(file.exists() for file in files)
+    return files if whole else []
+
+
+def _is_fresh(outcome: Outcome) -> bool:
+    """Whether no optimizer began with a state."""
+    return all(recorded.begins_fresh(file) for file in _recorded(outcome))
+
+
 def _recordings(outcome: Outcome) -> list[Recording]:
     """Returns the recordings of all ranks; empty if the run's steps are not to be judged."""
-    run = outcome.run
-    files = [outcome.audit(rank) for rank in range(len(outcome.results))]
-    if outcome.failed or outcome.diverged or not files or not all(file.exists() for file in files):
+    run, files = outcome.run, _recorded(outcome)
+    if not files:
         return []
     if run.setting.fault is not None or (run.row.synchronous and not run.row.exact):
         return []
@@ -132,7 +148,7 @@ def without_strangers(checks: dict[str, RunCheck]) -> dict[str, RunCheck]:
     alike: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)
     for label, each in checks.items():
         if each.run.row.exact:
-            alike[each.place].append(label)
+            alike[_place(each.run)].append(label)
     for labels in alike.values():
         scripts = _common(checks[label].checked.written for label in labels)
         for label in labels:

@@ -80,6 +80,8 @@ class _Optimizer:
             return "its optimizer is not one of torch's that treat each element by itself"
         if not first.fresh:
             return "its optimizer began with a state"
+        if first.hooked and any(step.given is None for each in self._rounds for step in each):
+            return "the script's hooks change gradients"
         if any(step.open for each in self._rounds for step in each):
             return "the script runs code within step()"
         return ""

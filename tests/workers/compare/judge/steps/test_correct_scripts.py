@@ -15,7 +15,13 @@ pytestmark = [
 NOT_REPLAYED = {"closure", "closure, adam"}
 """What steps is not known outside of `step()`, so only the exchange is judged."""
 
-NO_ASP = {"across the barrier", "across the barrier, adam", "parameters within bounds", "overflowing"}
+NO_ASP = {
+    "across the barrier",
+    "across the barrier, adam",
+    "parameters within bounds",
+    "overflowing",
+    "ranks with fewer batches",
+}
 """An asynchronous hub does not have these, or has no steps in common."""
 
 
