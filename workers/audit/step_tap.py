@@ -277,7 +277,7 @@ class StepTap:
     def _is_hooked(self) -> bool:
         """Whether hooks that are not ours run on some gradient after it is recorded."""
         for number, parameter in zip(self._numbers, self._parameters, strict=True):
-            if next(reversed(parameter._backward_hooks or {number: None})) != number:
+            if parameter._backward_hooks and next(reversed(parameter._backward_hooks)) != number:
                 return True
             later = (parameter._post_accumulate_grad_hooks or {}).values()
             if not all(str(getattr(one, "__module__", "")).startswith("hubring.") for one in later):

@@ -1,4 +1,4 @@
-"""Whether each rank's gradient has the weight of its samples, as in a smaller last batch of an epoch.
+"""Whether ranks train on samples of their own, and whether each gradient has the weight of its samples.
 
 The mean over ranks gives all of them the same weight. If their numbers of samples differ, the script must
 weigh its losses. Whether it does shows in the same step of a single process with the whole batch.
@@ -19,13 +19,45 @@ CLEARER = 3.0
 SEEN = 1e-3
 """Smallest difference of the equal mean, relative to the gradient, that counts."""
 
+ALIKE_STEPS = 3
+"""After so many steps with equal gradients, two ranks train on the same samples."""
+
 Samples = Mapping[int, Sequence[float]]
 """Every rank's reported samples, by step."""
 
 FIX = "multiply each worker's mean loss by its samples * hubring.size() / all samples, or use drop_last=True"
 
 
-def check(
+def same_samples(ranks: Sequence[Sequence[RecordedStep]], alone: Sequence[RecordedStep]) -> int:
+    """Compares the ranks' gradients with each other, and with those of a single process if all are the same.
+
+    Args:
+        ranks: Every rank's steps.
+        alone: The steps of the single process; empty without one.
+
+    Returns:
+        A rank whose gradients are those of rank 0 in all steps, if no single process shows whether that is
+        right; else 0.
+
+    Raises:
+        Fault: It is wrong, because the single process has other gradients.
+    """
+    for rank in range(1, len(ranks)):
+        pairs = [pair for pair in zip(ranks[0], ranks[rank], strict=False) if bool(pair[0].own.any())]
+        if len(pairs) < ALIKE_STEPS or not all(torch.equal(one.own, other.own) for one, other in pairs):
+            continue
+        if not alone or alone[0].own.shape != ranks[0][0].own.shape:
+            return rank
+        whole, own = alone[0].own, ranks[0][0].own
+        if float((whole - own).norm()) > SEEN * float(whole.norm()):
+            text = (
+                f"ranks 0 and {rank} computed the same gradients in all {len(pairs)} steps, and local others"
+            )
+            raise Fault(0, f"{text}: they train on the same samples; use hubring.ShardedSampler")
+    return 0
+
+
+def uneven(
     ranks: Sequence[Sequence[RecordedStep]], samples: Samples, alone: Sequence[RecordedStep]
 ) -> list[int]:
     """Compares steps with uneven samples with those of a single process.

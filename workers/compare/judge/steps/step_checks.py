@@ -44,7 +44,7 @@ def check_runs(outcomes: Mapping[str, Outcome], tolerance: float) -> dict[str, R
     found: dict[str, RunCheck] = {}
     # A hub takes the state before the record begins. Rows whose workers step show whether there was one.
     resumed = {_place(each.run) for each in outcomes.values() if _recorded(each) and not _is_fresh(each)}
-    alone: dict[tuple[int, int, int], Sequence[RecordedStep]] = {}
+    alone: dict[tuple[int, int], Sequence[RecordedStep]] = {}
     # A single process comes first: others are compared with it.
     for outcome in sorted(outcomes.values(), key=lambda each: each.run.row.name != "local"):
         ranks = _recordings(outcome)
@@ -84,15 +84,16 @@ def check_run(
         return RunCheck(run, checked, facts)
     samples = _samples(records)
     try:
-        unknown = shares.check([each.get(0, ()) for each in steps], samples, alone)
+        first = [each.get(0, ()) for each in steps]
+        twin, unknown = shares.same_samples(first, alone), shares.uneven(first, samples, alone)
     except Fault as fault:
         return RunCheck(run, replace(checked, fault=fault.text, step=fault.step), facts)
-    return RunCheck(run, checked, facts, _advice(run.row.name, unknown, samples))
+    return RunCheck(run, checked, facts, _advice(run.row.name, twin, unknown, samples))
 
 
-def _place(run: Run) -> tuple[int, int, int]:
-    """Returns what is equal for runs that take the same batches: the workers, the seed and the turn."""
-    return run.setting.workers, run.seed, run.turn
+def _place(run: Run) -> tuple[int, int]:
+    """Returns what is equal for runs that take the same batches: the workers and the seed."""
+    return run.setting.workers, run.seed
 
 
 def _recorded(outcome: Outcome) -> list[Path]:
@@ -130,7 +131,12 @@ def _samples(records: Sequence[Sequence[Line]]) -> dict[int, list[float]]:
     return {step: [rank[step] for rank in ranks] for step in sorted(together)}
 
 
-def _advice(row: str, unknown: Sequence[int], samples: shares.Samples) -> str:
+def _advice(row: str, twin: int, unknown: Sequence[int], samples: shares.Samples) -> str:
+    if twin:
+        return (
+            f"Ranks 0 and {twin} of {row} computed the same gradients in all steps. If they should train on other"
+            " samples, use hubring.ShardedSampler. Add the row local to check this."
+        )
     if not unknown:
         return ""
     took = " and ".join(f"{count:g}" for count in samples[unknown[0]])
@@ -145,7 +151,7 @@ def without_strangers(checks: dict[str, RunCheck]) -> dict[str, RunCheck]:
 
     A script may change parameters itself. It then does so in every row.
     """
-    alike: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)
+    alike: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     for label, each in checks.items():
         if each.run.row.exact:
             alike[_place(each.run)].append(label)

@@ -21,9 +21,6 @@ from hubring.workers.compare.judge.steps.fault_text import update_fault, worst_o
 from hubring.workers.compare.judge.steps.recorded import RecordedStep
 from hubring.workers.compare.judge.steps.reference import REPLAYED, Expected, Reference, units_of
 
-ALIKE_STEPS = 3
-"""After so many steps with equal gradients, two ranks train on the same samples."""
-
 
 def check(ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float) -> Checked:
     """Judges all steps.
@@ -66,7 +63,6 @@ class _Optimizer:
         try:
             judged = self._check_updates() if not unjudged else self._check_exchanges()
             self._check_counts()
-            self._check_samples()
         except Fault as fault:
             return Checked(self._longest, judged, unjudged, fault.text, fault.step, written)
         return Checked(self._longest, judged, unjudged, written=written)
@@ -93,17 +89,6 @@ class _Optimizer:
             raise Fault(
                 min(counts) + 1, f"rank {slow} took {min(counts)} steps and another rank {max(counts)}"
             )
-
-    def _check_samples(self) -> None:
-        """Checks that no two ranks compute the same gradients."""
-        for rank in range(1, len(self._ranks)):
-            pairs = [(each[0].own, each[rank].own) for each in self._rounds if bool(each[0].own.any())]
-            if len(pairs) >= ALIKE_STEPS and all(torch.equal(*pair) for pair in pairs):
-                raise Fault(
-                    0,
-                    f"ranks 0 and {rank} computed the same gradients in all {len(pairs)} steps, so they train"
-                    " on the same samples",
-                )
 
     def _check_exchanges(self) -> int:
         for each in self._rounds:
