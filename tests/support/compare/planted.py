@@ -369,7 +369,7 @@ PLANTED: dict[str, Planted] = {
     ),
     # The script.
     "ranks train on the same samples": Planted(
-        "ring", nullcontext, Script(deal=_same_samples), "they train on the same samples"
+        "ring", nullcontext, Script(deal=_same_samples), "so they train on the same samples"
     ),
     "an uneven last batch": Planted(
         "hub-bsp",

@@ -101,6 +101,14 @@ def test_uneven_batches_without_a_single_process_are_advice(tmp_path: Path) -> N
     assert "Add the row local to check this." in next(each.advice for each in found.gate.steps)
 
 
+def test_equal_gradients_without_a_single_process_are_advice(tmp_path: Path) -> None:
+    script = PLANTED["ranks train on the same samples"].script
+    trained = {name: train(name, script) for name in ("ring", "hub-bsp")}
+    found = findings(tmp_path, Audited(trained=trained), rows=("ring", "hub-bsp"), seeds=(0,))
+    assert found.gate.passed
+    assert any(text.startswith("Ranks 0 and 1 of ring computed the same gradients") for text in found.verdict)
+
+
 def test_parameters_that_change_between_steps_in_one_row_only_are_a_fault(tmp_path: Path) -> None:
     def changing(training: Any) -> None:
         if training.number == 6 and training.communicator.topology == "ring":
