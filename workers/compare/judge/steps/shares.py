@@ -50,10 +50,8 @@ def same_samples(ranks: Sequence[Sequence[RecordedStep]], alone: Sequence[Record
             return rank
         whole, own = alone[0].own, ranks[0][0].own
         if float((whole - own).norm()) > SEEN * float(whole.norm()):
-            text = (
-                f"ranks 0 and {rank} computed the same gradients in all {len(pairs)} steps, and local others"
-            )
-            raise Fault(0, f"{text}: they train on the same samples; use hubring.ShardedSampler")
+            text = f"ranks 0 and {rank} computed the same gradients in all {len(pairs)} steps, unlike local"
+            raise Fault(0, f"{text}, so they train on the same samples; use hubring.ShardedSampler")
     return 0
 
 

@@ -134,8 +134,8 @@ def _samples(records: Sequence[Sequence[Line]]) -> dict[int, list[float]]:
 def _advice(row: str, twin: int, unknown: Sequence[int], samples: shares.Samples) -> str:
     if twin:
         return (
-            f"Ranks 0 and {twin} of {row} computed the same gradients in all steps. If they should train on other"
-            " samples, use hubring.ShardedSampler. Add the row local to check this."
+            f"Ranks 0 and {twin} of {row} computed the same gradients in all steps. If they should train on"
+            " other samples, use hubring.ShardedSampler. Add the row local to check this."
         )
     if not unknown:
         return ""
