@@ -53,8 +53,9 @@ workers/launchers: ps/core
 workers/buckets: ps/core ps/job ps/store ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets
 workers/slowdown: ps/core
+workers/audit: workers/communicators
 workers/runtime: ps/client ps/config ps/core ps/job ps/observe ps/optim ps/security ps/transport
-    workers/communicators workers/launchers workers/slowdown
+    workers/audit workers/communicators workers/launchers workers/slowdown
 workers/collectives: ps/core ps/store workers/communicators workers/runtime
 workers/reducer: ps/core workers/buckets workers/communicators workers/runtime
 workers/optimizer: ps/checkpoint ps/core ps/optim workers/buckets workers/collectives workers/communicators
@@ -69,8 +70,8 @@ workers/stop_signals.py: ps/core workers/runtime
 workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
     workers/script.py workers/stop_signals.py
 workers/compare: ps/client ps/config ps/core ps/job ps/observe ps/page ps/process ps/shard ps/store
-    ps/transport workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
-    workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown
+    ps/transport workers/api.py workers/audit workers/buckets workers/collectives workers/communicators
+    workers/launchers workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown
 hubring: ps/config ps/core workers/api.py workers/collectives workers/horovod
 workers/examples: hubring ps/core ps/process
 workers/bench: hubring ps/compression ps/config ps/core ps/job ps/optim ps/process workers/communicators

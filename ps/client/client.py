@@ -80,7 +80,12 @@ class KVClient:
 
         In lockstep modes every rank sees it in the same step.
         """
+        self.on_push: Callable[[int, int, int], None] | None = None
+        """Called with each answered push: its key, the version that it was applied to, and the version of the
+        answer. It runs in the thread that reads the reply."""
         self._clocks: dict[int, int] = {}
+        self._versions: dict[int, int] = {}
+        """The version that this sender has read last, by key."""
         self._numbers = itertools.count()
         self._writes = itertools.count()
         self._connections = Connections(sender, shards, dial, self.traffic, bounded=bounded)
@@ -169,11 +174,11 @@ class KVClient:
             on_absent: Receives those that no contributor of the round had a gradient for.
         """
         push = Push(self.sender, key, self._clock(key), gradient, hyper, absent)
-        on_reply = self._note_staleness
+        on_reply = self._note_push
         if on_absent is not None:
 
             def on_reply(reply: Reply) -> None:
-                self._note_staleness(reply)
+                self._note_push(reply)
                 if isinstance(reply, Values):
                     on_absent(reply.absent)
 
@@ -181,7 +186,7 @@ class KVClient:
 
     def pull(self, shard: int, key: int, into: Tensor, work: Work, decode: Decode | None = None) -> None:
         """Reads a key's parameters into `into` (flat) and updates its clock. See `push_pull` for `decode`."""
-        self._submit(shard, Pull(self.sender, key), into, work, decode=decode)
+        self._submit(shard, Pull(self.sender, key), into, work, self._note_version, decode)
 
     def contribute(
         self, shard: int, request: Contribute, work: Work, on_result: Callable[[tuple[Tensor, ...]], None]
@@ -203,9 +208,17 @@ class KVClient:
             )
         return clock
 
-    def _note_staleness(self, reply: Reply) -> None:
+    def _note_push(self, reply: Reply) -> None:
         if isinstance(reply, Values):
             self.traffic.staleness[reply.staleness] += 1
+            if self.on_push is not None:
+                applied_to = self._versions.get(reply.key, 0) + reply.staleness
+                self.on_push(reply.key, applied_to, reply.version)
+        self._note_version(reply)
+
+    def _note_version(self, reply: Reply) -> None:
+        if isinstance(reply, Values):
+            self._versions[reply.key] = reply.version
 
     def batched(self) -> AbstractContextManager[None]:
         """Collects requests and sends them together, so that each shard wakes once."""

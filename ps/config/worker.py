@@ -99,6 +99,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     hardship: Annotated[
         Path | None, debugging("experiments: JSON file with this worker's delays in each step", hidden=True)
     ] = None
+    audit: Annotated[
+        Path | None, debugging("comparisons: file for sampled elements of every step", hidden=True)
+    ] = None
     log_format: Annotated[LogFormat, debugging("format of a log line")] = "text"
 
     def __post_init__(self) -> None:

@@ -41,6 +41,8 @@ def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(cluster: Clus
     assert [pair["second"] for pair in found["gate"]["pairs"]] == ["hub-bsp", "hub-bsp again"]
     assert [pair["steps"] for pair in found["gate"]["pairs"]] == [20, None]
     assert found["gate"]["pairs"][0]["final"] != found["gate"]["pairs"][0]["difference"]
+    assert [(each["judged"], each["fault"]) for each in found["gate"]["steps"]] == [(22, "")] * 3
+    assert "Gate: 66 of 66 steps were re-checked" in compare.said()
     assert {row["row"]: len(row["seeds"]) for row in found["rows"]} == {"local": 1, "hub-bsp": 1}
     assert "--mode bsp" in found["commands"][LABELS[1]][0]
     [line] = found["bandwidth"]

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -38,6 +38,31 @@ class Start:
     """The step that training continues from."""
 
     step: int = 0
+
+
+class AppliedPush(NamedTuple):
+    """A push to an asynchronous hub, in the order of all pushes to its key.
+
+    Attributes:
+        key: The key.
+        position: How many pushes were applied before it.
+        version: How many pushes the parameters in the answer have.
+    """
+
+    key: int
+    position: int
+    version: int
+
+
+class PushRecord(Protocol):
+    """Records a worker's pushes to an asynchronous hub."""
+
+    @property
+    def pushes(self) -> Sequence[AppliedPush]:
+        """The answered pushes so far, in the order of the answers."""
+
+    def key_of(self, name: str, element: int) -> int:
+        """Returns the key that has an element of a parameter, by the parameter's name."""
 
 
 class DealtSamples(Protocol):
@@ -225,6 +250,10 @@ class Communicator(ABC):
             length: Samples in the dataset.
             order: Returns the order of the samples in an epoch.
         """
+        return None
+
+    def record_pushes(self) -> PushRecord | None:
+        """Starts to record the order of pushes, on an asynchronous hub that steps; elsewhere returns None."""
         return None
 
     def enter(self) -> None:  # noqa: B027 - only a ring that heals lets workers in at a certain step

@@ -32,7 +32,14 @@ from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.staging import Lands
 from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory
 from hubring.workers.buckets.window_values import WindowValues
-from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
+from hubring.workers.communicators.base import (
+    AppliedPush,
+    CollectiveWork,
+    Communicator,
+    ParameterState,
+    PushRecord,
+    Start,
+)
 from hubring.workers.communicators.call_ids import CallIds
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
 from hubring.workers.communicators.hub_state import HubState, state_of_slice
@@ -191,6 +198,11 @@ class PSCommunicator(Communicator):
             f"the pull of bucket {index}", lambda: self._exchange.pull(index, bucket.host_values)
         )
 
+    def record_pushes(self) -> PushRecord | None:
+        if self.lockstep or self.steps_on == "worker":
+            return None
+        return HubPushes(self._client, self._exchange)
+
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         shards = self._shards_of(call)
         came: dict[int, list[torch.Tensor]] = {}
@@ -334,6 +346,25 @@ class PSCommunicator(Communicator):
             given = [bucket.values] if self.rank == 0 else []
             call = Call(Collective.BROADCAST, f"parameters of bucket {bucket.spec.index}")
             bucket.values.copy_(self.collective(call, *given).get())
+
+
+class HubPushes:
+    """Records the pushes of one worker to an asynchronous hub.
+
+    Args:
+        client: Learns where each push was applied.
+        exchange: Knows the keys.
+
+    Attributes:
+        pushes: The answered pushes so far.
+    """
+
+    def __init__(self, client: KVClient, exchange: SliceExchange) -> None:
+        self.pushes: list[AppliedPush] = []
+        self.key_of = exchange.key_of
+        client.on_push = lambda key, position, version: self.pushes.append(
+            AppliedPush(key, position, version)
+        )
 
 
 def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtype) -> torch.Tensor:

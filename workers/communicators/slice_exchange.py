@@ -100,13 +100,31 @@ class SliceExchange:
         self._means = means
         self._parts: dict[int, tuple[ParameterPart, ...]] = {}
         """The parameters of each slice, by key."""
+        self._specs: dict[int, BucketSpec] = {}
         self._coders: dict[int, SliceCoder] = {}
         """Coders of compressed slices, by key."""
 
     def add(self, spec: BucketSpec, slices: Sequence[Slice]) -> None:
         """Adds a bucket of the hub."""
         self.slices[spec.index] = list(slices)
+        self._specs[spec.index] = spec
         self._parts.update((piece.key, parameter_parts(piece, spec.tensors)) for piece in slices)
+
+    def key_of(self, name: str, element: int) -> int:
+        """Returns the key that has an element of a parameter."""
+        for index, spec in self._specs.items():
+            for position, tensor in enumerate(spec.tensors):
+                if tensor.name == name:
+                    return self._key_at(index, position, element)
+        raise KeyError(name)
+
+    def _key_at(self, index: int, position: int, element: int) -> int:
+        return next(
+            piece.key
+            for piece in self.slices[index]
+            for part in self._parts[piece.key]
+            if part.position == position and part.in_parameter.start <= element < part.in_parameter.stop
+        )
 
     def compress(self, buckets: Iterable[Bucket], codec_name: str, allocate: Allocate) -> None:
         """Makes coders for the slices that compression makes shorter."""

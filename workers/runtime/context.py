@@ -24,6 +24,7 @@ from hubring.ps.core.trace import Trace
 from hubring.ps.job.job import Reason
 from hubring.ps.observe import logs
 from hubring.ps.security.own_certificate import load
+from hubring.workers.audit.audit import Audit
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.runtime import topology
 from hubring.workers.runtime.in_flight import FlightRecorder
@@ -129,6 +130,8 @@ def init(*, aggregate: bool = False) -> Worker:
         _current.recorder = FlightRecorder(trace)
     if slowness is not None:
         _current.emulate(slowness)
+    if config.audit is not None:
+        _current.audit = Audit(config.audit, _current.communicator)
     return _current
 
 
@@ -159,6 +162,8 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
     finally:
         _result = worker.result()
         worker.record.close()
+        if worker.audit is not None:
+            worker.audit.close()
         if worker.saves is not None:
             worker.saves.close()
         if worker.recorder is not None:
@@ -226,7 +231,8 @@ def _last_line(error: BaseException) -> str:
 
 def _check_folders(config: WorkerConfig) -> None:
     """Raises ConfigError before training if a file's folder is missing."""
-    for flag, path in (("--record", config.record), ("--save-parameters", config.save_parameters)):
+    files = {"--record": config.record, "--save-parameters": config.save_parameters, "--audit": config.audit}
+    for flag, path in files.items():
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{flag} {path}: folder {path.parent} does not exist; create it first")
 

@@ -20,6 +20,7 @@ from hubring.ps.core.errors import Preempted
 from hubring.ps.job import telemetry
 from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.observe import logs
+from hubring.workers.audit.audit import Audit
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import finite
@@ -65,6 +66,8 @@ class Worker:
     recorder: FlightRecorder | None = None
     hardship: Hardship | None = None
     """Makes this worker slow in an experiment."""
+    audit: Audit | None = None
+    """Records steps for the gate of a comparison."""
     nonfinite_reports: int = 0
     """Number of consecutive reports with a value that is not finite."""
     pid: int = field(default_factory=os.getpid)
@@ -83,6 +86,8 @@ class Worker:
         own = set(map(id, trainer.named_parameters.values()))
         others = [one for one in self.trainers if not own.issuperset(map(id, one.named_parameters.values()))]
         self.trainers = [*others, trainer]
+        if self.audit is not None:
+            self.audit.adopt(trainer)
         self.record.begin()
         self.cpu_before = usage().cpu_ns
 
@@ -116,6 +121,8 @@ class Worker:
             Preempted: The hub is draining, or a signal asked this worker to stop.
         """
         self.completed_steps = self.record.step = self.origin.step = step
+        if self.audit is not None:
+            self.audit.step_completed()
         now = time.monotonic()
         self.step_seconds, self.stepped = now - (self.stepped or now), now
         if self.recorder is not None:

@@ -5,24 +5,30 @@ once. Only the order of the additions differs, so their parameters can differ by
 amplifies differences, with some seeds 10,000 times in a few hundred steps. So the gate compares rows after
 their first steps (`hubring.workers.compare.run.outcome.EARLY`) and only reports the difference at the end.
 The hub reduces in rank order, so a second run of it must not differ at all, even at the end.
+
+The comparison cannot see a fault that begins later. So every step of every run is also judged by itself, in
+`hubring.workers.compare.judge.steps`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import Tensor
 
 from hubring.workers.compare.experiment import plan
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import Run
-from hubring.workers.compare.result.findings import Gate, Pair
+from hubring.workers.compare.judge.batch_dependence import excused
+from hubring.workers.compare.judge.steps.step_checks import RunCheck, check_runs
+from hubring.workers.compare.result.findings import Gate, Pair, StepCheck
 from hubring.workers.compare.run.outcome import EARLY, Outcome
 
 Parameters = Mapping[str, Tensor]
@@ -68,12 +74,15 @@ class Judgement:
 
     held: Sequence[Held]
     tolerance: float
+    checks: Mapping[str, StepCheck] = field(default_factory=dict)
+    """The runs' steps, by label."""
 
     @property
     def gate(self) -> Gate:
-        """The result of all pairs."""
-        pairs = [each.pair for each in self.held]
-        return Gate(all(pair.passed for pair in pairs), self.tolerance, pairs)
+        """The result of all pairs and of all steps."""
+        pairs, steps = [each.pair for each in self.held], list(self.checks.values())
+        passed = all(pair.passed for pair in pairs) and all(step.passed for step in steps)
+        return Gate(passed, self.tolerance, pairs, steps)
 
     def closed_to(self, runs: Collection[str]) -> str | None:
         """Returns why the speed of these runs, by label, is withheld; None if it is not.
@@ -81,13 +90,14 @@ class Judgement:
         If two runs differ, either can be wrong. So the reference's speed is shown only if another row agrees
         with it.
         """
+        wrong = [str(self.checks[run]) for run in runs if run in self.checks and not self.checks[run].passed]
         upheld = {each.reference for each in self.held if each.pair.passed}
         failed = [
             str(each.pair)
             for each in self.held
             if not each.pair.passed and (each.run in runs or each.reference in set(runs) - upheld)
         ]
-        return "; ".join(failed) or None
+        return "; ".join([*wrong, *failed]) or None
 
     def wrong(self, runs: Collection[str]) -> int | None:
         """Returns how many elements of these runs, by label, exceed the limit; None if none were compared."""
@@ -106,16 +116,47 @@ def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Judgement:
         outcomes: By label.
     """
     tolerance = experiment.tolerance or TOLERANCE
+    checks = check_runs(outcomes, tolerance)
     found: dict[tuple[str, str], Held] = {}
     for setting in experiment.settings:
         turns = product(experiment.seeds, range(experiment.repeats)) if setting.fault is None else ()
         for seed, turn in turns:
             asked = [Run(row.meets(setting), row, seed, turn) for row in experiment.ways if row.exact]
             runs = [run for run in asked if not outcomes[run.label].diverged]
+            by_label = {run.row.name: run.label for run in runs}
             fresh = [run for run in runs[1:] if (runs[0].label, run.label) not in found]
-            for held in _against(runs[0], fresh, setting.key, outcomes, tolerance) if fresh else ():
-                found[runs[0].label, held.run] = held
-    return Judgement((*found.values(), *_again(experiment, outcomes)), tolerance)
+            group = list(_against(runs[0], fresh, setting.key, outcomes, tolerance)) if fresh else []
+            if advice := excused(runs, [held.pair for held in group], checks):
+                others = _against(runs[1], runs[2:], setting.key, outcomes, tolerance) if runs[2:] else ()
+                rest = list(others)
+                if all(held.pair.passed for held in rest):
+                    group = [held._replace(pair=_with(held.pair, advice)) for held in group]
+                group += rest
+            for held in group:
+                found[by_label[held.pair.first], held.run] = held
+    steps = {label: _of_steps(each) for label, each in checks.items()}
+    return Judgement((*found.values(), *_again(experiment, outcomes)), tolerance, steps)
+
+
+def _with(pair: Pair, advice: str) -> Pair:
+    """Returns a pair that passes because its rows differ by right."""
+    return pair if pair.passed else replace(pair, passed=True, advice=advice)
+
+
+def _of_steps(check: RunCheck) -> StepCheck:
+    run, checked = check.run, check.checked
+    return StepCheck(
+        setting=run.setting.key,
+        row=run.row.name,
+        seed=run.seed,
+        turn=run.turn,
+        steps=checked.taken,
+        judged=checked.judged,
+        unjudged=checked.unjudged,
+        fault=checked.fault,
+        step=checked.step,
+        advice=check.advice,
+    )
 
 
 def _against(

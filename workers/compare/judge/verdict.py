@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from hubring.workers.compare.judge import hub_vs_ring
 from hubring.workers.compare.judge.hardships import hardships
 from hubring.workers.compare.result.comparisons import Comparisons
-from hubring.workers.compare.result.findings import Findings
+from hubring.workers.compare.result.findings import Findings, Gate
 from hubring.workers.compare.result.ratio import Ratio
 from hubring.workers.compare.result.setting_text import Scope, listed, scopes, with_servers
 
@@ -139,12 +139,21 @@ def _caveats(findings: Findings) -> list[str]:
             "Asynchronous rows used the job's learning rate divided by their number of workers"
             " (lr = per-worker)."
         )
-    if any(pair.limit and not pair.passed for pair in findings.gate.pairs):
+    gate = findings.gate
+    if any(pair.limit and not pair.passed for pair in gate.pairs):
         texts.append(
             "Rows that should agree do not. One of them is wrong, or this job amplifies rounding, as wide"
             " layers and high learning rates can. If it is rounding, allow more with ps-compare report FOLDER"
             " --tolerance 0.001."
         )
+        if gate.steps and all(each.passed and each.steps == each.judged for each in gate.steps):
+            texts.append(
+                "Each step by itself is what one process makes of the workers' gradients. So rows that differ"
+                " differ by rounding, or in the samples and random numbers of their gradients."
+            )
+    texts += dict.fromkeys(pair.advice for pair in gate.pairs if pair.advice)
+    texts += dict.fromkeys(each.advice for each in gate.steps if each.advice)
+    texts += _unjudged(gate)
     if any(row.emulated for row in findings.rows):
         texts.append("Workers slept for part of every step, so the times are those of an emulated machine.")
     if not findings.noise.quiet:
@@ -152,3 +161,12 @@ def _caveats(findings: Findings) -> list[str]:
     if len(experiment.seeds) == 1:
         texts.append("One seed decides nothing, because any difference can be chance; use three or more.")
     return texts
+
+
+def _unjudged(gate: Gate) -> list[str]:
+    """Returns which rows' updates the gate could not replay, by reason."""
+    rows: dict[str, dict[str, None]] = {}
+    for each in gate.steps:
+        if each.unjudged:
+            rows.setdefault(each.unjudged, {})[each.row] = None
+    return [f"The updates of {listed(list(names))} were not replayed: {why}." for why, names in rows.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hubring.ps.page.kit.figures import NOTHING, size
 from hubring.workers.compare.output.unevenness import uneven
+from hubring.workers.compare.result.drift import drift
 from hubring.workers.compare.result.findings import Entry, Findings, Number
 from hubring.workers.compare.result.statistics import interval_words
 
@@ -50,7 +51,20 @@ def notes(findings: Findings) -> list[str]:
         "Prices are of all hosts, while they train.": findings.asked.prices is not None,
         "Staleness: updates by other workers between a worker's read and its own update.": hub,
     }
-    return [*_reasons(findings), *uneven(findings), *(note for note, concerns in texts.items() if concerns)]
+    return [
+        *_reasons(findings),
+        *_gate(findings),
+        *uneven(findings),
+        *(note for note, concerns in texts.items() if concerns),
+    ]
+
+
+def _gate(findings: Findings) -> list[str]:
+    """Returns how many steps the gate re-checked, and how far rows are apart at the end."""
+    steps = findings.gate.steps
+    judged, taken = sum(each.judged for each in steps), sum(each.steps for each in steps)
+    checked = f"Gate: {judged:,} of {taken:,} steps were re-checked against torch's optimizer in one process."
+    return [*([checked] if steps else []), *filter(None, [drift(findings.gate)])]
 
 
 def _spread_note(seeds: int) -> str:

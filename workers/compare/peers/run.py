@@ -41,6 +41,7 @@ def run(
     result: Annotated[Path | None, typer.Option(help="also write the last line to this file")] = None,
     job: Annotated[str | None, typer.Option(help="without a script: digits or char-lm [digits]")] = None,
     record: Annotated[Path | None, typer.Option(help="write every report to this file, JSON lines")] = None,
+    audit: Annotated[Path | None, typer.Option(help="write sampled elements of every step here")] = None,
     trace: Annotated[Path | None, typer.Option(help="write a trace for Perfetto to this folder")] = None,
     save_parameters: Annotated[
         Path | None, typer.Option(help="rank 0 writes the final parameters to this file")

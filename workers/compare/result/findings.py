@@ -130,7 +130,8 @@ class Pair(Struct, frozen=True, kw_only=True):
         steps: Steps after which they are compared; None: at the end.
         final: The difference at the end.
         turn: Number among the runs with this seed.
-        passed: The difference is within the limit.
+        passed: The difference is within the limit, or `advice` explains it.
+        advice: Why the rows differ by right, and how to compare them; empty if they do not.
     """
 
     setting: str = ""
@@ -145,6 +146,7 @@ class Pair(Struct, frozen=True, kw_only=True):
     final: float | str = 0.0
     turn: int = 0
     passed: bool
+    advice: str = ""
 
     def __str__(self) -> str:
         allowed = f"at most {self.limit:g}" if self.limit else "no difference"
@@ -154,12 +156,51 @@ class Pair(Struct, frozen=True, kw_only=True):
         return f"{self.second} differs from {self.first} by {found}, {elements} in all; {allowed} is allowed"
 
 
+class StepCheck(Struct, frozen=True, kw_only=True):
+    """The steps of one run, each compared with torch's optimizer in one process.
+
+    Attributes:
+        setting: Key of the run's setting.
+        row: Its row.
+        seed: Its seed.
+        turn: Its number among the runs with this seed.
+        steps: Steps that it took; of an asynchronous row, those of all workers.
+        judged: Steps whose update was compared.
+        unjudged: Why the others were not, as a clause; empty if all were.
+        fault: What is wrong, as a clause; empty if nothing is.
+        step: The step of the fault; 0: none, or no single one.
+        advice: What could not be judged, in a sentence; empty if nothing.
+    """
+
+    setting: str
+    row: str
+    seed: int
+    turn: int = 0
+    steps: int
+    judged: int
+    unjudged: str = ""
+    fault: str = ""
+    step: int = 0
+    advice: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.fault
+
+    def __str__(self) -> str:
+        turn = f", turn {self.turn}" if self.turn else ""
+        where = f"step {self.step} of {self.row}" if self.step else self.row
+        return f"{where} is wrong (seed {self.seed}{turn}): {self.fault}"
+
+
 class Gate(Struct, frozen=True):
-    """Whether synchronous rows produced the same parameters."""
+    """Whether synchronous rows produced the same parameters, and every step was right."""
 
     passed: bool
     tolerance: float
     pairs: list[Pair] = []
+    steps: list[StepCheck] = []
 
 
 class Prediction(Struct, frozen=True):

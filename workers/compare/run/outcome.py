@@ -69,6 +69,10 @@ class Outcome:
         """Whether gradients or parameters stopped being finite."""
         return divergence(self.results, self.server) is not None
 
+    def audit(self, rank: int) -> Path:
+        """Returns the file with a worker's sampled steps; it can be missing."""
+        return audit_file(self.folder, rank)
+
     @property
     def parameters(self) -> Path:
         """File of the final parameters; it can be missing after a failed run."""
@@ -113,6 +117,11 @@ def divergence(results: Sequence[Mapping[str, Any] | None], server: Mapping[str,
         if fix:  # no other error contains it
             return f"diverged after {report.get('steps', 0)} steps; {name} reported: {cause}"
     return None
+
+
+def audit_file(folder: Path, rank: int) -> Path:
+    """Returns the file of a worker's sampled steps in a run's folder."""
+    return folder / f"audit {rank}.msgpack"
 
 
 def finished(folder: Path) -> bool:

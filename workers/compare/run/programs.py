@@ -14,7 +14,7 @@ from hubring.ps.process.command import module_command
 from hubring.workers.compare.experiment.experiment import PLACEHOLDER, Experiment
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.peers.programs import Hosts, PeerPrograms
-from hubring.workers.compare.run.outcome import EARLY
+from hubring.workers.compare.run.outcome import EARLY, audit_file
 from hubring.workers.slowdown.delays import Slowness
 
 
@@ -139,6 +139,7 @@ class Programs:
     def _written(self, rank: int) -> dict[str, object]:
         """Returns flags for a worker's output and slowness, in any row."""
         flags: dict[str, object] = {"record": self.record(rank), "trace": self.traces}
+        flags["audit"] = audit_file(self.folder, rank)
         if rank == 0:
             flags |= {"save-parameters": self.parameters, "save-parameters-at": EARLY}
         if self.run.setting.emulated:

@@ -6,10 +6,13 @@ from typing import Any
 
 from hubring.workers.compare.page.figure import Answer, Table
 from hubring.workers.compare.page.material import Material
-from hubring.workers.compare.result.findings import Pair
+from hubring.workers.compare.result.drift import drift
+from hubring.workers.compare.result.findings import Pair, StepCheck
 
-HEADS = ("row", "compared with", "setting", "seed", "difference", "allowed", "in", "result")
+HEADS = ("row", "compared with", "setting", "seed", "difference", "allowed", "in", "at the end", "result")
 WORDS = ("compared with", "setting", "in", "result")
+STEP_HEADS = ("row", "setting", "seed", "steps", "re-checked", "result", "what is wrong")
+STEP_WORDS = ("setting", "result", "what is wrong")
 
 
 def gate(material: Material) -> dict[str, Any]:
@@ -18,13 +21,38 @@ def gate(material: Material) -> dict[str, Any]:
     withheld = [each for each in rows if each.withheld is not None]
     lines = [_line(pair) for pair in sorted(judged.pairs, key=lambda each: each.passed)]
     pairs = Table("All pairs of runs that were compared", HEADS, lines, WORDS)
+    checked = [_step_line(each) for each in sorted(judged.steps, key=lambda each: each.passed)]
+    steps = Table("All runs whose steps were re-checked", STEP_HEADS, checked, STEP_WORDS)
     title = "Did the rows compute the same?"
-    return {"title": title, "judged": judged, "withheld": withheld, "pairs": pairs}
+    advice = [each.advice for each in judged.pairs] + [each.advice for each in judged.steps]
+    return {
+        "title": title,
+        "judged": judged,
+        "withheld": withheld,
+        "pairs": pairs,
+        "steps": steps,
+        "advice": list(dict.fromkeys(filter(None, advice))),
+        "drift": drift(judged),
+    }
 
 
 def _line(pair: Pair) -> list[str | Answer]:
     seed = "" if pair.seed is None else str(pair.seed)
     allowed = f"{pair.limit:g}" if pair.limit else "nothing"
-    result = Answer("agrees" if pair.passed else "differs", pair.passed)
-    found = f"{float(pair.difference):.2g}"
-    return [pair.second, pair.first, pair.setting, seed, found, allowed, pair.tensor, result]
+    result = Answer(("by right" if pair.advice else "agrees") if pair.passed else "differs", pair.passed)
+    found, final = (f"{float(each):.2g}" for each in (pair.difference, pair.final))
+    return [pair.second, pair.first, pair.setting, seed, found, allowed, pair.tensor, final, result]
+
+
+def _step_line(each: StepCheck) -> list[str | Answer]:
+    result = Answer("right" if each.passed else "wrong", each.passed)
+    wrong = f"step {each.step}: {each.fault}" if each.step else each.fault
+    return [
+        each.row,
+        each.setting,
+        str(each.seed),
+        f"{each.steps:,}",
+        f"{each.judged:,}",
+        result,
+        wrong or each.unjudged,
+    ]

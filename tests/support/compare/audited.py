@@ -1,0 +1,241 @@
+"""Training with recorded steps in this process: real optimizers, shards and rings, with ranks on threads."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hubring.ps.store.consistency import ASP, Consistency
+from hubring.workers.audit.audit_file import AuditFile, ModelLayout, Step
+from hubring.workers.audit.step_tap import StepTap
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.experiment.row import ROWS
+from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.judge.gate import TOLERANCE
+from hubring.workers.compare.judge.steps.recorded import Recording, recorded
+from hubring.workers.compare.judge.steps.step_checks import RunCheck, check_run
+from hubring.workers.compare.run.outcome import Line, audit_file, read_record
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.training.ranks import AggregatingRanks, HubRanks, LocalRanks, Ranks, RingRanks, Seat
+
+SIZE = 2
+"""Ranks of every row but `local`."""
+
+FEATURES, CLASSES = 6, 4
+
+HERE = threading.local()
+"""`HERE.rank` is the rank of the thread, for faults of one rank."""
+
+
+class _Ring(RingRanks):
+    size = SIZE
+
+
+class _Hub(HubRanks):
+    size = SIZE
+    slice_bytes = 64
+
+
+class _Aggregating(AggregatingRanks):
+    size = SIZE
+    slice_bytes = 64
+
+
+class _Asynchronous(_Hub):
+    def consistency(self) -> Consistency:
+        return ASP()
+
+    def join(self, rank: int) -> Communicator:
+        seat = Seat(self, rank)
+        seat.lockstep, seat.mode = False, "asp"
+        return self.seated(seat)
+
+
+KINDS: dict[str, type[Ranks]] = {
+    "local": LocalRanks,
+    "ring": _Ring,
+    "hub-bsp": _Hub,
+    "hub-aggregate": _Aggregating,
+    "hub-asp": _Asynchronous,
+}
+"""The ranks of each row."""
+
+
+_BUILDING = threading.Lock()
+
+
+def small() -> nn.Module:
+    """Returns two linear layers, with the same parameters in every call."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    """Returns SGD with momentum."""
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+
+
+@dataclass
+class Training:
+    """One rank's training.
+
+    Attributes:
+        number: The step that is taken, from 1.
+    """
+
+    model: nn.Module
+    inner: torch.optim.Optimizer
+    optimizer: DistributedOptimizer
+    communicator: Communicator
+    number: int = 0
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What a script keeps between steps."""
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Returns the mean loss of this rank's samples."""
+        return functional.cross_entropy(self.model(inputs), labels)
+
+
+Take = Callable[[Training, Tensor, Tensor], None]
+"""Takes one step with this rank's samples."""
+
+
+def plain(training: Training, inputs: Tensor, labels: Tensor) -> None:
+    """Takes a step as most scripts do."""
+    training.optimizer.zero_grad()
+    training.loss(inputs, labels).backward()
+    training.optimizer.step()
+
+
+def nothing(_: Training) -> None:
+    """Does nothing between two steps."""
+
+
+def deal(inputs: Tensor, rank: int, size: int) -> Tensor:
+    """Returns a rank's samples of a batch; the first ranks have one more if it does not divide evenly."""
+    return inputs[rank::size]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script.
+
+    Attributes:
+        model: Makes the model.
+        optimizer: Makes torch's optimizer.
+        take: Takes one step.
+        before: Runs before each step.
+        options: Of DistributedOptimizer.
+        steps: Number of steps.
+        batch: Samples of a step, of all ranks.
+        last: Samples of every fifth step, as at the end of an epoch.
+        deal: Returns a rank's samples.
+        shape: Of one sample.
+        ends: Runs after the last step.
+    """
+
+    model: Callable[[], nn.Module] = small
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd
+    take: Take = plain
+    before: Callable[[Training], None] = nothing
+    options: dict[str, Any] = field(default_factory=dict)
+    steps: int = 12
+    batch: int = 12
+    last: int = 12
+    deal: Callable[[Tensor, int, int], Tensor] = deal
+    shape: tuple[int, ...] = (FEATURES,)
+    ends: Callable[[Training], None] = nothing
+
+    def build(self) -> nn.Module:
+        """Returns the model, on one thread at a time: threads share the random numbers of its parameters."""
+        with _BUILDING:
+            return self.model()
+
+    def samples(self, step: int) -> tuple[Tensor, Tensor]:
+        """Returns the whole batch of a step."""
+        count = self.batch if step % 5 else self.last
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(count, *self.shape, generator=generator)
+        return inputs, torch.randint(0, CLASSES, (count,), generator=generator)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one row recorded."""
+
+    row: str
+    entries: list[Sequence[ModelLayout | Step]]
+    records: list[list[Line]]
+
+    @property
+    def ranks(self) -> list[Recording]:
+        """Every rank's recording."""
+        return [recorded(entries) for entries in self.entries]
+
+    def save(self, folder: Path) -> None:
+        """Writes the recorded steps, and the ranks' samples into the records, to the folder of a run."""
+        for rank, (entries, lines) in enumerate(zip(self.entries, self.records, strict=True)):
+            with AuditFile(audit_file(folder, rank)) as file:
+                for entry in entries:
+                    file.write(entry)
+            path, samples = folder / f"record {rank}.jsonl", {line["step"]: line["samples"] for line in lines}
+            known = [dict(line) for line in read_record(path)]
+            for line in known:
+                line["samples"] = samples.get(line["step"], line.get("samples", 0))
+            path.write_text("".join(f"{json.dumps(line)}\n" for line in known))
+
+    def check(self, alone: Trained | None = None) -> RunCheck:
+        """Returns what the gate finds, with a single process to compare with, if any."""
+        run = Run(Setting(workers=SIZE), ROWS[self.row], seed=0)
+        single = () if alone is None else alone.ranks[0].trainers[0]
+        return check_run(run, self.ranks, self.records, TOLERANCE, single)
+
+
+def train(row: str, script: Script) -> Trained:
+    """Trains all ranks of a row."""
+    ranks = KINDS[row]()
+    try:
+        found = ranks.run(partial(_train, script))
+    finally:
+        ranks.close()
+    return Trained(row, [entries for entries, _ in found], [lines for _, lines in found])
+
+
+def _train(script: Script, communicator: Communicator) -> tuple[Sequence[ModelLayout | Step], list[Line]]:
+    HERE.rank = communicator.rank
+    entries: list[ModelLayout | Step] = []
+    taps: list[StepTap] = []
+    model = script.build()
+    inner = script.optimizer(model)
+    optimizer = DistributedOptimizer(
+        inner,
+        model,
+        communicator=communicator,
+        after_step=lambda _: taps[0].step_completed(),
+        **{"bucket_bytes": 128, **script.options},
+    )
+    taps.append(StepTap(0, optimizer, communicator, entries.append))
+    training, lines = Training(model, inner, optimizer, communicator), list[Line]()
+    for step in range(1, script.steps + 1):
+        training.number = step
+        inputs, labels = (
+            script.deal(each, communicator.rank, communicator.size) for each in script.samples(step)
+        )
+        script.before(training)
+        if len(inputs):
+            script.take(training, inputs, labels)
+            lines.append({"step": optimizer.completed_steps, "samples": len(inputs)})
+    script.ends(training)
+    optimizer.settle()
+    taps[0].close()
+    return entries, lines

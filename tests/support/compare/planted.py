@@ -1,0 +1,392 @@
+"""Faults that a test plants into the code that exchanges and steps. Most begin late, or come rarely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.optim import lr_scheduler
+
+from hubring.ps.core.optimizer_state import STEP, OptimizerState
+from hubring.ps.store.key_state import Entry, Reader
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.optimizer.bucket_steps import Stepper
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from hubring.workers.optimizer.reducers import Reducers
+from tests.support.compare.audited import HERE, SIZE, Script, Training, plain
+from tests.support.compare.correct_scripts import grouped, made, scheduled
+
+Plant = Callable[[], Any]
+"""Returns a context in which the fault exists."""
+
+Change = Callable[[Entry, list[Tensor], dict[str, float]], tuple[list[Tensor], dict[str, float]]]
+"""Changes the gradients and hyperparameters of one step of a key."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault, and where it shows.
+
+    Attributes:
+        row: The row that has it.
+        plant: Plants it.
+        script: What is trained.
+        says: A part of the gate's words.
+    """
+
+    row: str
+    plant: Plant
+    script: Script = field(default_factory=lambda: Script(steps=14))
+    says: str = ""
+
+
+@contextmanager
+def _on_hub(change: Change) -> Iterator[None]:
+    """Changes what a shard steps with."""
+    step = Entry._step
+
+    def wrong(entry: Entry, gradients: Sequence[Tensor], hyper: Any, *rest: Any) -> None:
+        step(entry, *change(entry, list(gradients), dict(hyper)), *rest)
+
+    with patch.object(Entry, "_step", wrong):
+        yield
+
+
+def _of(steps: Callable[[int], bool], **factors: float) -> Plant:
+    """Multiplies hyperparameters in some steps."""
+
+    def change(entry: Entry, gradients: list[Tensor], hyper: dict[str, float]) -> Any:
+        wrong = {name: hyper[name] * factor for name, factor in factors.items()}
+        return gradients, hyper | (wrong if steps(entry.version + 1) else {})
+
+    return lambda: _on_hub(change)
+
+
+def _pushes(steps: Callable[[int], bool], change: Callable[[list[Tensor]], list[Tensor]]) -> Plant:
+    """Changes the gradients that a shard averages in some steps."""
+
+    def wrong(entry: Entry, gradients: list[Tensor], hyper: dict[str, float]) -> Any:
+        return (change(gradients) if steps(entry.version + 1) else gradients), hyper
+
+    return lambda: _on_hub(wrong)
+
+
+def _first_learning_rate(entry: Entry, gradients: list[Tensor], hyper: dict[str, float]) -> Any:
+    return gradients, hyper | {"lr": 0.1 if entry.version >= 6 else hyper["lr"]}
+
+
+@contextmanager
+def _repeated(times: int, at: int, *, counts: bool = False) -> Iterator[None]:
+    """Steps a key `times` times in one step. `counts`: its version counts all of them."""
+    step = Entry._step
+
+    def wrong(entry: Entry, *given: Any) -> None:
+        version = entry.version
+        for _ in range(times if version + 1 == at else 1):
+            step(entry, *given)
+        entry.version = entry.version if counts else version + 1
+
+    with patch.object(Entry, "_step", wrong):
+        yield
+
+
+@contextmanager
+def _before_hub_steps(at: int, action: Callable[[Entry], None]) -> Iterator[None]:
+    step = Entry._step
+
+    def wrong(entry: Entry, *given: Any) -> None:
+        if entry.version + 1 == at:
+            action(entry)
+        step(entry, *given)
+
+    with patch.object(Entry, "_step", wrong):
+        yield
+
+
+def _forget(entry: Entry) -> None:
+    entry.optimizer.load(OptimizerState())
+
+
+def _count_anew(entry: Entry) -> None:
+    state = entry.optimizer.state()
+    if STEP in state.tensors:
+        tensors = {**state.tensors, STEP: torch.ones_like(state.tensors[STEP])}
+        entry.optimizer.load(OptimizerState(tensors, state.fresh, state.separate))
+
+
+@contextmanager
+def _steps_frozen() -> Iterator[None]:
+    """The hub steps parameters that no rank has a gradient of."""
+    step = Entry._step
+
+    def wrong(entry: Entry, gradients: Any, hyper: Any, absent: Any, *rest: Any) -> None:
+        step(entry, gradients, hyper, (), *rest)
+
+    with patch.object(Entry, "_step", wrong):
+        yield
+
+
+@contextmanager
+def _stale_answer(rank: int, at: int) -> Iterator[None]:
+    """One rank gets parameters of the step before."""
+    answer, earlier = Entry.answer_for, dict[int, Tensor]()
+
+    def wrong(entry: Entry, reader: Reader, memory: Any) -> Any:
+        found = answer(entry, reader, memory)
+        if entry.version == at - 1:
+            earlier[id(entry)] = entry.values.clone()
+        return earlier[id(entry)] if entry.version == at and reader.sender.rank == rank else found
+
+    with patch.object(Entry, "answer_for", wrong):
+        yield
+
+
+@contextmanager
+def _sealing(change: Callable[[Bucket, int], None]) -> Iterator[None]:
+    """Changes a bucket just before it is sent; `change` gets the step."""
+    seal = Bucket.seal
+
+    def wrong(bucket: Bucket, left_out: Any = frozenset(), steps: int = 0) -> None:
+        seal(bucket, left_out, steps)
+        change(bucket, steps + 1)
+
+    with patch.object(Bucket, "seal", wrong):
+        yield
+
+
+def _sent(steps: Callable[[int], bool], factor: float, rank: int | None = None) -> Plant:
+    """Multiplies what is sent in some steps, on one rank or on all."""
+
+    def change(bucket: Bucket, step: int) -> None:
+        if steps(step) and rank in (None, HERE.rank):
+            bucket.gradients.mul_(factor)
+
+    return lambda: _sealing(change)
+
+
+def _with_earlier(bucket: Bucket, step: int) -> None:
+    """Adds the gradient of an earlier step, which was not cleared."""
+    earlier = vars(bucket).get("planted")
+    vars(bucket)["planted"] = bucket.gradients.clone()
+    if earlier is not None and step == 9:
+        bucket.gradients.add_(earlier)
+
+
+@contextmanager
+def _arriving(steps: Callable[[int], bool], change: Callable[[Bucket], None]) -> Iterator[None]:
+    """Changes means as they arrive."""
+    show, counts = Bucket.show_means, dict[int, int]()
+
+    def wrong(bucket: Bucket) -> None:
+        counts[id(bucket)] = counts.get(id(bucket), 0) + 1
+        if steps(counts[id(bucket)]):
+            change(bucket)
+        show(bucket)
+
+    with patch.object(Bucket, "show_means", wrong):
+        yield
+
+
+def _halve(bucket: Bucket) -> None:
+    bucket.gradients.mul_(0.5)
+
+
+def _own_last(bucket: Bucket) -> None:
+    bucket.gradients[-1] *= 1.5
+
+
+@contextmanager
+def _one_rank_sits_out(at: int) -> Iterator[None]:
+    """One rank exchanges, and takes no step."""
+    take = DistributedOptimizer._take_step
+
+    def wrong(optimizer: DistributedOptimizer) -> None:
+        if HERE.rank == 1 and optimizer._steps + 1 == at:
+            optimizer._reducers.finish()
+            return
+        take(optimizer)
+
+    with patch.object(DistributedOptimizer, "_take_step", wrong):
+        yield
+
+
+@contextmanager
+def _old_options() -> Iterator[None]:
+    """Across the barrier, buckets are stepped with the options of the first step."""
+    prepare, first = Stepper.prepare, dict[int, Any]()
+
+    def wrong(stepper: Stepper) -> Any:
+        return first.setdefault(id(stepper), prepare(stepper))
+
+    with patch.object(Stepper, "prepare", wrong):
+        yield
+
+
+@contextmanager
+def _twice_across() -> Iterator[None]:
+    """Across the barrier, buckets are stepped twice in one step."""
+    prepare, counts = Stepper.prepare, dict[int, int]()
+
+    def wrong(stepper: Stepper) -> Any:
+        step = prepare(stepper)
+        counts[id(stepper)] = counts.get(id(stepper), 0) + 1
+        if counts[id(stepper)] != 8:
+            return step
+
+        def twice(bucket: Bucket) -> None:
+            step(bucket)
+            step(bucket)
+
+        return twice
+
+    with patch.object(Stepper, "prepare", wrong):
+        yield
+
+
+@contextmanager
+def _first_group() -> Iterator[None]:
+    """The hub steps every group with the options of the first."""
+    hyper = Reducers.hyper
+
+    def wrong(reducers: Reducers, bucket: Bucket) -> Any:
+        first = min(reducers.buckets, key=lambda one: one.spec.group)
+        return hyper(reducers, first)
+
+    with patch.object(Reducers, "hyper", wrong):
+        yield
+
+
+def _from(first: int) -> Callable[[int], bool]:
+    return lambda step: step >= first
+
+
+def _at(*steps: int) -> Callable[[int], bool]:
+    return lambda step: step in steps
+
+
+def _every(number: int) -> Callable[[int], bool]:
+    return lambda step: step % number == 0
+
+
+def _one_of(gradients: list[Tensor]) -> list[Tensor]:
+    return gradients[:1]
+
+
+def _half_lost(gradients: list[Tensor]) -> list[Tensor]:
+    return [torch.cat([one[: len(one) // 2], torch.zeros_like(one[len(one) // 2 :])]) for one in gradients]
+
+
+def _times(factor: float) -> Callable[[list[Tensor]], list[Tensor]]:
+    return lambda gradients: [one * factor for one in gradients]
+
+
+def _same_samples(inputs: Tensor, rank: int, size: int) -> Tensor:
+    return inputs[:: size or rank]
+
+
+IN_SCRIPT = ("ranks train on the same samples", "an uneven last batch")
+"""Faults of the script itself, which show beside a single process."""
+
+_LONG = Script(steps=30)
+_DECAYED = Script(optimizer=made(torch.optim.SGD, lr=0.1, weight_decay=0.1), steps=14)
+_ADAM = Script(optimizer=made(torch.optim.Adam, lr=1e-2), steps=14)
+_ADAMW = Script(optimizer=made(torch.optim.AdamW, lr=1e-2, weight_decay=0.1), steps=14)
+_TINY = Script(optimizer=made(torch.optim.SGD, lr=1e-7), steps=30)
+_SCHEDULED = Script(before=scheduled(partial(lr_scheduler.StepLR, step_size=5)), steps=14)
+_GROUPS = Script(optimizer=grouped(torch.optim.SGD, {"lr": 0.1}, {"lr": 0.01}), steps=14)
+_CROSSING = Script(
+    before=scheduled(partial(lr_scheduler.StepLR, step_size=5)), steps=14, options={"cross_barrier": True}
+)
+_PLAIN = Script(optimizer=made(torch.optim.SGD, lr=0.1), steps=14)
+
+PLANTED: dict[str, Planted] = {
+    # The hub, in rounds.
+    "a hub ignores the schedule later": Planted(
+        "hub-bsp", lambda: _on_hub(_first_learning_rate), _SCHEDULED, "times what torch's SGD does"
+    ),
+    "a hub loses a rank once": Planted("hub-bsp", _pushes(_at(9), _one_of), says="is off by"),
+    "a hub loses a rank in every 25th step": Planted("hub-bsp", _pushes(_every(25), _one_of), _LONG),
+    "a hub adds instead of averaging, later": Planted(
+        "hub-bsp", _pushes(_from(10), _times(SIZE)), _PLAIN, "it is 2 times"
+    ),
+    "a hub steps twice": Planted("hub-bsp", lambda: _repeated(2, 7)),
+    "a hub skips a step": Planted("hub-bsp", lambda: _repeated(0, 11)),
+    "a hub forgets its momentum": Planted("hub-bsp", lambda: _before_hub_steps(10, _forget)),
+    "a hub forgets Adam's state": Planted("hub-bsp", lambda: _before_hub_steps(10, _forget), _ADAM),
+    "a hub counts Adam's steps anew": Planted("hub-bsp", lambda: _before_hub_steps(6, _count_anew), _ADAM),
+    "a hub ignores weight decay": Planted("hub-bsp", _of(_from(8), weight_decay=0.0), _DECAYED),
+    "a hub ignores AdamW's weight decay": Planted("hub-bsp", _of(_from(8), weight_decay=0.0), _ADAMW),
+    "a hub has another beta1": Planted("hub-bsp", _of(_from(6), beta1=0.9), _ADAM),
+    "a hub has another momentum": Planted("hub-bsp", _of(_from(6), momentum=0.99)),
+    "a hub is off by one percent": Planted("hub-bsp", _of(_at(12), lr=1.01), says="is off by 0.01"),
+    "a hub doubles a tiny learning rate": Planted("hub-bsp", _of(_from(1), lr=2.0), _TINY),
+    "a hub loses half of a slice": Planted("hub-bsp", _pushes(_at(9), _half_lost)),
+    "a hub sends old parameters": Planted("hub-bsp", lambda: _stale_answer(1, 9), says="on rank 1"),
+    "a hub steps what has no gradient": Planted(
+        "hub-bsp", _steps_frozen, Script(take=lambda *given: _last_layer(*given), steps=14)
+    ),
+    "a hub confuses groups": Planted("hub-bsp", _first_group, _GROUPS),
+    # Gradients on their way, on hub and ring alike.
+    "a rank sends nothing once, on a ring": Planted(
+        "ring", _sent(_at(9), 0.0, 1), says="as if rank 1 had sent nothing"
+    ),
+    "a rank sends nothing once, to a hub": Planted("hub-bsp", _sent(_at(9), 0.0, 1)),
+    "a rank sends nothing in every 25th step": Planted("ring", _sent(_every(25), 0.0, 1), _LONG),
+    "all ranks send twice as much, on a ring": Planted("ring", _sent(_from(8), 2.0)),
+    "all ranks send twice as much, to a hub": Planted("hub-bsp", _sent(_from(8), 2.0)),
+    "all ranks send twice as much, to be averaged": Planted("hub-aggregate", _sent(_from(8), 2.0)),
+    "a gradient is not cleared, on a ring": Planted("ring", lambda: _sealing(_with_earlier)),
+    "a gradient is not cleared, to a hub": Planted("hub-bsp", lambda: _sealing(_with_earlier)),
+    "a mean is divided once more": Planted("ring", lambda: _arriving(_from(8), _halve)),
+    "the last element does not arrive": Planted("hub-aggregate", lambda: _arriving(_from(10), _own_last)),
+    # The workers' own steps.
+    "a rank takes no step": Planted("ring", lambda: _one_rank_sits_out(9), says="on rank 1"),
+    "a rank of an averaging hub takes no step": Planted("hub-aggregate", lambda: _one_rank_sits_out(9)),
+    "old options across the barrier": Planted("ring", _old_options, _CROSSING),
+    "two steps across the barrier": Planted("ring", _twice_across, _CROSSING),
+    # The asynchronous hub.
+    "an asynchronous push has the wrong sign": Planted(
+        "hub-asp", _pushes(_at(9), _times(-1.0)), says="after push 8 to the hub"
+    ),
+    "an asynchronous hub halves all gradients": Planted("hub-asp", _pushes(_from(1), _times(0.5))),
+    "an asynchronous push is applied twice": Planted("hub-asp", lambda: _repeated(2, 9)),
+    "an asynchronous push is counted twice": Planted("hub-asp", lambda: _repeated(2, 9, counts=True)),
+    "an asynchronous push is lost": Planted("hub-asp", lambda: _repeated(0, 9)),
+    "an asynchronous hub ignores the schedule": Planted(
+        "hub-asp", lambda: _on_hub(_first_learning_rate), _SCHEDULED
+    ),
+    "an asynchronous worker sends a wrong gradient": Planted(
+        "hub-asp", _sent(_at(7), 3.0, 1), says="on rank 1"
+    ),
+    "an asynchronous hub forgets Adam's state": Planted(
+        "hub-asp", lambda: _before_hub_steps(10, _forget), _ADAM
+    ),
+    # The script.
+    "ranks train on the same samples": Planted(
+        "ring", nullcontext, Script(deal=_same_samples), "so they train on the same samples"
+    ),
+    "an uneven last batch": Planted(
+        "hub-bsp",
+        nullcontext,
+        Script(take=plain, last=7),
+        "their gradients have the same weight",
+    ),
+}
+
+
+def _last_layer(training: Training, inputs: Tensor, labels: Tensor) -> None:
+    """Trains the last layer alone in every third step."""
+    training.optimizer.zero_grad()
+    model: Any = training.model
+    if training.number % 3:
+        training.loss(inputs, labels).backward()
+    else:
+        hidden = model[1](model[0](inputs)).detach()
+        torch.nn.functional.cross_entropy(model[2](hidden), labels).backward()
+    training.optimizer.step()

@@ -1,0 +1,35 @@
+"""Sampled elements are those of the flat tensor, and the same on every rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hubring.workers.audit.sample import MOST, MOST_OF_TENSOR, sample
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (64, 64), (3, 4, 5, 6), (512, 10), (100_003,)])
+def test_elements_are_those_of_the_flat_tensor(shape: tuple[int, ...]) -> None:
+    tensor = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+    chosen = sample("weight", tensor.numel(), 4)
+    assert chosen.of(tensor).tolist() == list(chosen.elements)
+    assert 0 <= chosen.elements[0] <= chosen.elements[-1] < tensor.numel()
+    assert len(set(chosen.elements)) == min(tensor.numel(), MOST_OF_TENSOR)
+
+
+def test_elements_are_of_many_columns() -> None:
+    assert len({element % 10 for element in sample("weight", 5120, 1).elements}) == 10
+
+
+def test_order_in_memory_makes_no_difference() -> None:
+    tensor = torch.randn(6, 4, 3, 3)
+    chosen = sample("weight", tensor.numel(), 1)
+    last = tensor.to(memory_format=torch.channels_last)
+    for same in (last, tensor.to_sparse(), tensor.clone().requires_grad_()):
+        assert torch.equal(chosen.of(same), chosen.of(tensor))
+
+
+def test_a_model_of_many_parameters_has_few_elements_of_each() -> None:
+    assert sample("weight", 10_000, 500).number * 500 <= MOST
+    assert sample("weight", 10_000, 5_000).number == 2
+    assert sample("empty", 0, 1).number == 0

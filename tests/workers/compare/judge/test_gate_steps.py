@@ -1,0 +1,157 @@
+"""The gate judges recorded steps beside the pairs, and reports both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hubring.ps.core.errors import HubringError
+from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.output.table import notes
+from hubring.workers.compare.page import page
+from hubring.workers.compare.result.findings import Findings
+from hubring.workers.compare.run.outcome import EARLY, Outcome, audit_file
+from tests.support.compare.audited import Script, Trained, train
+from tests.support.compare.correct_scripts import in_bfloat16, normalized, stepped
+from tests.support.compare.planted import PLANTED
+from tests.support.compare.replayed import Replayed, findings
+
+pytestmark = pytest.mark.slow
+
+ROWS = ("local", "ring", "hub-bsp")
+
+
+@dataclass
+class Audited(Replayed):
+    """Runs with recorded steps, by row."""
+
+    trained: dict[str, Trained] = field(default_factory=dict)
+
+    def run(self, run: Run, folder: Path, progress: Any) -> Outcome:
+        left = Replayed.run(self, run, folder, progress)
+        self.trained[run.row.name].save(folder)
+        return left
+
+
+def judged(folder: Path, trained: dict[str, Trained], finals: dict[str, float] | None = None) -> Findings:
+    """Findings of one seed, with these recordings and final parameters."""
+    return findings(folder, Audited(parameters=finals or {}, trained=trained), rows=ROWS, seeds=(0,))
+
+
+def all_rows(script: Script) -> dict[str, Trained]:
+    return {name: train(name, script) for name in ROWS}
+
+
+def entry(found: Findings, name: str) -> Any:
+    return next(each for each in found.rows if each.row == name)
+
+
+def test_a_fault_after_the_first_steps_withholds_the_speed(tmp_path: Path) -> None:
+    trained, planted = all_rows(Script(steps=30)), PLANTED["a rank sends nothing in every 25th step"]
+    with planted.plant():
+        trained["ring"] = train("ring", planted.script)
+    found = judged(tmp_path, trained)
+    assert all(pair.passed for pair in found.gate.pairs)
+    assert not found.gate.passed
+    assert entry(found, "ring").withheld.startswith("step 25 of ring is wrong (seed 0): the gradient of")
+    assert [each.row for each in found.rows if each.withheld] == ["ring"]
+    assert "re-checked against torch" in " ".join(notes(found))
+    assert "as if rank 1 had sent nothing" in page(found)
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [(Script(normalized), "BatchNorm"), (Script(normalized, take=in_bfloat16), "BatchNorm")],
+)
+def test_where_only_local_differs_by_right_the_gate_gives_advice(
+    tmp_path: Path, script: Script, word: str
+) -> None:
+    found = judged(tmp_path, all_rows(script), {"n2 k1 local seed0": 1.5})
+    assert found.gate.passed
+    assert not any(each.withheld for each in found.rows)
+    advice = [pair.advice for pair in found.gate.pairs if pair.advice]
+    assert len(advice) == 2
+    assert word in advice[0]
+    assert advice[0] in found.verdict
+    assert ("ring", "hub-bsp") in [(pair.first, pair.second) for pair in found.gate.pairs]
+
+
+def test_batch_norm_does_not_excuse_a_hub_that_differs_from_the_ring(tmp_path: Path) -> None:
+    finals = {"n2 k1 local seed0": 1.5, "n2 k1 ring seed0": 1.2}
+    found = judged(tmp_path, all_rows(Script(normalized)), finals)
+    assert not found.gate.passed
+    assert {each.row for each in found.rows if each.withheld} == {"ring", "hub-bsp"}
+
+
+def test_without_a_reason_local_is_right(tmp_path: Path) -> None:
+    found = judged(tmp_path, all_rows(Script()), {"n2 k1 local seed0": 1.5})
+    assert {each.row for each in found.rows if each.withheld} == {"ring", "hub-bsp"}
+    assert any(text.startswith("Each step by itself is what one process makes") for text in found.verdict)
+
+
+def test_uneven_batches_without_a_single_process_are_advice(tmp_path: Path) -> None:
+    trained = {name: train(name, Script(last=7)) for name in ("ring", "hub-bsp")}
+    found = findings(tmp_path, Audited(trained=trained), rows=("ring", "hub-bsp"), seeds=(0,))
+    assert found.gate.passed
+    assert "Add the row local to check this." in next(each.advice for each in found.gate.steps)
+
+
+def test_equal_gradients_without_a_single_process_are_advice(tmp_path: Path) -> None:
+    script = PLANTED["ranks train on the same samples"].script
+    trained = {name: train(name, script) for name in ("ring", "hub-bsp")}
+    found = findings(tmp_path, Audited(trained=trained), rows=("ring", "hub-bsp"), seeds=(0,))
+    assert found.gate.passed
+    assert any(text.startswith("Ranks 0 and 1 of ring computed the same gradients") for text in found.verdict)
+
+
+def test_parameters_that_change_between_steps_in_one_row_only_are_a_fault(tmp_path: Path) -> None:
+    def changing(training: Any) -> None:
+        if training.number == 6 and training.communicator.topology == "ring":
+            training.model[2].bias.data.mul_(1.001)
+
+    found = judged(tmp_path, all_rows(Script(before=changing)))
+    assert "step 6 of ring is wrong" in entry(found, "ring").withheld
+    assert entry(found, "hub-bsp").withheld is None
+
+
+def test_a_state_from_before_is_not_replayed_in_any_row(tmp_path: Path) -> None:
+    found = judged(tmp_path, all_rows(Script(optimizer=stepped)))
+    assert found.gate.passed
+    text = "The updates of local, ring and hub-bsp were not replayed: its optimizer began with a state."
+    assert text in found.verdict
+
+
+def test_end_drift_is_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
+    class Saved(Audited):
+        def run(self, run: Run, folder: Path, progress: Any) -> Outcome:
+            left = Audited.run(self, run, folder, progress)
+            save_file({"w": torch.ones(3)}, folder / f"parameters step{EARLY}.safetensors")
+            return left
+
+    trained = all_rows(Script())
+    saved = Saved(parameters={"n2 k1 ring seed0": 1.01}, trained=trained)
+    found = findings(tmp_path, saved, rows=ROWS, seeds=(0,))
+    text = "End drift, the largest difference from local after the last step: ring 0.01, hub-bsp 0."
+    assert text in " ".join(notes(found))
+    assert text in page(found)
+
+
+def test_a_damaged_recording_is_an_error_that_names_it(tmp_path: Path) -> None:
+    class Damaged(Audited):
+        def run(self, run: Run, folder: Path, progress: Any) -> Outcome:
+            left = Audited.run(self, run, folder, progress)
+            audit_file(folder, 0).write_bytes(b"\x03\0\0\0abc")
+            return left
+
+    with pytest.raises(HubringError, match=r"audit 0.msgpack is damaged"):
+        findings(tmp_path, Damaged(trained=all_rows(Script(steps=3))), rows=ROWS, seeds=(0,))
+
+
+def test_rows_without_recordings_are_not_judged(tmp_path: Path) -> None:
+    found = findings(tmp_path)
+    assert found.gate.steps == []

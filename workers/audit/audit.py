@@ -1,0 +1,55 @@
+"""The audit of one worker: a file, and a tap on each optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hubring.workers.audit.audit_file import AuditFile, ModelLayout, Step
+from hubring.workers.audit.autocast import AutocastWatch
+from hubring.workers.audit.step_tap import StepTap, Trainer
+from hubring.workers.communicators.base import Communicator
+
+AUTOCAST = "autocast"
+"""The fact that a script uses autocast."""
+
+
+class Audit:
+    """Records the steps of all optimizers of one worker.
+
+    Args:
+        path: The file, which is replaced.
+        communicator: Connects the ranks.
+    """
+
+    def __init__(self, path: Path, communicator: Communicator) -> None:
+        self._file = AuditFile(path)
+        self._communicator = communicator
+        self._autocast = AutocastWatch()
+        self._taps: list[StepTap] = []
+        self._last: ModelLayout | None = None
+
+    def adopt(self, trainer: Trainer) -> None:
+        """Records the steps of an optimizer from now on."""
+        self._taps.append(StepTap(len(self._taps), trainer, self._communicator, self._write))
+
+    def step_completed(self) -> None:
+        """Records the step of the optimizer that has just completed one."""
+        for tap in self._taps:
+            if tap.trainer.completed_steps != tap.steps:
+                tap.step_completed()
+
+    def close(self) -> None:
+        """Ends the recording."""
+        for tap in self._taps:
+            tap.close()
+        self._autocast.close()
+        if self._autocast.seen and self._last is not None:
+            self._file.write(replace(self._last, facts=[*self._last.facts, AUTOCAST]))
+        self._file.close()
+
+    def _write(self, entry: ModelLayout | Step) -> None:
+        if isinstance(entry, ModelLayout):
+            self._last = entry
+        self._file.write(entry)

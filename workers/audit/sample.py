@@ -1,0 +1,58 @@
+"""Which elements of a parameter are recorded. Every rank and every row chooses the same ones."""
+
+from __future__ import annotations
+
+import zlib
+from math import gcd
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST_OF_TENSOR = 64
+"""Most elements of one parameter."""
+
+MOST = 1024
+"""Most elements of a model, unless it has so many parameters that each has `LEAST`."""
+
+LEAST = 2
+"""Fewest elements of a parameter that has as many."""
+
+
+class Sample(NamedTuple):
+    """Elements of a flat tensor, evenly spread: `first`, `first + stride`, and so on."""
+
+    first: int
+    stride: int
+    number: int
+
+    @property
+    def elements(self) -> range:
+        """The elements' positions in the flat tensor."""
+        return range(self.first, self.first + self.number * self.stride, self.stride)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Returns the elements of a tensor, flat: a view, unless the tensor is sparse or not contiguous."""
+        dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+        if not dense.is_contiguous():
+            return dense.reshape(-1)[self.first :: self.stride][: self.number]
+        return dense.as_strided((self.number,), (self.stride,), dense.storage_offset() + self.first)
+
+
+def sample(name: str, numel: int, parameters: int) -> Sample:
+    """Returns the elements of one parameter.
+
+    Args:
+        name: The parameter's name, which seeds the choice.
+        numel: Its number of elements.
+        parameters: How many parameters the model has.
+    """
+    share = max(LEAST, min(MOST_OF_TENSOR, MOST // max(1, parameters)))
+    number = min(numel, share)
+    if number == 0:
+        return Sample(0, 1, 0)
+    stride = numel // number
+    while gcd(stride, numel) > 1:  # else all elements could be of one column
+        stride -= 1
+    free = numel - (number - 1) * stride
+    return Sample(zlib.crc32(name.encode()) % free, stride, number)

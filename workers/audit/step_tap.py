@@ -1,0 +1,330 @@
+"""Records the steps of one optimizer, from outside of the code that exchanges and steps.
+
+    own       what autograd adds to a parameter's gradient, and what the script had left there
+    arrived   the gradient when backward has returned: where workers step, the mean
+    given     the gradient that `step()` gets, which the script may have clipped
+    before    the parameters when the step's first gradient is made; where workers step, when `step()` begins
+    after     the parameters when the step is completed
+
+Hooks only read, so training is the same bit by bit. Elements are copied into one buffer, on the device of the
+parameters, and leave it once a step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from hubring.workers.audit.audit_file import ModelLayout, Step
+from hubring.workers.audit.sample import Sample, sample
+from hubring.workers.communicators.base import Communicator, PushRecord
+
+OWN, ARRIVED, GIVEN, BEFORE, AFTER = range(5)
+
+BATCH_NORM = "BatchNorm"
+"""The fact that a model has layers that depend on the other samples of a rank's batch."""
+
+Write = Callable[[ModelLayout | Step], None]
+
+
+class Trainer(Protocol):
+    """What a tap needs from an optimizer that wraps the script's own, besides torch's interface."""
+
+    @property
+    def named_parameters(self) -> dict[str, Tensor]:
+        """All trained parameters by name."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the optimizer."""
+
+    @property
+    def completed_steps(self) -> int:
+        """Completed steps."""
+
+    @property
+    def ahead(self) -> int:
+        """1 if `step()` does not wait for the exchange, else 0."""
+
+
+class StepTap:
+    """Records the steps of one optimizer.
+
+    Args:
+        number: Number of the optimizer in its process.
+        trainer: The optimizer.
+        communicator: Connects the ranks.
+        write: Takes layouts and steps.
+    """
+
+    def __init__(self, number: int, trainer: Trainer, communicator: Communicator, write: Write) -> None:
+        self.trainer = trainer
+        self.steps = trainer.completed_steps
+        self._number = number
+        self._communicator = communicator
+        self._write = write
+        self._on_worker = communicator.steps_on == "worker"
+        self._optimizer = cast("Any", trainer)
+        self._record: PushRecord | None = communicator.record_pushes()
+        self._parameters: list[Parameter] = []
+        self._samples: list[Sample] = []
+        self._names: list[str] = []
+        self._grouped: list[tuple[int, ...]] = []
+        self._options: list[dict[str, Any]] = []
+        self._last_after = b""
+        self._read = 0
+        self._taken = torch.zeros(5, 0)
+        self._views: list[list[Tensor]] = []
+        self._owns = self._gives = bytearray()
+        self._open = self._arrived = self._given = self._inside = False
+        self._graph_task = -1
+        self._divisor = 1.0
+        self._looked = False
+        """Whether the script's hooks were looked for, once its first step begins."""
+        self._numbers: list[int] = []
+        """Of our hooks, by parameter."""
+        self._layout()
+        self._begin()
+        self._handles = [
+            self._optimizer.register_step_pre_hook(self._step_begins),
+            self._optimizer.register_step_post_hook(self._step_ended),
+        ]
+
+    def close(self) -> None:
+        """Records no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    # What a step does, in order.
+
+    def _hook(self, position: int) -> Callable[[Tensor], None]:
+        alive = weakref.ref(self)  # the garbage collector cannot see torch's hooks
+
+        def made(gradient: Tensor) -> None:
+            tap = alive()
+            if tap is not None and tap._handles:
+                tap._gradient_made(position, gradient)
+
+        return made
+
+    def _gradient_made(self, position: int, gradient: Tensor) -> None:
+        if not self._open:
+            self._open = True
+            self._take_parameters(BEFORE)
+        task = torch._C._current_graph_task_id()
+        if task != self._graph_task:
+            self._graph_task = task
+            # What is queued during the pass runs before what is queued at its end.
+            Variable._execution_engine.queue_callback(
+                lambda: Variable._execution_engine.queue_callback(self._pass_ended)
+            )
+        own, earlier = self._views[OWN][position], self._parameters[position].grad
+        own.copy_(self._samples[position].of(gradient))
+        if earlier is not None:
+            own.add_(self._samples[position].of(earlier))
+        self._owns[position] = 1
+
+    def _pass_ended(self) -> None:
+        if not (self._on_worker and self.trainer.ahead):  # else the means are still in flight
+            self._take_gradients(ARRIVED)
+            self._arrived = True
+
+    def _step_begins(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        wrapped: Any = getattr(self._optimizer, "wrapped", self._optimizer)
+        replaced = vars(wrapped).get("step")
+        hooked = bool(wrapped._optimizer_step_pre_hooks) or not (
+            replaced is None or hasattr(replaced, "_wrapped_by_lr_sched")
+        )
+        closure = any(each is not None for each in (*args[1:], *kwargs.values()))  # args begin with self
+        self._inside = closure or hooked
+        scale = getattr(self._optimizer, "grad_scale", None)
+        self._divisor = 1.0 if scale is None else float(scale)
+        if self._regrouped() or (not self._looked and self._is_hooked()):
+            self._layout()
+        self._looked = True
+        if not (self._on_worker and self.trainer.ahead):
+            self._given = True
+            self._gives = self._take_gradients(GIVEN)
+        if self._on_worker and not self.trainer.ahead:
+            self._open = True
+            self._take_parameters(BEFORE)
+
+    def step_completed(self) -> None:
+        """Records the step that was just completed."""
+        self.steps = self.trainer.completed_steps
+        self._take_parameters(AFTER)
+        own, arrived, given, before, after = (row.numpy().tobytes() for row in self._taken.cpu())
+        same = self._arrived and given == arrived
+        before = before if self._open and before != self._last_after else b""
+        after = b"" if self.trainer.ahead else after
+        options = [_options(group) for group in self.trainer.param_groups]
+        step = Step(
+            trainer=self._number,
+            step=self.steps,
+            groups=None if options == self._options else options,
+            divisor=self._divisor,
+            open=self._inside,
+            own=own,
+            owns=bytes(self._owns),
+            arrived=arrived if self._arrived else b"",
+            given=given if self._given and not same else b"",
+            gives=bytes(self._gives) if self._given else b"",
+            before=before,
+            after=after,
+            pushes=self._pushes(),
+        )
+        self._write(step)
+        self._options, self._last_after = options, after
+        self._begin()
+
+    def _step_ended(self, *_: Any) -> None:
+        if self.trainer.completed_steps == self.steps:  # nothing that was not recorded: the step was skipped
+            self._begin()
+
+    def _begin(self) -> None:
+        self._open = self._arrived = self._given = self._inside = False
+        self._divisor = 1.0
+        self._graph_task = -1
+        self._owns = bytearray(len(self._parameters))
+        self._gives = bytearray(len(self._parameters))
+
+    # Elements.
+
+    def _take_gradients(self, row: int) -> bytearray:
+        """Copies all gradients, zeros for those that are None; returns which there are."""
+        there = bytearray(len(self._parameters))
+        for position, parameter in enumerate(self._parameters):
+            gradient = parameter.grad
+            if gradient is None:
+                self._views[row][position].zero_()
+            else:
+                there[position] = 1
+                self._views[row][position].copy_(self._samples[position].of(gradient))
+        return there
+
+    def _take_parameters(self, row: int) -> None:
+        parts = [one.of(parameter) for one, parameter in zip(self._samples, self._parameters, strict=True)]
+        torch._foreach_copy_(self._views[row], parts)
+
+    # Parameters.
+
+    def _regrouped(self) -> bool:
+        return self._grouped != [tuple(map(id, group["params"])) for group in self.trainer.param_groups]
+
+    def _layout(self) -> None:
+        """Takes in the parameters that the optimizer has now, behind those that it had."""
+        groups = self.trainer.param_groups
+        self._grouped = [tuple(map(id, group["params"])) for group in groups]
+        names = {id(parameter): name for name, parameter in self.trainer.named_parameters.items()}
+        known, place = set(map(id, self._parameters)), dict[int, int]()
+        everything = [(number, one) for number, group in enumerate(groups) for one in group["params"]]
+        trained = [(number, one) for number, one in everything if one.requires_grad and one.numel()]
+        expected = max(len(trained), len(self._parameters))
+        for number, parameter in trained:
+            place[id(parameter)] = number
+            if id(parameter) in known:
+                continue
+            known.add(id(parameter))
+            name = names.get(id(parameter), f"parameter {len(self._parameters)}")
+            self._names.append(name)
+            self._samples.append(sample(name, parameter.numel(), expected))
+            handle = parameter.register_hook(self._hook(len(self._parameters)))
+            self._numbers.append(handle.id)
+            self._parameters.append(parameter)
+        self._make_room()
+        self._write(
+            ModelLayout(
+                trainer=self._number,
+                rank=self._communicator.rank,
+                size=self._communicator.size,
+                optimizer=_torch_name(self._optimizer),
+                steps_on=self._communicator.steps_on,
+                lockstep=self._communicator.lockstep,
+                names=list(self._names),
+                dtypes=[str(one.dtype).removeprefix("torch.") for one in self._parameters],
+                numels=[one.numel() for one in self._parameters],
+                counts=[one.number for one in self._samples],
+                groups=[place.get(id(one), -1) for one in self._parameters],
+                keys=self._keys(),
+                wide=self._taken.dtype == torch.float64,
+                fresh=_is_fresh(getattr(self._optimizer, "wrapped", self._optimizer)),
+                hooked=self._is_hooked(),
+                facts=self._facts(),
+            )
+        )
+        self._options = []
+
+    def _make_room(self) -> None:
+        """Makes the buffer longer. What the current step has recorded stays."""
+        counts = [one.number for one in self._samples]
+        wide = any(one.dtype == torch.float64 for one in self._parameters)
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        dtype = torch.float64 if wide else torch.float32
+        taken = torch.zeros(5, sum(counts), dtype=dtype, device=device)
+        taken[:, : self._taken.shape[1]] = self._taken
+        self._owns.extend(bytes(len(counts) - len(self._owns)))
+        self._taken = taken
+        self._views = [list(row.split(counts)) for row in taken]
+
+    def _is_hooked(self) -> bool:
+        """Whether hooks that are not ours run on some gradient after it is recorded."""
+        for number, parameter in zip(self._numbers, self._parameters, strict=True):
+            if parameter._backward_hooks and next(reversed(parameter._backward_hooks)) != number:
+                return True
+            later = (parameter._post_accumulate_grad_hooks or {}).values()
+            if not all(str(getattr(one, "__module__", "")).startswith("hubring.") for one in later):
+                return True
+        return False
+
+    def _facts(self) -> list[str]:
+        state: dict[str, Tensor] = getattr(self.trainer, "model_state", {})
+        return [BATCH_NORM] if any(name.endswith("running_mean") for name in state) else []
+
+    # Pushes to an asynchronous hub.
+
+    def _keys(self) -> list[int]:
+        record = self._record
+        if record is None:
+            return []
+        pairs = zip(self._names, self._samples, strict=True)
+        return [record.key_of(name, element) for name, one in pairs for element in one.elements]
+
+    def _pushes(self) -> list[tuple[int, int, int]]:
+        if self._record is None:
+            return []
+        came = self._record.pushes[self._read :]
+        self._read += len(came)
+        return [(one.key, one.position, one.version) for one in came]
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Returns a group's options that are numbers, or tuples of them."""
+    return {
+        name: float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+        for name, value in group.items()
+        if name != "params" and (isinstance(value, bool | int | float | tuple) or _is_number(value))
+    }
+
+
+def _is_fresh(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has taken no step. Adagrad has a state from the start."""
+    return not any(float(state.get("step", 1)) for state in optimizer.state.values())
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _torch_name(optimizer: Any) -> str:
+    """Returns the name of the wrapped optimizer's class in torch.optim; empty if it is another class."""
+    kind = type(getattr(optimizer, "wrapped", optimizer))
+    name: str = kind.__name__
+    return name if getattr(torch.optim, name, None) is kind else ""

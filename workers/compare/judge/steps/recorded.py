@@ -1,0 +1,203 @@
+"""The recorded steps of one worker, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from msgspec import DecodeError
+from torch import Tensor
+
+from hubring.ps.core.errors import HubringError
+from hubring.workers.audit import audit_file
+from hubring.workers.audit.audit_file import ModelLayout, Step
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One step of one rank. Tensors are flat, with every recorded element, in float32 or float64.
+
+    Attributes:
+        layout: The parameters.
+        step: Completed steps, with this one.
+        options: The options of each parameter group.
+        open: Whether the script ran code inside `step()`.
+        own: This rank's gradient, as autograd made it; zeros where there is none.
+        owns: Whether each parameter has one, by element.
+        arrived: The gradient when backward had returned; None: not known.
+        given: The gradient that stepped or was pushed; None: not known.
+        gives: Whether each parameter has one, by element.
+        before: The parameters before the step.
+        after: The parameters after it; None: not known.
+        pushes: Of each push to an asynchronous hub: key, position in the order of pushes, version of the
+            answer.
+        written: Whether something changed the parameters between the last step and this one.
+    """
+
+    layout: ModelLayout
+    step: int
+    options: list[dict[str, Any]]
+    open: bool
+    own: Tensor
+    owns: Tensor
+    arrived: Tensor | None
+    given: Tensor | None
+    gives: Tensor
+    before: Tensor
+    after: Tensor | None
+    pushes: list[tuple[int, int, int]]
+    written: bool
+
+    def with_parameters_of(self, later: RecordedStep) -> RecordedStep:
+        """Returns this step as if the optimizer had had the parameters that it has in a later one."""
+        missing = len(later.own) - len(self.own)
+        if not missing:
+            return self
+
+        def longer(values: Tensor) -> Tensor:
+            return torch.cat([values, values.new_zeros(missing)])
+
+        groups = [*self.layout.groups, *[-1] * (len(later.layout.names) - len(self.layout.names))]
+        return replace(
+            self,
+            layout=msgspec.structs.replace(later.layout, groups=groups),
+            own=longer(self.own),
+            owns=longer(self.owns),
+            arrived=None if self.arrived is None else longer(self.arrived),
+            given=None if self.given is None else longer(self.given),
+            gives=longer(self.gives),
+            before=longer(self.before),
+            after=None if self.after is None else longer(self.after),
+        )
+
+    @cached_property
+    def parameter_of(self) -> Tensor:
+        """The parameter of each element, by its place in the layout."""
+        return elements_of(self.layout)
+
+
+def elements_of(layout: ModelLayout) -> Tensor:
+    """Returns the parameter of each recorded element, by its place in the layout: int64."""
+    return torch.repeat_interleave(torch.arange(len(layout.counts)), torch.tensor(layout.counts))
+
+
+class Recording(NamedTuple):
+    """The file of one worker.
+
+    Attributes:
+        trainers: The steps in order, by the number of their optimizer.
+        facts: What makes a rank's gradients differ, by right, from those of the whole batch.
+    """
+
+    trainers: dict[int, list[RecordedStep]]
+    facts: frozenset[str]
+
+    def resumed(self) -> Recording:
+        """Returns the recording as of optimizers that began with a state."""
+
+        def known(step: RecordedStep) -> RecordedStep:
+            return replace(step, layout=msgspec.structs.replace(step.layout, fresh=False))
+
+        return self._replace(
+            trainers={trainer: list(map(known, steps)) for trainer, steps in self.trainers.items()}
+        )
+
+
+def read(path: Path) -> Recording:
+    """Reads the file of one worker.
+
+    Raises:
+        HubringError: The file is damaged.
+    """
+    try:
+        return recorded(audit_file.read(path))
+    except (DecodeError, OSError, ValueError) as cause:
+        raise _damaged(path, cause) from cause
+
+
+def begins_fresh(path: Path) -> bool:
+    """Whether the first optimizer had no state when it was wrapped. Raises as `read`."""
+    try:
+        first = next(audit_file.read(path), None)
+    except (DecodeError, OSError, ValueError) as cause:
+        raise _damaged(path, cause) from cause
+    return not isinstance(first, ModelLayout) or first.fresh
+
+
+def _damaged(path: Path, cause: Exception) -> HubringError:
+    return HubringError(f"{path} is damaged ({cause}); delete the run's folder to repeat the run")
+
+
+def recorded(entries: Iterable[ModelLayout | Step]) -> Recording:
+    """Returns what these entries record."""
+    facts: set[str] = set()
+    found: dict[int, list[RecordedStep]] = {}
+    layouts: dict[int, ModelLayout] = {}
+    options: dict[int, list[dict[str, Any]]] = {}
+    for entry in entries:
+        if isinstance(entry, ModelLayout):
+            layouts[entry.trainer] = entry
+            facts.update(entry.facts)
+            found.setdefault(entry.trainer, [])
+            continue
+        if entry.groups is not None:
+            options[entry.trainer] = entry.groups
+        steps = found[entry.trainer]
+        last = steps[-1] if steps else None
+        steps.append(_step(layouts[entry.trainer], entry, options[entry.trainer], last))
+    trainers = {trainer: list(_completed(steps)) for trainer, steps in found.items()}
+    return Recording(trainers, frozenset(facts))
+
+
+def _step(
+    layout: ModelLayout, entry: Step, options: list[dict[str, Any]], last: RecordedStep | None
+) -> RecordedStep:
+    parameter_of = elements_of(layout)
+    own, owns = _tensor(entry.own, layout), _mask(entry.owns, parameter_of)
+    own = torch.where(owns, own, 0)
+    arrived = _tensor(entry.arrived, layout) if entry.arrived else None
+    gives = _mask(entry.gives, parameter_of)
+    given = (_tensor(entry.given, layout) if entry.given else arrived) if entry.gives else None
+    after = _tensor(entry.after, layout) if entry.after else None
+    before = _tensor(entry.before, layout) if entry.before else None if last is None else last.after
+    written = bool(entry.before) and last is not None and last.after is not None
+    return RecordedStep(
+        layout=layout,
+        step=entry.step,
+        options=options,
+        open=entry.open,
+        own=own,
+        owns=owns,
+        arrived=arrived,
+        given=None if given is None else torch.where(gives, given, 0) / entry.divisor,
+        gives=gives,
+        before=torch.full_like(own, torch.nan) if before is None else before,
+        after=after,
+        pushes=entry.pushes,
+        written=written,
+    )
+
+
+def _completed(steps: list[RecordedStep]) -> Iterator[RecordedStep]:
+    """Yields the steps, with the next step's parameters for those that are only known then."""
+    for number, step in enumerate(steps):
+        later = steps[number + 1] if number + 1 < len(steps) else None
+        known = step.after is not None or later is None or later.before.shape != step.before.shape
+        yield step if known else replace(step, after=later.before if later else None)
+
+
+def _tensor(content: bytes, layout: ModelLayout) -> Tensor:
+    dtype = torch.float64 if layout.wide else torch.float32
+    return (torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.zeros(0)).double()
+
+
+def _mask(content: bytes, parameter_of: Tensor) -> Tensor:
+    """Returns one bool per element, from one byte per parameter; False where nothing is known."""
+    if not content:
+        return torch.zeros(len(parameter_of), dtype=torch.bool)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).bool()[parameter_of]

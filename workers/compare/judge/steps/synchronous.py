@@ -1,0 +1,190 @@
+"""Judges the steps of a row whose workers complete each step together.
+
+    own gradients of all ranks --mean--> arrived --script--> given --optimizer--> update
+
+Where workers step, both arrows of ours are judged separately; on a hub together. What the script does between
+them, such as clipping, is taken as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hubring.workers.compare.judge.steps import allowance
+from hubring.workers.compare.judge.steps.checked import Checked, Fault
+from hubring.workers.compare.judge.steps.exchange import Together, check_exchange
+from hubring.workers.compare.judge.steps.fault_text import update_fault, worst_of
+from hubring.workers.compare.judge.steps.recorded import RecordedStep
+from hubring.workers.compare.judge.steps.reference import REPLAYED, Expected, Reference, units_of
+
+
+def check(ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float) -> Checked:
+    """Judges all steps.
+
+    Args:
+        ranks: Every rank's steps by optimizer.
+        tolerance: Allowed difference of an update, relative to the update.
+    """
+    found = Checked(0, 0)
+    for trainer in sorted(set().union(*ranks)):
+        each = [rank.get(trainer, ()) for rank in ranks]
+        one = _Optimizer(each, tolerance).check()
+        found = Checked(
+            taken=found.taken + one.taken,
+            judged=found.judged + one.judged,
+            unjudged=found.unjudged or one.unjudged,
+            fault=found.fault or one.fault,
+            step=found.step or one.step,
+            written=found.written | one.written,
+        )
+    return found
+
+
+class _Optimizer:
+    """Judges the steps of one optimizer."""
+
+    def __init__(self, ranks: Sequence[Sequence[RecordedStep]], tolerance: float) -> None:
+        self._ranks = ranks
+        self._tolerance = tolerance
+        longest = max(map(len, ranks))
+        self._rounds: list[Together] = [
+            [rank[number] for rank in ranks] for number in range(min(map(len, ranks)))
+        ]
+        self._longest = longest
+
+    def check(self) -> Checked:
+        judged = 0
+        unjudged = self._unjudged()
+        written = frozenset(each.step for each in self._ranks[0] if each.written)
+        try:
+            judged = self._check_updates() if not unjudged else self._check_exchanges()
+            self._check_counts()
+        except Fault as fault:
+            return Checked(self._longest, judged, unjudged, fault.text, fault.step, written)
+        return Checked(self._longest, judged, unjudged, written=written)
+
+    def _unjudged(self) -> str:
+        """Returns why updates cannot be replayed; empty if they can."""
+        if not self._rounds:
+            return "no step was taken"
+        first = self._rounds[0][0].layout
+        if first.optimizer not in REPLAYED:
+            return "its optimizer is not one of torch's that treat each element by itself"
+        if not first.fresh:
+            return "its optimizer began with a state"
+        if first.hooked and any(step.given is None for each in self._rounds for step in each):
+            return "the script's hooks change gradients"
+        if any(step.open for each in self._rounds for step in each):
+            return "the script runs code within step()"
+        return ""
+
+    def _check_counts(self) -> None:
+        counts = [len(rank) for rank in self._ranks]
+        if len(set(counts)) > 1:
+            slow = counts.index(min(counts))
+            raise Fault(
+                min(counts) + 1, f"rank {slow} took {min(counts)} steps and another rank {max(counts)}"
+            )
+
+    def _check_exchanges(self) -> int:
+        for each in self._rounds:
+            check_exchange([one.with_parameters_of(self._rounds[-1][0]) for one in each])
+        return 0
+
+    def _check_updates(self) -> int:
+        """Judges all steps; returns how many."""
+        last = self._rounds[-1][0]
+        parameter_of, eps = last.parameter_of, allowance.precision(last.layout, last.parameter_of)
+        rounds = [[one.with_parameters_of(last) for one in each] for each in self._rounds]
+        stepped = [_stepped(each, eps) for each in rounds]
+        history = [torch.where(one.there, one.groups, -1) for one in stepped]
+        units = units_of(last.layout.dtypes, parameter_of, history)
+        reference = Reference(last.layout.optimizer, units, rounds[0][0].options)
+        drift, judged = _Drift(self._tolerance, eps), 0
+        for each, stepping in zip(rounds, stepped, strict=True):
+            check_exchange(each)
+            if not bool(stepping.gradient.isfinite().all()):
+                break  # the run diverges, and says so itself
+            expected = reference.step(each[0].before, *stepping)
+            for rank, one in enumerate(each):
+                if one.after is not None:
+                    self._check_update(rank, one, expected, eps)
+                    drift.add(rank, one, expected, parameter_of)
+            judged += 1
+        drift.check(last)
+        return judged
+
+    def _check_update(self, rank: int, one: RecordedStep, expected: Expected, eps: Tensor) -> None:
+        assert one.after is not None
+        update = expected.after - one.before
+        size = allowance.size_of(update, one.parameter_of)
+        ulp = eps * torch.maximum(one.before.abs(), expected.after.abs())
+        allowed = self._tolerance * size + allowance.DOUBT * expected.doubt + allowance.ULPS * ulp
+        off = (one.after - expected.after).abs()
+        bad = ~(off <= allowed)
+        if bool(bad.any()):
+            raise Fault(one.step, update_fault(one, rank, one.before, expected.after, one.after, bad))
+
+
+class _Drift:
+    """Adds up what is too small to see in one step, such as learning rates that hardly move a parameter."""
+
+    def __init__(self, tolerance: float, eps: Tensor) -> None:
+        self._tolerance, self._eps = tolerance, eps
+        self._off: dict[int, Tensor] = {}
+        self._moved: dict[int, Tensor] = {}
+        self._allowed: dict[int, Tensor] = {}
+        self._ulp = torch.zeros_like(eps)
+        self._steps = 0
+
+    def add(self, rank: int, one: RecordedStep, expected: Expected, parameter_of: Tensor) -> None:
+        assert one.after is not None
+        update = expected.after - one.before
+        allowed = self._tolerance * allowance.size_of(update, parameter_of) + allowance.DOUBT * expected.doubt
+        nothing = torch.zeros_like(update)
+        self._off[rank] = self._off.get(rank, nothing) + (one.after - expected.after)
+        self._moved[rank] = self._moved.get(rank, nothing) + update
+        self._allowed[rank] = self._allowed.get(rank, nothing) + allowed
+        self._ulp = torch.maximum(self._ulp, self._eps * one.after.abs())
+        self._steps += rank == 0
+
+    def check(self, last: RecordedStep) -> None:
+        """Raises Fault if all steps together are off by more than rounding explains."""
+        for rank, off in self._off.items():
+            allowed = self._allowed[rank] + self._ulp * (4 + 2 * self._steps**0.5)
+            bad = ~(off.abs() <= allowed)
+            if bool(bad.any()):
+                name, worst = worst_of(last, off.abs(), bad)
+                moved = float(self._moved[rank][worst])
+                raise Fault(
+                    0,
+                    f"all {self._steps} steps together moved an element of {name} by"
+                    f" {moved + float(off[worst]):.3g} on rank {rank}, instead of by {moved:.3g}",
+                )
+
+
+class _Stepping(NamedTuple):
+    """The arguments of `Reference.step` that follow the parameters."""
+
+    gradient: Tensor
+    rounding: Tensor
+    there: Tensor
+    groups: Tensor
+    options: Sequence[dict[str, Any]]
+
+
+def _stepped(each: Together, eps: Tensor) -> _Stepping:
+    """Returns what a step of all ranks is taken with."""
+    leader = next((one for one in each if one.given is not None and bool(one.gives.any())), each[0])
+    groups = torch.tensor(leader.layout.groups)[leader.parameter_of]
+    if leader.layout.steps_on == "worker" and leader.given is not None:
+        gradient, rounding, there = leader.given, eps * leader.given.abs(), leader.gives
+    else:
+        given = torch.stack([one.own if one.given is None else one.given for one in each])
+        gradient, rounding = given.mean(0), allowance.of_mean(eps, given)
+        there = torch.stack([one.owns if one.given is None else one.gives for one in each]).any(0)
+    return _Stepping(gradient, rounding, there, groups, leader.options)
