@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hubring.workers.audit.audit_file import AuditFile, ModelLayout, Step
 from hubring.workers.audit.autocast import AutocastWatch
-from hubring.workers.audit.step_tap import StepTap, Trainer
+from hubring.workers.audit.step_tap import StepTap, Tapped
 from hubring.workers.communicators.base import Communicator
 
 AUTOCAST = "autocast"
@@ -30,9 +30,10 @@ class Audit:
         self._taps: list[StepTap] = []
         self._last: ModelLayout | None = None
 
-    def adopt(self, trainer: Trainer) -> None:
-        """Records the steps of an optimizer from now on."""
-        self._taps.append(StepTap(len(self._taps), trainer, self._communicator, self._write))
+    def adopt(self, trainer: object) -> None:
+        """Records the steps of an optimizer from now on. Those of `hubring.horovod` cannot be recorded."""
+        if isinstance(trainer, Tapped):
+            self._taps.append(StepTap(len(self._taps), trainer, self._communicator, self._write))
 
     def step_completed(self) -> None:
         """Records the step of the optimizer that has just completed one."""

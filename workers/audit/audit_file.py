@@ -30,7 +30,7 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
         groups: The parameter group of each.
         keys: For every recorded element, the hub's key; empty where no order of pushes is recorded.
         wide: Whether elements are recorded as float64, else float32.
-        fresh: Whether the optimizer had no state when it was wrapped.
+        fresh: Whether the optimizer has the state of its own steps, and of no others.
         hooked: Whether the script has hooks that may change gradients after they are recorded.
         facts: What makes a rank's gradients differ, by right, from those of the whole batch.
     """

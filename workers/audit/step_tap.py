@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,7 +34,8 @@ BATCH_NORM = "BatchNorm"
 Write = Callable[[ModelLayout | Step], None]
 
 
-class Trainer(Protocol):
+@runtime_checkable
+class Tapped(Protocol):
     """What a tap needs from an optimizer that wraps the script's own, besides torch's interface."""
 
     @property
@@ -48,6 +49,10 @@ class Trainer(Protocol):
     @property
     def completed_steps(self) -> int:
         """Completed steps."""
+
+    @property
+    def had_state(self) -> bool:
+        """Whether the optimizer had taken steps before it was wrapped."""
 
     @property
     def ahead(self) -> int:
@@ -64,7 +69,7 @@ class StepTap:
         write: Takes layouts and steps.
     """
 
-    def __init__(self, number: int, trainer: Trainer, communicator: Communicator, write: Write) -> None:
+    def __init__(self, number: int, trainer: Tapped, communicator: Communicator, write: Write) -> None:
         self.trainer = trainer
         self.steps = trainer.completed_steps
         self._number = number
@@ -78,6 +83,7 @@ class StepTap:
         self._names: list[str] = []
         self._grouped: list[tuple[int, ...]] = []
         self._options: list[dict[str, Any]] = []
+        self._fresh = not trainer.had_state
         self._last_after = b""
         self._read = 0
         self._taken = torch.zeros(5, 0)
@@ -95,6 +101,7 @@ class StepTap:
         self._handles = [
             self._optimizer.register_step_pre_hook(self._step_begins),
             self._optimizer.register_step_post_hook(self._step_ended),
+            self._optimizer.register_load_state_dict_post_hook(self._state_loaded),
         ]
 
     def close(self) -> None:
@@ -189,6 +196,10 @@ class StepTap:
         if self.trainer.completed_steps == self.steps:  # nothing that was not recorded: the step was skipped
             self._begin()
 
+    def _state_loaded(self, _: Optimizer) -> None:
+        self._fresh = False
+        self._layout()
+
     def _begin(self) -> None:
         self._open = self._arrived = self._given = self._inside = False
         self._divisor = 1.0
@@ -255,7 +266,7 @@ class StepTap:
                 groups=[place.get(id(one), -1) for one in self._parameters],
                 keys=self._keys(),
                 wide=self._taken.dtype == torch.float64,
-                fresh=_is_fresh(getattr(self._optimizer, "wrapped", self._optimizer)),
+                fresh=self._fresh,
                 hooked=self._is_hooked(),
                 facts=self._facts(),
             )
@@ -312,11 +323,6 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
         for name, value in group.items()
         if name != "params" and (isinstance(value, bool | int | float | tuple) or _is_number(value))
     }
-
-
-def _is_fresh(optimizer: Optimizer) -> bool:
-    """Whether an optimizer has taken no step. Adagrad has a state from the start."""
-    return not any(float(state.get("step", 1)) for state in optimizer.state.values())
 
 
 def _is_number(value: object) -> bool:

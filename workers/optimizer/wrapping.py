@@ -31,6 +31,7 @@ class OptimizerWrapper(Optimizer):
 
     Attributes:
         wrapped: The wrapped optimizer.
+        had_state: Whether it had taken steps before it was wrapped.
 
     Raises:
         ConfigError: The optimizer is already wrapped.
@@ -46,6 +47,8 @@ class OptimizerWrapper(Optimizer):
                 f"the optimizer is already a {type(optimizer).__name__}: wrap the torch optimizer once"
             )
         self.wrapped = optimizer
+        # Adagrad has a state, of step 0, from the start.
+        self.had_state = any(float(state.get("step", 1)) for state in optimizer.state.values())
         # Optimizer.__init__ would make separate groups; __setstate__ only makes the hooks.
         self.__setstate__({})
         for name in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):

@@ -13,6 +13,7 @@ from hubring.workers.audit.audit_file import ModelLayout, read
 from hubring.workers.audit.step_tap import BATCH_NORM, StepTap
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.horovod.optimizer.trainer import Trainer
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.compare.audited import KINDS, Script, Training
 from tests.support.compare.correct_scripts import SCRIPTS, in_bfloat16, normalized
@@ -59,6 +60,14 @@ def test_training_is_the_same_bit_by_bit(row: str, name: str) -> None:
             ranks.close()
     for plain, watched in zip(*found, strict=True):
         assert all(map(torch.equal, plain, watched))
+
+
+def test_an_audit_leaves_out_an_optimizer_without_step_hooks(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit", LocalCommunicator())
+    audit.adopt(Trainer({}, lambda: 0.0, list))
+    audit.step_completed()
+    audit.close()
+    assert list(read(tmp_path / "audit")) == []
 
 
 def test_an_audit_notes_batch_norm_and_autocast(tmp_path: Path) -> None:

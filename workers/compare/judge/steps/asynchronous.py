@@ -66,8 +66,8 @@ def _unjudged(ranks: Sequence[Sequence[RecordedStep]]) -> str:
         return "no step was taken"
     if first.layout.optimizer not in REPLAYED:
         return "its optimizer is not one of torch's that treat each element by itself"
-    if not first.layout.fresh:
-        return "its optimizer began with a state"
+    if not all(step.layout.fresh for steps in ranks for step in steps):
+        return "a state was loaded into its optimizer"
     if any(step.open for steps in ranks for step in steps):
         return "the script runs code within step()"
     if any(len(steps[-1].own) != len(steps[0].own) for steps in ranks if steps):

@@ -97,16 +97,6 @@ class Recording(NamedTuple):
     trainers: dict[int, list[RecordedStep]]
     facts: frozenset[str]
 
-    def resumed(self) -> Recording:
-        """Returns the recording as of optimizers that began with a state."""
-
-        def known(step: RecordedStep) -> RecordedStep:
-            return replace(step, layout=msgspec.structs.replace(step.layout, fresh=False))
-
-        return self._replace(
-            trainers={trainer: list(map(known, steps)) for trainer, steps in self.trainers.items()}
-        )
-
 
 def read(path: Path) -> Recording:
     """Reads the file of one worker.
@@ -118,15 +108,6 @@ def read(path: Path) -> Recording:
         return recorded(audit_file.read(path))
     except (DecodeError, OSError, ValueError) as cause:
         raise _damaged(path, cause) from cause
-
-
-def begins_fresh(path: Path) -> bool:
-    """Whether the first optimizer had no state when it was wrapped. Raises as `read`."""
-    try:
-        first = next(audit_file.read(path), None)
-    except (DecodeError, OSError, ValueError) as cause:
-        raise _damaged(path, cause) from cause
-    return not isinstance(first, ModelLayout) or first.fresh
 
 
 def _damaged(path: Path, cause: Exception) -> HubringError:

@@ -42,8 +42,6 @@ def check_runs(outcomes: Mapping[str, Outcome], tolerance: float) -> dict[str, R
         tolerance: Allowed difference of an update, relative to the update.
     """
     found: dict[str, RunCheck] = {}
-    # A hub takes the state before the record begins. Rows whose workers step show whether there was one.
-    resumed = {_place(each.run) for each in outcomes.values() if _recorded(each) and not _is_fresh(each)}
     alone: dict[tuple[int, int], Sequence[RecordedStep]] = {}
     # A single process comes first: others are compared with it.
     for outcome in sorted(outcomes.values(), key=lambda each: each.run.row.name != "local"):
@@ -51,8 +49,6 @@ def check_runs(outcomes: Mapping[str, Outcome], tolerance: float) -> dict[str, R
         if not ranks:
             continue
         place = _place(outcome.run)
-        if place in resumed:
-            ranks = [rank.resumed() for rank in ranks]
         if outcome.run.row.name == "local":
             alone[place] = ranks[0].trainers.get(0, ())
         found[outcome.run.label] = check_run(
@@ -103,11 +99,6 @@ def _recorded(outcome: Outcome) -> list[Path]:
     return files if whole else []
 
 
-def _is_fresh(outcome: Outcome) -> bool:
-    """Whether no optimizer began with a state."""
-    return all(recorded.begins_fresh(file) for file in _recorded(outcome))
-
-
 def _recordings(outcome: Outcome) -> list[Recording]:
     """Returns the recordings of all ranks; empty if the run's steps are not to be judged."""
     run, files = outcome.run, _recorded(outcome)
@@ -117,6 +108,8 @@ def _recordings(outcome: Outcome) -> list[Recording]:
         return []
     ranks = [recorded.read(file) for file in files]
     steps = [one for rank in ranks for each in rank.trainers.values() for one in each[:1]]
+    if not steps:
+        return []
     if not run.row.exact and any(one.layout.lockstep for one in steps):
         return []  # backup workers
     return ranks

@@ -74,8 +74,8 @@ class _Optimizer:
         first = self._rounds[0][0].layout
         if first.optimizer not in REPLAYED:
             return "its optimizer is not one of torch's that treat each element by itself"
-        if not first.fresh:
-            return "its optimizer began with a state"
+        if not all(step.layout.fresh for each in self._rounds for step in each):
+            return "a state was loaded into its optimizer"
         if first.hooked and any(step.given is None for each in self._rounds for step in each):
             return "the script's hooks change gradients"
         if any(step.open for each in self._rounds for step in each):
