@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.compare.audited import Trained, train
 from tests.support.compare.correct_scripts import SCRIPTS
+from tests.support.sampled import sampled
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,7 +38,7 @@ def test_there_are_enough_scripts() -> None:
     assert len(SCRIPTS) >= 50
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", sampled(SCRIPTS))
 def test_a_correct_script_raises_no_alarm(name: str) -> None:
     alone = train("local", SCRIPTS[name])
     silent(name, alone)
@@ -45,7 +46,7 @@ def test_a_correct_script_raises_no_alarm(name: str) -> None:
         silent(name, train(row, SCRIPTS[name]), alone)
 
 
-@pytest.mark.parametrize("name", [name for name in list(SCRIPTS)[::4] if name not in NO_ASP])
+@pytest.mark.parametrize("name", sampled(name for name in list(SCRIPTS)[::4] if name not in NO_ASP))
 @pytest.mark.parametrize("row", ["hub-asp", "hub-aggregate"])
 def test_a_correct_script_raises_no_alarm_on_other_hubs(name: str, row: str) -> None:
     silent(name, train(row, SCRIPTS[name]))

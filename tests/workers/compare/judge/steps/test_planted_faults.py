@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.compare.audited import train
 from tests.support.compare.planted import IN_SCRIPT, PLANTED
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +20,7 @@ def test_there_are_enough_faults() -> None:
     assert len(PLANTED) >= 25
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", sampled(PLANTED))
 def test_a_planted_fault_is_caught(name: str) -> None:
     planted = PLANTED[name]
     alone = train("local", planted.script) if name in IN_SCRIPT else None
@@ -30,7 +31,7 @@ def test_a_planted_fault_is_caught(name: str) -> None:
     assert planted.says in checked.fault
 
 
-@pytest.mark.parametrize("name", HEALTHY.values())
+@pytest.mark.parametrize("name", sampled(HEALTHY.values()))
 def test_the_same_training_without_the_fault_is_right(name: str) -> None:
     checked = train(PLANTED[name].row, PLANTED[name].script).check().checked
     assert checked.complete, checked
