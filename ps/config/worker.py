@@ -30,7 +30,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         cluster("file with the server's token", "that of this user's server on this host"),
     ] = None
     insecure: Annotated[
-        bool, cluster("trust a server with --insecure: whoever listens there can read and change the model")
+        bool,
+        cluster("join a server with --insecure: any program at its address can read and change the model"),
     ] = False
     tls_cert: CertificateFile = None
     tls_key: KeyFile = None

@@ -76,10 +76,15 @@ def find(
         ConfigError: There is no token for this role, or the server is another one than the file says.
         ServerUnreachable: No server answers with TLS.
     """
+    if insecure and file is not None:
+        raise ConfigError(
+            f"--token-file {file} is for a server that asks for tokens, and --insecure for one that asks for"
+            " none; remove one of the two"
+        )
     deadline = time.monotonic() + seconds
     listens = _await_listener(address, deadline)
     if insecure:
-        return _without_proof(address, file, own, listens=listens)
+        return _without_proof(address, own, listens=listens)
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
         if listens and _shows_certificate(address, own, deadline):
@@ -100,12 +105,7 @@ def find(
     return Access(token.secret, peer.certificate, peer.name, own.identity)
 
 
-def _without_proof(address: str, file: Path | None, own: Own, *, listens: bool) -> Access:
-    if file is not None:
-        raise ConfigError(
-            f"--token-file {file} is for a server that asks for tokens, and --insecure for one that asks for"
-            " none; remove one of the two"
-        )
+def _without_proof(address: str, own: Own, *, listens: bool) -> Access:
     if not listens:
         raise ServerUnreachable(f"no server listens at {address}")
     if peek(address, ANSWER_SECONDS, own).certificate:

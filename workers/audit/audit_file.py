@@ -19,14 +19,12 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
     Attributes:
         trainer: Number of the optimizer in its process.
         rank: This worker's rank.
-        size: Number of workers.
         optimizer: Its class in `torch.optim`; empty if it is another class.
         steps_on: Where it steps: `worker` or `server`.
         lockstep: Whether every rank takes every step.
         names: Names of the parameters.
         dtypes: Their dtypes, as `float32`.
-        numels: Their numbers of elements.
-        counts: How many of these are recorded.
+        counts: How many of their elements are recorded.
         groups: The parameter group of each.
         keys: For every recorded element, the hub's key; empty where no order of pushes is recorded.
         wide: Whether elements are recorded as float64, else float32.
@@ -37,13 +35,11 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
 
     trainer: int
     rank: int
-    size: int
     optimizer: str
     steps_on: str
     lockstep: bool = True
     names: list[str]
     dtypes: list[str]
-    numels: list[int]
     counts: list[int]
     groups: list[int]
     keys: list[int] = []

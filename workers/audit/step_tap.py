@@ -255,13 +255,11 @@ class StepTap:
             ModelLayout(
                 trainer=self._number,
                 rank=self._communicator.rank,
-                size=self._communicator.size,
                 optimizer=_torch_name(self._optimizer),
                 steps_on=self._communicator.steps_on,
                 lockstep=self._communicator.lockstep,
                 names=list(self._names),
                 dtypes=[str(one.dtype).removeprefix("torch.") for one in self._parameters],
-                numels=[one.numel() for one in self._parameters],
                 counts=[one.number for one in self._samples],
                 groups=[place.get(id(one), -1) for one in self._parameters],
                 keys=self._keys(),
@@ -313,7 +311,7 @@ class StepTap:
             return []
         came = self._record.pushes[self._read :]
         self._read += len(came)
-        return [(one.key, one.position, one.version) for one in came]
+        return list(came)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

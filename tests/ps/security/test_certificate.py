@@ -79,7 +79,7 @@ def test_a_token_is_never_given_up_for_a_connection_without_tls(tmp_path: Path) 
 def test_a_client_without_a_token_trusts_a_server_without_tls_only_if_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a worker that starts before its server joins whoever has taken the port."""
+    """Otherwise a worker that starts before its server joins the program that has taken the port."""
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     file = make_files(tmp_path / "tokens")

@@ -74,7 +74,7 @@ KINDS: dict[str, type[Ranks]] = {
 _BUILDING = threading.Lock()
 
 
-def small() -> nn.Module:
+def small() -> nn.Sequential:
     """Returns two linear layers, with the same parameters in every call."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
@@ -100,6 +100,12 @@ class Training:
     number: int = 0
     kept: dict[str, Any] = field(default_factory=dict)
     """What a script keeps between steps."""
+
+    @property
+    def layers(self) -> nn.Sequential:
+        """The model of a script whose model is sequential."""
+        assert isinstance(self.model, nn.Sequential)
+        return self.model
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Returns the mean loss of this rank's samples."""

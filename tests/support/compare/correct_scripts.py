@@ -129,7 +129,7 @@ def half_used(training: Training, inputs: Tensor, labels: Tensor) -> None:
     """In odd steps the last layer alone is trained."""
     training.optimizer.zero_grad()
     if training.number % 2:
-        first, rest = training.model[0], training.model[1:]  # type: ignore[index]
+        first, rest = training.layers[0], training.layers[1:]
         functional.cross_entropy(rest(first(inputs).detach()), labels).backward()
     else:
         training.loss(inputs, labels).backward()
@@ -163,13 +163,13 @@ def stopping(training: Training) -> None:
 
 
 def thawing(training: Training) -> None:
-    training.model[0].requires_grad_(training.number >= 5)  # type: ignore[index]
+    training.layers[0].requires_grad_(training.number >= 5)
 
 
 def growing(training: Training) -> None:
     """Adds the first layer's parameters as a group after some steps."""
     if training.number == 5:
-        first = training.model[0]  # type: ignore[index]
+        first = training.layers[0]
         training.optimizer.add_param_group({"params": list(first.parameters()), "lr": 0.02})
 
 
@@ -228,7 +228,7 @@ def deep() -> nn.Module:
 
 def frozen() -> nn.Module:
     model = small()
-    model[0].requires_grad_(False)  # type: ignore[index]
+    model[0].requires_grad_(False)
     return model
 
 
@@ -245,7 +245,7 @@ def convolving() -> nn.Module:
 def channels_last() -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, CLASSES))
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
 
 
 def tied() -> nn.Module:

@@ -113,7 +113,7 @@ def _forget(entry: Entry) -> None:
     entry.optimizer.load(OptimizerState())
 
 
-def _count_anew(entry: Entry) -> None:
+def _count_again(entry: Entry) -> None:
     state = entry.optimizer.state()
     if STEP in state.tensors:
         tensors = {**state.tensors, STEP: torch.ones_like(state.tensors[STEP])}
@@ -319,7 +319,9 @@ PLANTED: dict[str, Planted] = {
     "a hub skips a step": Planted("hub-bsp", lambda: _repeated(0, 11)),
     "a hub forgets its momentum": Planted("hub-bsp", lambda: _before_hub_steps(10, _forget)),
     "a hub forgets Adam's state": Planted("hub-bsp", lambda: _before_hub_steps(10, _forget), _ADAM),
-    "a hub counts Adam's steps anew": Planted("hub-bsp", lambda: _before_hub_steps(6, _count_anew), _ADAM),
+    "a hub counts Adam's steps from 0 again": Planted(
+        "hub-bsp", lambda: _before_hub_steps(6, _count_again), _ADAM
+    ),
     "a hub ignores weight decay": Planted("hub-bsp", _of(_from(8), weight_decay=0.0), _DECAYED),
     "a hub ignores AdamW's weight decay": Planted("hub-bsp", _of(_from(8), weight_decay=0.0), _ADAMW),
     "a hub has another beta1": Planted("hub-bsp", _of(_from(6), beta1=0.9), _ADAM),

@@ -11,12 +11,10 @@ def layout() -> ModelLayout:
     return ModelLayout(
         trainer=0,
         rank=1,
-        size=2,
         optimizer="SGD",
         steps_on="worker",
         names=["w"],
         dtypes=["float32"],
-        numels=[3],
         counts=[2],
         groups=[0],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_training_is_the_same_bit_by_bit(row: str, name: str) -> None:
     for recorded in (False, True):
         ranks = KINDS[row]()
         try:
-            found.append(ranks.run(lambda communicator, recorded=recorded: train(recorded, communicator)))  # type: ignore[misc]
+            found.append(ranks.run(partial(train, recorded)))
         finally:
             ranks.close()
     for plain, watched in zip(*found, strict=True):

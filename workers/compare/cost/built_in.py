@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-WIDTH = 4
-"""Bytes of an element."""
+from hubring.workers.compare.cost.model.slicing import WIDTH
+
 _PLAIN, _COMMON, _UNIT = 9_930, 4_810, 523
 """Parameters without a hidden layer, with one but without its units, and of each unit
 (`hubring.workers.examples.digits.network`)."""

@@ -127,8 +127,8 @@ def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Judgement:
             fresh = [run for run in runs[1:] if (runs[0].label, run.label) not in found]
             group = list(_against(runs[0], fresh, setting.key, outcomes, tolerance)) if fresh else []
             if advice := excused(runs, [held.pair for held in group], checks):
-                others = _against(runs[1], runs[2:], setting.key, outcomes, tolerance) if runs[2:] else ()
-                rest = list(others)
+                others = runs[2:]
+                rest = list(_against(runs[1], others, setting.key, outcomes, tolerance)) if others else []
                 if all(held.pair.passed for held in rest):
                     group = [held._replace(pair=_with(held.pair, advice)) for held in group]
                 group += rest

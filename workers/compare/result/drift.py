@@ -15,10 +15,9 @@ def drift(gate: Gate) -> str:
                 worst[pair.second] = pair
     if not worst:
         return ""
-    steps = next(iter(worst.values())).steps
+    one = next(iter(worst.values()))
     parts = [f"{name} {float(pair.final):.2g}" for name, pair in worst.items()]
-    first = next(iter(worst.values())).first
     return (
-        f"End drift, the largest difference from {first} after the last step: {', '.join(parts)}. After"
-        f" {steps} steps rows must agree; later, training amplifies rounding."
+        f"End drift, the largest difference from {one.first} after the last step: {', '.join(parts)}. After"
+        f" {one.steps} steps rows must agree; later, training amplifies rounding."
     )

@@ -89,7 +89,7 @@ def _seconds(found: Allreduce) -> float:
 def _ring(cluster: Cluster, shape: Shape, nbytes: float) -> Allreduce:
     inner, outer = cluster.within(), _outer(cluster, shape)
     hops, crossing = 2 * (shape.ranks - 1), 2 * (shape.nodes - 1)
-    moved = hops / shape.ranks * nbytes
+    moved = _share(shape.ranks) * nbytes
     return Allreduce(
         inside=moved / (cluster.ring_rate or inner.rate),
         between=moved / outer.rate if outer else 0.0,
@@ -117,7 +117,7 @@ def _two_level(cluster: Cluster, shape: Shape, nbytes: float) -> Allreduce:
     hops = 2 * (shape.nodes - 1)
     return Allreduce(
         inside=_share(shape.gpus) * nbytes / inner.rate,
-        between=hops / shape.nodes * nbytes / outer.rate if outer else 0.0,
+        between=_share(shape.nodes) * nbytes / outer.rate if outer else 0.0,
         latency=2 * (shape.gpus - 1) * inner.alpha
         + (hops * outer.alpha if outer else 0.0)
         + _fill(inner, outer, shape, nbytes),

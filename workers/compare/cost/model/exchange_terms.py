@@ -77,10 +77,10 @@ class Way(Struct, frozen=True, kw_only=True):
     """
 
     own: float
-    shared: float
-    serve: float
-    close: float
-    slices: float
+    shared: float = 0.0
+    serve: float = 0.0
+    close: float = 0.0
+    slices: float = inf
     latency: float
     jitter: float = 0.0
     after: float = 0.0

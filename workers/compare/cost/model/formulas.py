@@ -20,7 +20,6 @@ processor time divided by the number of cores.
 from __future__ import annotations
 
 from functools import partial
-from math import inf
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -127,10 +126,6 @@ def ring(constants: Constants, task: Task, workers: int) -> Way:
     carriers = a_byte(wire, task.link).times(moved)
     return Way(
         own=carriers.seconds,
-        shared=0.0,
-        serve=0.0,
-        close=0.0,
-        slices=inf,
         # A hop waits for the later of two neighbours; the mean of that is a third of the jitter.
         latency=_hops(hops, wire.alpha + task.latency + task.jitter / 3, carriers.seconds),
         after=_mean_and_step(constants, task, workers),
@@ -172,10 +167,6 @@ def nccl(constants: Constants, task: Task, workers: int, algorithm: Algorithm) -
     carriers = Carriers(link=found.between, inside=found.inside)
     return Way(
         own=carriers.seconds,
-        shared=0.0,
-        serve=0.0,
-        close=0.0,
-        slices=inf,
         latency=found.latency,
         own_by=carriers,
     )
@@ -243,7 +234,7 @@ def _by_wire(
     lines = min(workers, SERVER_LINES.get(name, 1))
     own = a_byte(wire, task.link, sharing=task.sharing).times(task.moved)
     shared = a_byte(wire, task.link, lines).times(found.part * task.moved)
-    step = constants.step(task.optimizer) if steps else constants.copy
+    step = _closing(constants, task, steps=steps)
     serving = _serving(constants, task, servers, found, step)
     return Way(
         own=own.seconds,
@@ -271,12 +262,11 @@ def _in_memory(
     servers = min(servers, constants.cores)
     size = task.slice_bytes or slicing.in_memory(task.nbytes, servers, task.tensors)
     found = task.cut(servers, size)
-    step = constants.step(task.optimizer) if steps else constants.copy
+    step = _closing(constants, task, steps=steps)
     serving = _serving(constants, task, servers, found, step)
     copying = 0.0 if shows else task.nbytes * constants.copy * task.crowd(workers, constants)
     return Way(
         own=0.0,
-        shared=0.0,
         serve=serving.worker,
         close=serving.round,
         slices=found.slices,
@@ -285,6 +275,11 @@ def _in_memory(
         cores=_core_seconds(constants, task, constants.reduce),
         closing=_core_seconds(constants, task, step - constants.reduce),
     )
+
+
+def _closing(constants: Constants, task: Task, *, steps: bool) -> float:
+    """Returns the seconds in which a server ends a round for one byte: it steps, or copies the mean."""
+    return constants.step(task.optimizer) if steps else constants.copy
 
 
 def _core_seconds(constants: Constants, task: Task, each: float) -> float:
@@ -318,11 +313,10 @@ def colocated(constants: Constants, task: Task, workers: int, wire: str, *, step
     share = 2 * (workers - 1) / workers
     found = task.cut(workers, task.slice_bytes or slice_sizes.SIZES[0])
     carriers = a_byte(line, task.link, sharing=task.sharing).times(share * task.moved)
-    step = constants.step(task.optimizer) if steps else constants.copy
+    step = _closing(constants, task, steps=steps)
     serving = _serving(constants, task, workers, found, step)
     return Way(
         own=carriers.seconds,
-        shared=0.0,
         serve=serving.worker,
         close=serving.round,
         slices=found.slices,

@@ -31,7 +31,24 @@ def of_mean(eps: Tensor, gradients: Tensor) -> Tensor:
     return (4 + 2 * len(gradients)) * eps * gradients.abs().amax(0)
 
 
-def size_of(update: Tensor, parameter_of: Tensor) -> Tensor:
+def of_update(update: Tensor, doubt: Tensor, parameter_of: Tensor, tolerance: float) -> Tensor:
+    """Returns how far an update can be off, by element, without the rounding of the parameter itself.
+
+    Args:
+        update: What the reference adds to the parameters.
+        doubt: How far rounding of the gradients can move them.
+        parameter_of: The parameter of each element.
+        tolerance: Allowed difference, relative to the update's root mean square over its parameter.
+    """
+    return tolerance * _size_of(update, parameter_of) + DOUBT * doubt
+
+
+def of_storing(eps: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Returns how far a parameter can be off because a step rounds it, by element."""
+    return ULPS * (eps * torch.maximum(before.abs(), after.abs()))
+
+
+def _size_of(update: Tensor, parameter_of: Tensor) -> Tensor:
     """Returns the root mean square of each element's parameter."""
     count = int(parameter_of.max()) + 1 if len(parameter_of) else 0
     sums = torch.zeros(count, dtype=torch.float64).index_add_(0, parameter_of, update.square())

@@ -20,7 +20,7 @@ from hubring.workers.compare.judge.steps.checked import Checked, Fault
 from hubring.workers.compare.judge.steps.exchange import check_exchange
 from hubring.workers.compare.judge.steps.fault_text import update_fault
 from hubring.workers.compare.judge.steps.recorded import RecordedStep
-from hubring.workers.compare.judge.steps.reference import REPLAYED, Reference, units_of
+from hubring.workers.compare.judge.steps.reference import Reference, units_of, unknown_optimizer
 
 
 class _Push(NamedTuple):
@@ -61,14 +61,10 @@ def check(ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: floa
 
 def _unjudged(ranks: Sequence[Sequence[RecordedStep]]) -> str:
     """Returns why the pushes cannot be replayed; empty if they can."""
-    first = next((steps[0] for steps in ranks if steps), None)
-    if first is None:
-        return "no step was taken"
-    if first.layout.optimizer not in REPLAYED:
-        return "its optimizer is not one of torch's that treat each element by itself"
-    if not all(step.layout.fresh for steps in ranks for step in steps):
-        return "a state was loaded into its optimizer"
-    if any(step.open for steps in ranks for step in steps):
+    steps = [step for each in ranks for step in each]
+    if why := unknown_optimizer(steps):
+        return why
+    if any(step.open for step in steps):
         return "the script runs code within step()"
     if any(len(steps[-1].own) != len(steps[0].own) for steps in ranks if steps):
         return "its parameters changed during training"
@@ -146,10 +142,11 @@ class _Replay:
                 return
             rounding = self._eps * gradient.abs()
             expected = reference.step(values, gradient, rounding, there, numbers, one.step.options)
-            size = allowance.size_of((expected.after - values) * self._own, self._parameter_of)
-            ulp = self._eps * torch.maximum(values.abs(), expected.after.abs())
-            allowed = allowed + self._tolerance * size + allowance.DOUBT * expected.doubt
-            allowed = allowed + allowance.ULPS * ulp
+            update = (expected.after - values) * self._own
+            allowed = allowed + allowance.of_update(
+                update, expected.doubt, self._parameter_of, self._tolerance
+            )
+            allowed = allowed + allowance.of_storing(self._eps, values, expected.after)
             values = expected.after
             for answered in self._answers.get(one.position + 1, ()):
                 if answered.step.after is not None:

@@ -107,11 +107,9 @@ def read(path: Path) -> Recording:
     try:
         return recorded(audit_file.read(path))
     except (DecodeError, OSError, ValueError) as cause:
-        raise _damaged(path, cause) from cause
-
-
-def _damaged(path: Path, cause: Exception) -> HubringError:
-    return HubringError(f"{path} is damaged ({cause}); delete the run's folder to repeat the run")
+        raise HubringError(
+            f"{path} is damaged ({cause}); delete the run's folder to repeat the run"
+        ) from cause
 
 
 def recorded(entries: Iterable[ModelLayout | Step]) -> Recording:

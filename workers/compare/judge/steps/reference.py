@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hubring.workers.compare.judge.steps.recorded import RecordedStep
+
 REPLAYED = frozenset(
     {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop"}
 )
@@ -47,6 +49,17 @@ class Expected:
 
     after: Tensor
     doubt: Tensor
+
+
+def unknown_optimizer(steps: Sequence[RecordedStep]) -> str:
+    """Returns why no reference can take these steps, of all ranks in order; empty if one can."""
+    if not steps:
+        return "no step was taken"
+    if steps[0].layout.optimizer not in REPLAYED:
+        return "its optimizer is not one of torch's that treat each element by itself"
+    if not all(step.layout.fresh for step in steps):
+        return "a state was loaded into its optimizer"
+    return ""
 
 
 class Reference:

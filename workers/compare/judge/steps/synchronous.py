@@ -19,7 +19,7 @@ from hubring.workers.compare.judge.steps.checked import Checked, Fault
 from hubring.workers.compare.judge.steps.exchange import Together, check_exchange
 from hubring.workers.compare.judge.steps.fault_text import update_fault, worst_of
 from hubring.workers.compare.judge.steps.recorded import RecordedStep
-from hubring.workers.compare.judge.steps.reference import REPLAYED, Expected, Reference, units_of
+from hubring.workers.compare.judge.steps.reference import Expected, Reference, units_of, unknown_optimizer
 
 
 def check(ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float) -> Checked:
@@ -50,11 +50,10 @@ class _Optimizer:
     def __init__(self, ranks: Sequence[Sequence[RecordedStep]], tolerance: float) -> None:
         self._ranks = ranks
         self._tolerance = tolerance
-        longest = max(map(len, ranks))
+        self._longest = max(map(len, ranks))
         self._rounds: list[Together] = [
             [rank[number] for rank in ranks] for number in range(min(map(len, ranks)))
         ]
-        self._longest = longest
 
     def check(self) -> Checked:
         judged = 0
@@ -69,18 +68,12 @@ class _Optimizer:
 
     def _unjudged(self) -> str:
         """Returns why updates cannot be replayed; empty if they can."""
-        if not self._rounds:
-            return "no step was taken"
-        first = self._rounds[0][0].layout
-        if first.optimizer not in REPLAYED:
-            return "its optimizer is not one of torch's that treat each element by itself"
-        if not all(step.layout.fresh for each in self._rounds for step in each):
-            return "a state was loaded into its optimizer"
-        if first.hooked and any(step.given is None for each in self._rounds for step in each):
+        steps = [step for each in self._rounds for step in each]
+        if why := unknown_optimizer(steps):
+            return why
+        if steps[0].layout.hooked and any(step.given is None for step in steps):
             return "the script's hooks change gradients"
-        if any(step.open for each in self._rounds for step in each):
-            return "the script runs code within step()"
-        return ""
+        return "the script runs code within step()" if any(step.open for step in steps) else ""
 
     def _check_counts(self) -> None:
         counts = [len(rank) for rank in self._ranks]
@@ -104,7 +97,7 @@ class _Optimizer:
         history = [torch.where(one.there, one.groups, -1) for one in stepped]
         units = units_of(last.layout.dtypes, parameter_of, history)
         reference = Reference(last.layout.optimizer, units, rounds[0][0].options)
-        drift, judged = _Drift(self._tolerance, eps), 0
+        drift, judged = _Drift(eps), 0
         for each, stepping in zip(rounds, stepped, strict=True):
             check_exchange(each)
             if not bool(stepping.gradient.isfinite().all()):
@@ -112,44 +105,39 @@ class _Optimizer:
             expected = reference.step(each[0].before, *stepping)
             for rank, one in enumerate(each):
                 if one.after is not None:
-                    self._check_update(rank, one, expected, eps)
-                    drift.add(rank, one, expected, parameter_of)
+                    self._check_update(rank, one, one.after, expected, eps, drift)
             judged += 1
         drift.check(last)
         return judged
 
-    def _check_update(self, rank: int, one: RecordedStep, expected: Expected, eps: Tensor) -> None:
-        assert one.after is not None
-        update = expected.after - one.before
-        size = allowance.size_of(update, one.parameter_of)
-        ulp = eps * torch.maximum(one.before.abs(), expected.after.abs())
-        allowed = self._tolerance * size + allowance.DOUBT * expected.doubt + allowance.ULPS * ulp
-        off = (one.after - expected.after).abs()
-        bad = ~(off <= allowed)
+    def _check_update(
+        self, rank: int, one: RecordedStep, after: Tensor, expected: Expected, eps: Tensor, drift: _Drift
+    ) -> None:
+        update, off = expected.after - one.before, after - expected.after
+        allowed = allowance.of_update(update, expected.doubt, one.parameter_of, self._tolerance)
+        bad = ~(off.abs() <= allowed + allowance.of_storing(eps, one.before, expected.after))
         if bool(bad.any()):
-            raise Fault(one.step, update_fault(one, rank, one.before, expected.after, one.after, bad))
+            raise Fault(one.step, update_fault(one, rank, one.before, expected.after, after, bad))
+        drift.add(rank, after, off, update, allowed)
 
 
 class _Drift:
     """Adds up what is too small to see in one step, such as learning rates that hardly move a parameter."""
 
-    def __init__(self, tolerance: float, eps: Tensor) -> None:
-        self._tolerance, self._eps = tolerance, eps
+    def __init__(self, eps: Tensor) -> None:
+        self._eps = eps
         self._off: dict[int, Tensor] = {}
         self._moved: dict[int, Tensor] = {}
         self._allowed: dict[int, Tensor] = {}
         self._ulp = torch.zeros_like(eps)
         self._steps = 0
 
-    def add(self, rank: int, one: RecordedStep, expected: Expected, parameter_of: Tensor) -> None:
-        assert one.after is not None
-        update = expected.after - one.before
-        allowed = self._tolerance * allowance.size_of(update, parameter_of) + allowance.DOUBT * expected.doubt
+    def add(self, rank: int, after: Tensor, off: Tensor, update: Tensor, allowed: Tensor) -> None:
         nothing = torch.zeros_like(update)
-        self._off[rank] = self._off.get(rank, nothing) + (one.after - expected.after)
+        self._off[rank] = self._off.get(rank, nothing) + off
         self._moved[rank] = self._moved.get(rank, nothing) + update
         self._allowed[rank] = self._allowed.get(rank, nothing) + allowed
-        self._ulp = torch.maximum(self._ulp, self._eps * one.after.abs())
+        self._ulp = torch.maximum(self._ulp, self._eps * after.abs())
         self._steps += rank == 0
 
     def check(self, last: RecordedStep) -> None:
