@@ -56,6 +56,13 @@ def orphans_come_to_us() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def ctrl_c_works() -> None:
+    """Programs under test get Ctrl-C also if a shell started pytest in the background, which ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keeps tokens of killed servers away from later servers on their ports."""
     with pytest.MonkeyPatch.context() as patch:

@@ -12,9 +12,8 @@ from typing import TypeVar
 
 import grpc
 
-from hubring.ps.core.errors import Fenced, HubringError, ServerUnreachable
+from hubring.ps.core.errors import Fenced, HubringError
 from hubring.ps.core.peer_text import clean_message
-from hubring.ps.transport.grpc.call_error import describe
 
 _T = TypeVar("_T")
 
@@ -23,19 +22,22 @@ RETRY_SECONDS = 0.1
 
 
 def repeated(
-    call: Callable[[], _T], address: str, silent_seconds: float, failure: Callable[[], HubringError | None]
+    call: Callable[[], _T],
+    silent_seconds: float,
+    failure: Callable[[], HubringError | None],
+    gone: Callable[[grpc.RpcError], HubringError],
 ) -> _T:
     """Calls a server, again and again while it is out of reach.
 
     Args:
         call: Calls it once.
-        address: The server's address, for messages.
         silent_seconds: How long the server may refuse connections.
         failure: Returns why the worker cannot continue, if it cannot.
+        gone: Returns why it cannot continue after a call to a server that does not come back.
 
     Raises:
         Fenced: This worker lost its place.
-        HubringError: This worker cannot continue, or the server is gone (ServerUnreachable).
+        HubringError: This worker cannot continue, or the server is gone.
     """
     began = time.monotonic()
     while True:
@@ -46,6 +48,5 @@ def repeated(
                 raise Fenced(clean_message(error.details() or "")) from error
             out_of_reach = error.code() is grpc.StatusCode.UNAVAILABLE
             if failure() or not out_of_reach or time.monotonic() > began + silent_seconds:
-                gone = f"the server at {address} stopped answering ({describe(error)})"
-                raise failure() or ServerUnreachable(gone) from error
+                raise failure() or gone(error) from error
         time.sleep(RETRY_SECONDS)

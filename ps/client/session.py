@@ -153,6 +153,7 @@ class Session:
         self.locations = ShardLocations(self._stub, self._identity, joined.shards, own.identity)
         self.shards = self.locations.shards
         self._lease, self._silent = joined.lease_seconds, joined.silent_seconds
+        self._silence = Silence(address, self._lease, self._silent)
         patience = max(10.0, self._lease)
         self.board = Board(self._stub, self._identity, self._call, patience, lambda: self.failure)
         self._thread.start()
@@ -210,8 +211,8 @@ class Session:
     def _keep_alive(self) -> None:
         self._presence.keep()
         interval = heartbeat_seconds(self._lease)
-        silence = Silence(self.address, self._lease, self._silent)
-        while not self._leaves(silence, interval):
+        silence = self._silence
+        while not self._leaves(interval):
             self._presence.keep()
             beat = self._beat()
             try:
@@ -232,11 +233,11 @@ class Session:
                 if (reply.fenced and self._left.is_set()) or not self._handle(reply):
                     return
 
-    def _leaves(self, silence: Silence, interval: float) -> bool:
+    def _leaves(self, interval: float) -> bool:
         """Waits for the time of the next heartbeat; returns whether this worker leaves."""
         # Other workers wait while all agree on the step to stop after.
         seconds = FAST_HEARTBEAT_SECONDS if self.stop_after or self.stopping else interval
-        with silence.pauses.within(seconds):
+        with self._silence.pauses.within(seconds):
             return self._left.wait(seconds)
 
     def _connect(self) -> Any:
@@ -370,4 +371,4 @@ class Session:
         self._channel.close()
 
     def _call(self, call: Callable[[], _T]) -> _T:
-        return repeated(call, self.address, self._silent, lambda: self.failure)
+        return repeated(call, self._silent, lambda: self.failure, self._silence.gone)

@@ -50,9 +50,12 @@ class Silence:
 
     def meaning(self, error: grpc.RpcError) -> HubringError | None:
         """Returns why this worker cannot continue after a call that failed; None if it can call again."""
-        silent, paused = self._clock.now() - self._heard - self.pauses.seconds, self.pauses.seconds
-        if silent <= patience(error, self._lease, self._refusing):
-            return None
+        patient = self._silent() <= patience(error, self._lease, self._refusing)
+        return None if patient else self.gone(error)
+
+    def gone(self, error: grpc.RpcError) -> HubringError:
+        """Returns why this worker cannot continue, if the server does not come back after this call."""
+        paused = self.pauses.seconds
         if paused > self._lease:
             return Fenced(
                 f"this worker was suspended for about {paused:.0f} s, longer than its lease of"
@@ -60,6 +63,9 @@ class Silence:
                 " The job went on without this worker, and is over; the server's last line shows how it ended"
             )
         return ServerUnreachable(
-            f"the server at {self._address} has not answered for {silent:.1f} s ({describe(error)})."
+            f"the server at {self._address} has not answered for {self._silent():.1f} s ({describe(error)})."
             f" The server stopped or the network is down. {RESTART_ALL}"
         )
+
+    def _silent(self) -> float:
+        return self._clock.now() - self._heard - self.pauses.seconds

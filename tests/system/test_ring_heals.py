@@ -71,7 +71,7 @@ def test_too_few_members_end_the_job(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_frozen_member_is_lost_with_its_lease(cluster: Cluster, tmp_path: Path) -> None:
-    _, address = cluster.server("--workers", "3", "--once", "--lease", "3")
+    _, address = cluster.server("--workers", "3", "--lease", "3")
     workers, go, _ = members(cluster, address, tmp_path, 2)
     workers[1].process.send_signal(signal.SIGSTOP)
     go.touch()

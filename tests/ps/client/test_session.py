@@ -12,6 +12,7 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.client.session import Session
 from hubring.ps.client.shard_locations import ShardLocations
+from hubring.ps.client.silence import Silence
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.waiting import Waiting
 from hubring.ps.job.job import Reason
@@ -21,6 +22,7 @@ def bare(stub: Any = None) -> Session:
     """Returns a session that has joined no server; the stub and the open calls are the test's."""
     session = Session.__new__(Session)
     session.address, session._lease, session._silent, session.failure = "host:1", 2.0, 4.0, None
+    session._silence = Silence("host:1", 2.0, 4.0)
     session._left, session._explained = threading.Event(), threading.Event()
     session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
     session.stop_after, session.draining = 0, False
@@ -71,7 +73,7 @@ def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
 ) -> None:
     session = bare(Replies())
     session.locations = ShardLocations(session._stub, (0, b""), ())
-    monkeypatch.setattr(session, "_leaves", lambda silence, interval: False)
+    monkeypatch.setattr(session, "_leaves", lambda interval: False)
     monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
     session._keep_alive()
     assert str(session.failure) == "shard 0 is lost"

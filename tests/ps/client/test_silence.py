@@ -48,6 +48,7 @@ def test_a_worker_that_was_suspended_asks_again_and_then_blames_nobody_else() ->
     time.advance(SILENT_SECONDS + 1.0)
     found = quiet.meaning(GONE)
     assert isinstance(found, Fenced)
+    assert isinstance(quiet.gone(GONE), Fenced)
     assert "suspended for about 12 s, longer than its lease of 2 s" in str(found)
     quiet.end()
     time.advance(SILENT_SECONDS + 1.0)
