@@ -16,7 +16,6 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlServicer
-from hubring.ps.config.address import is_loopback
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.joining import Summons
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, UsageError
@@ -265,8 +264,7 @@ class Control(ControlServicer):
         await self._refuse_expired(request.token, context)
         try:
             config = self._coordinator.config
-            encrypts = not (config.insecure or is_loopback(config.host))
-            checked = peer_request.shard(request, encrypts=encrypts)
+            checked = peer_request.shard(request, proves=not config.insecure)
             shard = await self._coordinator.register_shard(checked)
         except ConfigError as error:
             self._count_if_bounded(f"refused the shard on {clean(request.host)} (pid {request.pid})", error)

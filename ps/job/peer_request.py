@@ -7,7 +7,6 @@ refused rather than changed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import ip_address
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.errors import ConfigError
@@ -70,15 +69,15 @@ def joiner(request: pb.JoinRequest) -> Joiner:
     )
 
 
-def shard(request: pb.RegisterShardRequest, *, encrypts: bool) -> pb.RegisterShardRequest:
+def shard(request: pb.RegisterShardRequest, *, proves: bool) -> pb.RegisterShardRequest:
     """Returns the request of a shard that registers.
 
     Args:
         request: As it arrived.
-        encrypts: Whether the shard must encrypt what leaves its host.
+        proves: Whether the shard must prove itself to workers, with a certificate.
 
     Raises:
-        ConfigError: The shard is of another version, does not encrypt, or its request exceeds a bound.
+        ConfigError: The shard is of another version, has no certificate, or its request exceeds a bound.
     """
     _check_protocol(request.protocol, "shard")
     _check_token(request.token, SHARD_TOKEN)
@@ -92,10 +91,10 @@ def shard(request: pb.RegisterShardRequest, *, encrypts: bool) -> pb.RegisterSha
     if "grpc" not in request.addresses:
         raise Rejected("text", "a shard without a gRPC address; the coordinator needs one to control it")
     _check("host_id", request.host_id)
-    if encrypts and not request.door.certificate and not _is_loopback(request.addresses["grpc"]):
+    if proves and not request.door.certificate:
         raise ConfigError(
-            f"the shard on {clean(request.host)} does not encrypt, but this server does; start the shard"
-            " without --insecure"
+            f"the shard on {clean(request.host)} proves nothing to workers, as shards of this server must;"
+            " start it without --insecure"
         )
     checked = pb.RegisterShardRequest()
     checked.CopyFrom(request)
@@ -123,13 +122,6 @@ def _check(what: str, text: str, most: int = NAME) -> None:
         raise Rejected("text", f"a {what} of {len(text)} characters; use at most {most}: {clean(text, 60)}")
     if not text.isprintable():
         raise Rejected("text", f"the {what} {clean(text)!r} has a control character; use printable text")
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ip_address(address.rpartition(":")[0].strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_token(token: str, characters: int) -> None:

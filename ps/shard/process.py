@@ -219,10 +219,10 @@ def main() -> None:
         watched = (settings.parent, orphaned)
         threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
     control, rejections = ShardControl(), Rejections()
-    encrypts = not (settings.insecure or is_loopback(settings.host))
+    # On loopback too, a shard must prove itself: when it dies, any program of this host can take its port.
     lock = make_lock(
-        tls=encrypts,
-        curve=encrypts and not settings.plain_data,
+        tls=not settings.insecure,
+        curve=not (settings.insecure or settings.plain_data or is_loopback(settings.host)),
         own=settings.identity,
         authority=settings.authority,
     )

@@ -29,10 +29,10 @@ class Settings(msgspec.Struct, frozen=True):
         device: Device of the parameters: cpu, cuda or cuda:N.
         trace: Folder for a trace; empty disables the trace.
         access: How to reach the coordinator.
-        identity: The certificate to listen with; None for a new one, or for no TLS on loopback.
+        identity: The certificate to listen with; None for a new one.
         authority: Certificates, as PEM, of who signs those of coordinator and workers; empty: they have none.
         patience: Seconds for which the coordinator may be unreachable at the start.
-        insecure: Whether to listen beyond loopback without encryption.
+        insecure: Whether to listen without encryption and proof.
         plain_data: Whether ZeroMQ sends gradients without encryption.
         standby: Whether the shard waits to replace another one.
     """

@@ -1,8 +1,12 @@
-"""With `--plain-data`, a peer on the path reads gradients, and can do nothing else."""
+"""Without CURVE, a peer on the path reads gradients, and no more; one that took a port gets nothing.
+
+That is so with `--plain-data`, and on loopback.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from itertools import count
 
@@ -10,6 +14,7 @@ import pytest
 import torch
 import zmq
 
+from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.messages import Pull, Push
 from hubring.ps.core.types import Sender, incarnation_to_wire, new_incarnation
 from hubring.ps.security.door import Door, lock
@@ -150,6 +155,43 @@ def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
         dealer.send(sealed(wire.encode_request(Pull(MEMBER, 0), 1)))
         assert dealer.poll(int(1000 * PATIENCE))
     assert "made without the connection's key" in damage[0]
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", bytes(24), bytes(99), None], ids=["empty", "zeros", "longer", "none"]
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_who_took_the_port_of_a_dead_shard_gets_nothing(answer: bytes | None, apart: bool) -> None:
+    heard: list[list[bytes]] = []
+    over = threading.Event()
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.REP) as doorkeeper,
+        context.socket(zmq.ROUTER) as thief,
+    ):
+        doorkeeper.bind("inproc://zeromq.zap.01")
+        thief.linger, thief.plain_server = 0, True
+        port = thief.bind_to_random_port("tcp://127.0.0.1")
+
+        def listen() -> None:
+            while not over.is_set():
+                if doorkeeper.poll(1):  # any password opens
+                    version, number, *_ = doorkeeper.recv_multipart()
+                    doorkeeper.send_multipart([version, number, b"200", b"OK", b"", b""])
+                if thief.poll(1):
+                    route, *parts = thief.recv_multipart()
+                    heard.append(parts)
+                    if answer is not None:
+                        thief.send_multipart([route, answer])
+
+        stealing = threading.Thread(target=listen)
+        stealing.start()
+        seconds = PATIENCE if answer is not None else 0.5
+        with pytest.raises(ServerUnreachable, match="is not the shard's any more"):
+            PlainData(apart=apart).dial(f"tcp://127.0.0.1:{port}", seconds)
+        over.set()
+        stealing.join()
+    assert heard == [[b"?"]]
 
 
 @pytest.mark.slow

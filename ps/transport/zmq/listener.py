@@ -24,6 +24,9 @@ from hubring.ps.transport.zmq.socket import (
     LINGER_MS,
     MAX_PARTS,
     NAME_BYTES,
+    NOW,
+    NOW_AND_MORE,
+    QUESTION,
     SCHEME,
     Sockets,
     descriptor_of,
@@ -115,6 +118,9 @@ class ZmqListener:
                 self._rejections.add("header", log, f"{text} {MAX_FIRST_PART}")
             elif len(frames) == 1 and not frames[0]:
                 self._add_reply_route(sender.bytes)
+            elif len(frames) == 1 and frames[0].bytes == QUESTION:
+                self._router.send(sender.bytes, NOW_AND_MORE)
+                self._router.send(self._seal(sender.bytes).seal(Message(b"")), NOW)
             else:
                 route = sender.bytes
                 message = _message(frames, self._seal(route))

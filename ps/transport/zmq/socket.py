@@ -28,6 +28,9 @@ NAME_BYTES = 16
 FOR_REPLIES = b"<"
 """Suffix of a reply connection's routing id. The rest is the request connection's id."""
 
+QUESTION = b"?"
+"""A message that asks a listener with a key for its proof: an empty message under the connection's seal."""
+
 HEARTBEAT_MS = 3_000
 SILENCE_MS = 12_000
 """A silent host is lost after this time. A dead process is noticed at once."""
@@ -82,7 +85,7 @@ LINGER_MS = 1_000
 """How long a closing listener tries to send its last replies."""
 
 # Plain numbers: combining pyzmq's enums takes longer than the calls themselves.
-NOW, _NOW_AND_MORE, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.POLLIN)
+NOW, NOW_AND_MORE, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.POLLIN)
 
 
 class Sockets:
@@ -140,7 +143,7 @@ def transmit(
 ) -> None:
     """Sends messages that fit the window on one of a ROUTER's connections."""
     while (message := outbox.take(force=force)) is not None:
-        router.send(route, _NOW_AND_MORE)
+        router.send(route, NOW_AND_MORE)
         pass_to_zmq(message, outbox, router, seal)
 
 
@@ -150,13 +153,13 @@ def pass_to_zmq(message: Message, outbox: Outbox[Message], socket: zmq.Socket[by
     if payload is None:
         socket.send(header, NOW)
         return
-    socket.send(header, _NOW_AND_MORE)
+    socket.send(header, NOW_AND_MORE)
     for start in range(0, max(payload.nbytes, 1), PART_BYTES):
         end = start + PART_BYTES
         # A view that only ZeroMQ holds: when ZeroMQ releases it, the kernel has the bytes.
         # pyzmq copies parts below 64 KiB and releases them at once.
         last = end >= payload.nbytes
-        socket.send(outbox.watch(payload[start:end]), NOW if last else _NOW_AND_MORE, copy=False)
+        socket.send(outbox.watch(payload[start:end]), NOW if last else NOW_AND_MORE, copy=False)
 
 
 def receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:

@@ -34,6 +34,7 @@ from hubring.ps.transport.zmq.socket import (
     LINGER_MS,
     NAME_BYTES,
     NOW,
+    QUESTION,
     SCHEME,
     Sockets,
     descriptor_of,
@@ -115,7 +116,8 @@ class ZmqConnection:
         # ZeroMQ's own routing ids begin with a zero.
         name = secrets.token_bytes(NAME_BYTES).replace(b"\0", b"\1")
         self._seal: Seal = Checksums()
-        if door.data_key:
+        self._keyed = bool(door.data_key)
+        if self._keyed:
             from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
 
             self._seal = KeyedSeal(door.data_key, name, serves=False, numbers=itertools.count())
@@ -131,15 +133,19 @@ class ZmqConnection:
         return self._waitable
 
     def await_handshake(self, timeout: float) -> None:
-        """Connects. Returns once the peer has completed ZeroMQ's handshake.
+        """Connects. Returns once the peer has completed the handshake, and has proved to be the shard.
 
         Raises:
-            ServerUnreachable: There was no handshake within `timeout` seconds.
+            ServerUnreachable: There was no handshake or no proof within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         for lane in self._lanes:  # one by one: ZeroMQ assigns each to the thread with the fewest connections
             if not lane.connect(deadline):
                 raise ServerUnreachable(f"no ZeroMQ handshake with {self._address} within {timeout:g} s")
+        if self._keyed and not self._lanes[0].is_proved(self._seal, deadline):
+            raise ServerUnreachable(
+                f"{self._address} is not the shard's any more: the process there does not know its key"
+            )
         for lane in self._lanes[1:]:
             lane.dealer.send(_ANNOUNCEMENT, NOW)
         self._bell.ring()  # a monitor that was not read to its end signals no more events
@@ -242,6 +248,23 @@ class _Lane:
         if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
             raise ServerUnreachable(f"no process listens at {self._address} ({zmq.Event(event).name})")
         return True
+
+    def is_proved(self, seal: Seal, deadline: float) -> bool:
+        """Returns whether the peer answers a question with the key of the seal before `deadline`.
+
+        Nothing else is sent before: a process that took the port of a dead shard would read gradients.
+        """
+        self.dealer.send(QUESTION, NOW)
+        waiting = zmq.Poller()
+        waiting.register(self.dealer, zmq.POLLIN)
+        waiting.register(self._monitor, zmq.POLLIN)
+        ready = dict(waiting.poll(max(0, int(1000 * (deadline - time.monotonic())))))
+        if self.dealer not in ready:
+            return False
+        try:
+            return all(message_of(frames, seal).header == b"" for frames in receive(self.dealer))
+        except DamagedHeader:
+            return False
 
     def look_for_loss(self) -> None:
         """Reads the monitor's events."""

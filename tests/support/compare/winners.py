@@ -3,10 +3,11 @@
     python -m tests.support.compare.winners null --reports 40 --out /tmp/null
     python -m tests.support.compare.winners digits --reports 10 --out /tmp/digits
 
-`null` compares a row with itself under another name: hub-shm is what hub-bsp is on one host, so a winner is a
-false one, and at most one report in twenty may name one. `digits` is the built-in experiment while 0 to 8 other
-processes are busy, another number every few seconds: no two reports may name opposite winners. The same command
-continues after an interruption. The last line is the result; the exit code is 1 if it is not as it should be.
+`null` compares a row with itself under another name: hub-shm is what hub-bsp is on one host, so a winner is
+a false one, and at most one report in twenty may name one. `digits` is the built-in experiment while 0 to 8
+other processes are busy, another number every few seconds: no two reports may name opposite winners. The same
+command continues after an interruption. The last line is the result; the exit code is 1 if it is not as it
+should be.
 """
 
 from __future__ import annotations
