@@ -6,7 +6,7 @@ That is so with `--plain-data`, and on loopback.
 from __future__ import annotations
 
 import contextlib
-import threading
+import socket
 from collections.abc import Callable
 from itertools import count
 
@@ -24,6 +24,7 @@ from hubring.ps.transport.base import Envelope, Listener
 from hubring.ps.transport.checksum import DamagedHeader, sealed
 from hubring.ps.transport.zmq import handshake
 from hubring.ps.transport.zmq.keyed_seal import KeyedSeal
+from hubring.ps.transport.zmq.socket import QUESTION
 from hubring.ps.transport.zmq.transport import ZmqConnection, ZmqTransport
 from tests.support.transports.conformance import CHECKS
 from tests.support.transports.connection_checks import overtakes_only_by_priority
@@ -31,6 +32,7 @@ from tests.support.transports.messages import PATIENCE, ask, noise, number_of, r
 from tests.support.transports.one_shard import SOON, OneShard, begin, push
 from tests.support.transports.relay import BitFlip, Relay
 from tests.support.transports.serving import MakeTransport, Serving
+from tests.support.transports.thief import zmq_thief
 
 LOCK = lock(tls=True, curve=False)
 MEMBER = Sender(3, new_incarnation(7))
@@ -162,36 +164,15 @@ def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
 )
 @pytest.mark.parametrize("apart", [False, True])
 def test_who_took_the_port_of_a_dead_shard_gets_nothing(answer: bytes | None, apart: bool) -> None:
-    heard: list[list[bytes]] = []
-    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    seconds = PATIENCE if answer is not None else 0.5
     with (
-        zmq.Context() as context,
-        context.socket(zmq.REP) as doorkeeper,
-        context.socket(zmq.ROUTER) as thief,
+        zmq_thief([port], answer) as heard,
+        pytest.raises(ServerUnreachable, match="is not the shard's any more"),
     ):
-        doorkeeper.bind("inproc://zeromq.zap.01")
-        thief.linger, thief.plain_server = 0, True
-        port = thief.bind_to_random_port("tcp://127.0.0.1")
-
-        def listen() -> None:
-            while not over.is_set():
-                if doorkeeper.poll(1):  # any password opens
-                    version, number, *_ = doorkeeper.recv_multipart()
-                    doorkeeper.send_multipart([version, number, b"200", b"OK", b"", b""])
-                if thief.poll(1):
-                    route, *parts = thief.recv_multipart()
-                    heard.append(parts)
-                    if answer is not None:
-                        thief.send_multipart([route, answer])
-
-        stealing = threading.Thread(target=listen)
-        stealing.start()
-        seconds = PATIENCE if answer is not None else 0.5
-        with pytest.raises(ServerUnreachable, match="is not the shard's any more"):
-            PlainData(apart=apart).dial(f"tcp://127.0.0.1:{port}", seconds)
-        over.set()
-        stealing.join()
-    assert heard == [[b"?"]]
+        PlainData(apart=apart).dial(f"tcp://127.0.0.1:{port}", seconds)
+    assert heard == [[QUESTION]]
 
 
 @pytest.mark.slow

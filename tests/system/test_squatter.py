@@ -1,4 +1,4 @@
-"""Another user takes the port of a server that was killed: no client tells it a secret."""
+"""Another user takes the port of a server or a shard that was killed: no client tells it a secret."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import signal
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hubring.ps.security.token_file import runtime_file
+from hubring.ps.transport.zmq.socket import QUESTION
 from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.transports.thief import tcp_thief, zmq_thief
 
 pytestmark = pytest.mark.slow
 
@@ -68,3 +71,36 @@ def test_no_client_without_a_token_joins_who_took_the_port_before_the_server(
     assert [program.wait() for program in refused] == [69] * len(refused)
     assert not heard.exists()
     assert all("uses gRPC without TLS" in program.said() for program in refused)
+
+
+TLS_HANDSHAKE = b"\x16\x03"
+
+
+@pytest.mark.parametrize("transport", ["zmq", "grpc"])
+def test_a_worker_tells_nothing_to_who_took_the_ports_of_its_shard(
+    cluster: Cluster, tmp_path: Path, transport: str
+) -> None:
+    server, address = cluster.server("--workers", "1", "--once")
+    go = tmp_path / "go"
+    script = [SMALL, "1000000", "16", "hold", str(go), "20"]
+    worker = cluster.worker(address, "--transport", transport, "--timeout", "10", *script)
+    worker.until_said("holding at 20")
+    (shard,) = server.children("hubring.ps.shard.process")
+    connections = psutil.Process(shard).net_connections("tcp")
+    ports = [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+    server.process.send_signal(signal.SIGSTOP)  # so that nobody tells the worker that its shard is gone
+    psutil.Process(shard).kill()
+    if transport == "zmq":
+        with zmq_thief(ports, answer=bytes(24)) as messages:
+            go.touch()
+            worker.until(lambda: len(messages) > 1, "two attempts to reconnect")
+            server.process.send_signal(signal.SIGCONT)
+            assert worker.wait() == 69
+        assert {tuple(message) for message in messages} == {(QUESTION,)}
+    else:
+        with tcp_thief(ports) as beginnings:
+            go.touch()
+            worker.until(lambda: bool(beginnings), "an attempt to reconnect")
+            server.process.send_signal(signal.SIGCONT)
+            assert worker.wait() == 69
+        assert all(beginning.startswith(TLS_HANDSHAKE) for beginning in beginnings)
