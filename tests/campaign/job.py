@@ -102,7 +102,7 @@ class Job:
         """Returns the process ids of programs, coordinator, shards and standbys, once all are there."""
         found = {name: program.process.pid for name, program in self.workers.items()}
         found |= {self.server.name: self.server.process.pid, "coordinator": self.server.process.pid}
-        of_server = self.scenario.shards * (1 + self.scenario.standby)
+        of_server = self.scenario.shards * (1 + self.scenario.standby)  # 0 in a ring, whose server has one
 
         def complete() -> bool:
             shards: dict[str, int] = {}
@@ -113,7 +113,7 @@ class Job:
             found.update(shards)
             if self.scenario.standby:
                 found.update(zip(("coordinator", "standby of coordinator"), coordinators(), strict=False))
-            return len(shards) == of_server and ("standby of coordinator" in found) == self.scenario.standby
+            return len(shards) >= of_server and ("standby of coordinator" in found) == self.scenario.standby
 
         self.wait(complete, "shards and standbys")
         return found
