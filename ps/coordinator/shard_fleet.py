@@ -311,6 +311,10 @@ class Fleet:
             shard.last_stats = await shard.stub.Stats(request, timeout=patience)
         except grpc.aio.AioRpcError as error:
             return str(_silent(shard, error))
+        except asyncio.CancelledError:
+            if self._replacement(shard) is None:
+                raise
+            return f"{shard} was replaced by its standby"
         return ""
 
     async def _one(self, shard: Shard, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> _T:
@@ -323,6 +327,22 @@ class Fleet:
             if successor is not None:  # no call changes a shard twice
                 return await self._one(successor, call)
             raise _silent(shard, error) from error
+        except asyncio.CancelledError:
+            replacement = self._replacement(shard)
+            if replacement is None:
+                raise
+            return await self._one(replacement, call)
+
+    def _replacement(self, shard: Shard) -> Shard | None:
+        """Returns the standby whose promotion cancelled a call to this shard; None if its caller did.
+
+        gRPC cancels the calls of a channel that is closed, and a shard that was frozen may have some.
+        """
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            return None
+        current = self.numbered(shard.index)
+        return None if current is shard else current
 
 
 def _silent(shard: Shard, error: grpc.aio.AioRpcError) -> ShardSilent:

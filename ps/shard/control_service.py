@@ -105,11 +105,13 @@ class ShardControl(ShardControlServicer):
     # The standby.
 
     def Follow(self, request: pb.FollowRequest, context: grpc.ServicerContext) -> pb.Ack:
+        self._await_ready(context)
         self._index = request.shard
         self._in_loop(lambda loop: loop.follow(Following(request.stream, request.shard)), context)
         return pb.Ack()
 
     def Replicate(self, request: pb.ReplicateRequest, context: grpc.ServicerContext) -> pb.Ack:
+        self._await_ready(context)
         assert self._replication is not None
         standby = ShardAddress.from_proto(request.standby, self._replication.identity)
         try:

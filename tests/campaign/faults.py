@@ -57,11 +57,8 @@ class Fault:
         """Whether it happened."""
         return self._happened or self._tampering.fired.is_set()
 
-    def prepare(self) -> None:
-        """Finds the victim while the job is undisturbed."""
-        self._pid = self._victim()
-
-    def happen(self) -> None:
+    def happen(self, processes: Mapping[str, int]) -> None:
+        """Lets it happen to one of these processes, or to the connections or the disk of the job."""
         scenario = self._scenario
         if scenario.fault == "none":
             self._happened = True
@@ -79,6 +76,7 @@ class Fault:
         elif scenario.place == "disk":
             send(self._job.server.process.pid, signal.SIGKILL)
         else:
+            self._pid = processes[scenario.target]
             send(self._pid, SIGNAL[scenario.fault])
             self._happened = True
 
@@ -104,15 +102,6 @@ class Fault:
         """Damages the newest checkpoint, once its job has ended."""
         if self._scenario.fault in ("torn file", "flipped bit"):
             self._happened = damage(self._job.saved, self._scenario.fault, self._draw) is not None
-
-    def _victim(self) -> int:
-        scenario, job = self._scenario, self._job
-        match scenario.place:
-            case "worker" | "member":
-                return job.workers[f"rank-{scenario.victim}-{job.act}"].process.pid
-            case "shard":
-                return job.shard(scenario.victim)
-        return job.server.process.pid
 
 
 def _fill(ballast: Path) -> None:

@@ -49,12 +49,17 @@ def valid(evidence: Evidence) -> list[str]:
 
 
 def goes_on(evidence: Evidence) -> list[str]:
-    """Who must finish does: all but the victim, or all in the job that resumes."""
+    """Who must finish does: all but the victim, or all in the job that resumes.
+
+    With standbys the loss of a process of the server ends none, since no second job follows it.
+    """
     scenario, act = evidence.scenario, evidence.last
     if scenario.resumes and act.server.code == 78 and scenario.place == "disk":
         return []  # the only checkpoint is damaged, and the server refuses it
     spared = scenario.loses_a_worker and not scenario.resumes
-    return [
+    in_its_place = act.summary.get("failovers", 0)
+    found = ["no standby took the victim's place"] if scenario.fails_over and not in_its_place else []
+    return found + [
         f"{program.name} exited with {program.code}: {program.error or _last_line(program.said)}"
         for program in act.programs
         if program.code != 0 and not (program.victim and spared)

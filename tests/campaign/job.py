@@ -15,6 +15,7 @@ from tests.campaign.relay import Relay
 from tests.campaign.scenario import LAST_HOLD, LEASE, STEPS, TIMEOUT, Scenario
 from tests.campaign.states import progress
 from tests.support.processes.cluster import Cluster, Program
+from tests.support.processes.process_tree import coordinators
 from tests.support.processes.stopwatch import Stopwatch
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
@@ -22,7 +23,6 @@ LOOK_SECONDS = 0.02
 LIMIT = 60.0
 """Seconds of a run, by a stopwatch."""
 CONSTANTS = {"ssp": ("--staleness", "1"), "backup": ("--backup", "1")}
-SHARD = "hubring.ps.shard.process"
 
 
 def port_of(address: str) -> int:
@@ -60,7 +60,11 @@ class Job:
             flags += ["--mode", scenario.mode, *CONSTANTS.get(scenario.mode, ())]
             flags += ["--shards", str(scenario.shards), "--slice-bytes", "4096"]
             flags += ["--checkpoint-dir", str(saved), "--checkpoint-every", "0.2"]
+        if scenario.standby:
+            flags += ["--standby", "1"]
         self.server, self.address = cluster.server(*flags, name=f"server-{act}")
+        if scenario.standby:
+            self.processes()  # they take some seconds to start, which no worker's timeout needs to cover
 
     def start(self, rank: int, *holds: str, address: str = "", late: bool = False) -> None:
         """Starts a worker; `holds` are arguments of the script."""
@@ -86,29 +90,39 @@ class Job:
         The first relay of `control` is the address for the worker. Its script takes the relays of the shards
         in place of the ports that it learns from the server, since no relay can change an encrypted answer.
         """
-        shards = [self.shard(number) for number in range(self.scenario.shards)]
+        processes = self.processes()
+        shards = [processes[f"shard {number}"] for number in range(self.scenario.shards)]
         data = {port: Relay(port) for pid in shards for port in listening(pid)}
         control = Relay(port_of(self.address))
         self._ports = {port: relay.port for port, relay in data.items()}
         self._relays += [*data.values(), control]
         return {"data": [*data.values()], "control": [control]}
 
-    def shard(self, number: int) -> int:
-        """Returns the process id of a shard, once it has registered."""
-        found: dict[int, int] = {}
+    def processes(self) -> dict[str, int]:
+        """Returns the process ids of programs, coordinator, shards and standbys, once all are there."""
+        found = {name: program.process.pid for name, program in self.workers.items()}
+        found |= {self.server.name: self.server.process.pid, "coordinator": self.server.process.pid}
+        of_server = self.scenario.shards * (1 + self.scenario.standby)  # 0 in a ring, whose server has one
 
-        def registered() -> bool:
-            rows = self._cluster.status(self.address)["shards"]
-            found.update({row["shard"]: row["pid"] for row in rows})
-            return number in found
+        def complete() -> bool:
+            shards: dict[str, int] = {}
+            for row in self._cluster.status(self.address)["shards"]:
+                shards[f"shard {row['shard']}"] = row["pid"]
+                if row["standby"] is not None:
+                    shards[f"standby of shard {row['shard']}"] = row["standby"]["pid"]
+            found.update(shards)
+            if self.scenario.standby:
+                found.update(zip(("coordinator", "standby of coordinator"), coordinators(), strict=False))
+            return len(shards) >= of_server and ("standby of coordinator" in found) == self.scenario.standby
 
-        self.wait(registered, f"shard {number}")
-        return found[number]
+        self.wait(complete, "shards and standbys")
+        return found
 
     def ports(self) -> Ports:
-        """Returns where the programs of the job listen, once all shards have registered."""
-        shards = [self.shard(number) for number in range(self.scenario.shards)]
-        return ports(int(self.address.rpartition(":")[2]), self.server.process.pid, shards)
+        """Returns where the processes of the server listen."""
+        processes = self.processes()
+        shards = [pid for name, pid in processes.items() if "shard" in name]
+        return ports(port_of(self.address), processes["coordinator"], shards)
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = LIMIT) -> None:
         """Waits for a condition.
@@ -167,7 +181,11 @@ class Job:
     def finish(self, seconds: float = LIMIT) -> list[str]:
         """Waits for the end of all programs; kills the rest and returns their names."""
         programs = [self.server, *self.workers.values()]
-        self.within(lambda: all(program.process.poll() is not None for program in programs), seconds)
+
+        def over() -> bool:
+            return all(program.process.poll() is not None for program in programs) and not coordinators()
+
+        self.within(over, seconds)
         left = [program for program in programs if program.process.poll() is None]
         for program in left:
             program.process.send_signal(signal.SIGCONT)

@@ -15,7 +15,10 @@ HELD = Held(descriptors=30, threads=10, sockets=4, memory=2**25)
 
 
 def scenario(mode: str = "bsp", fault: str = "cut", place: str = "data") -> Scenario:
-    return Scenario(7, mode, "zmq", 2, 1, fault, place, 1, "between", 16, 0.0, False, "server", 1, 0.5)
+    standby = place in ("guarded shard", "guarded coordinator", "standby", "guardian")
+    return Scenario(
+        7, mode, "zmq", 2, 1, standby, fault, place, 1, "between", 16, 0.0, False, "server", 1, 0.5
+    )
 
 
 def state(mode: str = "bsp") -> State:
@@ -34,7 +37,7 @@ def act(mode: str = "bsp") -> Act:
         state(mode),
         STEPS,
         2 * STEPS if mode == "backup" else STEPS,
-        {"finished": [0, 1]},
+        {"finished": [0, 1], "failovers": 1},
     )
 
 

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from tests.campaign.evidence import Act, Ended, Evidence, State
 from tests.campaign.faults import Fault
-from tests.campaign.job import LIMIT, SHARD, Job
+from tests.campaign.job import LIMIT, Job
 from tests.campaign.resources import Held, held
 from tests.campaign.scenario import LAST_HOLD, Scenario
 from tests.campaign.states import checkpoint, finals, trails
@@ -64,14 +64,15 @@ def _play(
         job.start(rank, *holds, address=through if rank == scenario.victim else "")
     fault = Fault(scenario, job, relays)
     _wait_for_moment(job)
-    fault.prepare()
-    before = _measured(job)
-    fault.happen()
+    processes = job.processes()  # found while the job is undisturbed
+    before = _measured(processes)
+    fault.happen(processes)
     job.go(scenario.step)
     fault.pass_by()
     _replace(job, holds)
     job.settle()
-    after = _measured(job)
+    processes.pop(f"standby of {scenario.target}", None)  # has the victim's work now, and what that takes
+    after = _measured(processes)
     fault.end()
     job.go(LAST_HOLD)
     left = job.finish()
@@ -132,11 +133,9 @@ def _replace(job: Job, holds: list[str]) -> None:
     job.within(lambda: job.joined(late) or job.ended(late), LIMIT)
 
 
-def _measured(job: Job) -> dict[str, Held]:
-    """Returns what each running process holds, with the shards as `shard PID`."""
-    pids = {program.name: program.process.pid for program in (job.server, *job.workers.values())}
-    pids |= {f"shard {pid}": pid for pid in job.server.children(SHARD)}
-    found = {name: held(pid) for name, pid in pids.items()}
+def _measured(processes: Mapping[str, int]) -> dict[str, Held]:
+    """Returns what each process holds that runs."""
+    found = {name: held(pid) for name, pid in processes.items()}
     return {name: each for name, each in found.items() if each is not None}
 
 
@@ -149,15 +148,17 @@ def _act(job: Job, left: list[str]) -> Act:
         scenario.place == "coordinator" or scenario.fault in ("torn file", "flipped bit")
     )
     victims = {f"rank-{scenario.victim}-1"} if on_worker else {job.server.name} if on_server else set()
+    summary = job.server.result() if job.server.out.read_text() else {}
     programs = []
     for program in (job.server, *job.workers.values()):
         lines = program.out.read_text().splitlines()
         error = program.result().get("error", "") if lines else ""
         code = None if program.name in left else program.process.returncode
+        if disturbed and program is job.server and (scenario.fault, scenario.place) == ("kill", "guardian"):
+            code = summary.get("exit_code", code)  # the coordinator prints it in the guardian's place
         victim, late = program.name in victims, program.name in job.late
         programs.append(Ended(program.name, code, victim, error, program.said(), late))
     saved = (None, -1, -1) if scenario.ring else checkpoint(job.saved)
-    summary = job.server.result() if job.server.out.read_text() else {}
     return Act(tuple(programs), trails(job.folder, names), finals(job.folder, names), *saved, summary)
 
 

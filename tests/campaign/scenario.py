@@ -18,6 +18,8 @@ WIRES = ("shm", "zmq", "grpc")
 SIGNALS = ("kill", "stop", "freeze", "terminate")
 """A stop is shorter than the lease, a freeze is longer."""
 TAMPERINGS = ("cut", "delay", "drop", "duplicate", "truncate", "corrupt")
+STANDBYS = 1 / 3
+"""The part of the hub's jobs in which each shard and the coordinator have a standby."""
 GARBAGE_EVERY = 20
 """One of so many seeds sends garbage to all ports."""
 DISK = ("full disk", "torn file", "flipped bit")
@@ -30,6 +32,8 @@ UNTIL_RESUMED = {
     ("kill", "coordinator"),
     ("freeze", "coordinator"),
     ("terminate", "coordinator"),
+    ("freeze", "guarded coordinator"),  # only a dead one is replaced
+    ("terminate", "guardian"),
     ("kill", "member"),
     ("freeze", "member"),
     ("terminate", "member"),
@@ -37,6 +41,8 @@ UNTIL_RESUMED = {
     ("flipped bit", "disk"),
 }
 """These end the job; a second job resumes from the checkpoints of the first."""
+FAILOVERS = {("kill", "guarded shard"), ("freeze", "guarded shard"), ("kill", "guarded coordinator")}
+"""After these a standby takes the victim's place."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,12 @@ class Scenario:
         wire: The transport between workers and shards; `gloo` in a ring.
         workers: The number of workers.
         shards: The number of shard processes; 0 in a ring.
+        standby: Whether the server runs with `--standby 1`.
         fault: What goes wrong; `none` for the undisturbed run.
-        place: Where: worker, member, shard, coordinator, data, control, ports or disk.
-        victim: The rank of the worker, or the number of the shard.
+        place: Where: worker, member, shard, coordinator, data, control, ports or disk. With standbys: guarded
+            shard, guarded coordinator, standby, or guardian, the process that a person started.
+        victim: The rank of the worker, the number of the shard, or whose standby it is: the shard's with this
+            number, or the coordinator's after all of these.
         moment: `between`: all workers hold. `within`: the victim holds, the others are in the step.
             `flowing`: no worker holds.
         step: The step of that moment.
@@ -67,6 +76,7 @@ class Scenario:
     wire: str
     workers: int
     shards: int
+    standby: bool
     fault: str
     place: str
     victim: int
@@ -92,6 +102,10 @@ class Scenario:
         return (self.fault, self.place) in UNTIL_RESUMED
 
     @property
+    def fails_over(self) -> bool:
+        return (self.fault, self.place) in FAILOVERS
+
+    @property
     def loses_a_worker(self) -> bool:
         """Whether one worker ends early and the others continue."""
         return self.place == "worker" and self.fault in ("kill", "freeze", "terminate")
@@ -108,25 +122,41 @@ class Scenario:
         """The rank whose progress decides when the fault fires."""
         return (self.holders or [0])[0]
 
+    @property
+    def target(self) -> str:
+        """The process that a signal goes to, by its name in `Job.processes`."""
+        served = [*(f"shard {number}" for number in range(self.shards)), "coordinator"]
+        match self.place:
+            case "worker" | "member":
+                return f"rank-{self.victim}-1"
+            case "shard" | "guarded shard":
+                return served[self.victim]
+            case "standby":
+                return f"standby of {served[self.victim]}"
+            case "guarded coordinator":
+                return "coordinator"
+        return "server-1"
+
     def __str__(self) -> str:
-        where = (
-            f"{self.place} {self.victim}"
-            if self.place not in ("coordinator", "ports", "disk")
-            else self.place
-        )
+        numbered = ("worker", "member", "shard", "guarded shard", "data", "control")
+        where = f"{self.place} {self.victim}" if self.place in numbered else self.place
+        where = self.target if self.place == "standby" else where
         size = f"{self.workers} workers" + (f", {self.shards} shards" if self.shards else "")
+        size += " with standbys" if self.standby else ""
         return f"{self.mode} {self.wire}, {size}: {self.fault} at {where}, {self.moment} step {self.step}"
 
 
-def faults(mode: str, wire: str) -> list[tuple[str, str]]:
+def faults(mode: str, wire: str, standby: bool) -> list[tuple[str, str]]:
     """Returns the faults that a job of this kind can have, each with its place."""
-    processes = ("member", "coordinator") if mode == "ring" else ("worker", "shard", "coordinator")
+    processes = ["member", "coordinator"] if mode == "ring" else ["worker", "shard", "coordinator"]
+    if standby:
+        processes = ["worker", "guarded shard", "guarded coordinator", "standby", "guardian"]
     found = [(fault, place) for place in processes for fault in SIGNALS]
     found += [(fault, "control") for fault in TAMPERINGS]
     if wire in ("zmq", "grpc"):
         found += [(fault, "data") for fault in TAMPERINGS]
     if mode != "ring":
-        found += [(fault, "disk") for fault in DISK]
+        found += [(fault, "disk") for fault in DISK if not (standby and (fault, "disk") in UNTIL_RESUMED)]
     return found
 
 
@@ -137,9 +167,11 @@ def drawn(seed: int) -> Scenario:
     wire = "gloo" if mode == "ring" else draw.choice(WIRES)
     workers = 3 if mode == "backup" else draw.choice((2, 3))
     shards = 0 if mode == "ring" else draw.choice((1, 2))
-    fault, place = draw.choice(faults(mode, wire))
+    standby = mode != "ring" and draw.random() < STANDBYS
+    fault, place = draw.choice(faults(mode, wire, standby))
     if seed % GARBAGE_EVERY == 0:
         fault, place = "garbage", "ports"
+    victims = {"shard": shards, "guarded shard": shards, "standby": shards + 1}.get(place, workers)
     moment = draw.choice(("between", "within", "flowing"))
     paces = (0.04,) if place == "disk" else (0.02,) if moment == "flowing" else (0.0, 0.02)
     return Scenario(
@@ -148,9 +180,10 @@ def drawn(seed: int) -> Scenario:
         wire,
         workers,
         shards,
+        standby,
         fault,
         place,
-        victim=draw.randrange(shards if place == "shard" else workers),
+        victim=draw.randrange(victims),
         moment=moment,
         step=draw.randrange(12, 25),
         pace=draw.choice(paces),
@@ -169,6 +202,7 @@ def undisturbed(like: Scenario) -> Scenario:
         "gloo" if like.ring else "shm",
         like.workers,
         0 if like.ring else 1,
+        False,
         "none",
         "disk",
         0,

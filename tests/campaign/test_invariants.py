@@ -29,14 +29,29 @@ def network(value: float) -> Mapping[str, State]:
 @pytest.mark.parametrize("mode", ["bsp", "ssp", "asp", "backup"])
 def test_a_good_run_violates_nothing(mode: str) -> None:
     assert violations(evidence(mode)) == {}
+    assert violations(evidence(mode, "kill", "guarded shard")) == {}
 
 
-def lost_push() -> Evidence:
-    return with_act(evidence("asp"), checkpoint=changed(3, 1, 0.0, "asp"))
+def lost_push(fault: str = "cut", place: str = "data") -> Evidence:
+    return with_act(evidence("asp", fault, place), checkpoint=changed(3, 1, 0.0, "asp"))
 
 
-def doubled_push() -> Evidence:
-    return with_act(evidence("asp"), checkpoint=changed(3, 1, 2.0, "asp"))
+def doubled_push(fault: str = "cut", place: str = "data") -> Evidence:
+    return with_act(evidence("asp", fault, place), checkpoint=changed(3, 1, 2.0, "asp"))
+
+
+def unseen(fault: str, place: str) -> Evidence:
+    """A worker no longer sees its first pushes."""
+    return with_look(evidence("asp", fault, place), seen=(3, 40))
+
+
+def guarded(fault: str, place: str) -> Evidence:
+    """A worker ends, although the victim has a standby."""
+    return with_program(evidence("asp", fault, place), 1, code=69, error=GOOD)
+
+
+def unreplaced() -> Evidence:
+    return with_act(evidence("asp", "freeze", "guarded shard"), summary={"finished": [0, 1], "failovers": 0})
 
 
 def failed(error: str, code: int = 69, said: str = "") -> Evidence:
@@ -55,6 +70,17 @@ PLANTED = {
     "a run without steps": ("valid", with_act(evidence(), trails={})),
     "no bytes through the relays": ("valid", replace(evidence(), forwarded=10)),
     "a cut that ends a worker": ("goes on", with_program(evidence(), 1, code=69, error=GOOD)),
+    "a killed shard that ends a worker though it has a standby": (
+        "goes on",
+        guarded("kill", "guarded shard"),
+    ),
+    "a killed coordinator that ends a worker": ("goes on", guarded("kill", "guarded coordinator")),
+    "a killed standby that ends a worker": ("goes on", guarded("kill", "standby")),
+    "a killed guardian that ends a worker": ("goes on", guarded("kill", "guardian")),
+    "a shard that no standby replaced": ("goes on", unreplaced()),
+    "a push that a standby does not have": ("I1", lost_push("kill", "guarded shard")),
+    "a push that a standby took twice": ("I2", doubled_push("kill", "guarded shard")),
+    "a read from a standby that goes backward": ("I7", unseen("kill", "guarded shard")),
     "a lost push": ("I1", lost_push()),
     "a push that counts twice": ("I2", doubled_push()),
     "a share that is too large": ("I2", with_act(evidence(), checkpoint=changed(3, 1, 1.0))),

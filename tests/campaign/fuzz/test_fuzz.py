@@ -26,7 +26,7 @@ def test_a_seed_repeats_its_garbage(kind: object) -> None:
 def attacked(mode: str, wire: str) -> Scenario:
     """Returns a run with a fixed seed."""
     return Scenario(
-        1, mode, wire, 2, 0 if mode == "ring" else 1, "garbage", "ports", 0, "within", 16, 0.0, False,
+        1, mode, wire, 2, 0 if mode == "ring" else 1, False, "garbage", "ports", 0, "within", 16, 0.0, False,
         "server", 1, 0.0,
     )  # fmt: skip
 

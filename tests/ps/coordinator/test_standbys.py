@@ -117,6 +117,46 @@ def test_no_job_begins_before_every_shard_has_its_standby() -> None:
     run(story())
 
 
+class Frozen:
+    """A stub that answers no call. Its channel cancels the calls when it is closed, as gRPC's does."""
+
+    def __init__(self) -> None:
+        self._closed = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def close(self) -> None:
+        self._closed.set()
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(request: Any, timeout: float) -> pb.Ack:
+            self.asked.set()
+            await self._closed.wait()
+            raise asyncio.CancelledError
+
+        return call
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_call_to_a_frozen_shard_goes_to_its_standby_unless_its_caller_gave_up(given_up: bool) -> None:
+    async def story() -> None:
+        hub = Story()
+        shard, standby = await hub.paired()
+        frozen: Any = Frozen()
+        shard.stub = shard.channel = frozen
+        draining, looking = asyncio.create_task(hub.fleet.drain()), asyncio.create_task(hub.fleet.look(9.0))
+        await frozen.asked.wait()
+        await asyncio.sleep(0)
+        if given_up:
+            draining.cancel()
+        await hub.standbys.lose(shard, "sent no heartbeat")
+        await asyncio.wait([draining])
+        assert draining.cancelled() == given_up
+        assert ("Drain" in calls(standby)) != given_up
+        assert "was replaced by its standby" in (await looking)[0]
+
+    run(story())
+
+
 KILLED = "was killed by signal 9 (SIGKILL)"
 
 

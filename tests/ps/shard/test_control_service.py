@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,28 @@ def test_a_call_waits_for_a_busy_loop_no_longer_than_its_caller() -> None:
     control.serve(ShardLoop(BSP(), []), 3)
     with pytest.raises(Aborted, match="DEADLINE_EXCEEDED: shard 3 is busy"):
         control.Stats(pb.StatsRequest(), caller)
+
+
+def test_a_standby_that_follows_a_shard_before_it_serves_keeps_that_shard_s_number(
+    loop: ShardLoop, tmp_path: Path
+) -> None:
+    control = ShardControl()
+    follow = pb.FollowRequest(shard=1, stream=b"secret")
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(control.Follow, follow, CALLER)
+        assert not wait([early], 0.2).done
+        control.serve(loop, 0, standby=True)
+        early.result(SOON)
+    control.Promote(pb.PromoteRequest(), CALLER)
+    assert save(loop, tmp_path, -1, Caller(), control).file == "shard-1.safetensors"
+
+
+def test_a_shard_gets_its_standby_once_it_serves() -> None:
+    control, hurried = ShardControl(), Caller()
+    hurried.patience = 0.0
+    caller: Any = hurried
+    with pytest.raises(Aborted, match="DEADLINE_EXCEEDED: this shard has not joined"):
+        control.Replicate(pb.ReplicateRequest(), caller)
 
 
 @pytest.mark.parametrize("path", ["", "relative/folder", "/folder/../etc", "/folder\x1b[31m"])
