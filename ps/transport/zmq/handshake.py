@@ -1,8 +1,8 @@
 """Lets in clients that know the listener's password, before ZeroMQ accepts a message of them.
 
 ZeroMQ asks this process about each new connection over its own protocol, ZAP (https://rfc.zeromq.org/spec/27).
-The mechanism is PLAIN: it shows the password to a sniffer, who can then connect. The seal of each
-message (`keyed_seal`) keeps the sniffer from more, because the password does not tell its key. With CURVE a client
+The mechanism is PLAIN: it shows the password to a sniffer, who can then connect. The seal of each message
+(`keyed_seal`) keeps the sniffer from more, because the password does not tell its key. With CURVE a client
 proves by its knowledge of the listener's public key, which only admitted workers get, that it may connect.
 """
 

@@ -1,4 +1,4 @@
-"""The seal on loopback and of `--plain-data`: headers are encrypted; payloads travel in clear, but authenticated.
+"""The seal on loopback and of `--plain-data`: headers are encrypted, and payloads authenticated.
 
 Law: an incarnation proves who sends, so no peer on the path may see one. Such a peer can read gradients, but
 cannot change a message, make one, or repeat a request. AES-256 with GCM (NIST SP 800-38D) does both at once.

@@ -349,7 +349,8 @@ def test_nobody_waits_for_a_shard_whose_host_has_vanished(
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
-            hub = Colocated(monkeypatch, lease=5.0, checkpoint_dir=tmp_path, mode=mode, workers=1, once=True)
+            settings = {"mode": mode, "workers": 1, "once": True, "insecure": True}
+            hub = Colocated(monkeypatch, lease=5.0, checkpoint_dir=tmp_path, **settings)
             worker = (await hub.summoned("a")).incarnation
             offer = pb.RegisterShardRequest(
                 protocol=PROTOCOL, token=shard_token("s"), worker=worker, addresses={"grpc": address}

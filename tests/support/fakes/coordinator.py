@@ -163,7 +163,11 @@ class Hub:
 
     async def shard(self, token: str = "s", worker: bytes = b"") -> pb.RegisterShardReply:
         request = pb.RegisterShardRequest(
-            protocol=PROTOCOL, token=shard_token(token), worker=worker, addresses={"grpc": "127.0.0.1:1"}
+            protocol=PROTOCOL,
+            token=shard_token(token),
+            worker=worker,
+            addresses={"grpc": "127.0.0.1:1"},
+            door=pb.Door(certificate=b"a certificate"),
         )
         return await self.control.RegisterShard(request, CONTEXT)
 
