@@ -15,10 +15,13 @@ PATIENT = 400.0
 
 
 def write_experiment(folder: Path) -> Path:
-    """Writes the experiment file."""
+    """Writes the experiment file, and beside it its script."""
+    lines = Path(MEASURED).read_text().splitlines(keepends=True)
+    script = "".join(line for line in lines if "spare_compiler" not in line)  # DDP needs torch's compiler
+    (folder / "train.py").write_text(script)
     experiment = folder / "mine.toml"
     experiment.write_text(
-        f'script = "{MEASURED}"\narguments = ["{STEPS}", "{{seed}}"]\nmetric = "fit"\nrising = false\n'
+        f'script = "train.py"\narguments = ["{STEPS}", "{{seed}}"]\nmetric = "fit"\nrising = false\n'
         f"rows = {json.dumps(ROWS)}\nseeds = [1]\n"
     )
     return experiment
