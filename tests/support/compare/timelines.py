@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 WARM_UP = 5
 """First steps that are left out: processes still load code in them."""
-TOGETHER = 0.2
+TOGETHER = 0.05
 """Seconds within which two workers end a step of a synchronous row, on a busy machine."""
 
 
