@@ -22,11 +22,6 @@ class Offset(NamedTuple):
     """Add it to this clock's time to get the other clock's time."""
     round_trip: int
 
-    @property
-    def certain(self) -> bool:
-        """Whether the offset exceeds the error. If not, the clocks may be equal."""
-        return 2 * abs(self.ahead) > self.round_trip
-
 
 def measure(
     ask: Callable[[], int],

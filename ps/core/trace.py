@@ -4,15 +4,16 @@ The file is a JSON array in the Trace Event Format. A span is a complete event (
 in microseconds. `ts` counts from 1970 by this host's clock, so traces of one host need no alignment.
 
 The metadata event (`ph` M) `clock_offset` aligns traces of several hosts. `host` is equal for processes
-that share a clock. With a coordinator, add `ahead_ns` to get the coordinator's time; the error is half of
-`round_trip_ns` (`hubring.ps.core.clock_offset`). Viewers skip this event. They accept a file without an end,
-so the trace of a killed process can be read.
+that share a clock, and `name` is the host's name. With a coordinator, add `ahead_ns` to get the coordinator's
+time; the error is half of `round_trip_ns` (`hubring.ps.core.clock_offset`). Viewers skip this event. They
+accept a file without an end, so the trace of a killed process can be read.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -47,7 +48,8 @@ class Trace:
         self._pid = os.getpid()
         self._file.write("[\n" + self._about("process_name", 0, name=name))
         measured = {} if offset is None else {"ahead_ns": offset.ahead, "round_trip_ns": offset.round_trip}
-        self._file.write(",\n" + self._about(CLOCK_OFFSET, 0, host=name_kernel(), **measured))
+        host = {"host": name_kernel(), "name": socket.gethostname()}
+        self._file.write(",\n" + self._about(CLOCK_OFFSET, 0, **host, **measured))
         self._file.flush()  # a killed process leaves at least its name and clock
 
     def span(self, row: str, name: str, began: int, ended: int) -> None:

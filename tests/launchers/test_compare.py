@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -12,15 +13,15 @@ import pytest
 
 from tests.launchers.commands import torchrun
 from tests.launchers.slurm import Slurm
+from tests.support.compare.anywhere import PATIENT, reported, write_experiment
+from tests.support.compare.timelines import aligned
 from tests.support.processes.cluster import Cluster, Program, measured
+from tests.support.processes.machines import NEED_MACHINES, machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 
 COMPARE = "hubring.workers.compare.cli"
 WORDS = measured(60, "--rows=ring,hub-bsp", "--seeds=1")
-
-PATIENT = 280.0
-"""Seconds for a comparison: some ten processes import torch, on a busy machine for 20 s each."""
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -66,6 +67,37 @@ def test_srun_starts_a_comparison_with_a_shard_and_an_idle_task(
     hub = next(lines for label, lines in found["commands"].items() if "hub-bsp" in label)
     assert [line.count("--join") for line in hub] == [0, 1, 0, 0]
     assert not any("127.0.0.1" in line for line in hub)
+
+
+def on_machines(folder: Path, clocks: dict[str, int]) -> Path:
+    """Writes a script that runs its arguments on a machine of its own on each node.
+
+    Args:
+        folder: Where to write it.
+        clocks: Seconds by which the clock of each node is ahead.
+    """
+    prefixes = {name: shlex.join(machine(name, folder, ahead)) for name, ahead in clocks.items()}
+    cases = [f'{name}) exec {prefix} "$@";;' for name, prefix in prefixes.items()]
+    script = folder / "node.sh"
+    script.write_text("\n".join(['case "$SLURMD_NODENAME" in', *cases, "esac"]))
+    return script
+
+
+@pytest.mark.parametrize("ahead", [pytest.param(3, marks=NEED_MACHINES)])
+def test_srun_starts_an_experiment_on_nodes_whose_clocks_differ(
+    slurm: Slurm, cluster: Cluster, tmp_path: Path, ahead: int
+) -> None:
+    out, script = tmp_path / "out", on_machines(tmp_path, {"n0": 0, "n1": ahead})
+    words = ["run", str(write_experiment(tmp_path)), "--out", str(out)]
+    there = f"SLURM_CONF={slurm.environment['SLURM_CONF']}"
+    nodes = ["srun", "--nodelist=n0,n1", "--ntasks=2", "--ntasks-per-node=1"]
+    command = ["env", there, *nodes, "sh", str(script), sys.executable, "-m", COMPARE, *words]
+    program = cluster.start("srun", command)
+    assert program.wait(PATIENT) == 0, program.said()
+    found = reported(out)
+    assert found["machine"]["launcher"] == "slurm"
+    assert [clock["name"] for clock in found["clocks"]] == ["n0", "n1"]
+    aligned(out, ahead, ["worker 0 on n0", "worker 1 on n1"])
 
 
 def task(cluster: Cluster, rank: int, out: Path, name: str) -> Program:

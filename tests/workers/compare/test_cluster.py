@@ -7,9 +7,11 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ import pytest
 from msgspec import convert, to_builtins
 
 from hubring.ps.core.errors import HubringError, UsageError
-from hubring.workers.compare.cluster import conductor, meeting, messages
+from hubring.workers.compare.cluster import conductor, follower, meeting, messages
 from hubring.workers.compare.cluster.follower import Follower
 from hubring.workers.compare.cluster.host import describe
 from hubring.workers.compare.cluster.link import Lost, Wire
@@ -211,6 +213,20 @@ def test_a_follower_that_is_gone_is_named_with_its_rank_and_machine(wires: tuple
     there.close()
     with pytest.raises(Gone, match=r"rank 2 on b is lost \(.*\) and the comparison ends\..*the same --out"):
         member.code("worker 2", 10)
+
+
+def test_the_offset_of_a_follower_s_clock_is_what_to_add_to_its_times(
+    wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = wires
+    ahead = 3_000_000_000
+    monkeypatch.setattr(follower, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + ahead))
+    with ThreadPoolExecutor(1) as pool, Lifeline() as lifeline:
+        following = pool.submit(Follower(there, lifeline).follow)
+        found = Member(hello(2, "b"), here).clock_offset()
+        here.send(messages.Over(code=0))
+        assert following.result() == 0
+    assert abs(found.ahead + ahead) <= found.round_trip / 2
 
 
 def test_what_a_follower_cannot_do_is_told_with_its_rank_and_machine(wires: tuple[Wire, Wire]) -> None:

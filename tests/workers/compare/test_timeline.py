@@ -10,6 +10,7 @@ import pytest
 from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.trace import Trace
 from hubring.workers.compare.commands.timeline import timeline
+from hubring.workers.compare.result.clock import Clock, sentence, worst
 from hubring.workers.compare.run.timeline import merge
 
 
@@ -19,7 +20,7 @@ def test_processes_lie_side_by_side_and_time_begins_with_the_first_span(tmp_path
         trace._epoch = 7_000_000
         trace.span("steps", "step 1", began, began + 1_000_000)
         trace.close()
-    assert merge(tmp_path, tmp_path / "trace.json") == 2
+    assert merge(tmp_path, tmp_path / "trace.json").processes == 2
     merged = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     first, second = [event for event in merged if event["ph"] == "X"]
     assert (first["ts"], second["ts"]) == (0, 4000)
@@ -29,7 +30,8 @@ def test_processes_lie_side_by_side_and_time_begins_with_the_first_span(tmp_path
 def traced(folder: Path, name: str, began: int, offset: Offset | None, host: str) -> None:
     """A process that did one step of 1 ms, from `began` on its own clock, in nanoseconds since 1970."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hubring.ps.core.trace.name_kernel", lambda: host)
+        patch.setattr("hubring.ps.core.trace.name_kernel", lambda: f"kernel of {host}")
+        patch.setattr("hubring.ps.core.trace.socket.gethostname", lambda: host)
         trace = Trace(folder, name, offset)
     trace._epoch = 0
     trace.span("steps", "step 1", began, began + 1_000_000)
@@ -46,12 +48,25 @@ def test_hosts_whose_clocks_differ_are_put_on_the_coordinators(tmp_path: Path) -
     late = 3_000_000_000
     traced(tmp_path, "shard 0", 5_000_000, Offset(ahead=20_000, round_trip=100_000), "here")
     traced(tmp_path, "worker 0", 9_000_000 - late, Offset(ahead=late, round_trip=400_000), "there")
-    assert merge(tmp_path, tmp_path / "trace.json") == 2
-    assert steps(tmp_path) == {0: 0, 1: 4000}
+    assert merge(tmp_path, tmp_path / "trace.json").processes == 2
+    assert steps(tmp_path) == {0: 0, 1: 3980}
+    assert names(tmp_path) == ["shard 0 on here", "worker 0 on there"]
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {
-        "here": {"moved_us": 0, "error_us": 50},
-        "there": {"moved_us": 3e6, "error_us": 200},
+        "kernel of here": {"name": "here", "moved_us": 20, "error_us": 50},
+        "kernel of there": {"name": "there", "moved_us": 3e6, "error_us": 200},
     }
+
+
+def test_hosts_whose_processes_did_not_compare_their_clocks_are_moved_by_offsets_from_outside(
+    tmp_path: Path,
+) -> None:
+    late = 3_000_000_000
+    traced(tmp_path, "worker 0", 5_000_000, Offset(ahead=20_000, round_trip=100_000), "here")
+    traced(tmp_path, "worker 1", 9_000_000 - late, None, "there")
+    measured = {"kernel of here": Offset(0, 0), "kernel of there": Offset(late, 300_000)}
+    merged = merge(tmp_path, tmp_path / "trace.json", measured)
+    assert steps(tmp_path) == {0: 0, 1: 4000}
+    assert merged.clocks == [Clock("here", 0, 0), Clock("there", 3e6, 150)]
 
 
 def names(folder: Path) -> list[str]:
@@ -64,30 +79,48 @@ def test_hosts_that_did_not_compare_their_clocks_are_marked(tmp_path: Path) -> N
     traced(tmp_path, "worker 0", 5_000_000, None, "here")
     traced(tmp_path, "worker 1", 9_000_000, None, "there")
     traced(tmp_path, "worker 2", 9_000_000, Offset(ahead=0, round_trip=400_000), "known")
-    assert merge(tmp_path, tmp_path / "trace.json") == 3
+    assert merge(tmp_path, tmp_path / "trace.json").processes == 3
     assert steps(tmp_path) == {0: 0, 1: 4000, 2: 4000}
-    assert names(tmp_path) == ["worker 0 (unaligned)", "worker 1 (unaligned)", "worker 2"]
-    unaligned = {"moved_us": 0, "error_us": None, "unaligned": True}
+    assert names(tmp_path) == [
+        "worker 0 on here (unaligned)",
+        "worker 1 on there (unaligned)",
+        "worker 2 on known",
+    ]
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {
-        "known": {"moved_us": 0, "error_us": 200},
-        "here": unaligned,
-        "there": unaligned,
+        "kernel of here": {"name": "here", "moved_us": 0, "error_us": None},
+        "kernel of there": {"name": "there", "moved_us": 0, "error_us": None},
+        "kernel of known": {"name": "known", "moved_us": 0, "error_us": 200},
     }
+
+
+def test_the_report_names_the_largest_error_of_each_host() -> None:
+    runs = [
+        [Clock("here", 0, 0), Clock("there", -3e6, 150)],
+        [Clock("here", 0, 0), Clock("there", -3.00002e6, 90)],
+        [Clock("elsewhere", 5, 2)],
+    ]
+    assert worst(runs) == [Clock("here", 0, 0), Clock("there", -3.00002e6, 150)]
+    assert sentence(worst(runs)).endswith("there -3.000020 s, with an error of at most 0.150 ms.")
+    assert worst([*runs, [Clock("here", 0, 0), Clock("there")]])[1].error_us is None
+    assert "there unknown" in sentence([Clock("here", 0, 0), Clock("there")])
+    assert sentence(worst(runs[2:])) == ""
 
 
 def test_one_host_needs_no_coordinator(tmp_path: Path) -> None:
     traced(tmp_path, "worker 0", 5_000_000, None, "here")
     traced(tmp_path, "worker 1", 9_000_000, None, "here")
-    assert merge(tmp_path, tmp_path / "trace.json") == 2
+    assert merge(tmp_path, tmp_path / "trace.json").processes == 2
     assert names(tmp_path) == ["worker 0", "worker 1"]
-    assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {}
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {
+        "kernel of here": {"name": "here", "moved_us": 0, "error_us": 0}
+    }
 
 
 def test_processes_of_one_host_stay_as_they_are_to_each_other(tmp_path: Path) -> None:
     traced(tmp_path, "worker 0", 1_000_000, Offset(ahead=7_000_000, round_trip=900_000), "there")
     traced(tmp_path, "worker 1", 2_000_000, Offset(ahead=6_800_000, round_trip=300_000), "there")
     traced(tmp_path, "worker 2", 8_800_000, Offset(ahead=0, round_trip=300_000), "here")
-    assert merge(tmp_path, tmp_path / "trace.json") == 3
+    assert merge(tmp_path, tmp_path / "trace.json").processes == 3
     assert steps(tmp_path) == {0: 0, 1: 1000, 2: 1000}
 
 
@@ -99,9 +132,9 @@ def test_a_process_that_was_killed_is_in_it_as_far_as_it_came(tmp_path: Path) ->
     whole = path.read_text()
     path.write_text(whole[: whole.rindex("{") + 1] + whole[whole.rindex("{") + 1 :][:20])
     (tmp_path / "worker 1.trace.json").write_text(whole[:-20])
-    assert merge(tmp_path, tmp_path / "trace.json") == 0
+    assert merge(tmp_path, tmp_path / "trace.json").processes == 0
     path.write_text(whole)
-    assert merge(tmp_path, tmp_path / "trace.json") == 2
+    assert merge(tmp_path, tmp_path / "trace.json").processes == 2
 
 
 def test_the_command_says_what_it_wrote_or_what_is_missing(
@@ -117,9 +150,10 @@ def test_the_command_says_what_it_wrote_or_what_is_missing(
     assert made.value.code == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["processes"] == 1
+    assert last["clocks"] == [{"name": "here", "moved_us": 0, "error_us": 0}]
     assert Path(last["timeline"]).exists()
 
 
 def test_without_spans_nothing_is_written(tmp_path: Path) -> None:
-    assert merge(tmp_path, tmp_path / "trace.json") == 0
+    assert merge(tmp_path, tmp_path / "trace.json").processes == 0
     assert not (tmp_path / "trace.json").exists()

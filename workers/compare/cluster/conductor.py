@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.errors import HubringError
 from hubring.workers.compare.cluster.host import describe
 from hubring.workers.compare.cluster.meeting import invite
@@ -77,6 +78,13 @@ class Conductor:
             return max(machines, key=lambda each: (bool(each.disturbance()), each.foreign or 0.0))
 
         return heard
+
+    def clocks(self) -> dict[str, Offset]:
+        own, *others = self._spread.machines()
+        found = {self._spread.members[own[0]].boot: Offset(0, 0)}
+        for first, *_ in others:
+            found[self._spread.members[first].boot] = self._members[first].clock_offset()
+        return found
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hubring.workers.compare.cluster.host import describe
 from hubring.workers.compare.cluster.link import Lost, Wire
 from hubring.workers.compare.cluster.meeting import join
 from hubring.workers.compare.cluster.messages import (
+    AskTime,
     Counted,
     Ended,
     Failed,
@@ -22,6 +24,7 @@ from hubring.workers.compare.cluster.messages import (
     Start,
     Stop,
     Tell,
+    Time,
 )
 from hubring.workers.compare.cluster.task import Task
 from hubring.workers.compare.run.child_reaper_start import Lifeline
@@ -111,6 +114,8 @@ class Follower:
                 self._listener = Listener()
             case Tell():
                 self._wire.send(Counted(sample=self._listener.sample()))
+            case AskTime():
+                self._wire.send(Time(ns=time.time_ns()))
 
     def _start(self, order: Start) -> None:
         directory = Path(order.directory)

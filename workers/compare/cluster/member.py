@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from hubring.ps.core import clock_offset
+from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.errors import HubringError
 from hubring.workers.compare.cluster.link import Lost, Wire
 from hubring.workers.compare.cluster.messages import (
+    AskTime,
     Counted,
     Ended,
     Failed,
@@ -20,11 +24,14 @@ from hubring.workers.compare.cluster.messages import (
     Start,
     Stop,
     Tell,
+    Time,
 )
 from hubring.workers.compare.run.noise import Sample
 from hubring.workers.compare.run.process import GRACE_SECONDS, RunProcess
 
 _ANSWER_SECONDS = 30.0
+
+_T = TypeVar("_T")
 
 
 class Gone(HubringError):
@@ -44,6 +51,7 @@ class Member:
         self._wire = wire
         self._codes: dict[str, int] = {}
         self._sample: Sample | None = None
+        self._time: int | None = None
 
     @property
     def name(self) -> str:
@@ -86,15 +94,30 @@ class Member:
     def sample(self) -> Sample:
         """Returns its noise counts since `listen`; raises as `code`."""
         self.order(Tell())
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        while self._sample is None:
-            if not self._hear(max(0.0, deadline - time.monotonic())):
-                raise self._gone(Lost(f"no answer within {_ANSWER_SECONDS:g} s"))
-        return self._sample
+        return self._answer(lambda: self._sample)
+
+    def clock_offset(self) -> Offset:
+        """Measures how far the conductor's clock is ahead of its clock; raises as `code`."""
+
+        def ask() -> int:
+            self._time = None
+            self.order(AskTime())
+            return self._answer(lambda: self._time)
+
+        found = clock_offset.measure(ask)
+        return Offset(-found.ahead, found.round_trip)
 
     def close(self) -> None:
         """Closes the connection, which ends all that the follower runs."""
         self._wire.close()
+
+    def _answer(self, known: Callable[[], _T | None]) -> _T:
+        """Handles messages until an answer is known; raises as `code`."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while (answer := known()) is None:
+            if not self._hear(max(0.0, deadline - time.monotonic())):
+                raise self._gone(Lost(f"no answer within {_ANSWER_SECONDS:g} s"))
+        return answer
 
     def _hear(self, timeout: float) -> bool:
         """Handles one message; False if none arrives in time."""
@@ -109,6 +132,8 @@ class Member:
                 self._codes[name] = code
             case Counted(sample=sample):
                 self._sample = sample
+            case Time(ns=ns):
+                self._time = ns
             case Failed(why=why):
                 raise HubringError(f"{self.name}: {why}")
         return True

@@ -61,6 +61,10 @@ class Tell(Struct, frozen=True, tag=True):
     """The run is over: send the noise counts."""
 
 
+class AskTime(Struct, frozen=True, tag=True):
+    """Send the time of your clock."""
+
+
 class Over(Struct, frozen=True, kw_only=True, tag=True):
     """The comparison has ended."""
 
@@ -82,14 +86,21 @@ class Counted(Struct, frozen=True, kw_only=True, tag=True):
     sample: Sample
 
 
+class Time(Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to `AskTime`."""
+
+    ns: int
+    """Nanoseconds since 1970."""
+
+
 class Failed(Struct, frozen=True, kw_only=True, tag=True):
     """The follower cannot start a program; `Ended` for that program follows."""
 
     why: str
 
 
-Order = Start | Stop | Kill | Listen | Tell | Over
-Report = Hello | Ended | Counted | Failed
+Order = Start | Stop | Kill | Listen | Tell | AskTime | Over
+Report = Hello | Ended | Counted | Time | Failed
 Message = Order | Report
 
 encode = msgspec.json.Encoder().encode

@@ -19,10 +19,13 @@ def timeline(
 
 
 def _timeline(folder: Path, out: Path) -> dict[str, Any]:
+    from msgspec import to_builtins
+
     from hubring.ps.core.errors import UsageError
     from hubring.workers.compare.run.timeline import merge
 
-    count = merge(folder, out)
-    if count == 0:
+    merged = merge(folder, out)
+    if merged.processes == 0:
         raise UsageError(f"{folder} holds no NAME.trace.json with events; use the folder given with --trace")
-    return {"timeline": str(out), "processes": count, "exit_code": 0}
+    clocks = to_builtins(merged.clocks)
+    return {"timeline": str(out), "processes": merged.processes, "clocks": clocks, "exit_code": 0}

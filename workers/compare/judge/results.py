@@ -22,6 +22,7 @@ from hubring.workers.compare.judge.predictions import predicted
 from hubring.workers.compare.judge.scaling import won_from
 from hubring.workers.compare.judge.summary import summarise
 from hubring.workers.compare.judge.verdict import verdict
+from hubring.workers.compare.result.clock import worst
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.family import Family
 from hubring.workers.compare.result.findings import Curve, Entry, Findings, Load, Noise, Repeat
@@ -65,6 +66,7 @@ def results(
         curves=list(_curves(experiment, outcomes, judged, job)),
         bandwidth=bandwidth(experiment, outcomes, judged, rows),
         commands={label: list(outcome.commands) for label, outcome in outcomes.items()},
+        clocks=worst(outcome.clocks for outcome in outcomes.values()),
     )
     found, family = predicted(measured, constants), Family()
     return family.settle(lambda: _judged(found, family))

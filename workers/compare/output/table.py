@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hubring.ps.page.kit.figures import NOTHING, size
 from hubring.workers.compare.output.unevenness import uneven
+from hubring.workers.compare.result.clock import sentence
 from hubring.workers.compare.result.drift import drift
 from hubring.workers.compare.result.findings import Entry, Findings, Number
 from hubring.workers.compare.result.statistics import interval_words
@@ -55,6 +56,7 @@ def notes(findings: Findings) -> list[str]:
         *_reasons(findings),
         *_gate(findings),
         *uneven(findings),
+        *filter(None, [sentence(findings.clocks)]),
         *(note for note, concerns in texts.items() if concerns),
     ]
 

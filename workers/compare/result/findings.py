@@ -17,6 +17,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.result.clock import Clock
 from hubring.workers.compare.result.statistics import median_interval
 
 VERSION = 3
@@ -329,6 +330,7 @@ class Findings(Struct, frozen=True, kw_only=True):
         commands: Commands of each run by label.
         predictions: The cost model's predictions and the measurements; `score`, `crossover` and
             `scaling` belong to it.
+        clocks: The hosts' clocks in the timelines, the worst of all runs; empty for one host.
         answer: The verdict in one sentence.
         verdict: All of it, in sentences.
     """
@@ -349,6 +351,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     score: Accuracy | None = None
     crossover: list[Crossover] = []
     scaling: list[Scaling] = []
+    clocks: list[Clock] = []
     answer: str = ""
     verdict: list[str] = []
 

@@ -18,6 +18,7 @@ from msgspec import ValidationError, convert, to_builtins
 
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.result.clock import Clock
 from hubring.workers.compare.run.noise import Noise
 
 Line = Mapping[str, Any]
@@ -47,6 +48,7 @@ class Outcome:
             program's failure ended it before its last line.
         server: The server's last line; None without a server.
         failed: Why training did not finish, after an injected fault or divergence; None: it finished.
+        clocks: The clock of each host in the run's timeline.
     """
 
     run: Run
@@ -58,6 +60,7 @@ class Outcome:
     results: Sequence[Mapping[str, Any] | None]
     server: Mapping[str, Any] | None
     failed: str | None = None
+    clocks: Sequence[Clock] = ()
 
     @cached_property
     def records(self) -> list[list[Line]]:
@@ -100,6 +103,7 @@ class Outcome:
             "results": list(self.results),
             "server": self.server,
             "failed": self.failed,
+            "clocks": to_builtins(list(self.clocks)),
         }
         write_whole(self.folder / FILE, json.dumps(content, indent=1))
 
@@ -151,6 +155,7 @@ def read(folder: Path, run: Run) -> Outcome:
             run=run,
             folder=folder,
             noise=convert({name: content.get(name) for name in Noise.__struct_fields__}, Noise),
+            clocks=convert(content.get("clocks", []), list[Clock]),
             **{
                 name: content[name]
                 for name in ("commands", "began", "seconds", "results", "server", "failed")

@@ -98,7 +98,7 @@ class Runner:
             raise broken
         codes = [each.code or 0 for each in team]
         lost = None if run.setting.fault is None else outlived(codes, results, victim)
-        timeline.merge(programs.traces, folder / "trace.json")
+        merged = timeline.merge(programs.traces, folder / "trace.json", self.site.clocks())
         shutil.rmtree(programs.traces, ignore_errors=True)  # a peer can have none
         outcome = Outcome(
             run=run,
@@ -110,6 +110,7 @@ class Runner:
             results=results,
             server=last,
             failed=diverged or lost,
+            clocks=merged.clocks,
         )
         outcome.write()
         return outcome

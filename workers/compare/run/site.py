@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from hubring.ps.core.clock_offset import Offset
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.hardship.hosts import hosts
 from hubring.workers.compare.peers.programs import Hosts
@@ -36,6 +37,9 @@ class Site(Protocol):
     def listen(self) -> Callable[[], Noise]:
         """Starts to measure noise. Call the result for the noise once the programs have ended."""
 
+    def clocks(self) -> Mapping[str, Offset]:
+        """Measures how far the server's clock is ahead of each machine's, by `name_kernel`."""
+
 
 class ThisMachine:
     """Runs all programs as children of this process, with or without links."""
@@ -54,3 +58,6 @@ class ThisMachine:
 
     def listen(self) -> Callable[[], Noise]:
         return Listener().noise
+
+    def clocks(self) -> Mapping[str, Offset]:
+        return {}

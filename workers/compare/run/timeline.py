@@ -1,13 +1,13 @@
 """One timeline of a run: the traces of all its processes in one file for Perfetto.
 
-Traces of several hosts are moved to the coordinator's clock by the offsets that their processes measured
-(`ps/core/clock_offset.py`). All traces of a host move by the offset with the shortest round trip, so they
-keep their relative times. An offset that is smaller than its error moves nothing, so the timeline of one
-host is exact. Between hosts the error is half of that round trip plus the drift of the clocks since the
-processes began.
+Traces of several hosts are moved to the coordinator's clock by measured offsets
+(`ps/core/clock_offset.py`). Processes measure them as they begin, and on a cluster the conductor measures
+them after each run, also for rows without a coordinator. All traces of a host move by the offset with the
+shortest round trip, so they keep their relative times. Traces of one host do not move, so its timeline is
+exact. Between hosts the error is half of that round trip plus the drift of the clocks since the measurement.
 
-Without a coordinator, as with peers, no process measures an offset. Several hosts then keep the times of
-their own clocks, and the timeline marks them as unaligned.
+A host without any offset, as with peers that were started by hand, keeps the times of its own clock. The
+timeline marks it as unaligned.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec import to_builtins
 
 from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.trace import CLOCK_OFFSET
+from hubring.workers.compare.result.clock import Clock
 
 Event = dict[str, Any]
 
@@ -30,45 +33,48 @@ class _Trace:
 
     events: list[Event]
     host: str
+    name: str
     offset: Offset | None
 
 
-def merge(folder: Path, into: Path) -> int:
+class Merged(NamedTuple):
+    """The number of processes, and the clock of each host."""
+
+    processes: int
+    clocks: list[Clock]
+
+
+def merge(folder: Path, into: Path, measured: Mapping[str, Offset] | None = None) -> Merged:
     """Merges the traces in `folder` in the order of their names. Time begins with the first span.
 
-    The file's `otherData` holds by how much each host's traces moved, and the error. A host without an
-    offset, among several, is `unaligned` there and in the names of its processes.
+    The file's `otherData` holds by how much each host's traces moved, and the error. Of several hosts, the
+    names of the processes contain that of the host, and a host without an offset is `unaligned` there.
 
     Args:
         folder: Holds `NAME.trace.json` for every process.
         into: The file to write.
+        measured: Offsets by host, besides those in the traces.
 
     Returns:
-        The number of processes; with 0, no file is written.
+        What was merged; without any process no file is written.
     """
     traces = [_read(path) for path in sorted(folder.glob("*.trace.json"))]
-    offsets = _by_host(traces)
-    hosts = list(dict.fromkeys(trace.host for trace in traces))
-    unaligned = [host for host in hosts if host not in offsets] if len(hosts) > 1 else []
-    moved = {host: offset.ahead / 1000 if offset.certain else 0.0 for host, offset in offsets.items()}
+    clocks = _clocks(traces, measured or {})
+    several = len(clocks) > 1
     placed = [
         event
         for number, trace in enumerate(traces)
-        for event in _placed(trace, number, moved.get(trace.host, 0.0), trace.host in unaligned)
+        for event in _placed(trace, number, clocks[trace.host], several)
     ]
     spans = [event for event in placed if event["ph"] == "X"]
     if not spans:
-        return 0
+        return Merged(0, [])
     zero = min(span["ts"] for span in spans)
     for span in spans:
         span["ts"] -= zero
-    clocks: dict[str, dict[str, Any]] = {
-        host: {"moved_us": moved[host], "error_us": offset.round_trip / 2000}
-        for host, offset in offsets.items()
-    }
-    clocks |= {host: {"moved_us": 0.0, "error_us": None, "unaligned": True} for host in unaligned}
-    into.write_text(json.dumps({"traceEvents": placed, "displayTimeUnit": "ms", "otherData": clocks}))
-    return len(traces)
+    about = {host: to_builtins(clock) for host, clock in clocks.items()}
+    into.write_text(json.dumps({"traceEvents": placed, "displayTimeUnit": "ms", "otherData": about}))
+    return Merged(len(traces), list(clocks.values()))
 
 
 def events(path: Path) -> list[Event]:
@@ -91,23 +97,35 @@ def _read(path: Path) -> _Trace:
     noted: Mapping[str, Any] = next((event["args"] for event in found if event["name"] == CLOCK_OFFSET), {})
     compared = "ahead_ns" in noted
     offset = Offset(noted["ahead_ns"], noted["round_trip_ns"]) if compared else None
-    return _Trace(rest, noted.get("host", "unknown"), offset)
+    host = noted.get("host", "unknown")
+    return _Trace(rest, host, noted.get("name", host), offset)
 
 
-def _by_host(traces: Iterable[_Trace]) -> Mapping[str, Offset]:
-    """Returns the best offset of each host that has one."""
-    best: dict[str, Offset] = {}
-    for host, offset in ((trace.host, trace.offset) for trace in traces):
-        if offset is not None and (host not in best or offset.round_trip < best[host].round_trip):
-            best[host] = offset
-    return best
+def _clocks(traces: Iterable[_Trace], measured: Mapping[str, Offset]) -> Mapping[str, Clock]:
+    """Returns the clock of each host, by the offset with the shortest round trip."""
+    names: dict[str, str] = {}
+    best = dict(measured)
+    for trace in traces:
+        names.setdefault(trace.host, trace.name)
+        offset = trace.offset
+        if offset is not None and (trace.host not in best or offset.round_trip < best[trace.host].round_trip):
+            best[trace.host] = offset
+    if len(names) == 1:
+        return {host: Clock(name, error_us=0.0) for host, name in names.items()}
+    return {
+        host: Clock(name, best[host].ahead / 1000, best[host].round_trip / 2000)
+        if host in best
+        else Clock(name)
+        for host, name in names.items()
+    }
 
 
-def _placed(trace: _Trace, number: int, ahead: float, unaligned: bool) -> Iterator[Event]:
+def _placed(trace: _Trace, number: int, clock: Clock, several: bool) -> Iterator[Event]:
     """Returns the events of one process, which gets a number: process ids can repeat across hosts."""
     yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
     for event in trace.events:
-        changed: Event = {"ts": event["ts"] + ahead} if event["ph"] == "X" else {}
-        if unaligned and event["name"] == "process_name":
-            changed = {"args": {"name": f"{event['args']['name']} (unaligned)"}}
+        changed: Event = {"ts": event["ts"] + clock.moved_us} if event["ph"] == "X" else {}
+        if several and event["name"] == "process_name":
+            place = clock.name if clock.aligned else f"{clock.name} (unaligned)"
+            changed = {"args": {"name": f"{event['args']['name']} on {place}"}}
         yield {**event, "pid": number, **changed}

@@ -8,6 +8,7 @@ from typing import Any
 from hubring.workers.compare.experiment import toml
 from hubring.workers.compare.page.figure import Table
 from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.result.clock import sentence
 from hubring.workers.compare.result.setting_text import legend
 
 
@@ -22,6 +23,7 @@ def repeat(material: Material) -> dict[str, Any]:
         "command": findings.command,
         "experiment": toml.dumps(findings.experiment),
         "machine": Table("Machine and versions", ("property", "value"), lines, words=("value",)),
+        "clocks": sentence(findings.clocks),
         "programs": "\n\n".join(programs),
         "settings": legend(findings.settings),
     }
