@@ -347,5 +347,5 @@ def test_a_failed_answer_says_of_which_exchange_each_time() -> None:
 
 def test_an_allreduce_counts_what_a_ring_sends() -> None:
     peer = Seated(0, Table())
-    peer.count_allreduce(300)
+    peer.count_passes(2, 300)
     assert (peer.traffic.bytes_sent, peer.traffic.bytes_received) == (400, 400)
