@@ -20,8 +20,8 @@ Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 RINGS = ("ddp", "ddp-gloo", "mpi", "gloo+sgd", "horovod")
 """Rows of peers that are allreduces around a ring."""
 SHARDED: dict[str, Shards] = {
-    # Gathered for forward, gathered for backward, and Gloo's reduce-scatter, which is an allreduce. torch copies
-    # into and out of each message. Gloo's calls block, so nothing overlaps.
+    # Gathered for forward and for backward, and Gloo's reduce-scatter, which is an allreduce. Each call
+    # blocks, and torch copies into and out of its messages.
     "fsdp2": Shards(passes=4, copies=5, overlapping=0.0),
     # DDP's allreduce, then a broadcast of what each worker stepped.
     "zero1": Shards(passes=3, copies=1, overlapping=2 / 3),

@@ -127,21 +127,22 @@ class Fsdp2Optimizer(GroupedOptimizer):
             self._gathered, self._order = True, [self._root]
         else:
             self.gather()
-        for block in self._blocks:
-            block.set_reshard_after_forward(self._training and block not in self._kept, recurse=False)
 
-    def _block_begins(self, block: Module, _: Any) -> None:
-        if self._training and block in self._order:
+    def _block_begins(self, block: Any, _: Any) -> None:
+        if not self._training:
+            self.gather()
+        elif block in self._order:
             self._kept.add(block)  # or each use in a pass would gather it
-        elif self._training:
+        else:
             self._order.append(block)
+        block.set_reshard_after_forward(self._training and block not in self._kept, recurse=False)
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
         for block in self._order:
             block.reshard()  # if the script used the model since backward
         loss = self.wrapped.step(closure)
         self._check_order()
-        self._gathered = False
+        self._gathered = self._training = False
         self._peer.count_passes(1, self._travels)
         return loss
 
