@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import Module, ModuleDict, ModuleList
 
 from hubring.ps.core.errors import ConfigError
@@ -102,6 +103,7 @@ class Fsdp2Optimizer(GroupedOptimizer):
         # The root's own parameters stay gathered between forward and backward.
         self._travels = whole + sum(sizes) + REDUCE_SCATTER_PASSES[self._peer.backend] * nbytes
         self._peer.prepares.append(self.gather)
+        self._peer.releases.append(partial(release, model, mesh))
         return context.current().watch(self.wholes.values())
 
     def _check(self) -> None:
@@ -160,6 +162,15 @@ class Fsdp2(Grouped):
 
     topology = "fsdp2"
     optimizer = Fsdp2Optimizer
+
+
+def release(model: Module, mesh: DeviceMesh) -> None:
+    """Removes a sharded model's references to the process group. The model can still evaluate."""
+    for block in model.modules():
+        if isinstance(block, FSDPModule):
+            for group in block._get_fsdp_state()._fsdp_param_groups:
+                vars(group.mesh_info).clear()
+    mesh._pg_registry.clear()
 
 
 def blocks_of(model: Module) -> list[Module]:
