@@ -143,13 +143,13 @@ class StepTap:
                 lambda: Variable._execution_engine.queue_callback(self._pass_ended)
             )
         own, earlier = self._views[OWN][position], self._parameters[position].grad
-        added = self._samples[position].of(gradient)
-        if isinstance(earlier, DTensor):  # a mean; own gradients are only known from the hooks
-            own.add_(added)
-        else:
-            own.copy_(added)
-            if earlier is not None:
-                own.add_(self._samples[position].of(earlier))
+        if isinstance(earlier, DTensor):  # a part of a mean: own gradients of earlier passes are recorded
+            earlier = own.clone() if self._owns[position] else None
+        elif earlier is not None:
+            earlier = self._samples[position].of(earlier)
+        own.copy_(self._samples[position].of(gradient))
+        if earlier is not None:
+            own.add_(earlier)
         self._owns[position] = 1
 
     def _pass_ended(self) -> None:
