@@ -22,9 +22,9 @@ RINGS = ("ddp", "ddp-gloo", "mpi", "gloo+sgd", "horovod")
 SHARDED: dict[str, Shards] = {
     # Gathered for forward and for backward, and Gloo's reduce-scatter, which is an allreduce. Each call
     # blocks, and torch copies into and out of its messages.
-    "fsdp2": Shards(passes=4, copies=5, overlapping=0.0),
-    # DDP's allreduce, then a broadcast of what each worker stepped.
-    "zero1": Shards(passes=3, copies=1, overlapping=2 / 3),
+    "fsdp2": Shards(passes=4, copies=5, overlaps=False),
+    # DDP's allreduce, then a broadcast of the parameters that each worker stepped.
+    "zero1": Shards(broadcast=True),
 }
 """Rows of peers that divide the optimizer's step."""
 NCCL: dict[str, Algorithm] = {
