@@ -39,7 +39,7 @@ TRUSTING = {
     "workers/localrun/call.py": "cloudpickle",
     "workers/localrun/functions.py": "cloudpickle",
     # Workers of one comparison, which has started them all, exchange parts of collectives as torch would.
-    "workers/compare/peers/ddp.py": "all_gather_object",
+    "workers/compare/peers/grouped.py": "all_gather_object",
     # Tests read what they have just written.
     "tests/reports/test_optimizer_state.py": "",
     "tests/support/scripts/every_change.py": "torch.save",

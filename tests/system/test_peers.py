@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from hubring.workers.compare.hardship.hosts import Hosts
 from hubring.workers.compare.judge import gate
+from hubring.workers.compare.judge.steps import recorded, synchronous
 from hubring.workers.compare.peers.programs import PeerPrograms
 from hubring.workers.peers.rows import PEERS, find
 from tests.support.needs import do_without
@@ -20,7 +21,13 @@ from tests.support.processes.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
-MARKS = {"mpi": pytest.mark.packages, "ray": pytest.mark.packages, "rpc": pytest.mark.full}
+MARKS = {
+    "mpi": pytest.mark.packages,
+    "ray": pytest.mark.packages,
+    "rpc": pytest.mark.full,
+    "fsdp2": pytest.mark.full,
+    "zero1": pytest.mark.full,
+}
 SCRIPT, SCRIPT_STEPS = [SMALL, "20"], 20
 DIGITS, DIGITS_STEPS = ["--job", "digits", "--", "--epochs", "1"], 22
 
@@ -55,7 +62,8 @@ def train(cluster: Cluster, name: str, words: Sequence[str], servers: int = 1) -
 
 def told(folder: Path, rank: int) -> list[str]:
     save = ["--save-parameters", str(folder / "peer.safetensors")] if rank == 0 else []
-    return ["--record", str(folder / f"record {rank}.jsonl"), *save]
+    audit = ["--audit", str(folder / f"audit {rank}.msgpack")]
+    return ["--record", str(folder / f"record {rank}.jsonl"), *audit, *save]
 
 
 def ended(program: Program) -> None:
@@ -64,8 +72,9 @@ def ended(program: Program) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in PEERS])
 def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster: Cluster, name: str) -> None:
-    # The script goes without torch's compiler, which DDP asks for a word.
-    words, steps = (DIGITS, DIGITS_STEPS) if name == "ddp" else (SCRIPT, SCRIPT_STEPS)
+    # The script goes without torch's compiler, which DDP and FSDP ask for a word.
+    grouped = find(name).grouped
+    words, steps = (DIGITS, DIGITS_STEPS) if grouped else (SCRIPT, SCRIPT_STEPS)
     results = train(cluster, name, words)
     apart, where = gate.difference(ring(cluster, words), load_file(cluster.folder / "peer.safetensors"))
     assert apart <= gate.TOLERANCE, where
@@ -73,9 +82,66 @@ def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster:
     assert all(one["steps"] == steps and one["exit_code"] == 0 for one in results)
     assert all(one["exchange"]["bytes_sent"] > 0 for one in results)
     exposed = [one["exchange"]["exposed_seconds"] for one in results]
-    assert exposed == [None, None] if name == "ddp" else min(exposed) > 0
+    assert exposed == [None, None] if grouped else min(exposed) > 0
     lines = (cluster.folder / "record 1.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, steps + 1))
+    assert_recorded(cluster.folder, steps)
+
+
+def assert_recorded(folder: Path, steps: int) -> None:
+    ranks = recorded.joined([recorded.read(folder / f"audit {rank}.msgpack") for rank in range(2)])
+    checked = synchronous.check([rank.trainers for rank in ranks], gate.TOLERANCE)
+    assert (checked.judged, checked.unjudged, checked.fault) == (steps, "", "")
+
+
+EVALUATES = """
+import torch
+from torch.nn import Linear, Module, ModuleList
+import hubring
+
+class Twice(Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.last, self.layers = Linear(5, 1), ModuleList([Linear(5, 5), Linear(5, 5), Linear(5, 5)])
+
+    def forward(self, x):
+        for layer in (*self.layers, self.layers[0]):
+            x = layer(x).tanh() * self.scale
+        return self.last(x)
+
+hubring.init()
+torch.manual_seed(hubring.rank())  # workers start from rank 0's parameters
+model = Twice()
+optimizer = hubring.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+for step in range(10):
+    torch.manual_seed(2 * step + hubring.rank())
+    optimizer.zero_grad()
+    model(torch.randn(4, 5)).pow(2).mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    schedule.step()
+    hubring.report(samples=4)
+    if step % 3 == 0 and hubring.rank() == 0:
+        with torch.no_grad():
+            hubring.report(part=model.last(torch.ones(1, 5)).item(), whole=model(torch.ones(1, 5)).item())
+    if step % 2 == 0:
+        hubring.barrier("now and then")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["fsdp2", "zero1"])
+def test_rank_0_may_evaluate_alone_at_any_time(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EVALUATES)
+    train(cluster, name, [str(script)])
+    apart, where = gate.difference(
+        ring(cluster, [str(script)]), load_file(cluster.folder / "peer.safetensors")
+    )
+    assert apart <= gate.TOLERANCE, where
+    assert_recorded(cluster.folder, 10)
 
 
 @pytest.mark.full

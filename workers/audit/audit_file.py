@@ -31,6 +31,8 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
         fresh: Whether the optimizer has the state of its own steps, and of no others.
         hooked: Whether the script has hooks that may change gradients after they are recorded.
         facts: What makes a rank's gradients differ, by right, from those of the whole batch.
+        held: For every recorded element, one byte: 1 if this rank holds it; empty: it holds all. Of other
+            elements, only the rank's own gradient is recorded, and zeros instead of all else.
     """
 
     trainer: int
@@ -47,6 +49,7 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
     fresh: bool = True
     hooked: bool = False
     facts: list[str] = []
+    held: bytes = b""
 
 
 class Step(Struct, frozen=True, array_like=True, tag="step"):

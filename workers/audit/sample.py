@@ -31,6 +31,21 @@ class Sample(NamedTuple):
         """The elements' positions in the flat tensor."""
         return range(self.first, self.first + self.number * self.stride, self.stride)
 
+    def within(self, first: int, number: int) -> tuple[slice, Sample]:
+        """Returns which of the elements are in a part of the tensor, and the sample of that part.
+
+        Args:
+            first: Position of the part in the flat tensor.
+            number: Its number of elements.
+        """
+        begin, end = (
+            min(self.number, max(0, -((self.first - place) // self.stride)))
+            for place in (first, first + number)
+        )
+        if begin == end:
+            return slice(0, 0), Sample(0, 1, 0)
+        return slice(begin, end), Sample(self.first + begin * self.stride - first, self.stride, end - begin)
+
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the elements of a tensor, flat: a view, unless the tensor is sparse or not contiguous."""
         dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()

@@ -6,6 +6,8 @@
     before    the parameters when the step's first gradient is made; where workers step, when `step()` begins
     after     the parameters when the step is completed
 
+A rank that holds a part of a parameter, as with FSDP, records what it holds of all but `own`.
+
 Hooks only read, so training is the same bit by bit. Elements are copied into one buffer, on the device of the
 parameters, and leave it once a step.
 """
@@ -19,11 +21,12 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.nn import Parameter
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hubring.workers.audit.audit_file import ModelLayout, Step
 from hubring.workers.audit.sample import Sample, sample
+from hubring.workers.audit.shard import local, shard
 from hubring.workers.communicators.base import Communicator, PushRecord
 
 OWN, ARRIVED, GIVEN, BEFORE, AFTER = range(5)
@@ -78,8 +81,13 @@ class StepTap:
         self._on_worker = communicator.steps_on == "worker"
         self._optimizer = cast("Any", trainer)
         self._record: PushRecord | None = communicator.record_pushes()
-        self._parameters: list[Parameter] = []
+        self._parameters: list[Tensor] = []
+        self._sources: list[Tensor] = []
+        """The tensors of which autograd makes gradients: others than the parameters that step, if these are
+        parts."""
         self._samples: list[Sample] = []
+        self._held: list[tuple[slice, Sample]] = []
+        """Of each sample, the elements that this rank holds, and their places in its part."""
         self._names: list[str] = []
         self._grouped: list[tuple[int, ...]] = []
         self._options: list[dict[str, Any]] = []
@@ -88,6 +96,7 @@ class StepTap:
         self._read = 0
         self._taken = torch.zeros(5, 0)
         self._views: list[list[Tensor]] = []
+        self._held_views: list[list[Tensor]] = []
         self._owns = self._gives = bytearray()
         self._open = self._arrived = self._given = self._inside = False
         self._graph_task = -1
@@ -134,9 +143,13 @@ class StepTap:
                 lambda: Variable._execution_engine.queue_callback(self._pass_ended)
             )
         own, earlier = self._views[OWN][position], self._parameters[position].grad
+        if isinstance(earlier, DTensor):  # a part of a mean: own gradients of earlier passes are recorded
+            earlier = own.clone() if self._owns[position] else None
+        elif earlier is not None:
+            earlier = self._samples[position].of(earlier)
         own.copy_(self._samples[position].of(gradient))
         if earlier is not None:
-            own.add_(self._samples[position].of(earlier))
+            own.add_(earlier)
         self._owns[position] = 1
 
     def _pass_ended(self) -> None:
@@ -218,12 +231,12 @@ class StepTap:
                 self._views[row][position].zero_()
             else:
                 there[position] = 1
-                self._views[row][position].copy_(self._samples[position].of(gradient))
+                self._held_views[row][position].copy_(self._held[position][1].of(local(gradient)))
         return there
 
     def _take_parameters(self, row: int) -> None:
-        parts = [one.of(parameter) for one, parameter in zip(self._samples, self._parameters, strict=True)]
-        torch._foreach_copy_(self._views[row], parts)
+        parts = [one.of(local(each)) for (_, one), each in zip(self._held, self._parameters, strict=True)]
+        torch._foreach_copy_(self._held_views[row], parts)
 
     # Parameters.
 
@@ -234,7 +247,10 @@ class StepTap:
         """Takes in the parameters that the optimizer has now, behind those that it had."""
         groups = self.trainer.param_groups
         self._grouped = [tuple(map(id, group["params"])) for group in groups]
-        names = {id(parameter): name for name, parameter in self.trainer.named_parameters.items()}
+        shards: dict[str, Tensor] | None = getattr(self.trainer, "shards", None)
+        wholes: dict[str, Tensor] = getattr(self.trainer, "wholes", {})
+        named = self.trainer.named_parameters if shards is None else shards
+        names = {id(parameter): name for name, parameter in named.items()}
         known, place = set(map(id, self._parameters)), dict[int, int]()
         everything = [(number, one) for number, group in enumerate(groups) for one in group["params"]]
         trained = [(number, one) for number, one in everything if one.requires_grad and one.numel()]
@@ -246,10 +262,13 @@ class StepTap:
             known.add(id(parameter))
             name = names.get(id(parameter), f"parameter {len(self._parameters)}")
             self._names.append(name)
-            self._samples.append(sample(name, parameter.numel(), expected))
-            handle = parameter.register_hook(self._hook(len(self._parameters)))
+            chosen, source = sample(name, parameter.numel(), expected), wholes.get(name, parameter)
+            self._samples.append(chosen)
+            self._held.append(chosen.within(*shard(parameter)))
+            handle = source.register_hook(self._hook(len(self._parameters)))
             self._numbers.append(handle.id)
             self._parameters.append(parameter)
+            self._sources.append(source)
         self._make_room()
         self._write(
             ModelLayout(
@@ -267,6 +286,7 @@ class StepTap:
                 fresh=self._fresh,
                 hooked=self._is_hooked(),
                 facts=self._facts(),
+                held=self._held_bytes(),
             )
         )
         self._options = []
@@ -282,10 +302,24 @@ class StepTap:
         self._owns.extend(bytes(len(counts) - len(self._owns)))
         self._taken = taken
         self._views = [list(row.split(counts)) for row in taken]
+        self._held_views = [
+            [view[where] for view, (where, _) in zip(views, self._held, strict=True)] for views in self._views
+        ]
+
+    def _held_bytes(self) -> bytes:
+        """Returns one byte per recorded element: 1 if this rank holds it; empty if it holds all."""
+        if all(held == whole for (_, held), whole in zip(self._held, self._samples, strict=True)):
+            return b""
+        taken = torch.zeros(self._taken.shape[1], dtype=torch.uint8)
+        start = 0
+        for chosen, (where, _) in zip(self._samples, self._held, strict=True):
+            taken[start + where.start : start + where.stop] = 1
+            start += chosen.number
+        return taken.numpy().tobytes()
 
     def _is_hooked(self) -> bool:
         """Whether hooks that are not ours run on some gradient after it is recorded."""
-        for number, parameter in zip(self._numbers, self._parameters, strict=True):
+        for number, parameter in zip(self._numbers, self._sources, strict=True):
             if parameter._backward_hooks and next(reversed(parameter._backward_hooks)) != number:
                 return True
             later = (parameter._post_accumulate_grad_hooks or {}).values()

@@ -23,6 +23,7 @@ class PeerRow:
         launched: Whether `mpirun` starts all workers.
         needs: The required optional module, a key of `extras.EXTRAS`; None: only torch.
         linked: Whether the peer can run on hosts with an emulated link.
+        grouped: Whether workers exchange in torch's default process group, on Gloo or NCCL.
     """
 
     name: str
@@ -32,6 +33,7 @@ class PeerRow:
     launched: bool = False
     needs: str | None = None
     linked: bool = True
+    grouped: bool = False
 
     def missing(self) -> str:
         """Returns what this machine lacks for the row, and how to install it; empty if nothing is missing."""
@@ -64,7 +66,17 @@ class PeerRow:
 PEERS = {
     row.name: row
     for row in (
-        PeerRow("ddp", "torch's DistributedDataParallel, every worker steps"),
+        PeerRow("ddp", "torch's DistributedDataParallel, every worker steps", grouped=True),
+        PeerRow(
+            "fsdp2",
+            "torch's fully_shard, every worker keeps and steps a part of each parameter",
+            grouped=True,
+        ),
+        PeerRow(
+            "zero1",
+            "DistributedDataParallel and ZeroRedundancyOptimizer, every worker steps some parameters",
+            grouped=True,
+        ),
         PeerRow(
             "mpi",
             "Open MPI's allreduce after backward, every worker steps",

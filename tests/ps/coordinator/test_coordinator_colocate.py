@@ -338,9 +338,8 @@ def test_nobody_waits_for_a_shard_whose_host_has_vanished(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: Literal["bsp", "asp"]
 ) -> None:
     monkeypatch.setattr("tests.support.fakes.coordinator.FakeFleet", Fleet)
-    monkeypatch.setattr(
-        "hubring.ps.coordinator.shard_fleet.CALL_SECONDS", 0.05
-    )  # how long the others may wait until they are told
+    # How long the others may wait until they are told.
+    monkeypatch.setattr("hubring.ps.coordinator.shard_fleet.CALL_SECONDS", 0.05)
 
     async def story() -> None:
         shard = Mute()
@@ -349,8 +348,8 @@ def test_nobody_waits_for_a_shard_whose_host_has_vanished(
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
-            settings = {"mode": mode, "workers": 1, "once": True, "insecure": True}
-            hub = Colocated(monkeypatch, lease=5.0, checkpoint_dir=tmp_path, **settings)
+            settings = {"lease": 5.0, "mode": mode, "workers": 1, "once": True, "insecure": True}
+            hub = Colocated(monkeypatch, checkpoint_dir=tmp_path, **settings)
             worker = (await hub.summoned("a")).incarnation
             offer = pb.RegisterShardRequest(
                 protocol=PROTOCOL, token=shard_token("s"), worker=worker, addresses={"grpc": address}

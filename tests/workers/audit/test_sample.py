@@ -17,6 +17,19 @@ def test_elements_are_those_of_the_flat_tensor(shape: tuple[int, ...]) -> None:
     assert len(set(chosen.elements)) == min(tensor.numel(), MOST_OF_TENSOR)
 
 
+@pytest.mark.parametrize("parts", [1, 3, 8])
+def test_parts_of_a_tensor_have_the_elements_that_they_hold(parts: int) -> None:
+    tensor, found = torch.arange(700), list[int]()
+    chosen = sample("weight", 700, 20)
+    for number in range(parts):
+        part = tensor.tensor_split(parts)[number]
+        where, held = chosen.within(int(part[0]), len(part))
+        assert held.of(part).tolist() == list(chosen.elements)[where]
+        found += held.of(part).tolist()
+    assert found == list(chosen.elements)
+    assert chosen.within(700, 0)[1].number == 0
+
+
 def test_elements_are_of_many_columns() -> None:
     assert len({element % 10 for element in sample("weight", 5120, 1).elements}) == 10
 

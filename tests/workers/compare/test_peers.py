@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +59,7 @@ def value(argv: Sequence[str], flag: str) -> str:
 # Programs.
 
 
-@pytest.mark.parametrize("name", ["ddp", "rpc", "ray"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero1", "rpc", "ray"])
 def test_every_worker_is_a_program_with_its_rank_and_the_script_last(name: str) -> None:
     workers = start(programs(name))
     assert [worker.name for worker in workers] == ["worker 0", "worker 1"]
@@ -108,45 +107,6 @@ def test_a_result_is_what_the_worker_wrote(tmp_path: Path) -> None:
 def test_ray_is_refused_behind_links() -> None:
     with pytest.raises(UsageError, match="row ray needs one machine"):
         Experiment(job="digits", rows=("local", "ray"), link=LinkTable(rate=(1e9,)))
-
-
-# The group's end.
-
-LEFT_BEHIND = """
-import os
-import torch
-import hubring
-
-hubring.init()
-model = torch.nn.Linear(4, 1)
-optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
-for _ in range(2):
-    optimizer.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-
-
-def threads():
-    names = [open(f"/proc/self/task/{each}/comm").read() for each in os.listdir("/proc/self/task")]
-    return [name for name in names if "gloo" in name]
-
-
-assert threads()
-hubring.shutdown()
-assert not threads()
-model(torch.ones(2, 4)).sum().backward()  # it goes on alone
-"""
-
-
-@pytest.mark.slow
-def test_ddps_group_ends_with_its_threads_although_the_script_keeps_its_model(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(LEFT_BEHIND)
-    told = PeerPrograms(find("ddp"), 1, tmp_path, Hosts())
-    (worker,) = told.worker_programs(lambda _: [str(script)])
-    ended = subprocess.run(worker.argv, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert told.result(0)["steps"] == 2
 
 
 # Collectives.
@@ -347,5 +307,5 @@ def test_a_failed_answer_says_of_which_exchange_each_time() -> None:
 
 def test_an_allreduce_counts_what_a_ring_sends() -> None:
     peer = Seated(0, Table())
-    peer.count_allreduce(300)
+    peer.count_passes(2, 300)
     assert (peer.traffic.bytes_sent, peer.traffic.bytes_received) == (400, 400)

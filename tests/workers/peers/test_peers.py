@@ -27,7 +27,7 @@ SIZE = 3
 
 
 def test_a_peer_that_does_not_exist_is_named_with_those_that_do() -> None:
-    with pytest.raises(UsageError, match="no peer 'nccl'; expected one of ddp, mpi, rpc, ray"):
+    with pytest.raises(UsageError, match="no peer 'nccl'; expected one of ddp, fsdp2, zero1, mpi, rpc, ray"):
         find("nccl")
 
 

@@ -188,7 +188,8 @@ def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -
     if reading.collective is not None:
         return formulas.nccl(constants, task, setting.workers, reading.collective)
     if not reading.on_hub:
-        return formulas.ring(constants, task, 1 if reading.alone else setting.workers)
+        workers = 1 if reading.alone else setting.workers
+        return formulas.ring(constants, task, workers, reading.shards or formulas.WHOLE)
     wire = _wire(reading, setting, job)
     if reading.colocated and wire != "shm":
         return formulas.colocated(constants, task, setting.workers, wire, steps=reading.steps)
@@ -276,7 +277,7 @@ def _hidden(way: Way, crowd: int, setting: Setting, job: Job, step: float) -> fl
     """Returns the part of the exchange that overlaps with backward: at most all groups but the last."""
     # An emulated device sleeps, so its whole backward leaves the cores to the exchange.
     backward = job.overlap * job.compute + (1 - FORWARD) * (setting.compute or 0.0)
-    busiest = max(way.moving(crowd), way.serving(crowd), way.working(crowd))
+    busiest = way.overlapping * max(way.moving(crowd), way.serving(crowd), way.working(crowd))
     return hidden(busiest, backward, step - backward - busiest, job.model_bytes, job.tensors)
 
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from hubring.ps.core import codecs
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.cluster.allreduce import Algorithm
+from hubring.workers.compare.cost.model.formulas import Shards
 from hubring.workers.compare.experiment.row import OURS, Row
 from hubring.workers.compare.experiment.setting import Setting
 
@@ -18,6 +19,14 @@ Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 
 RINGS = ("ddp", "ddp-gloo", "mpi", "gloo+sgd", "horovod")
 """Rows of peers that are allreduces around a ring."""
+SHARDED: dict[str, Shards] = {
+    # Gathered for forward and for backward, and Gloo's reduce-scatter, which is an allreduce. Each call
+    # blocks, and torch copies into and out of its messages.
+    "fsdp2": Shards(passes=4, copies=5, overlaps=False),
+    # DDP's allreduce, then a broadcast of the parameters that each worker stepped.
+    "zero1": Shards(broadcast=True),
+}
+"""Rows of peers that divide the optimizer's step."""
 NCCL: dict[str, Algorithm] = {
     "nccl": "nccl",
     "nccl-ring": "ring",
@@ -47,6 +56,7 @@ class Reading(Struct, frozen=True, kw_only=True):
         colocated: Every worker's host has a shard.
         collective: NCCL's algorithm; None: not a row of NCCL.
         traffic: Bytes that it sends and receives, as a share of those without compression.
+        shards: How it divides the step; None: each worker steps all parameters.
     """
 
     name: str
@@ -59,6 +69,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     colocated: bool = False
     collective: Algorithm | None = None
     traffic: float = 1.0
+    shards: Shards | None = None
 
     @property
     def on_hub(self) -> bool:
@@ -85,6 +96,8 @@ def read(row: str | Row) -> Reading:
     name = row if isinstance(row, str) else row.name
     if name in RINGS:
         return Reading(name=name, rule="ring")
+    if name in SHARDED:
+        return Reading(name=name, rule="ring", shards=SHARDED[name])
     if name in NCCL:
         return Reading(name=name, rule="ring", collective=NCCL[name])
     if name in HUBS:
@@ -127,7 +140,7 @@ def _found(name: str) -> Row:
     """Returns a row of Hubring by its name."""
     if name in OURS:
         return OURS[name]
-    known = ", ".join((*OURS, *RINGS, *NCCL, *HUBS))
+    known = ", ".join((*OURS, *RINGS, *SHARDED, *NCCL, *HUBS))
     raise UsageError(f"no model of row {name!r}; expected one of {known}")
 
 

@@ -79,9 +79,12 @@ class Peer(Communicator):
         else:
             work.deliver(results[self.rank])
 
-    def count_allreduce(self, nbytes: int) -> None:
-        """Counts the minimal bytes of an allreduce: 2(n-1)/n of `nbytes` each way."""
-        travels = 2 * (self.size - 1) * nbytes // self.size
+    def count_passes(self, passes: int, nbytes: int) -> None:
+        """Counts passes of `nbytes` around a ring: (n-1)/n of them each way.
+
+        That is the least for gathering or reduce-scattering them, and half of an allreduce.
+        """
+        travels = passes * (self.size - 1) * nbytes // self.size
         self.traffic.bytes_sent += travels
         self.traffic.bytes_received += travels
 

@@ -46,7 +46,7 @@ class PeerPrograms:
         servers: Number of servers, if the peer has any; Ray's actor is one.
         folder: The run's folder; an absolute path without a file `meet`.
         hosts: Hosts of the programs.
-        backend: Backend of DDP.
+        backend: Backend of torch's process group.
     """
 
     row: PeerRow
@@ -93,7 +93,7 @@ class PeerPrograms:
         flags |= {"meet": self.meet, "result": self._result(rank), "servers": len(self.server_programs())}
         if not self.row.launched:  # mpirun sets it
             flags["local-rank"] = self.hosts.local_rank(rank)
-        if self.row.name == "ddp":
+        if self.row.grouped:
             flags["backend"] = self.backend
         return self._command(role, ["hubring.workers.compare.peers.run", *spelt(flags)], words)
 

@@ -26,7 +26,7 @@ _OWN = (*_SEAT, "command", "peer", "world_size", "result")
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    peer: Annotated[str, typer.Option(help="ddp, mpi, rpc or ray")],
+    peer: Annotated[str, typer.Option(help="ddp, fsdp2, zero1, mpi, rpc or ray")],
     rank: Annotated[int, typer.Option(help="rank of this worker")],
     world_size: Annotated[int, typer.Option(help="number of workers")],
     meet: Annotated[str, typer.Option(help="HOST:PORT or a shared file, where workers find each other")],
@@ -37,7 +37,7 @@ def run(
     local_rank: Annotated[int | None, typer.Option(help="rank among this host's workers [0]")] = None,
     servers: Annotated[int, typer.Option(help="number of rpc servers")] = 0,
     host: Annotated[str | None, typer.Option(help="own address; use only its network interface")] = None,
-    backend: Annotated[str, typer.Option(help="of ddp: gloo or nccl")] = "gloo",
+    backend: Annotated[str, typer.Option(help="of ddp, fsdp2 and zero1: gloo or nccl")] = "gloo",
     result: Annotated[Path | None, typer.Option(help="also write the last line to this file")] = None,
     job: Annotated[str | None, typer.Option(help="without a script: digits or char-lm [digits]")] = None,
     record: Annotated[Path | None, typer.Option(help="write every report to this file, JSON lines")] = None,

@@ -21,8 +21,8 @@ from hubring.workers.runtime import context
 from hubring.workers.runtime.record import Record
 from hubring.workers.runtime.worker import Worker
 
-_MODULES = {"ddp": "ddp", "mpi": "mpi", "rpc": "served", "ray": "served"}
-"""Module of each peer's class."""
+_MODULES = {"rpc": "served", "ray": "served"}
+"""Module of a peer's class, where it is not the peer's name."""
 
 
 class StandIn:
@@ -40,7 +40,7 @@ class StandIn:
 
     def __init__(self, name: str, seat: Seat) -> None:
         find(name).check()
-        module = import_module(f"hubring.workers.compare.peers.{_MODULES[name]}")
+        module = import_module(f"hubring.workers.compare.peers.{_MODULES.get(name, name)}")
         self._kind: type[Peer] = getattr(module, name.capitalize())
         self._seat = seat
 

@@ -15,12 +15,34 @@ from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.slowdown.straggler import Kind, Straggler
 from tests.support.compare.calibration import CONSTANTS, JOB, LINKED
 
+MEBI = 1 << 20
 
-@pytest.mark.parametrize("row", [*ROWS, "hub-zmq", "hub-grpc", "ddp", "mpi", "rpc"])
+
+@pytest.mark.parametrize("row", [*ROWS, "hub-zmq", "hub-grpc", "ddp", "fsdp2", "zero1", "mpi", "rpc"])
 def test_every_row_has_a_model(row: str) -> None:
     predicted = predict(CONSTANTS, row, LINKED, JOB)
     assert predicted.step_seconds >= JOB.compute
     assert predicted.by == "formula"
+
+
+def test_sharded_rows_move_more_bytes_than_an_allreduce_and_step_less() -> None:
+    job = replace(JOB, overlap=2 / 3, compute=0.1)
+    ddp, fsdp2, zero1 = (predict(CONSTANTS, row, LINKED, job) for row in ("ddp", "fsdp2", "zero1"))
+    assert fsdp2.parts["link"] == pytest.approx(2 * ddp.parts["link"])
+    assert zero1.parts["link"] == pytest.approx(1.5 * ddp.parts["link"])
+    assert zero1.parts["step"] < ddp.parts["step"]
+    # Backward hides nothing of fsdp2's exchange, and of zero1's only the allreduce.
+    assert fsdp2.step_seconds == pytest.approx(job.compute + fsdp2.exchange)
+    assert job.compute + zero1.exchange > zero1.step_seconds > ddp.step_seconds
+
+
+def test_zero1_steps_and_broadcasts_whole_parameters() -> None:
+    def steps(*tensors: int) -> float:
+        job = replace(JOB, tensors=tensors, model_bytes=sum(tensors))
+        return predict(CONSTANTS, "zero1", replace(LINKED, workers=2), job).parts["link"]
+
+    even, uneven = steps(4 * MEBI, 2 * MEBI, 2 * MEBI), steps(7 * MEBI, MEBI)
+    assert uneven / even == pytest.approx((1 + 7 / 8) / (1 + 1 / 2))
 
 
 def test_a_row_without_a_model_is_refused_with_those_that_have_one() -> None:

@@ -74,6 +74,7 @@ class Way(Struct, frozen=True, kw_only=True):
         burst: Time of the bytes that a link passes at once after a pause.
         pause: Time of a step in which no bytes move.
         spread: Share of the last slice's way to all workers by which the first of them is ahead.
+        overlapping: Share of the bytes whose exchange can overlap with backward.
     """
 
     own: float
@@ -91,6 +92,7 @@ class Way(Struct, frozen=True, kw_only=True):
     burst: float = 0.0
     pause: float = 0.0
     spread: float = 0.0
+    overlapping: float = 1.0
 
     @property
     def bottleneck(self) -> float:

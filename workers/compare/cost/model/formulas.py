@@ -5,6 +5,7 @@ M: bytes of the model, B: bytes per second of a host's link each way, n: workers
 | topology | bytes at line rate | why |
 | --- | --- | --- |
 | ring | 2(n-1)/n M/B + `_hops` | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
+| fsdp2, zero1 | 4(n-1)/n and 3(n-1)/n M/B + `_hops` | more passes around the ring (`Shards`) |
 | hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
 | hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries (n-1)/n M for its worker and for its shard |
 | one machine | copies / cores | loopback is no wire: the processors move the bytes |
@@ -20,6 +21,7 @@ processor time divided by the number of cores.
 from __future__ import annotations
 
 from functools import partial
+from math import ceil, log2
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -109,29 +111,70 @@ class Task(Struct, frozen=True, kw_only=True):
         return max(1.0, processes / constants.cores) if self.together else 1.0
 
 
+class Shards(Struct, frozen=True, kw_only=True):
+    """How a ring's workers divide the optimizer's step.
+
+    Attributes:
+        passes: Passes of the model around the ring: 1 to gather or to reduce-scatter, 2 for an allreduce.
+        copies: Copies of the model in memory.
+        overlaps: Whether the passes can overlap with backward.
+        divided: Whether a worker steps a part of the parameters, else all.
+        broadcast: Whether a worker's part consists of whole parameters, which it broadcasts after the step.
+    """
+
+    passes: int = 2
+    copies: int = 1
+    overlaps: bool = True
+    divided: bool = True
+    broadcast: bool = False
+
+    def parts(self, task: Task, workers: int) -> tuple[float, float]:
+        """Returns the smallest and the largest part that a worker steps, as shares of the model."""
+        if not self.divided:
+            return 1.0, 1.0
+        if not self.broadcast or not task.tensors:
+            return 1 / workers, 1 / workers
+        loads = [0] * workers
+        for nbytes in sorted(task.tensors, reverse=True):  # as torch deals them
+            loads[loads.index(min(loads))] += nbytes
+        return min(loads) / sum(loads), max(loads) / sum(loads)
+
+
+WHOLE = Shards(divided=False)
+"""An allreduce. Gloo sums, so the division is another pass over the gradients."""
+
+
 def own_step(constants: Constants, task: Task, workers: int) -> float:
     """Returns the time of the optimizer's step if every worker steps."""
     return task.nbytes * constants.step(task.optimizer) * task.crowd(workers, constants)
 
 
-def ring(constants: Constants, task: Task, workers: int) -> Way:
+def ring(constants: Constants, task: Task, workers: int, shards: Shards = WHOLE) -> Way:
     """Returns an allreduce around the ring with each worker's step; `Way.lockstep(1)` is its time.
+
+    With `shards`, it is what they exchange instead of an allreduce, and their part of the step.
 
     Holds for the bandwidth-optimal ring, which Gloo uses: pieces of M/n go around twice minus one hop each,
     and the next piece arrives while one is added. All n links are equally busy.
     """
-    hops, wire = 2 * (workers - 1), constants.wire("gloo")
-    moved = hops / workers * task.moved
+    hops, wire = shards.passes * (workers - 1), constants.wire("gloo")
+    least, most = shards.parts(task, workers)
+    # Of a broadcast, links are busiest where the largest part leaves, in a tree, or where the others arrive.
+    copies = ceil(log2(workers)) if shards.broadcast else 0
+    spread_out = max(copies * most, 1 - least) if copies else 0.0
+    passing = hops / workers
+    hops, moved = hops + copies, (passing + spread_out) * task.moved
     # A ring enters and leaves each host once, however many of its workers are there.
     carriers = a_byte(wire, task.link).times(moved)
     return Way(
         own=carriers.seconds,
         # A hop waits for the later of two neighbours; the mean of that is a third of the jitter.
         latency=_hops(hops, wire.alpha + task.latency + task.jitter / 3, carriers.seconds),
-        after=_mean_and_step(constants, task, workers),
+        after=_mean_and_step(constants, task, workers, shards.copies, most),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
         # No burst: a rank sends what it has just received, so the next segment follows before a link pauses.
         own_by=carriers,
+        overlapping=passing / (passing + spread_out) if shards.overlaps and passing else 0.0,
     )
 
 
@@ -172,10 +215,10 @@ def nccl(constants: Constants, task: Task, workers: int, algorithm: Algorithm) -
     )
 
 
-def _mean_and_step(constants: Constants, task: Task, workers: int) -> float:
-    """Returns the time to average and step. Gloo sums, so the division is another pass over the gradients."""
-    dividing = task.nbytes * constants.copy * task.crowd(workers, constants) if workers > 1 else 0.0
-    return dividing + own_step(constants, task, workers)
+def _mean_and_step(constants: Constants, task: Task, workers: int, copies: int, part: float) -> float:
+    """Returns the time to copy, average and step a part."""
+    copying = copies * task.nbytes * constants.copy * task.crowd(workers, constants) if workers > 1 else 0.0
+    return copying + part * own_step(constants, task, workers)
 
 
 def hub(

@@ -38,6 +38,6 @@ def check_exchange(each: Together) -> None:
         if not bool(wanted.isfinite().all()):
             continue  # a scaled gradient overflowed: the step was skipped, or training diverges
         off = (one.arrived - wanted).abs()
-        bad = ~(off <= allowed + _TINY) & (one.owns | averages)
+        bad = ~(off <= allowed + _TINY) & (one.owns | averages) & one.held
         if bool(bad.any()):
             raise Fault(one.step, exchange_fault(one, off, bad, own))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ class RecordedStep:
         pushes: Of each push to an asynchronous hub: key, position in the order of pushes, version of the
             answer.
         written: Whether something changed the parameters between the last step and this one.
+        held: Whether this rank holds each element; of others only `own` is its own record.
     """
 
     layout: ModelLayout
@@ -52,6 +53,7 @@ class RecordedStep:
     after: Tensor | None
     pushes: list[tuple[int, int, int]]
     written: bool
+    held: Tensor
 
     def with_parameters_of(self, later: RecordedStep) -> RecordedStep:
         """Returns this step as if the optimizer had had the parameters that it has in a later one."""
@@ -73,6 +75,7 @@ class RecordedStep:
             gives=longer(self.gives),
             before=longer(self.before),
             after=None if self.after is None else longer(self.after),
+            held=later.held,
         )
 
     @cached_property
@@ -159,7 +162,47 @@ def _step(
         after=after,
         pushes=entry.pushes,
         written=written,
+        held=_held(layout),
     )
+
+
+def _held(layout: ModelLayout) -> Tensor:
+    if not layout.held:
+        return torch.ones(sum(layout.counts), dtype=torch.bool)
+    return torch.frombuffer(bytearray(layout.held), dtype=torch.uint8).bool()
+
+
+def joined(ranks: Sequence[Recording]) -> list[Recording]:
+    """Returns the recordings, in which each rank has what the others hold of sharded parameters."""
+    if all(bool(one.held.all()) for rank in ranks for steps in rank.trainers.values() for one in steps):
+        return list(ranks)
+    found = [
+        Recording({trainer: list(steps) for trainer, steps in rank.trainers.items()}, rank.facts)
+        for rank in ranks
+    ]
+    for trainer in ranks[0].trainers:
+        for number, steps in enumerate(zip(*(rank.trainers[trainer] for rank in ranks), strict=False)):
+            for rank, step in zip(found, _whole(steps), strict=True):
+                rank.trainers[trainer][number] = step
+    return found
+
+
+def _whole(steps: Sequence[RecordedStep]) -> Iterator[RecordedStep]:
+    """Yields the same step of all ranks, in which each element is as the rank that holds it recorded it."""
+
+    def whole(parts: Sequence[Tensor | None]) -> Tensor | None:
+        known = [part for part in parts if part is not None]
+        if len(known) < len(steps):
+            return None
+        held = [torch.where(step.held, part, 0) for step, part in zip(steps, known, strict=True)]
+        return torch.stack(held).sum(0)
+
+    before = whole([step.before for step in steps])
+    assert before is not None
+    arrived, given = whole([step.arrived for step in steps]), whole([step.given for step in steps])
+    after = whole([step.after for step in steps])
+    for step in steps:
+        yield replace(step, arrived=arrived, given=given, before=before, after=after)
 
 
 def _completed(steps: list[RecordedStep]) -> Iterator[RecordedStep]:

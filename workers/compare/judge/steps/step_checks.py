@@ -106,7 +106,7 @@ def _recordings(outcome: Outcome) -> list[Recording]:
         return []
     if run.setting.fault is not None or (run.row.synchronous and not run.row.exact):
         return []
-    ranks = [recorded.read(file) for file in files]
+    ranks = recorded.joined([recorded.read(file) for file in files])
     steps = [one for rank in ranks for each in rank.trainers.values() for one in each[:1]]
     if not steps:
         return []

@@ -115,7 +115,7 @@ class _Optimizer:
     ) -> None:
         update, off = expected.after - one.before, after - expected.after
         allowed = allowance.of_update(update, expected.doubt, one.parameter_of, self._tolerance)
-        bad = ~(off.abs() <= allowed + allowance.of_storing(eps, one.before, expected.after))
+        bad = ~(off.abs() <= allowed + allowance.of_storing(eps, one.before, expected.after)) & one.held
         if bool(bad.any()):
             raise Fault(one.step, update_fault(one, rank, one.before, expected.after, after, bad))
         drift.add(rank, after, off, update, allowed)
