@@ -63,7 +63,7 @@ def test_a_wrong_and_a_missing_token_are_refused_and_the_right_one_trains(
     page_token = page.read_text().strip().partition("#token=")[2]
     without = cluster.worker(address, SMALL, "5")
     assert without.wait() == 78
-    assert "refused this program: it has no token. Copy the server's token file" in without.said()
+    assert "refused this program: it has no token; copy the server's token file" in without.said()
     wrong = cluster.worker(address, "--token-file", str(other), SMALL, "5")
     assert wrong.wait() != 0
     assert "token" in wrong.said()
