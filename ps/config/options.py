@@ -35,7 +35,9 @@ def named(*sources: str) -> Callable[[Path | None], Path | None]:
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(callback=named("--config"), help="TOML file with tables [server], [worker] and [submit]"),
+    typer.Option(
+        callback=named("--config"), help="TOML file with the tables [server], [worker] and [submit]"
+    ),
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -145,18 +145,6 @@ def test_who_listens_there_instead_is_told_from_a_server(cluster: Cluster) -> No
 
 
 @pytest.mark.full
-def test_who_has_no_token_is_told_what_to_copy_and_that_a_server_answers(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    _, address = cluster.server("--no-page", "--token-file", str(tmp_path / "tokens"))
-    report = examine(cluster, address, code=78)
-    assert report["server"]["found"].endswith("refused this program: it has no token")
-    assert report["server"]["fix"].startswith("copy the server's token file, which its banner names, to this")
-    for name in ("versions", "clocks"):
-        assert report[name]["found"] == f"the server at {address} refuses this user"
-
-
-@pytest.mark.full
 def test_a_listener_that_says_nothing_is_told_as_such(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"

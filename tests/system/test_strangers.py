@@ -78,6 +78,19 @@ def test_a_wrong_and_a_missing_token_are_refused_and_the_right_one_trains(
 
 
 @pytest.mark.slow
+def test_a_doctor_without_a_token_is_told_what_to_copy_and_that_a_server_answers(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    _, address = cluster.server("--no-page", "--token-file", str(tmp_path / "tokens"))
+    doctor = cluster.run("doctor", "hubring.ps.cli", "doctor", "--timeout", "60", address)
+    found = {each["name"]: each for each in doctor.done(78)["findings"]}
+    assert found["server"]["found"].endswith("refused this program: it has no token")
+    assert found["server"]["fix"].startswith("copy the server's token file, which its banner names, to this")
+    for name in ("versions", "clocks"):
+        assert found[name]["found"] == f"the server at {address} refuses this user"
+
+
+@pytest.mark.slow
 def test_no_process_shows_a_secret_in_its_command_line(tmp_path: Path) -> None:
     """Other users can read it."""
     tokens, page = tmp_path / "tokens", tmp_path / "page"
