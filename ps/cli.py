@@ -14,7 +14,7 @@ import typer
 
 from hubring.ps.config import terminal
 from hubring.ps.config.environment import silence_grpc
-from hubring.ps.config.options import Command, ConfigFile, options, takes
+from hubring.ps.config.options import Command, ConfigFile, named, options, takes
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.submit import SubmitConfig
 from hubring.ps.config.worker import WorkerConfig
@@ -99,17 +99,28 @@ def checkpoint(server: Address, **access: Any) -> None:
 @takes(options(WorkerConfig, ["token_file"], reads_variables=True))
 def show_token(
     server: Annotated[str | None, typer.Argument(help="HOST:PORT of your server on this host")] = None,
-    role: Annotated[str, typer.Option(help="worker, shard, reader or operator: print only this token")] = "",
+    role: Annotated[str, typer.Option(help="worker, shard, reader or operator: show only this token")] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            callback=named("--output"),
+            help="write to this file instead, which only you can read",
+        ),
+    ] = None,
     **access: Any,
 ) -> None:
-    """Print a server's tokens, one in each line: copy them to a file of mode 0600 on another host."""
+    """Print a server's tokens, one in each line. For another host, write them to a file with --output."""
     from hubring.ps.security.commands import show
 
-    _run(lambda: (show(server, access["token_file"], role), None))
+    _run(lambda: (0, show(server, access["token_file"], role, output)))
 
 
 @tokens.command("new")
-def new_token(file: Annotated[Path, typer.Argument(help="file to write, and FILE.key beside it")]) -> None:
+def new_token(
+    file: Annotated[
+        Path, typer.Argument(callback=named("FILE"), help="file to write, and FILE.key beside it")
+    ],
+) -> None:
     """Make tokens and a certificate for a server that starts later, with --token-file FILE."""
     from hubring.ps.security.keyring import make_files
 

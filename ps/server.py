@@ -26,16 +26,10 @@ from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends, failovers
-from hubring.ps.core.errors import (
-    ConfigError,
-    HubringError,
-    JobFailed,
-    NonFinite,
-    Preempted,
-)
+from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite, Preempted
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.core.types import MAX_WORLD_SIZE
-from hubring.ps.observe.banner import banner
+from hubring.ps.observe.banner import PLAIN, banner
 from hubring.ps.observe.health import CONTROL, HubHealth
 from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
@@ -47,6 +41,7 @@ from hubring.ps.recovery.records import PageRecord, ServerRecord, State
 from hubring.ps.recovery.state import capture as capture_hub
 from hubring.ps.recovery.state import restore, steps
 from hubring.ps.recovery.succession import Succession
+from hubring.ps.security import leftovers
 from hubring.ps.security.access import NO_ACCESS, Access
 from hubring.ps.security.certificate import first
 from hubring.ps.security.guard import AsyncGuard
@@ -116,7 +111,9 @@ class Server:
         consistency = by_name(config.mode, config.staleness, config.backup)
         coordinator = Coordinator(config, consistency, SystemTime(), restored)
         coordinator.fleet.identity = self._own.shown
-        if self._inherited is not None:
+        if self._inherited is None:
+            leftovers.remove()
+        else:
             restore(coordinator, self._inherited, time.monotonic())
         server, port = await self._listen(coordinator)
         coordinator.config = replace(coordinator.config, port=port)  # --port 0 lets the system choose
@@ -286,6 +283,8 @@ class Server:
         tokens = self._keyring.path if self._keyring is not None else None
         page = site.banner() if site is not None else []
         print(banner(config, address, tokens, page, resumes), file=sys.stderr, flush=True)
+        if config.sends_plain:
+            log.warning(PLAIN)
         if config.address_file:
             address_file.write(config.address_file, address)
 

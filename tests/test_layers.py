@@ -60,7 +60,8 @@ workers/collectives: ps/core ps/store workers/communicators workers/runtime
 workers/reducer: ps/core workers/buckets workers/communicators workers/runtime
 workers/optimizer: ps/checkpoint ps/core ps/optim workers/buckets workers/collectives workers/communicators
     workers/reducer workers/runtime
-workers/localrun: ps/checkpoint ps/config ps/core ps/job ps/process workers/launchers workers/runtime
+workers/localrun: ps/checkpoint ps/config ps/core ps/job ps/process ps/security workers/launchers
+    workers/runtime
 workers/api.py: ps/core workers/collectives workers/localrun workers/optimizer workers/runtime
 workers/horovod: ps/client ps/config ps/core ps/job workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime

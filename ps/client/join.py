@@ -14,6 +14,7 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.config.address import address as split
+from hubring.ps.config.address import is_loopback
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.errors import (
     BY_EXIT_CODE,
@@ -135,6 +136,8 @@ class Admission:
         )
         self.shard = start("this worker's shard", settings)
         log.info("the hub runs its shards on the workers' hosts; this worker starts one on %s", host)
+        if reply.plain_data and not (reply.insecure or is_loopback(host)):
+            log.warning("the shard receives gradients over ZeroMQ without encryption (--plain-data)")
 
     def _check_start(self, reply: pb.JoinReply, waited: float, start_timeout: float) -> None:
         if self.shard is not None and self.shard.ended:

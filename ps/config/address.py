@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from hubring.ps.config.file_name import shown
 from hubring.ps.core.errors import ConfigError
 
 _ADDRESS = re.compile(r"(\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^\[\]:/@\s]+)):(?P<port>[0-9]{1,5})")
@@ -19,7 +20,7 @@ def address(text: str) -> tuple[str, int]:
     match = _ADDRESS.fullmatch(text)
     if match is None or not 1 <= int(match["port"]) <= 65535:
         raise ConfigError(
-            f"address {text!r}: expected HOST:PORT with a port from 1 to 65535, "
+            f"address {shown(text)!r}: expected HOST:PORT with a port from 1 to 65535, "
             "as in 127.0.0.1:5555 or [::1]:5555"
         )
     return match["six"] or match["name"], int(match["port"])

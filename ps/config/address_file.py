@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from pathlib import Path
 
 from hubring.ps.core.errors import ConfigError
@@ -13,13 +15,15 @@ def write(path: Path, address: str) -> None:
     Raises:
         ConfigError: The file cannot be written.
     """
-    fresh = path.with_name(path.name + ".new")
+    # In a folder like /tmp, other users could take a name that they can guess, and keep it.
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     try:
-        fresh.unlink(missing_ok=True)
-        with fresh.open("x") as file:  # a new file: another user's link would name a file to overwrite
+        with fresh.open("x") as file:
             file.write(address + "\n")
         fresh.rename(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         raise ConfigError(
             f"cannot write --address-file {path}: {error.strerror}; use a path in a writable folder"
         ) from error

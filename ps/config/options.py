@@ -15,9 +15,29 @@ from typer.core import TyperCommand
 
 from hubring.ps.config import settings
 from hubring.ps.config.declaration import declared, default
+from hubring.ps.config.file_name import objection
+
+
+def named(*sources: str) -> Callable[[Path | None], Path | None]:
+    """Returns the callback of an option or argument that checks the name of a file.
+
+    Args:
+        *sources: What can set it, for the error message.
+    """
+
+    def check(file: Path | None) -> Path | None:
+        if file is not None and (why := objection(str(file))):
+            raise typer.BadParameter(why, param_hint=" or ".join(sources))
+        return file
+
+    return check
+
 
 ConfigFile = Annotated[
-    Path | None, typer.Option(help="TOML file with the tables [server], [worker] and [submit]")
+    Path | None,
+    typer.Option(
+        callback=named("--config"), help="TOML file with the tables [server], [worker] and [submit]"
+    ),
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -36,12 +56,15 @@ def options(
     for field, flag in declared(config, names):
         words = default(field, flag)
         kind, choices = _kind(field.type)
+        name, variable = settings.flag(field.name), f"PS_{field.name.upper()}"
+        sources = (name, variable) if reads_variables else (name,)
         option = typer.Option(
-            settings.flag(field.name),
+            name,
             help=flag.help + (f" [default: {words}]" if words else ""),
-            envvar=f"PS_{field.name.upper()}" if reads_variables else None,
+            envvar=variable if reads_variables else None,
             show_envvar=False,
             metavar=f"<{'|'.join(choices)}>" if choices else None,
+            callback=named(*sources) if kind is Path else None,
             hidden=flag.hidden,
             rich_help_panel=flag.group.capitalize(),
         )

@@ -133,6 +133,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
     @property
+    def sends_plain(self) -> bool:
+        """Whether gradients leave this host without encryption, but authenticated."""
+        return self.plain_data and not self.insecure and not is_loopback(self.host)
+
+    @property
     def silent_seconds(self) -> float:
         """How long the coordinator may refuse connections before workers and shards give it up."""
         return 20.0 if self.standby else 4.0

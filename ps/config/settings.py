@@ -18,6 +18,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
+from hubring.ps.config import file_name
+from hubring.ps.config.file_name import HIDDEN
 from hubring.ps.core.errors import ConfigError
 
 Tables = Mapping[str, type[Struct]]
@@ -74,6 +76,8 @@ def _weakest_first(
     variables: Mapping[str, str],
 ) -> tuple[_Source, ...]:
     own = _own_variables(variables, tables)
+    if why := file_name.objection(own.get("config", "")):
+        raise ConfigError(f"PS_CONFIG in the environment: {why}")
     path = config_file or (Path(own["config"]) if "config" in own else None)
     names = {field.name for field in fields(tables[table])}
     return (
@@ -113,16 +117,19 @@ class _Source:
 
     def value(self, name: str, kind: Any) -> object:
         given = self.given[name]
-        if isinstance(given, Path):
-            return given
-        try:
-            return msgspec.convert(given, kind, strict=self.typed, dec_hook=_to_path)
-        except msgspec.ValidationError as cause:
-            raise ConfigError(f"{self.spell(name)}: expected {allowed(kind)}") from cause
+        found: object = given
+        if not isinstance(given, Path):
+            try:
+                found = msgspec.convert(given, kind, strict=self.typed, dec_hook=_to_path)
+            except msgspec.ValidationError as cause:
+                raise ConfigError(f"{self.spell(name)}: expected {allowed(kind)}") from cause
+        if isinstance(found, Path) and (why := file_name.objection(str(found))):
+            raise ConfigError(f"{self.spell(name, HIDDEN)}: {why}")
+        return found
 
-    def spell(self, name: str) -> str:
-        """Returns a setting as this source spells it."""
-        value = self.given[name]
+    def spell(self, name: str, value: object = None) -> str:
+        """Returns a setting as this source spells it, with another value if one is given."""
+        value = file_name.shown(self.given[name]) if value is None else value
         return self.spelling.format(name=name, NAME=name.upper(), flag=flag(name), value=value)
 
 

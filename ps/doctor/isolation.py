@@ -29,6 +29,8 @@ LAST_SECONDS = 5.0
 """How long to wait for a killed process. One that hangs in the kernel is abandoned."""
 WORKING_SHARE = 0.5
 """A check that was at work for more than this share of its time is slow; one that was not hangs."""
+FAIR_SHARE = 0.25
+"""A check that had less than this share of a check's time, because others used it up, is skipped."""
 
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -51,13 +53,16 @@ class Check(NamedTuple):
     further: tuple[str, ...] = ()
 
 
-def examine(checks: Sequence[Check], seconds: float, last: float = LAST_SECONDS) -> list[Finding]:
+def examine(
+    checks: Sequence[Check], seconds: float, last: float = LAST_SECONDS, *, whole: float = 0.0
+) -> list[Finding]:
     """Runs the checks and returns their findings in order. It forks, so the caller must have one thread only.
 
     Args:
         checks: The checks to run.
         seconds: A check that takes longer is a failure.
         last: Replaces LAST_SECONDS if the caller has less time.
+        whole: The time limit of a check, if the caller has used up some of it; 0 if it has not.
 
     Raises:
         ConfigError: This process cannot start another process.
@@ -75,7 +80,7 @@ def examine(checks: Sequence[Check], seconds: float, last: float = LAST_SECONDS)
         _listen(runs, time.monotonic() + last)
         for run in runs:
             run.close(last)
-    return [finding for run in runs for finding in run.findings(seconds)]
+    return [finding for run in runs for finding in run.findings(whole or seconds)]
 
 
 @contextlib.contextmanager
@@ -126,6 +131,8 @@ class _Run:
         self._code: int | None = None
         self._killed = False
         self._at_work = 0.0
+        self._began = time.monotonic()
+        self._had = 0.0
         self.ended = False
         self.answer, answer = os.pipe()
         self._noise, noise = os.pipe()
@@ -149,6 +156,7 @@ class _Run:
         if self.ended:
             return
         self._killed = True
+        self._had = time.monotonic() - self._began
         self._at_work = seconds_at_work(self._pid)
         with contextlib.suppress(ProcessLookupError):  # the process may not have created its group yet
             os.killpg(self._pid, signal.SIGKILL)
@@ -171,7 +179,7 @@ class _Run:
     def findings(self, seconds: float) -> list[Finding]:
         """Returns the check's findings; after a crash or a timeout, also a failure and what was skipped.
 
-        A check that was still at work gets a warning.
+        A check that was still at work gets a warning. One that had hardly any of its `seconds` is skipped.
         """
         lines = self._findings.splitlines(keepends=True)
         found = [msgspec.json.decode(line, type=Finding) for line in lines if line.endswith(b"\n")]
@@ -179,9 +187,11 @@ class _Run:
             return found
         name, fix = self._check.name, self._check.fix
         if self._code is None or (self._killed and self._code == -signal.SIGKILL):
-            if self._at_work > WORKING_SHARE * seconds:
+            if self._had < FAIR_SHARE * seconds:
+                return [*found, self._hurried(seconds), *self._left_out(found, "had no time")]
+            if self._at_work > WORKING_SHARE * self._had:
                 return [*found, self._slow(seconds), *self._left_out(found, "did not finish")]
-            how = f"no answer within {seconds:.3g} s"
+            how = f"no answer within {_in_words(self._had)}"
         else:
             how = f"the check {ending(self._code)}"
         if self._last_words:
@@ -189,12 +199,27 @@ class _Run:
         return [*found, failure(name, how, fix), *self._left_out(found, "failed")]
 
     def _slow(self, seconds: float) -> Finding:
-        found = f"still at work after {seconds:.3g} s: this machine is slow or busy ({load()})"
-        return warning(self._check.name, found, f"ps-server doctor --timeout {max(60.0, 4 * seconds):.0f}")
+        found = f"still at work after {_in_words(self._had)}: this machine is slow or busy ({load()})"
+        return warning(self._check.name, found, _longer(seconds))
+
+    def _hurried(self, seconds: float) -> Finding:
+        return skipped(
+            self._check.name,
+            f"only {_in_words(self._had)} of {_in_words(seconds)} were left for it: this machine is slow or"
+            f" busy ({load()}); use {_longer(seconds)}",
+        )
 
     def _left_out(self, found: Sequence[Finding], why: str) -> list[Finding]:
         known, name = {finding.name for finding in found}, self._check.name
         return [skipped(each, f"{name} {why}") for each in self._check.further if each not in known]
+
+
+def _longer(seconds: float) -> str:
+    return f"ps-server doctor --timeout {max(60.0, 4 * seconds):.0f}"
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 3 else f"{seconds:.1f} s"
 
 
 def _examine(check: Check, answer: int, noise: int) -> None:

@@ -27,7 +27,10 @@ SKEW_SECONDS = 1.0
 SHARE, MOST_SECONDS = 0.3, 10.0
 """Time limit for connecting and for each answer: a share of the check's seconds, to leave time to report."""
 
+_NO_SERVER = "no ps-server answers at {}"
+_NO_ENTRY = "the server at {} refuses this user"
 _BANNER = "use the address in the banner of ps-server start, with the control port, not the page's port"
+_OF_MESSAGE = "check --token-file, and --tls-cert, --tls-key and --tls-ca if the server needs them"
 
 
 class End(NamedTuple):
@@ -59,6 +62,12 @@ def judge_connection(server: str, error: OSError, seconds: float) -> Finding:
         return _unreachable(f"no route to {server}: {error.strerror}", f"check ip route get {host}")
     found = f"{server} closed the connection: {error.strerror or error}"
     return _unreachable(found, f"check ping {host}; {_BANNER}")
+
+
+def judge_silence(error: str, listener: str) -> Finding:
+    """Explains that no server has proved itself. `listener` is what `port_probe` found."""
+    found, _, fix = listener.partition("; if ")
+    return _unreachable(f"{error}: {found}", f"if {fix}" if fix else _BANNER)
 
 
 def judge_refusal(server: str, status: str, details: str, seconds: float) -> Finding:
@@ -147,21 +156,22 @@ def _ask(server: str, config: ServerConfig, seconds: float) -> Iterator[Finding]
         own = load(config.tls, serves=False)
         access = find(server, Role.READER, config.token_file, seconds, own, insecure=config.insecure)
     except ServerUnreachable as error:
-        yield _unreachable(f"{error}: {probe(server)}", _BANNER)
+        yield judge_silence(str(error), probe(server))
         yield from _left_out(server)
         return
     except HubringError as error:
         found, _, fix = str(error).partition("; ")
-        yield failure(SERVER, found, fix or "copy the server's token file again", error.exit_code)
-        yield from _left_out(server)
+        yield failure(SERVER, found, fix or _OF_MESSAGE, error.exit_code)
+        yield from _left_out(server, _NO_ENTRY)
         return
     with open_channel(server, access) as channel:
         stub = ControlStub(channel)
         try:
             report = json.loads(stub.Status(pb.StatusRequest(), timeout=seconds).json)
         except grpc.RpcError as error:
-            yield judge_refusal(server, error.code().name, details(error) or "no details", seconds)
-            yield from _left_out(server)
+            status = error.code().name
+            yield judge_refusal(server, status, details(error) or "no details", seconds)
+            yield from _left_out(server, _NO_ENTRY if status == "UNAUTHENTICATED" else _NO_SERVER)
             return
         yield judge_report(server, report)
         here = End(metadata.version(PACKAGE), PROTOCOL)
@@ -175,9 +185,9 @@ def _ask(server: str, config: ServerConfig, seconds: float) -> Iterator[Finding]
             yield judge_clocks(measured, server)
 
 
-def _left_out(server: str) -> Iterator[Finding]:
+def _left_out(server: str, why: str = _NO_SERVER) -> Iterator[Finding]:
     for name in (VERSIONS, CLOCKS):
-        yield skipped(name, f"no ps-server answers at {server}")
+        yield skipped(name, why.format(server))
 
 
 def _unreachable(found: str, fix: str) -> Finding:

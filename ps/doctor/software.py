@@ -114,7 +114,7 @@ def examine_torch(others: Sequence[Check], seconds: float) -> Iterator[Finding]:
     last = min(LAST_SECONDS, LAST_SHARE * seconds)
     left = seconds - (time.monotonic() - began) - 2 * last
     fix = f"pip install --force-reinstall torch; {_OLD_PROCESSOR} for an old processor"
-    yield from isolation.examine([Check(TORCH, _compute, fix), *others], max(0.0, left), last)
+    yield from isolation.examine([Check(TORCH, _compute, fix), *others], max(0.0, left), last, whole=seconds)
 
 
 def judge_settings(wrong: Mapping[str, str], contradiction: str, given: Collection[str]) -> Iterator[Finding]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hubring.ps.config.address import is_loopback
 from hubring.ps.config.server import ServerConfig
+
+PLAIN = "gradients over ZeroMQ are not encrypted (--plain-data): anyone on the path can read them"
 
 
 def banner(config: ServerConfig, address: str, tokens: Path | None, page: Sequence[str], resumes: str) -> str:
@@ -29,7 +32,8 @@ def banner(config: ServerConfig, address: str, tokens: Path | None, page: Sequen
         f"  workers   ps-worker --server {address}{count}",
         f"  ring      ps-worker --server {address} --topology ring",
         f"  status    ps-server status {address}",
-        f"  tokens    {_tokens(tokens)}",
+        f"  tokens    {_tokens(tokens, config.host)}",
+        *([f"  data      {PLAIN}"] if config.sends_plain else []),
         f"  saves     {_saves(config)}",
         *page,
     ]
@@ -38,9 +42,11 @@ def banner(config: ServerConfig, address: str, tokens: Path | None, page: Sequen
     return "\n".join(lines)
 
 
-def _tokens(file: Path | None) -> str:
+def _tokens(file: Path | None, host: str) -> str:
     if file is None:
         return "none, and no encryption (--insecure): every client can change the model"
+    if is_loopback(host):
+        return f"in {file}; other users of this host need a copy. For workers on other hosts, use --host"
     return f"in {file}; workers on other hosts need a copy, in --token-file"
 
 

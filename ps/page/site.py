@@ -17,6 +17,7 @@ from hubring.ps.page import port
 from hubring.ps.page import token as tokens
 from hubring.ps.page.history import EVERY_SECONDS, History
 from hubring.ps.page.status_reader import Hub, StatusReader
+from hubring.ps.security import private_file
 from hubring.ps.security import token_file as files
 from hubring.ps.transport.host import bracketed, reachable
 
@@ -122,7 +123,7 @@ def _write_link(link: str, port: int) -> Path | None:
     """Writes the page's link to a file that only this user can read; returns None if there is no place."""
     try:
         file = files.runtime_file(port).with_suffix(".page")
-        files.write(file, f"{link}\n")
+        private_file.write(file, f"{link}\n")
     except ConfigError as error:
         log.warning("the status page's token is not kept: %s", error)
         return None

@@ -11,6 +11,8 @@ from hubring.ps.security.token_file import read_secret
 SHORTEST = 16
 """Smallest number of characters; a shorter token could be guessed."""
 
+_MAKE = "Make one with head -c 18 /dev/urandom | base64"
+
 
 def settle(file: Path | None) -> str:
     """Returns the token in the file, or a random one.
@@ -20,11 +22,11 @@ def settle(file: Path | None) -> str:
     """
     if file is None:
         return secrets.token_urlsafe(18)
-    token = read_secret(file, "--page-token-file").strip()
+    token = read_secret(file, "--page-token-file", f"delete it. {_MAKE}").strip()
     if len(token) < SHORTEST:
         raise ConfigError(
-            f"--page-token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}. Make"
-            " one with head -c 18 /dev/urandom | base64"
+            f"--page-token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}."
+            f" {_MAKE}"
         )
     return token
 

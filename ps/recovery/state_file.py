@@ -16,7 +16,7 @@ import msgspec
 
 from hubring.ps.core.errors import HubringError
 from hubring.ps.recovery.records import State
-from hubring.ps.security.token_file import replace_file
+from hubring.ps.security import private_file
 
 _KIND = "hubring-state-1"
 
@@ -39,7 +39,7 @@ class StateFile:
 
     def write(self, state: bytes) -> None:
         """Replaces the state. Raises OSError if it cannot be written."""
-        replace_file(self.path, f"{_KIND} {_digest(state)}\n".encode() + state)
+        private_file.replace(self.path, f"{_KIND} {_digest(state)}\n".encode() + state)
 
     def read(self) -> State:
         """Returns the state.

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from hubring.ps.config.address import address as split
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.security import private_file
 from hubring.ps.security import token_file as files
 from hubring.ps.security.certificate import NAME, Identity
-from hubring.ps.security.handshake import SURE_SECONDS, Proof, fetch, peek
+from hubring.ps.security.handshake import Proof, fetch, peek, uses_tls
 from hubring.ps.security.own_certificate import NOTHING, Own
 from hubring.ps.security.policy import Role
-from hubring.ps.security.token import Tokens, choose
+from hubring.ps.security.token import Token, Tokens, choose
 
 log = logging.getLogger(__name__)
 
@@ -87,15 +88,10 @@ def find(
         return _without_proof(address, own, listens=listens)
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
-        if listens and _shows_certificate(address, own, deadline):
+        if listens and uses_tls(address, deadline - time.monotonic(), ANSWER_SECONDS):
             raise no_entry(address, "it has no token")
         raise ServerUnreachable(f"no server with TLS answers at {address}")
-    token = choose(tokens, role)
-    if token is None:
-        raise ConfigError(
-            f"the tokens in {file or 'the runtime directory'} are for {', '.join(tokens)}; this program needs"
-            f" one for {role}: ps-server token show --role {role}"
-        )
+    token = _chosen(tokens, role, file)
     if not listens:  # not NO_ACCESS: whatever comes to listen there later must prove itself
         raise ServerUnreachable(f"no server listens at {address}")
     # A copied token may be older than the certificate that an authority signed.
@@ -108,19 +104,39 @@ def find(
 def _without_proof(address: str, own: Own, *, listens: bool) -> Access:
     if not listens:
         raise ServerUnreachable(f"no server listens at {address}")
-    if peek(address, ANSWER_SECONDS, own).certificate:
-        raise ConfigError(f"the server at {address} asks for tokens and encrypts; remove --insecure")
+    try:
+        encrypts, fix = bool(peek(address, ANSWER_SECONDS, own).certificate), "remove --insecure"
+    except ServerUnreachable:  # it uses TLS, and asks for a certificate
+        encrypts, fix = True, "remove --insecure, and pass --tls-cert, --tls-key and --tls-ca"
+    if encrypts:
+        raise ConfigError(f"the server at {address} asks for tokens and encrypts; {fix}")
     return NO_ACCESS
 
 
-def _shows_certificate(address: str, own: Own, deadline: float) -> bool:
-    """Whether a server uses TLS. One in its first or last moment may not answer at once."""
-    deadline = max(deadline, time.monotonic() + SURE_SECONDS)
-    while not peek(address, ANSWER_SECONDS, own).certificate:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(LOOK_SECONDS)
-    return True
+def check(file: Path | None, role: Role) -> None:
+    """Checks a token file before a program does what takes long. A later program may still write it.
+
+    Raises:
+        ConfigError: The file cannot be used, or has no token for this role.
+    """
+    if file is not None and not _may_come(file):
+        _chosen(files.read(file), role, file)
+
+
+def _may_come(file: Path) -> bool:
+    """Whether a file does not exist, but can be written at any time."""
+    return not private_file.exists(file, files.OPTION) and private_file.exists(file.parent, files.OPTION)
+
+
+def _chosen(tokens: Tokens, role: Role, file: Path | None) -> Token:
+    token = choose(tokens, role)
+    if token is None:
+        raise ConfigError(
+            f"the tokens in {file or 'the runtime directory'} are for {', '.join(tokens)}, but this program"
+            f" needs one for {role}; on the server's host, run: ps-server token show --token-file FILE --role"
+            f" {role}, with the FILE in the server's banner"
+        )
+    return token
 
 
 def look_seconds(address: str) -> float:
@@ -140,14 +156,18 @@ def unproved(address: str, seconds: float, own: Own = NOTHING) -> Access:
 def no_entry(address: str, why: str) -> ConfigError:
     """Returns the error of a client that a server does not let in."""
     return ConfigError(
-        f"the server at {address} refused this program: {why}. Copy the server's token file, which its banner"
+        f"the server at {address} refused this program: {why}; copy the server's token file, which its banner"
         " names, to this host, and pass it with --token-file or PS_TOKEN_FILE"
     )
 
 
 def _read(file: Path, deadline: float) -> Tokens:
-    while not file.exists() and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+    logged = False
+    while _may_come(file) and (left := deadline - time.monotonic()) > 0:
+        if not logged and left > LOOK_SECONDS:
+            log.warning("waiting up to %.0f s for %s, the file with the server's token", left, file)
+        logged = True
+        time.sleep(min(left, LOOK_SECONDS))
     return files.read(file)
 
 

@@ -24,6 +24,7 @@ SURE_SECONDS = 0.5
 """For how long a server has to answer alike before a client believes that it uses no TLS, or refuses it."""
 
 _PAUSE_SECONDS = 0.1
+_BY_AUTHORITY = ", or pass --tls-ca, if the server has a certificate of your authority"
 
 
 class Peer(NamedTuple):
@@ -82,6 +83,35 @@ def peek(address: str, seconds: float, own: Own = NOTHING) -> Peer:
         ConfigError: The certificate of this program cannot be used.
     """
     try:
+        return _look(address, seconds, own)
+    except OSError:
+        return Peer()
+
+
+def uses_tls(address: str, seconds: float, patience: float) -> bool:
+    """Whether a server uses TLS. One in its first or last moment may not answer at once.
+
+    Args:
+        address: The server's `HOST:PORT`.
+        seconds: How long to ask a server that does not answer.
+        patience: Time limit of each read.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return bool(_look(address, patience, NOTHING).certificate)
+        except ServerUnreachable:  # it wants a certificate
+            return True
+        except OSError as error:
+            limit = SURE_SECONDS if _answers(error) else max(SURE_SECONDS, seconds)
+            if time.monotonic() - began > limit:
+                return False
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _look(address: str, seconds: float, own: Own) -> Peer:
+    """Returns the certificate of a server that uses TLS. Raises as `peek`, and OSError."""
+    try:
         found = ssl.DER_cert_to_PEM_cert(_shown(address, seconds))
         context = _trusting(found)
         present(context, own.files)
@@ -90,8 +120,6 @@ def peek(address: str, seconds: float, own: Own = NOTHING) -> Peer:
         return Peer(found.encode())
     except _Closed as error:
         raise ServerUnreachable(_refusal(address, Proof(own=own), error)) from error
-    except OSError:
-        return Peer()
     return Peer(found.encode(), names_in(subject)[0])
 
 
@@ -122,9 +150,10 @@ def _prove(address: str, proof: Proof, seconds: float) -> Peer:
 
 def _compare(address: str, proof: Proof, found: bytes) -> None:
     if proof.digest and not hmac.compare_digest(hashlib.sha256(found).hexdigest(), proof.digest):
+        or_by_authority = "" if proof.own.authority else _BY_AUTHORITY
         raise ConfigError(
             f"the server at {address} has another certificate than the token says: it is another server, or"
-            " its tokens were made anew; copy its token file again"
+            f" its tokens were made anew; copy its token file again{or_by_authority}"
         )
 
 
@@ -198,5 +227,6 @@ def _refusal(address: str, proof: Proof, error: OSError) -> str:
         )
     return (
         f"the server at {address} closes the connection of the program with --tls-cert {given}: the authority"
-        " in --tls-ca of the server did not sign that certificate, or it has expired"
+        " in --tls-ca of the server did not sign that certificate, or it has expired; pass a certificate of"
+        " that authority"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.security import certificate
+from hubring.ps.security import certificate, private_file
 from hubring.ps.security import token_file as files
 from hubring.ps.security.certificate import Identity
 from hubring.ps.security.guard import Guard
@@ -52,7 +52,7 @@ class Keyring:
         if kept is not None:
             self.tokens, self.identity = kept.tokens, kept.identity
         elif file is not None:
-            if not file.exists():
+            if not private_file.exists(file, files.OPTION):
                 _make(file, own)
             self.tokens = files.read(file)
             self.identity = own or self._read_identity(file)
@@ -127,26 +127,29 @@ def _make(file: Path, own: Identity | None) -> None:
     """
     if own is None:
         made = certificate.make()
-        files.create(_key_file(file), _pem(made))
-    files.create(file, files.text_of(draw((own or _identity_beside(file)).digest)))
+        private_file.create(_key_file(file), _pem(made))
+    private_file.create(file, files.text_of(draw((own or _identity_beside(file)).digest)))
 
 
 def _identity_beside(file: Path) -> Identity:
     key = _key_file(file)
     try:
-        identity = certificate.split_pem(key.read_bytes())
+        identity = certificate.split_pem(private_file.read(key, "the private key", _renewal(file)))
         certificate.check_key(identity)
     except OSError as error:
         raise ConfigError(
             f"the server needs the private key of its certificate beside {file}, but cannot read {key}:"
-            f" {error.strerror}; delete both to make them anew, or run: ps-server token new {file}"
+            f" {error.strerror}; {_renewal(file)}"
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"{key}, the certificate of the tokens in {file}, is damaged: {error}; delete both files to"
-            f" make them anew, or run: ps-server token new {file}"
+            f"{key}, the certificate of the tokens in {file}, is damaged: {error}; {_renewal(file)}"
         ) from error
     return identity
+
+
+def _renewal(file: Path) -> str:
+    return f"delete {file} and {_key_file(file).name}, so that the server makes new ones"
 
 
 def make_files(file: Path) -> Path:
@@ -170,7 +173,7 @@ def _key_file(file: Path) -> Path:
 
 
 def _write_identity(file: Path, identity: Identity) -> None:
-    files.write(_key_file(file), _pem(identity))
+    private_file.write(_key_file(file), _pem(identity))
 
 
 def _pem(identity: Identity) -> str:

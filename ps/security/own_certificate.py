@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
+import stat
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hubring.ps.config.tls import NO_FILES, TlsFiles
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.security import private_file
 from hubring.ps.security.certificate import Identity, first, names_in
 
+log = logging.getLogger(__name__)
+
+KEY = "--tls-key"
 MAX_BYTES = 64 << 10
 """Maximum size of a file: a shard process gets its content in a variable of its environment."""
 
@@ -65,7 +73,7 @@ def load(files: TlsFiles, *, serves: bool) -> Own:
         _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), authority, files)
     if files.cert is None or files.key is None:
         return Own(None, authority, files)
-    certificate, key = _read("--tls-cert", files.cert), _read("--tls-key", files.key)
+    certificate, key = _read("--tls-cert", files.cert), _read(KEY, files.key)
     subject = _rehearse(files, authority or first(certificate), serves=serves, connects=bool(authority))
     return Own(Identity(certificate, key, names_in(subject)[0]), authority, files, subject)
 
@@ -136,7 +144,11 @@ def _unfit(files: TlsFiles, error: ssl.SSLCertVerificationError) -> str:
 
 def _read(flag: str, file: Path) -> bytes:
     try:
-        text = file.read_bytes()
+        with private_file.opened(file) as descriptor:
+            if flag == KEY:
+                _check_key(file, descriptor)
+            with os.fdopen(descriptor, "rb", closefd=False) as stream:
+                text = stream.read()
     except OSError as error:
         raise ConfigError(
             f"cannot read {flag} {file}: {error.strerror}; check its path and its mode"
@@ -147,6 +159,30 @@ def _read(flag: str, file: Path) -> bytes:
             " own authority, not a system's collection"
         )
     return text
+
+
+def _check_key(file: Path, descriptor: int) -> None:
+    """Warns of a private key that other users know.
+
+    It is not refused: a volume of Kubernetes gives its files modes that suit the pod, not a host. A group may
+    read it, as the group `ssl-cert` of Debian does.
+    """
+    status = os.fstat(descriptor)
+    if private_file.is_mounted(descriptor):
+        return
+    if status.st_mode & stat.S_IRWXO:
+        _warn(f"all users of this host can read the private key in {KEY} {file}; run: chmod 600 {file}")
+    elif status.st_uid not in (os.getuid(), 0):
+        _warn(
+            f"the private key in {KEY} {file} belongs to another user, uid {status.st_uid}, who knows it and"
+            " can change it; use a key that only you or root own"
+        )
+
+
+@cache
+def _warn(text: str) -> None:
+    """Logs a text once: a program may read its key for several purposes."""
+    log.warning("%s", text)
 
 
 def _trust(context: ssl.SSLContext, roots: bytes, files: TlsFiles) -> None:

@@ -10,15 +10,19 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.security import private_file
 from hubring.ps.security.token import Tokens, parse
 
-_MOUNTS = ("/run/secrets", "/var/run/secrets")
-"""Where engines mount Secrets."""
+OPTION = "--token-file"
+
+_COPY = (
+    "delete it, so that the server makes new tokens; or copy the server's file again, to a folder where no"
+    " other user can write"
+)
 
 
 def runtime_file(port: int) -> Path:
@@ -27,72 +31,29 @@ def runtime_file(port: int) -> Path:
     Raises:
         ConfigError: The directory belongs to another user, or others may use it.
     """
-    return _made(_runtime_directory()) / _name(port)
+    return _made(runtime_directory()) / _name(port)
 
 
 def find_runtime_file(port: int) -> Path | None:
     """Returns that file if it exists. Looking makes no directory, and trusts none that others may use."""
-    file = _runtime_directory() / _name(port)
-    return file if _is_private(file.parent) and file.exists() else None
+    file = runtime_directory() / _name(port)
+    return file if is_private(file.parent) and private_file.exists(file, OPTION) else None
+
+
+def network() -> int:
+    """Returns the number of this process's network namespace: each has its own ports."""
+    return os.stat("/proc/self/ns/net").st_ino
 
 
 def _name(port: int) -> str:
-    network = os.stat("/proc/self/ns/net").st_ino  # each network namespace has its own ports
-    return f"{port}-{network}.token"
+    return f"{port}-{network()}.token"
 
 
 def forget(port: int) -> None:
     """Deletes the tokens of an earlier server on a port, which now is another one's."""
     with contextlib.suppress(OSError, ConfigError):
-        runtime_file(port).unlink()
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes a file that only this user can read, in one piece. Raises OSError."""
-    with _fresh(path, data) as fresh:
-        fresh.rename(path)
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file that only this user can read, in one piece.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
-    with _explained(path):
-        replace_file(path, text.encode())
-
-
-def create(path: Path, text: str) -> None:
-    """Writes such a file unless there is one. Of several programs that try at once, one succeeds.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
-    with _explained(path), _fresh(path, text.encode()) as fresh, contextlib.suppress(FileExistsError):
-        os.link(fresh, path)
-
-
-@contextlib.contextmanager
-def _fresh(path: Path, data: bytes) -> Iterator[Path]:
-    """Writes a file beside `path`, and deletes it unless it was renamed."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    yield fresh
-    fresh.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the tokens to {path}: {error.strerror}; use a --token-file in a writable folder"
-        ) from error
+        if (file := find_runtime_file(port)) is not None:
+            file.unlink()
 
 
 def text_of(tokens: Tokens) -> str:
@@ -101,8 +62,8 @@ def text_of(tokens: Tokens) -> str:
 
 
 def write_tokens(path: Path, tokens: Tokens) -> None:
-    """Writes tokens. Raises as `write`."""
-    write(path, text_of(tokens))
+    """Writes tokens. Raises as `private_file.write`."""
+    private_file.write(path, text_of(tokens))
 
 
 def read(path: Path) -> Tokens:
@@ -111,47 +72,33 @@ def read(path: Path) -> Tokens:
     Raises:
         ConfigError: The file cannot be read, others can read it, or it has no valid token.
     """
-    return parse(read_secret(path, "--token-file").splitlines(), str(path))
+    return parse(read_secret(path, OPTION, _COPY).splitlines(), str(path))
 
 
-def read_secret(path: Path, option: str) -> str:
+def read_secret(path: Path, option: str, renew: str) -> str:
     """Returns the text of a file that only this user can read.
 
     Args:
         path: The file, of at most 64 KiB.
         option: The option that names it.
+        renew: What to do if another user knows the text.
 
     Raises:
         ConfigError: The file cannot be read, belongs to another user, or others can read it.
     """
+    with private_file.readable(path, option):
+        text = private_file.read(path, "the tokens", renew)
     try:
-        with path.open() as file:
-            status = os.fstat(file.fileno())
-            text = file.read(1 << 16)
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"cannot read the tokens in {path}: {why}; check {option}") from error
-    if _is_mounted_secret(path):
-        return text
-    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"other users can read the tokens in {path}; run: chmod 600 {path}")
-    if status.st_uid not in (os.getuid(), 0):
-        raise ConfigError(
-            f"the tokens in {path} belong to another user, uid {status.st_uid}, who can change them;"
-            f" run: chown {os.getuid()} {path}"
-        )
-    return text
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the tokens in {path}: it is not text; check {option}") from error
 
 
-def _is_mounted_secret(path: Path) -> bool:
-    """Whether an engine has mounted the file, whose mode it chooses: a Secret of Kubernetes or Compose."""
-    return any(path.resolve().is_relative_to(place) for place in _MOUNTS)
-
-
-def _runtime_directory() -> Path:
+def runtime_directory() -> Path:
+    """Returns the directory for this user's tokens, which may not exist, or may be another user's."""
     given = environment().get("XDG_RUNTIME_DIR")
     for parent in (given, f"/run/user/{os.getuid()}"):
-        if parent and _is_private(Path(parent)):
+        if parent and is_private(Path(parent)):
             return Path(parent) / "hubring"
     return Path(tempfile.gettempdir()) / f"hubring-{os.getuid()}"
 
@@ -164,15 +111,27 @@ def _made(directory: Path) -> Path:
             f"cannot make the directory {directory} for tokens: {error.strerror}; set XDG_RUNTIME_DIR or"
             " use --token-file"
         ) from error
-    if not _is_private(directory):
-        raise ConfigError(
-            f"{directory}, the directory for tokens, belongs to another user or is open to others; remove it,"
-            " set XDG_RUNTIME_DIR, or use --token-file"
-        )
+    if not is_private(directory):
+        raise ConfigError(f"{directory}, the directory for tokens, {_fault(directory)}")
     return directory
 
 
-def _is_private(directory: Path) -> bool:
+def _fault(directory: Path) -> str:
+    """Returns why a directory is not this user's own, and the fix."""
+    elsewhere = "set XDG_RUNTIME_DIR to a directory of your own, or use --token-file"
+    status = os.lstat(directory)
+    if status.st_uid != os.getuid():  # who cannot be stopped from making it again, nor forced to remove it
+        return (
+            f"belongs to another user, uid {status.st_uid}; {elsewhere}. Only that user or an administrator"
+            " can remove it"
+        )
+    if not stat.S_ISDIR(status.st_mode):
+        return f"is not a directory; remove it, or {elsewhere}"
+    return f"is open to other users; run: chmod 700 {directory}, or {elsewhere}"
+
+
+def is_private(directory: Path) -> bool:
+    """Whether a directory belongs to this user, and no other user may use it."""
     try:
         status = os.lstat(directory)
     except OSError:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.errors import Fenced, JobFailed, ServerUnreachable
+from hubring.ps.observe.banner import PLAIN
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, first_ended
 from hubring.ps.process.process import Adopted
@@ -120,6 +121,8 @@ async def join(config: ServerConfig) -> int:
     left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
     settings = settings_of(there, config, access, own, left)
     start_shards(shards, config, settings)
+    if config.sends_plain:
+        log.warning(PLAIN)
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
     ended: Child | None = None
     while ended is None and not quit_.is_set():

@@ -31,7 +31,7 @@ def how_to(job: Submission) -> tuple[str, ...]:
     return (
         f"Without `ps-server submit`, first make the job's tokens, the Secret {name(job)}:",
         f"  ps-server token new {TOKENS}",
-        f"  (umask 077; ps-server token show --token-file {TOKENS} --role {Role.WORKER} > {WORKER})",
+        f"  ps-server token show --token-file {TOKENS} --role {Role.WORKER} --output {WORKER}",
         f"  kubectl create secret generic {name(job)} --from-file={TOKENS} --from-file={KEY}"
         f" --from-file={WORKER}",
         f"  rm {TOKENS} {KEY} {WORKER}",

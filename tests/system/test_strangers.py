@@ -63,7 +63,7 @@ def test_a_wrong_and_a_missing_token_are_refused_and_the_right_one_trains(
     page_token = page.read_text().strip().partition("#token=")[2]
     without = cluster.worker(address, SMALL, "5")
     assert without.wait() == 78
-    assert "refused this program: it has no token. Copy the server's token file" in without.said()
+    assert "refused this program: it has no token; copy the server's token file" in without.said()
     wrong = cluster.worker(address, "--token-file", str(other), SMALL, "5")
     assert wrong.wait() != 0
     assert "token" in wrong.said()
@@ -75,6 +75,19 @@ def test_a_wrong_and_a_missing_token_are_refused_and_the_right_one_trains(
     secrets = [page_token, *(line.rpartition(":")[2] for line in tokens.read_text().split())]
     said = "".join(program.said() + program.out.read_text() for program in cluster.programs)
     assert not [secret for secret in secrets if secret in said]
+
+
+@pytest.mark.slow
+def test_a_doctor_without_a_token_is_told_what_to_copy_and_that_a_server_answers(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    _, address = cluster.server("--no-page", "--token-file", str(tmp_path / "tokens"))
+    doctor = cluster.run("doctor", "hubring.ps.cli", "doctor", "--timeout", "60", address)
+    found = {each["name"]: each for each in doctor.done(78)["findings"]}
+    assert found["server"]["found"].endswith("refused this program: it has no token")
+    assert found["server"]["fix"].startswith("copy the server's token file, which its banner names, to this")
+    for name in ("versions", "clocks"):
+        assert found[name]["found"] == f"the server at {address} refuses this user"
 
 
 @pytest.mark.slow

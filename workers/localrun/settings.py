@@ -14,6 +14,8 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.settings import flag, refuse_unknown
 from hubring.ps.config.sources import load_server, load_worker
 from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.security.access import check
+from hubring.ps.security.policy import Role
 
 SERVER = (
     *("shards", "mode", "staleness", "backup", "nonfinite", "on_loss", "lease", "slice_bytes", "device"),
@@ -72,7 +74,8 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
         variables: The environment of server and workers.
 
     Raises:
-        ConfigError: A setting or a variable is unknown or invalid, or they contradict each other.
+        ConfigError: A setting or a variable is unknown or invalid, or they contradict each other; or the file
+            with the tokens cannot be used.
     """
     for name in given:
         refuse_unknown(f"{name}={given[name]!r}", name, {*SERVER, *WORKER})
@@ -83,6 +86,8 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
     if workers_save:
         worker |= {name: server.pop(name) for name in _OF_BOTH if name in server}
     hub = load_server({**server, "workers": size, "port": 0}, environment=variables)
+    for file in (hub.token_file, config.token_file):
+        check(file, Role.WORKER)
     checkpoints = hub.checkpoint_dir
     if workers_save:
         folder = worker.get("checkpoint_dir", config.checkpoint_dir)

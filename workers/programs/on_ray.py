@@ -23,7 +23,7 @@ from hubring.ps.process.children import Children
 from hubring.ps.process.command import module_command
 from hubring.ps.process.end_with_parent import PARENT
 from hubring.ps.process.screen import Screen
-from hubring.ps.security import token_file
+from hubring.ps.security import private_file, token_file
 from hubring.ps.security.policy import Role
 from hubring.workers.localrun.server import Server
 from hubring.workers.programs.node_launcher import Worker
@@ -124,7 +124,7 @@ def work(words: Sequence[str], token: str) -> dict[str, Any]:
     """Runs one worker on this node, and returns its last line."""
     with TemporaryDirectory(prefix="hubring-") as secrets, Children[Worker]() as started:
         tokens = Path(secrets) / "tokens"
-        token_file.write(tokens, f"{token}\n")
+        private_file.write(tokens, f"{token}\n")
         variables = {**environment(), PARENT: str(os.getpid()), "PS_TOKEN_FILE": str(tokens)}
         worker = started.add(
             Worker(

@@ -75,10 +75,16 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
     from hubring.ps.observe import logs
     from hubring.ps.process.restarts import Restarts
     from hubring.ps.process.supervised import is_supervised, supervise
+    from hubring.ps.security.access import check
+    from hubring.ps.security.own_certificate import load
+    from hubring.ps.security.policy import Role
     from hubring.workers.programs import node_launcher
 
     try:
         config = load_worker(flags, config_file)
+        if config.server is not None:  # before the import of torch, which takes seconds
+            check(config.token_file, Role.WORKER)
+            load(config.tls, serves=False)
         if config.restarts and not is_supervised(environment()):
             restarts = Restarts(config.restarts, WORKER_PAUSE_SECONDS)
             return supervise("ps-worker", "hubring.workers.programs.ps_worker", restarts, environment())

@@ -8,7 +8,9 @@ import socket
 from hubring.ps.core.clock_offset import Offset
 from hubring.ps.doctor import server
 from hubring.ps.doctor.server import End
+from hubring.ps.transport.port_probe import probe
 from tests.ps.doctor.case import Case, judgements
+from tests.ps.security.health_server import serving
 
 ADDR = "hub1:5555"
 SECOND = 10**9
@@ -43,6 +45,12 @@ CASES = [
         "failure",
         "hub1:5555 closed the connection: Connection reset by peer",
         "ping hub1",
+    ),
+    Case(
+        server.judge_silence("no server with TLS answers at hub1:5555", "it is mute; it is stopped"),
+        "failure",
+        "no server with TLS answers at hub1:5555: it is mute; it is stopped",
+        "with the control port, not the page's port",
     ),
     Case(
         server.judge_refusal(ADDR, "UNIMPLEMENTED", "Method not found!", 4),
@@ -113,3 +121,10 @@ CASES = [
 @judgements(CASES)
 def test_what_is_found_has_its_message_and_its_fix(case: Case) -> None:
     case.check()
+
+
+def test_a_server_without_tls_is_fixed_with_insecure_and_not_with_another_port() -> None:
+    with serving(None) as address:
+        finding = server.judge_silence("no server with TLS answers", probe(address))
+    assert finding.found.endswith("uses gRPC without TLS, as ps-server does with --insecure")
+    assert finding.fix == "if you trust the network, pass --insecure here too"

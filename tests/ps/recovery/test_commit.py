@@ -77,7 +77,7 @@ def test_a_state_that_cannot_be_written_is_removed_and_reported_once(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-            patch.setattr("hubring.ps.recovery.state_file.replace_file", full)
+            patch.setattr("hubring.ps.security.private_file.replace", full)
             await hub.shard()
             writer.commit()
             writer.commit()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,13 +15,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
-from hubring.ps.security import token_file
+from hubring.ps.security import private_file, token_file
 from hubring.ps.security.access import (
     CONNECT_SECONDS,
     LOOK_SECONDS,
     NO_ACCESS,
     Access,
+    check,
     find,
     is_this_host,
     look_seconds,
@@ -28,6 +34,7 @@ from hubring.ps.security.keyring import make_files
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token import draw
 from tests.ps.security.health_server import SECONDS, asks, serving
+from tests.support.processes.stopwatch import Stopwatch
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -94,15 +101,104 @@ def test_a_client_without_a_token_trusts_a_server_without_tls_only_if_told_to(
 
 
 def test_insecure_is_refused_where_the_server_is_not() -> None:
-    with serving(make()) as address, pytest.raises(ConfigError, match="encrypts; remove --insecure"):
+    with serving(make()) as address, pytest.raises(ConfigError, match=r"encrypts; remove --insecure$"):
         find(address, Role.WORKER, None, SECONDS, insecure=True)
 
 
 def test_a_file_without_the_role_names_the_roles_that_it_has(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     token_file.write_tokens(file, {Role.READER: draw(DIGEST)[Role.READER]})
-    with serving(None) as address, pytest.raises(ConfigError, match="are for reader; this program needs"):
+    with (
+        serving(None) as address,
+        pytest.raises(ConfigError, match="are for reader, but this program") as refusal,
+    ):
         find(address, Role.WORKER, file, SECONDS)
+    words = (
+        "on the server's host, run: ps-server token show --token-file FILE --role worker, with the FILE in"
+    )
+    assert words in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_a_client_without_a_token_does_not_wait_for_tls_that_a_far_server_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    watch = Stopwatch()
+    with serving(None) as address, pytest.raises(ServerUnreachable, match="no server with TLS answers"):
+        find(address, Role.READER, None, 60.0)
+    assert watch.seconds < 30
+
+
+@pytest.mark.slow
+def test_a_token_file_that_is_not_there_yet_is_waited_for_with_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = tmp_path / "tokens"
+    own = make()
+    with serving(own) as address, ThreadPoolExecutor(1) as thread:
+        found = thread.submit(find, address, Role.WORKER, tokens, 60.0)
+        while f"for {tokens}, the file with the server's token" not in caplog.text:
+            assert not found.done(), found.result()
+            time.sleep(0.01)
+        token_file.write_tokens(tokens, draw(own.digest))
+        assert found.result().secret
+
+
+def test_a_token_file_whose_folder_is_not_there_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = Stopwatch()
+    with serving(make()) as address, pytest.raises(ConfigError, match=r"cannot read the tokens in .*No such"):
+        find(address, Role.WORKER, tmp_path / "none" / "tokens", 60.0)
+    assert watch.seconds < 30
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no token"),
+        ("junk", "line 1, is no token"),
+        (str(draw(DIGEST)[Role.READER]), "are for reader, but this program needs one for worker"),
+    ],
+)
+def test_a_token_file_is_checked_before_slow_imports(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "tokens"
+    check(None, Role.WORKER)
+    check(file, Role.WORKER)  # a server may still write it
+    with pytest.raises(ConfigError, match="No such file"):
+        check(tmp_path / "none" / "tokens", Role.WORKER)
+    private_file.write(file, text)
+    with pytest.raises(ConfigError, match=message):
+        check(file, Role.WORKER)
+    private_file.write(file, str(draw(DIGEST)[Role.WORKER]))
+    check(file, Role.WORKER)
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="other users can read the tokens"):
+        check(file, Role.WORKER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["ps_worker", "ps_run"])
+def test_programs_report_a_wrong_token_file_before_they_import_torch(tmp_path: Path, program: str) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    (tmp_path / "tokens").write_text("junk")
+    (tmp_path / "script.py").touch()
+    words = ["--server", "127.0.0.1:1"] if program == "ps_worker" else ["-np", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        f"hubring.workers.programs.{program}",
+        *words,
+        str(tmp_path / "script.py"),
+    ]
+    path = f"{tmp_path}:{environment().get('PYTHONPATH', '')}"
+    variables = {**environment(), "PYTHONPATH": path, "PS_TOKEN_FILE": str(tmp_path / "tokens")}
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert "other users can read the tokens" in ended.stderr
+    assert ended.returncode == 78
 
 
 def test_a_secret_of_a_server_here_is_not_sent_to_another_host(

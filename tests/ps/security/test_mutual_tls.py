@@ -143,6 +143,32 @@ def test_no_secret_is_for_a_server_that_does_not_fit(
         find(address.replace(HERE, host), Role.WORKER, tokens, SECONDS, client(files))
 
 
+def test_an_insecure_client_of_a_server_with_an_authority_learns_what_is_missing(ours: Authority) -> None:
+    own = load(ours.sign("server", HERE), serves=True)
+    words = "asks for tokens and encrypts; remove --insecure, and pass --tls-cert, --tls-key and --tls-ca"
+    with serving(own) as address, pytest.raises(ConfigError, match=words):
+        find(address, Role.WORKER, None, SECONDS, insecure=True)
+
+
+def test_a_client_without_token_and_certificate_is_no_stranger_to_a_server(
+    ours: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    own = load(ours.sign("server", HERE), serves=True)
+    with serving(own) as address, pytest.raises(ConfigError, match="refused this program: it has no token"):
+        find(address, Role.WORKER, None, SECONDS)
+
+
+def test_a_copied_token_is_no_proof_of_a_server_that_renewed_its_certificate(
+    ours: Authority, tokens: Path
+) -> None:
+    own = load(ours.sign("server", HERE)._replace(ca=None), serves=True)
+    words = "copy its token file again, or pass --tls-ca, if the server has a certificate of your authority"
+    with serving(own) as address, pytest.raises(ConfigError, match=words):
+        find(address, Role.WORKER, tokens, SECONDS)
+
+
 def test_a_probe_without_a_certificate_says_so(ours: Authority) -> None:
     own = load(ours.sign("server", HERE), serves=True)
     with serving(own) as address, pytest.raises(ServerUnreachable, match="pass --tls-cert and --tls-key"):

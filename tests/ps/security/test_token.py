@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from hubring.ps.core.errors import ConfigError, ServerUnreachable
-from hubring.ps.security import token_file
+from hubring.ps.core.errors import ConfigError, ServerUnreachable, UsageError
+from hubring.ps.security import private_file, token_file
 from hubring.ps.security.access import Access, find
 from hubring.ps.security.certificate import make
 from hubring.ps.security.commands import show
@@ -92,7 +93,7 @@ def test_a_path_through_the_folder_for_mounted_secrets_is_no_mounted_secret(
 ) -> None:
     mounts = tmp_path / "secrets"
     mounts.mkdir()
-    monkeypatch.setattr(token_file, "_MOUNTS", (str(mounts),))
+    monkeypatch.setattr(private_file, "_MOUNTS", (str(mounts),))
     for folder in (mounts, tmp_path):
         make_files(folder / "tokens").chmod(0o644)
     assert token_file.read(mounts / "tokens")
@@ -107,8 +108,14 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     status = os.stat_result((0o100600, 1, 1, 1, user + 7, 1, 1, 1, 1, 1))
     monkeypatch.setattr(os, "fstat", lambda descriptor: status)
-    with pytest.raises(ConfigError, match=f"belong to another user, uid {user + 7}.*chown {user + 1}"):
+    with pytest.raises(
+        ConfigError, match=f"belongs to another user, uid {user + 7}, who knows the tokens"
+    ) as refusal:
         token_file.read(file)
+    assert "chown" not in str(refusal.value)
+    assert "delete it, so that the server makes new tokens; or copy the server's file again" in str(
+        refusal.value
+    )
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -118,7 +125,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").chmod(0o600)
     with pytest.raises(ConfigError, match="it is not text"):
         token_file.read(tmp_path / "binary")
-    with pytest.raises(ConfigError, match="use a --token-file in a writable folder"):
+    with pytest.raises(ConfigError, match="use a file in a writable folder"):
         token_file.write_tokens(tmp_path / "no" / "folder", draw(DIGEST))
 
 
@@ -129,12 +136,32 @@ def test_the_runtime_directory_is_this_users_own(tmp_path: Path, monkeypatch: py
     assert file.parent == tmp_path / "hubring"
     assert file.parent.stat().st_mode & 0o777 == 0o700
     file.parent.chmod(0o755)
-    with pytest.raises(ConfigError, match="belongs to another user or is open to others"):
+    with pytest.raises(
+        ConfigError, match=f"is open to other users; run: chmod 700 {file.parent}, or set XDG"
+    ):
         token_file.runtime_file(5555)
     file.parent.rmdir()
     file.parent.symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="belongs to another user or is open to others"):
+    with pytest.raises(ConfigError, match="is not a directory; remove it, or set XDG_RUNTIME_DIR"):
         token_file.runtime_file(5555)
+
+
+def test_a_directory_that_another_user_took_cannot_be_removed_so_another_one_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In /tmp, only its owner and root can."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    user = os.getuid()
+    (tmp_path / f"hubring-{user + 1}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(ConfigError) as refusal:
+        token_file.runtime_file(5555)
+    words = (
+        f"belongs to another user, uid {user}; set XDG_RUNTIME_DIR to a directory of your own, or use --token"
+    )
+    assert words in str(refusal.value)
+    assert "administrator" in str(refusal.value)
 
 
 def test_looking_for_tokens_makes_no_directory_and_trusts_none_of_others(
@@ -223,16 +250,16 @@ def test_servers_that_start_at_once_with_a_new_file_share_its_tokens_and_certifi
 ) -> None:
     """Each finds no file at first."""
     file, others = tmp_path / "tokens", list[Keyring]()
-    create = token_file.create
+    create = private_file.create
 
     def overtaken(path: Path, text: str) -> None:
-        monkeypatch.setattr(token_file, "create", create)
+        monkeypatch.setattr(private_file, "create", create)
         if not others:
             others.append(Keyring(file))
             others[0].publish(5555)
         create(path, text)
 
-    monkeypatch.setattr(token_file, "create", overtaken)
+    monkeypatch.setattr(private_file, "create", overtaken)
     late = Keyring(file)
     late.publish(5556)
     (first,) = others
@@ -272,7 +299,68 @@ def test_rotation_that_cannot_write_changes_no_token(tmp_path: Path) -> None:
 def test_tokens_are_shown_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_files(tmp_path / "tokens")
     tokens = token_file.read(tmp_path / "tokens")
-    assert show(None, tmp_path / "tokens", "worker") == 0
+    assert show(None, tmp_path / "tokens", "worker", None) is None
     assert capsys.readouterr().out == f"{tokens[Role.WORKER]}\n"
-    show(None, tmp_path / "tokens", "")
+    show(None, tmp_path / "tokens", "", None)
     assert capsys.readouterr().out.splitlines() == [str(token) for token in tokens.values()]
+
+
+def test_tokens_are_written_to_a_file_that_no_other_user_can_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_files(tmp_path / "tokens")
+    output, mask = tmp_path / "worker", os.umask(0)
+    try:
+        assert show(None, tmp_path / "tokens", "worker", output) == {"tokens": str(output)}
+    finally:
+        os.umask(mask)
+    assert capsys.readouterr().out == ""
+    assert output.stat().st_mode & 0o777 == 0o600
+    tokens = token_file.read(tmp_path / "tokens")
+    assert token_file.read(output) == {Role.WORKER: tokens[Role.WORKER]}
+    show(None, tmp_path / "tokens", "reader", output)
+    assert token_file.read(output) == {Role.READER: tokens[Role.READER]}
+    link = tmp_path / "link"
+    link.symlink_to("/dev/stdout")
+    for place in (link, tmp_path):
+        with pytest.raises(UsageError, match="is no regular file, and would be replaced"):
+            show(None, tmp_path / "tokens", "", place)
+
+
+def test_showing_the_tokens_of_no_server_makes_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    with pytest.raises(ConfigError, match="this user runs no server with tokens at"):
+        show("127.0.0.1:1", None, "", None)
+    token_file.forget(1)
+    assert list(tmp_path.iterdir()) == []
+    keyring = Keyring(None)
+    keyring.publish(1)
+    assert show("127.0.0.1:1", None, "worker", tmp_path / "copy") is not None
+
+
+def test_a_private_key_that_others_can_read_is_refused_unless_an_engine_mounted_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_files(tmp_path / "tokens")
+    key = tmp_path / "tokens.key"
+    key.chmod(0o644)
+    with pytest.raises(ConfigError, match=f"other users can read the private key in {key}; run: chmod 600"):
+        Keyring(file)
+    with monkeypatch.context() as mounted:
+        mounted.setattr(private_file, "_MOUNTS", (str(tmp_path),))
+        assert Keyring(file).tokens == token_file.read(file)
+    key.chmod(0o600)
+    user, fstat = os.getuid(), os.fstat
+
+    def theirs(descriptor: int) -> os.stat_result:
+        status = list(fstat(descriptor))
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(key):
+            status[4] = user + 7
+        return os.stat_result(status)
+
+    monkeypatch.setattr(os, "fstat", theirs)
+    with pytest.raises(ConfigError, match=rf"uid {user + 7}, who knows the private key .* delete {file} and"):
+        Keyring(file)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from hubring.ps.core.errors import ConfigError, EngineMissing
-from hubring.ps.security import token_file
+from hubring.ps.security import private_file, token_file
 from hubring.ps.security.keyring import Keyring
 from hubring.ps.security.policy import Role
 from hubring.ps.submit import secret
@@ -266,7 +266,7 @@ def test_only_the_engine_sees_the_tokens(
 def test_the_workers_token_is_theirs_alone_and_fits_the_servers(tmp_path: Path) -> None:
     found = secret.new(job(engine="kubernetes", image=IMAGE, workers=2), {"name": "one"})["stringData"]
     for name, text in found.items():
-        token_file.write(tmp_path / name, text)
+        private_file.write(tmp_path / name, text)
     ring = Keyring(tmp_path / secret.TOKENS)
     assert token_file.read(tmp_path / secret.WORKER) == {Role.WORKER: ring.tokens[Role.WORKER]}
     assert ring.identity is not None

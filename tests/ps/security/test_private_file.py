@@ -1,0 +1,137 @@
+"""Files that only their user can read, in folders where other users can do more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.security import private_file, token_file
+from hubring.ps.security.access import check, find
+from hubring.ps.security.keyring import Keyring, make_files
+from hubring.ps.security.own_certificate import load
+from hubring.ps.security.policy import Role
+from tests.support.certificates import Authority
+from tests.system.mishaps.mishap import like_anybody
+
+DIGEST = "0123456789abcdef" * 4
+AT = "127.0.0.1:1"
+
+USES: dict[str, Callable[[Path], object]] = {
+    "read": token_file.read,
+    "client": lambda file: find(AT, Role.WORKER, file, 0.0),
+    "early": lambda file: check(file, Role.WORKER),
+    "server": Keyring,
+}
+uses = pytest.mark.parametrize("use", USES.values(), ids=USES)
+
+
+@uses
+def test_a_file_in_a_folder_that_cannot_be_searched_is_a_clear_error(tmp_path: Path, use: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"cannot read the tokens in .*File name too long; check --token-file"
+    ):
+        use(tmp_path / ("a" * 300))  # as a folder of others, but also for root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["start", "--port", "0"], ["status", AT]])
+def test_a_file_in_a_folder_of_others_is_a_clear_error(tmp_path: Path, words: list[str]) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0)
+    command = [*like_anybody(), sys.executable, "-m", "hubring.ps.cli", *words, "--token-file", f"{folder}/t"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert f"cannot read the tokens in {folder}/t: Permission denied; check --token-file" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 78
+
+
+@uses
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, use: Any) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigError, match=r"cannot read the tokens in .*It is not a regular file"):
+        use(tmp_path / "pipe")
+
+
+def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
+    files = Authority(tmp_path / "ours").sign("node1", "node1")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigError, match=r"cannot read --tls-key .*It is not a regular file"):
+        load(files._replace(key=tmp_path / "pipe"), serves=True)
+
+
+def test_what_is_checked_is_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner of a link can point it elsewhere after it was opened."""
+    mounts = tmp_path / "secrets"
+    mounts.mkdir()
+    monkeypatch.setattr(private_file, "_MOUNTS", (str(mounts),))
+    make_files(mounts / "tokens").chmod(0o644)
+    make_files(tmp_path / "evil").chmod(0o644)
+    link = tmp_path / "tokens"
+    link.symlink_to(tmp_path / "evil")
+    opened = os.open
+
+    def swapped(path: Any, *rest: Any, **more: Any) -> int:
+        descriptor = opened(path, *rest, **more)
+        if path == link:
+            link.unlink()
+            link.symlink_to(mounts / "tokens")
+        return descriptor
+
+    monkeypatch.setattr(os, "open", swapped)
+    with pytest.raises(ConfigError, match="other users can read the tokens"):
+        token_file.read(link)
+    assert token_file.read(link)
+
+
+def test_another_user_cannot_take_the_names_of_unfinished_files(tmp_path: Path) -> None:
+    """In a folder like /tmp, this user could not remove them."""
+    (tmp_path / f"tokens.{os.getpid()}.new").mkdir()
+    (tmp_path / f"tokens.key.{os.getpid()}.new").mkdir()
+    assert Keyring(tmp_path / "tokens").tokens
+
+
+def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "tokens").mkdir()
+    with pytest.raises(ConfigError, match="cannot write the tokens"):
+        private_file.write(tmp_path / "tokens", "text")
+    with pytest.raises(RuntimeError), private_file._fresh(tmp_path / "tokens", b"text"):
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_key_of_the_users_own_that_others_know_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = Authority(tmp_path / "ours").sign("node1", "node1")
+    assert files.key is not None
+    for mode in (0o600, 0o640):
+        files.key.chmod(mode)
+        load(files, serves=True)
+    assert caplog.text == ""
+    files.key.chmod(0o644)
+    with monkeypatch.context() as mounted:
+        mounted.setattr(private_file, "_MOUNTS", (str(tmp_path),))
+        load(files, serves=True)
+    assert caplog.text == ""
+    load(files, serves=True)
+    load(files, serves=False)
+    assert caplog.text.count("all users of this host can read the private key in --tls-key") == 1
+    assert f"run: chmod 600 {files.key}" in caplog.text
+    files.key.chmod(0o600)
+    user, fstat = os.getuid(), os.fstat
+
+    def theirs(descriptor: int) -> os.stat_result:
+        status = list(fstat(descriptor))
+        status[4] = user + 7
+        return os.stat_result(status)
+
+    monkeypatch.setattr(os, "fstat", theirs)
+    load(files, serves=True)
+    assert f"belongs to another user, uid {user + 7}, who knows it" in caplog.text
