@@ -851,12 +851,18 @@ class RendezvousRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    FORGET_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.bytes
     key: _builtins.str
     value: _builtins.str
     """set: put; empty: get, waiting up to wait_seconds"""
     wait_seconds: _builtins.float
+    generation: _builtins.int
+    """get, ring that heals: ends the wait once this generation must end; 0: none"""
+    forget: _builtins.str
+    """set: removes all keys of this folder, and does nothing else"""
     def __init__(
         self,
         *,
@@ -865,10 +871,12 @@ class RendezvousRequest(_message.Message):
         key: _builtins.str = ...,
         value: _builtins.str = ...,
         wait_seconds: _builtins.float = ...,
+        generation: _builtins.int = ...,
+        forget: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "key", b"key", "rank", b"rank", "value", b"value", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forget", b"forget", "generation", b"generation", "incarnation", b"incarnation", "key", b"key", "rank", b"rank", "value", b"value", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -878,17 +886,47 @@ Global___RendezvousRequest: _TypeAlias = RendezvousRequest  # noqa: Y015
 class RendezvousReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FolderEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VALUE_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
     value: _builtins.str
     """empty: not published yet"""
+    broken: _builtins.bool
+    """that generation must end: a member is lost"""
+    @_builtins.property
+    def folder(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """get: what other keys of the key's folder hold, by name; some of a large one"""
+
     def __init__(
         self,
         *,
         value: _builtins.str = ...,
+        folder: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        broken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "folder", b"folder", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

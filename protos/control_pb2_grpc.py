@@ -149,7 +149,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Rendezvous(self, request, context):
-        """A key-value store in which the members of a ring find each other.
+        """A key-value store in which workers find each other. The keys FOLDER/NAME of one folder are read together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,7 +56,7 @@ class ControlStub:
     Plan: _grpc.UnaryUnaryMultiCallable[_control_pb2.PlanRequest, _control_pb2.PlanReply]
     """A worker sends its buckets. The reply lists the shard of each slice."""
     Rendezvous: _grpc.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]
-    """A key-value store in which the members of a ring find each other."""
+    """A key-value store in which workers find each other. The keys FOLDER/NAME of one folder are read together."""
     Shards: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShardsRequest, _control_pb2.ShardsReply]
     """Returns where the shards are now: one that is lost is replaced by its standby."""
     Regroup: _grpc.UnaryUnaryMultiCallable[_control_pb2.RegroupRequest, _control_pb2.RegroupReply]
@@ -94,7 +94,7 @@ class ControlAsyncStub(ControlStub):
     Plan: _aio.UnaryUnaryMultiCallable[_control_pb2.PlanRequest, _control_pb2.PlanReply]  # type: ignore[assignment]
     """A worker sends its buckets. The reply lists the shard of each slice."""
     Rendezvous: _aio.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]  # type: ignore[assignment]
-    """A key-value store in which the members of a ring find each other."""
+    """A key-value store in which workers find each other. The keys FOLDER/NAME of one folder are read together."""
     Shards: _aio.UnaryUnaryMultiCallable[_control_pb2.ShardsRequest, _control_pb2.ShardsReply]  # type: ignore[assignment]
     """Returns where the shards are now: one that is lost is replaced by its standby."""
     Regroup: _aio.UnaryUnaryMultiCallable[_control_pb2.RegroupRequest, _control_pb2.RegroupReply]  # type: ignore[assignment]
@@ -165,7 +165,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.RendezvousRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RendezvousReply, _abc.Awaitable[_control_pb2.RendezvousReply]]:
-        """A key-value store in which the members of a ring find each other."""
+        """A key-value store in which workers find each other. The keys FOLDER/NAME of one folder are read together."""
 
     @_abc_1.abstractmethod
     def Shards(

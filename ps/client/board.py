@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.core.errors import BY_EXIT_CODE, DeadlineExceeded, HubringError, JobFailed
+from hubring.ps.core.errors import BY_EXIT_CODE, DeadlineExceeded, HubringError, JobFailed, RingBroken
 from hubring.ps.core.peer_text import clean_message
 
 _T = TypeVar("_T")
@@ -71,7 +71,7 @@ class Board:
 
     def publish(self, key: str, value: str) -> None:
         """Publishes `value` under `key` for the other workers."""
-        self._rendezvous(key, value, 0.0)
+        self._rendezvous(pb.RendezvousRequest(key=key, value=value))
 
     def lookup(self, key: str, timeout: float) -> str:
         """Waits for the value that a worker publishes under `key`, and returns it.
@@ -79,14 +79,38 @@ class Board:
         Raises:
             DeadlineExceeded: No worker published it within `timeout` seconds.
         """
+        return self.look_around(key, timeout)[key]
+
+    def look_around(self, key: str, timeout: float, generation: int = 0) -> Mapping[str, str]:
+        """Waits for the value under `key`, and returns it with others of its folder, by key.
+
+        Args:
+            key: `FOLDER/NAME`, or a name without a folder.
+            timeout: Seconds that it may take.
+            generation: The generation of a ring that heals whose members look for each other; 0 for none.
+
+        Raises:
+            DeadlineExceeded: No worker published it within `timeout` seconds.
+            RingBroken: The generation must end, because a member is lost.
+        """
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0 and self._failure() is None:
-            value = self._rendezvous(key, "", min(left, LOOK_SECONDS))
-            if value:
-                return value
+            request = pb.RendezvousRequest(
+                key=key, generation=generation, wait_seconds=min(left, LOOK_SECONDS)
+            )
+            reply = self._rendezvous(request)
+            if reply.value:
+                folder = "".join(key.rpartition("/")[:2])
+                return {key: reply.value, **{folder + name: value for name, value in reply.folder.items()}}
+            if reply.broken:
+                raise RingBroken("a member of the ring is lost")
         raise self._failure() or DeadlineExceeded(
             f"no rank published {key!r} within {timeout:g} s (--timeout)"
         )
+
+    def forget(self, folder: str) -> None:
+        """Removes what workers published under the keys of a folder."""
+        self._rendezvous(pb.RendezvousRequest(forget=folder))
 
     def regroup(self, generation: int, note: str, *, boundary: bool) -> RingGeneration:
         """Waits for the next generation of a ring that heals, without a limit: a member may be busy.
@@ -118,11 +142,9 @@ class Board:
                 return RingGeneration(reply.generation, tuple(members), reply.boundary)
         raise failure
 
-    def _rendezvous(self, key: str, value: str, wait: float) -> str:
-        rank, incarnation = self._identity
-        request = pb.RendezvousRequest(
-            rank=rank, incarnation=incarnation, key=key, value=value, wait_seconds=wait
-        )
-        reply = self._call(lambda: self._stub.Rendezvous(request, timeout=wait + self._patience))
+    def _rendezvous(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
+        request.rank, request.incarnation = self._identity
+        patience = request.wait_seconds + self._patience
+        reply = self._call(lambda: self._stub.Rendezvous(request, timeout=patience))
         assert isinstance(reply, pb.RendezvousReply)
-        return reply.value
+        return reply

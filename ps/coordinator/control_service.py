@@ -195,16 +195,26 @@ class Control(ControlServicer):
         try:
             self._coordinator.check_member(_sender(request))
             board, value = self._coordinator.rendezvous, request.value
+            if request.forget:
+                board.forget(request.forget)
+                return pb.RendezvousReply()
             if value:
                 await board.pin(request.rank, request.key, value)
-            else:
-                value = await board.find(request.key, request.wait_seconds)
+                return pb.RendezvousReply(value=value)
+            job = self._coordinator.job
+
+            def ended() -> bool:
+                return job.generations.has_ended(request.generation, job.members)
+
+            value = await board.find(request.key, request.wait_seconds, ended)
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except UsageError as error:
             self._count("board", f"refused what rank {request.rank} publishes: {error}")
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        return pb.RendezvousReply(value=value)
+        if not value:
+            return pb.RendezvousReply(broken=ended())
+        return pb.RendezvousReply(value=value, folder=board.folder(request.key))
 
     async def Regroup(self, request: pb.RegroupRequest, context: Context) -> pb.RegroupReply:
         try:

@@ -73,13 +73,13 @@ def _gloo_trouble(address: str, seconds: float) -> str:
 
     if not (distributed.is_available() and distributed.is_gloo_available()):
         return "torch is built without Gloo"
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     limit = timedelta(seconds=seconds)
+    store = HashStore()
     try:
-        store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
         with ThreadPoolExecutor(RANKS) as threads:
-            ranks = [threads.submit(_add, rank, address, store.port, limit) for rank in range(RANKS)]
+            ranks = [threads.submit(_add, rank, address, store, limit) for rank in range(RANKS)]
             sums = [rank.result() for rank in ranks]
     except RuntimeError as error:
         return str(error).splitlines()[0]
@@ -87,11 +87,10 @@ def _gloo_trouble(address: str, seconds: float) -> str:
     return f"the sum is wrong on rank {wrong[0]}" if wrong else ""
 
 
-def _add(rank: int, address: str, port: int, limit: timedelta) -> Tensor:
+def _add(rank: int, address: str, store: Any, limit: timedelta) -> Tensor:
     import torch
-    from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import ProcessGroupGloo
 
-    store = TCPStore(address, port, is_master=False, timeout=limit)
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = limit

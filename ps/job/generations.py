@@ -111,6 +111,10 @@ class Generations:
         ends = any(member in self._arrivals or member not in live for member in members)
         return self.current.number if ends else 0
 
+    def has_ended(self, generation: int, live: Collection[Member]) -> bool:
+        """Whether a generation is over or must end. There is no generation 0."""
+        return generation > 0 and (generation != self.current.number or self.broken(live) > 0)
+
     def newcomers(self, live: Collection[Member]) -> list[Member]:
         """Returns the workers that wait to enter a ring that has begun."""
         return self._outside(live) if self.current.number else []

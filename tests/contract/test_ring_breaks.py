@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.workers.collectives import allreduce_async, barrier, recv_async
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.communicators.ring.communicator import AllreduceCommunicator, ring_store
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+from hubring.workers.communicators.ring.group import RingStore
 from hubring.workers.communicators.ring.work import RingWork
 from tests.contract.models import attached
+from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT, Ranks
 
 
@@ -142,19 +142,10 @@ def test_a_slow_member_is_not_called_lost(ring: Ranks) -> None:
 
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match="use gloo or nccl"):
-        AllreduceCommunicator(0, 1, dist.HashStore(), backend="mpi", host="127.0.0.1")  # type: ignore[attr-defined]
+        AllreduceCommunicator(0, 1, RingStore(SharedNotes(), "ring", LIMIT), backend="mpi", host="127.0.0.1")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to reduce on")
 def test_nccl_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="backend nccl"):
-        AllreduceCommunicator(0, 1, dist.HashStore(), backend="nccl")  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_a_store_nobody_serves_is_an_error_that_names_it() -> None:
-    with socket.socket() as taken:  # bound, but not listening
-        taken.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(RingBroken, match=r"rank 1 could not reach .* on 127\.0\.0\.1"):
-            ring_store(1, "127.0.0.1", lambda _: None, lambda: where, 0.1)
+        AllreduceCommunicator(0, 1, RingStore(SharedNotes(), "ring", LIMIT), backend="nccl", host="127.0.0.1")

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +14,17 @@ from torch import multiprocessing
 
 from hubring.ps.core.errors import HubringError
 from hubring.workers.collectives import barrier
-from hubring.workers.communicators.ring.communicator import AllreduceCommunicator, ring_store
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+from hubring.workers.communicators.ring.group import RingStore
 from tests.contract.models import attached
+from tests.support.training.notes import FileNotes
 from tests.support.training.ranks import LIMIT
 
 
-def ring_rank(rank: int, board: Any, told: Any, how: str) -> None:
+def ring_rank(rank: int, folder: Path, told: Any, how: str) -> None:
     """Averages once; then rank 1 dies, and rank 0 tells what it met."""
-    store = ring_store(rank, "127.0.0.1", board.put, board.get, LIMIT)
-    communicator = AllreduceCommunicator(rank, 2, store, timeout=LIMIT)
+    store = RingStore(FileNotes(folder), "ring", LIMIT)
+    communicator = AllreduceCommunicator(rank, 2, store, host="127.0.0.1", timeout=LIMIT)
     (bucket,) = attached(communicator, bucket_bytes=1 << 20)
     bucket.gradients.fill_(rank)
     communicator.push_pull(bucket, {}).wait(LIMIT)
@@ -57,12 +60,12 @@ def forking() -> Any:
 
 
 @pytest.fixture
-def two_processes(forking: Any) -> Iterator[Callable[[str], tuple[list[Any], Any]]]:
-    board, told = forking.Queue(), forking.Queue()
+def two_processes(forking: Any, tmp_path: Path) -> Iterator[Callable[[str], tuple[list[Any], Any]]]:
+    told = forking.Queue()
     started: list[Any] = []
 
     def start(how: str) -> tuple[list[Any], Any]:
-        started.extend(forking.Process(target=ring_rank, args=(rank, board, told, how)) for rank in (0, 1))
+        started.extend(forking.Process(target=ring_rank, args=(rank, tmp_path, told, how)) for rank in (0, 1))
         for process in started:
             process.start()
         return started, told
@@ -74,7 +77,7 @@ def two_processes(forking: Any) -> Iterator[Callable[[str], tuple[list[Any], Any
 
 
 @pytest.mark.slow
-def test_processes_meet_over_tcp_and_leave(two_processes: Any) -> None:
+def test_processes_meet_and_leave(two_processes: Any) -> None:
     processes, told = two_processes("leave")
     assert dict(told.get(timeout=60) for _ in processes) == {rank: [0.5] * 8 for rank in (0, 1)}
     for process in processes:

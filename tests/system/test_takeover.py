@@ -7,11 +7,17 @@ import os
 import signal
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from hubring.ps.client.session import Session
+from hubring.ps.job.job import Reason
+from hubring.workers.communicators.ring.group import RingStore, open_group
 from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
 from tests.support.processes.process_tree import coordinators, ends_by
 from tests.support.scripts.small import loss_of, network, sgd
@@ -100,6 +106,33 @@ def test_workers_can_join_across_a_takeover(cluster: Cluster, tmp_path: Path) ->
     kill_coordinator(server, cluster, address)
     second = cluster.worker(address, SMALL, "5", "16")
     assert [each.done()["steps"] for each in (first, second)] == [5, 5]
+    assert server.done()["finished"] == [0, 1]
+
+
+def test_members_of_a_ring_connect_across_a_takeover(cluster: Cluster) -> None:
+    server, address = served(cluster, "--no-page", "--once")
+
+    def join(rank: int) -> Session:
+        return Session(address, job="script", topology="ring", rank=rank, start_timeout=PATIENCE)
+
+    def connect(session: Session) -> float:
+        store = RingStore(session.board, "ring", PATIENCE)
+        rank, here = session.sender.rank, "127.0.0.1"
+        group = open_group(rank, 2, store, "gloo", torch.device("cpu"), here, PATIENCE)
+        total = torch.tensor([1.0 + rank])
+        group.allreduce([total]).wait()
+        group.barrier().wait()
+        session.leave(Reason.FINISHED)
+        session.await_end()
+        return float(total)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(join, range(2))
+        with closing(first), closing(second):
+            waiting = pool.submit(connect, first)
+            second.board.lookup("ring/0/0", PATIENCE)  # the first rank has published where it listens
+            kill_coordinator(server, cluster, address)
+            assert [pool.submit(connect, second).result(PATIENCE), waiting.result(PATIENCE)] == [3.0, 3.0]
     assert server.done()["finished"] == [0, 1]
 
 

@@ -22,7 +22,7 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
-from hubring.workers.communicators.ring.group import ring_store
+from hubring.workers.communicators.ring.group import RingStore
 from hubring.workers.communicators.ring.healing import HealingRing
 from hubring.workers.communicators.ring.meeting import Meeting
 from hubring.workers.launchers.own_device import choose
@@ -102,18 +102,12 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
     host = server if is_loopback(server) else towards(server)  # works without a route to other networks
     if config.min_workers is not None:
         return _healing_ring(config, session, device, host)
-    store = ring_store(
-        session.sender.rank,
-        host,
-        lambda where: session.board.publish("ring", where),
-        lambda: session.board.lookup("ring", config.timeout),
-        config.timeout,
-    )
     log.info("rank %d of %d, ring over %s", session.sender.rank, session.size, config.backend)
     communicator = AllreduceCommunicator(
         session.sender.rank,
         session.size,
-        store,
+        RingStore(session.board, "ring", config.timeout),
+        host=host,
         backend=config.backend,
         device=device,
         timeout=config.timeout,
@@ -128,6 +122,7 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
         session.sender.rank,
         host,
         session.board.regroup,
+        session.board,
         compress=config.compress or "",
         device=device,
         timeout=config.timeout,

@@ -7,6 +7,7 @@ rank that wrote it last.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.core.errors import UsageError
@@ -21,6 +22,8 @@ RANK_BYTES = 4 << 20
 """Maximum bytes that one rank stores, in keys and values."""
 TOTAL_BYTES = 32 << 20
 """Maximum bytes of all ranks together."""
+FOLDER_BYTES = 1 << 20
+"""Maximum bytes of a folder's keys in one reply."""
 
 
 class Rendezvous:
@@ -45,18 +48,42 @@ class Rendezvous:
         """
         self._check_sizes(key, value)
         self._check_room(rank, key, value)
-        if (writer := self._writers.pop(key, None)) is not None:
-            self._keys[writer] -= 1
-            self._bytes[writer] -= _size(key, self._values[key])
+        self._remove(key)
         self._values[key], self._writers[key] = value, rank
         self._keys[rank] += 1
         self._bytes[rank] += _size(key, value)
         await self._notifier.announce()
 
-    async def find(self, key: str, seconds: float) -> str:
-        """Waits for a value and returns it; empty after `seconds` without one."""
-        await self._notifier.wait_for(lambda: key in self._values, seconds)
+    async def find(self, key: str, seconds: float, ended: Callable[[], bool] = lambda: False) -> str:
+        """Waits for a value and returns it; empty after `seconds` without one, or if the wait has `ended`."""
+        await self._notifier.wait_for(lambda: key in self._values or ended(), seconds)
         return self._values.get(key, "")
+
+    def folder(self, key: str) -> dict[str, str]:
+        """Returns other values of the key's folder, by name; of a large folder only some.
+
+        A member of a group reads a key of each other member, so it would otherwise need as many calls.
+        """
+        place = _folder_of(key)
+        found: dict[str, str] = {}
+        room = FOLDER_BYTES
+        for other, value in self._values.items():
+            if place and other != key and _folder_of(other) == place:
+                room -= _size(other, value)
+                if room < 0:
+                    break
+                found[other.removeprefix(place)] = value
+        return found
+
+    def forget(self, folder: str) -> None:
+        """Removes all keys of a folder, and of the folders in it."""
+        for key in [one for one in self._values if one.startswith(f"{folder}/")]:
+            self._remove(key)
+
+    def _remove(self, key: str) -> None:
+        if (writer := self._writers.pop(key, None)) is not None:
+            self._keys[writer] -= 1
+            self._bytes[writer] -= _size(key, self._values.pop(key))
 
     def _check_sizes(self, key: str, value: str) -> None:
         for what, text, most in (("key", key, KEY_BYTES), ("value", value, VALUE_BYTES)):
@@ -81,6 +108,11 @@ class Rendezvous:
                 f"the workers would publish {total} bytes, but the maximum is {TOTAL_BYTES};"
                 " publish shorter or fewer values"
             )
+
+
+def _folder_of(key: str) -> str:
+    """Returns a key's folder with its last slash; empty for a key without one."""
+    return "".join(key.rpartition("/")[:2])
 
 
 def _size(key: str, value: str) -> int:

@@ -7,36 +7,7 @@ import asyncio
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, disconnect, run
-
-
-async def ring(hub: Hub, size: int = 2, least: int = 1) -> list[pb.JoinReply]:
-    """Starts a ring and its first generation."""
-    joins = (hub.join(f"w{rank}", topology="ring", min_workers=least) for rank in range(size))
-    members = list(await asyncio.gather(*joins))
-    first = await asyncio.gather(*(regroup(hub, member, 0) for member in members))
-    assert [reply.generation for reply in first] == [1] * size
-    return members
-
-
-async def regroup(
-    hub: Hub,
-    member: pb.JoinReply,
-    generation: int,
-    note: str = "",
-    *,
-    boundary: bool = True,
-    wait: float = 10.0,
-) -> pb.RegroupReply:
-    request = pb.RegroupRequest(
-        rank=member.rank,
-        incarnation=member.incarnation,
-        generation=generation,
-        note=note,
-        boundary=boundary,
-        wait_seconds=wait,
-    )
-    return await hub.control.Regroup(request, CONTEXT)
+from tests.support.fakes.coordinator import Hub, Refused, disconnect, regroup, ring, run
 
 
 def ranks(reply: pb.RegroupReply) -> list[int]:

@@ -15,6 +15,7 @@ from hubring.ps.core.types import Member
 from hubring.ps.job.generations import Generations
 from hubring.workers.communicators.ring.healing import HealingRing
 from hubring.workers.communicators.ring.meeting import Meeting
+from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT
 
 
@@ -30,6 +31,7 @@ class HealingRanks:
         self.size = size
         self.compress = compress
         self.rings: dict[int, HealingRing] = {}
+        self.notes = SharedNotes()
         self._generations = Generations(1)
         self._changed = threading.Condition()
         self._incarnations = count(1)
@@ -47,9 +49,8 @@ class HealingRanks:
             if late:
                 self.live[rank] = self._member(rank)
             size = len(self._generations.current.members)
-        meeting = Meeting(
-            rank, "127.0.0.1", partial(self.regroup, rank), compress=self.compress, timeout=LIMIT
-        )
+        regroup = partial(self.regroup, rank)
+        meeting = Meeting(rank, "127.0.0.1", regroup, self.notes, compress=self.compress, timeout=LIMIT)
         ring = HealingRing(meeting, late=late, size=size, timeout=LIMIT)
         self.rings[rank] = ring
         return ring

@@ -12,7 +12,6 @@ from typing import ClassVar, TypeVar, cast
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 
 from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.client import KVClient
@@ -34,8 +33,10 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+from hubring.workers.communicators.ring.group import RingStore
 from tests.support.fakes.gpu import GPU, FakeMemory
 from tests.support.fakes.lazy_device import PromptDevice
+from tests.support.training.notes import SharedNotes
 from tests.support.transports.inproc import InprocTransport
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class RingRanks(Ranks):
     compress: ClassVar[str] = ""
 
     def __init__(self) -> None:
-        self.store = dist.HashStore()  # type: ignore[attr-defined]
+        self.store = RingStore(SharedNotes(), "ring", LIMIT)
 
     def join(self, rank: int) -> Communicator:
         return AllreduceCommunicator(

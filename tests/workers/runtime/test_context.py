@@ -28,17 +28,19 @@ from hubring.workers.runtime.worker import Worker
     ("server", "place"),
     [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("hub.example", "the way to hub.example")],
 )
-def test_a_ring_meets_where_rank_0_is_seen_from_the_server(
+def test_a_ring_listens_where_the_server_sees_this_host(
     monkeypatch: pytest.MonkeyPatch, server: str, place: str
 ) -> None:
     """Its host may have a way to the server and none to anywhere else, as compute nodes do."""
 
-    def asked(rank: int, host: str, *_: Any) -> None:
+    def asked(*_: Any, host: str, **__: Any) -> None:
         raise RingBroken(host)
 
-    monkeypatch.setattr(topology, "ring_store", asked)
+    monkeypatch.setattr(topology, "AllreduceCommunicator", asked)
     monkeypatch.setattr(topology, "towards", lambda host: f"the way to {host}")
-    session: Any = SimpleNamespace(address=f"{server}:5555", sender=SimpleNamespace(rank=0))
+    session: Any = SimpleNamespace(
+        address=f"{server}:5555", sender=SimpleNamespace(rank=0), size=2, board=None
+    )
     with pytest.raises(RingBroken, match=f"^{place}$"):
         topology._ring(WorkerConfig(), session, torch.device("cpu"))
 

@@ -6,11 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hubring.ps.compression.compressor import codec_for
 from hubring.ps.compression.quantization import Half
@@ -26,13 +26,11 @@ from hubring.workers.communicators.powersgd import LowRankMean
 from hubring.workers.communicators.ring import collectives
 from hubring.workers.communicators.ring.call_log import Results
 from hubring.workers.communicators.ring.gradient_mean import RingMean, ring_mean
-from hubring.workers.communicators.ring.group import own_address, ring_store
+from hubring.workers.communicators.ring.group import RingStore
 from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.communicators.ring.same_model import check_same_model
 from hubring.workers.communicators.ring.scheduler import RingScheduler
 from hubring.workers.communicators.ring.transfers import Transfers
-
-__all__ = ["AllreduceCommunicator", "ring_store"]
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +45,10 @@ class AllreduceCommunicator(Communicator):
     Args:
         rank: This worker's rank.
         size: Number of workers.
-        store: The store through which ranks connect; `ring_store` makes one.
+        store: The store through which ranks connect.
+        host: This worker's address for the other ranks.
         backend: `gloo`, or `nccl` if every rank has its own GPU.
         device: The model's device.
-        host: This worker's address for the other ranks; None derives it from the store.
         timeout: Seconds that one exchange may take.
         compress: Codec of the gradients, as in `hubring.ps.core.codecs`; empty: no compression.
         connect_timeout: Seconds that connecting may take; None: `timeout`.
@@ -70,11 +68,11 @@ class AllreduceCommunicator(Communicator):
         self,
         rank: int,
         size: int,
-        store: Store,
+        store: RingStore,
         *,
+        host: str,
         backend: str = "gloo",
         device: torch.device | str = "cpu",
-        host: str | None = None,
         timeout: float = 300.0,
         compress: str = "",
         connect_timeout: float | None = None,
@@ -92,14 +90,16 @@ class AllreduceCommunicator(Communicator):
         self._connect = partial(
             Ring, timeout=timeout, connect_timeout=connect_timeout, abortable=results is not None
         )
-        self._open = partial(self._connect, rank, size, backend=backend, device=torch.device(device))
+        self._open = partial(
+            self._connect, rank, size, backend=backend, device=torch.device(device), host=host
+        )
         self._results = results
         self._store, self._host = store, host
-        self.ring = self._open(store=store, host=host)
+        self.ring = self._open(store=store.within("gradients"))
         self._rings = [self.ring]
         try:
-            scheduler = self._scheduler(range(size), PrefixStore("collectives", store))
-        except RingBroken as error:
+            scheduler = self._scheduler(range(size), store.within("collectives"))
+        except HubringError as error:
             if results is not None:
                 self.ring.abort(error)  # or the other members would wait for this one
             raise
@@ -118,8 +118,7 @@ class AllreduceCommunicator(Communicator):
         if self._compress.startswith("powersgd:") and len(self._rings) == 1:
             # All ranks must start a ring's operations in the same order. Second phases start when first
             # phases end: in order among themselves, but at any time. So they use a second ring.
-            host = self._host or own_address(self._store)
-            self._rings.append(self._open(store=PrefixStore("second", self._store), host=host))
+            self._rings.append(self._open(store=self._store.within("second")))
         for bucket in buckets:
             what = f"the first parameters of bucket {bucket.spec.index}"
             collectives.broadcast_into(self.ring, bucket.values, 0, what)
@@ -166,7 +165,10 @@ class AllreduceCommunicator(Communicator):
         self._users[ranks] += 1
         if ranks not in self._schedulers:
             self._met[ranks] += 1
-            store = PrefixStore(f"group {ranks} {self._met[ranks]}", self._store)
+            name = sha256(str(ranks).encode()).hexdigest()[
+                :16
+            ]  # of many ranks, which the server's keys cannot hold
+            store = self._store.within(f"{name}.{self._met[ranks]}")
             self._schedulers[ranks] = self._scheduler(ranks, store)
 
     def close_group(self, ranks: tuple[int, ...]) -> None:
@@ -191,7 +193,7 @@ class AllreduceCommunicator(Communicator):
             scheduler.take_part(call, (), part)
         joined.when_done(on_end)
 
-    def _scheduler(self, members: Sequence[int], store: Store) -> RingScheduler:
+    def _scheduler(self, members: Sequence[int], store: RingStore) -> RingScheduler:
         """Makes a scheduler. Collectives always use Gloo and host memory, also with NCCL for gradients."""
         ring = self._connect(
             members.index(self.rank),
@@ -199,7 +201,7 @@ class AllreduceCommunicator(Communicator):
             store,
             backend="gloo",
             device=torch.device("cpu"),
-            host=self._host or own_address(self._store),
+            host=self._host,
             patient=True,
         )
         return RingScheduler(ring, members, self._results if len(members) == self.size else None)

@@ -45,9 +45,9 @@ class GroupConnections:
     def introduce(self, store: Store, rank: int, size: int) -> None:
         """Exchanges the listeners' addresses with the other members, before the group connects."""
         host, port = self._own[:2]
-        store.set(f"listener {rank}", f"{host} {port}")
+        store.set(f"listener/{rank}", f"{host} {port}")
         for other in range(size):
-            name, number = store.get(f"listener {other}").decode().split()
+            name, number = store.get(f"listener/{other}").decode().split()
             if other != rank:
                 self._others.add((name, int(number)))
 

@@ -1,4 +1,4 @@
-"""Connects the ranks of a ring: a store on rank 0, then a process group.
+"""Connects the ranks of a ring: a store in which they find each other, then a process group.
 
 Groups are made directly, not with `init_process_group`. That function allows one default
 group per process, which the script may need.
@@ -7,54 +7,86 @@ group per process, which the script may need.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
-from hubring.ps.core.errors import ConfigError, RingBroken
-from hubring.ps.transport.host import towards
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.workers.communicators.ring.connections import GroupConnections
 
 
-def ring_store(
-    rank: int,
-    host: str,
-    publish: Callable[[str], None],
-    lookup: Callable[[], str],
-    timeout: float,
-) -> TCPStore:
-    """Opens rank 0's store on a free port and connects the other ranks to it.
+class Notes(Protocol):
+    """What the workers of a job publish for each other; `hubring.ps.client.board.Board`."""
+
+    def publish(self, key: str, value: str) -> None: ...
+
+    def look_around(self, key: str, timeout: float, generation: int = 0) -> Mapping[str, str]: ...
+
+    def forget(self, folder: str) -> None: ...
+
+
+class RingStore(Store):
+    """The store through which the ranks of one group connect. What they set is on the job's own server.
+
+    torch calls it from C++, and only while this object lives: keep a reference as long as the group.
 
     Args:
-        rank: This process's rank.
-        host: Rank 0's address for the other ranks. Only rank 0 uses it.
-        publish: Publishes `host:port`. Called on rank 0.
-        lookup: Waits for the published address and returns it. Called on the other ranks.
-        timeout: Seconds that connecting may take.
-
-    Raises:
-        RingBroken: The store does not answer.
+        notes: What the workers publish.
+        folder: Begins the group's keys. All ranks give the same.
+        timeout: Seconds that one wait may take, unless torch gives a limit.
+        generation: The generation of a ring that heals; 0 for none.
     """
-    limit = timedelta(seconds=timeout)
-    try:
-        if rank == 0:
-            store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
-            publish(f"{host}:{store.port}")
-            return store
-        host, _, port = lookup().rpartition(":")
-        return TCPStore(host, int(port), is_master=False, timeout=limit)
-    except RuntimeError as cause:
-        raise RingBroken(
-            f"rank {rank} could not reach the ring's store on {host}: {gist(cause)};"
-            " rank 0's host must be reachable from this host on any port"
-        ) from cause
+
+    def __init__(self, notes: Notes, folder: str, timeout: float, generation: int = 0) -> None:
+        super().__init__()
+        self._notes, self._folder = notes, folder
+        self._timeout, self._generation = timeout, generation
+        self._known: dict[str, str] = {}
+
+    def within(self, name: str) -> RingStore:
+        """Returns the store of another group."""
+        return RingStore(self._notes, f"{self._folder}.{name}", self._timeout, self._generation)
+
+    def forget(self) -> None:
+        """Removes what the ranks have set. Call it once all have connected, on one rank."""
+        self._notes.forget(self._folder)
+
+    # What torch calls.
+
+    def set(self, key: str, value: bytes | str) -> None:
+        text = b64encode(value if isinstance(value, bytes) else value.encode()).decode()
+        self._notes.publish(f"{self._folder}/{key}", text)
+        self._known[f"{self._folder}/{key}"] = text
+
+    def get(self, key: str) -> bytes:
+        self._find(key, self._timeout)
+        return b64decode(self._known[f"{self._folder}/{key}"])
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self._find(key, self._timeout if timeout is None else timeout.total_seconds())
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Returns whether this rank has met the keys. A thread of NCCL's asks every second for a signal."""
+        return all(f"{self._folder}/{key}" in self._known for key in keys)
+
+    def _find(self, key: str, timeout: float) -> None:
+        full = f"{self._folder}/{key}"
+        if full in self._known:
+            return
+        try:
+            self._known.update(self._notes.look_around(full, timeout, self._generation))
+        except DeadlineExceeded as error:  # the last part of a key is the rank that sets it
+            text = f"rank {key.rpartition('/')[2]} did not publish where it listens"
+            raise DeadlineExceeded(text) from error
 
 
-def gist(cause: RuntimeError) -> str:
+def gist(cause: Exception) -> str:
     """Returns the message of a torch error without source location, advice and stack."""
     first = str(cause).split("\n")[0].split(" This is typically")[0]
     return re.sub(r"^\[\S+:\d+\] ", "", first).rstrip(". ")
@@ -66,7 +98,7 @@ def open_group(
     store: Store,
     backend: str,
     device: torch.device,
-    host: str | None,
+    host: str,
     timeout: float,
     connections: GroupConnections | None = None,
 ) -> Any:
@@ -75,12 +107,13 @@ def open_group(
     Raises:
         ConfigError: The backend is not available, or does not support the device.
         RingBroken: The ranks could not connect to each other.
+        HubringError: The job has failed meanwhile.
     """
     try:
         if backend == "gloo":
             if connections is None:
                 # By default Gloo uses the address of the host name, on many systems a loopback address.
-                made = dist.ProcessGroupGloo.create_device(hostname=host or own_address(store))
+                made = dist.ProcessGroupGloo.create_device(hostname=host)
             else:
                 connections.introduce(store, rank, size)
                 made = connections.device
@@ -90,10 +123,12 @@ def open_group(
             group: Any = dist.ProcessGroupGloo(store, rank, size, options)
             # Without a barrier, a connected rank could leave while other ranks still connect.
             group.barrier().wait()
+            if rank == 0 and isinstance(store, RingStore):
+                store.forget()
             return group
         if backend == "nccl":
             return _open_nccl(rank, size, store, device, timeout)
-    except RuntimeError as cause:
+    except (RuntimeError, DeadlineExceeded) as cause:
         raise RingBroken(
             f"rank {rank} of {size} could not connect to the other ranks within {timeout:g} s (--timeout):"
             f" {gist(cause)}"
@@ -110,16 +145,3 @@ def _open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout)
     return dist.ProcessGroupNCCL(store, rank, size, options)
-
-
-def own_address(store: Store) -> str:
-    """Returns this host's address on the network of the store.
-
-    Raises:
-        ConfigError: The store is not a TCPStore.
-    """
-    if not isinstance(store, TCPStore):
-        raise ConfigError(
-            f"cannot find this host's address from a {type(store).__name__}: pass host=..., or use a TCPStore"
-        )
-    return towards(store.host)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hubring.ps.client.board import RingGeneration
-from hubring.ps.core.errors import RingBroken
 from hubring.workers.communicators.ring.call_log import Results
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from hubring.workers.communicators.ring.dealing import Epoch
-from hubring.workers.communicators.ring.group import gist
+from hubring.workers.communicators.ring.group import Notes, RingStore
 from hubring.workers.communicators.ring.samples import Position
 
 CONNECT_SECONDS = 10.0
-"""How long members may take to connect. If one is lost meanwhile, they meet again after this time."""
-
-LIMIT = timedelta(seconds=CONNECT_SECONDS)
+"""How long members may take to connect. If one is lost meanwhile, they meet again within this time."""
 
 
 class Regroup(Protocol):
@@ -40,7 +35,6 @@ class Note(NamedTuple):
         collectives: Its last complete collective.
         positions: Its position in the samples of each sampler.
         histories: What a newcomer must know of each sampler, by iteration.
-        store: Where it listens with a store, in case it becomes the first member.
     """
 
     rank: int
@@ -49,7 +43,6 @@ class Note(NamedTuple):
     collectives: int
     positions: tuple[Position, ...] = ()
     histories: tuple[dict[int, Epoch], ...] = ()
-    store: str = ""
 
 
 class Agreed(NamedTuple):
@@ -86,6 +79,7 @@ class Meeting:
         identity: The member's rank in the job.
         host: Its address for the other members.
         regroup: Waits at the server for the next generation.
+        notes: What the members publish for each other.
         compress: As for `AllreduceCommunicator`.
         device: As for `AllreduceCommunicator`.
         timeout: As for `AllreduceCommunicator`.
@@ -96,6 +90,7 @@ class Meeting:
         identity: int,
         host: str,
         regroup: Regroup,
+        notes: Notes,
         *,
         compress: str = "",
         device: torch.device | str = "cpu",
@@ -103,8 +98,8 @@ class Meeting:
     ) -> None:
         self.identity = identity
         self.compress = compress
-        self._host = host
         self._regroup = regroup
+        self._notes = notes
         self._make = partial(
             AllreduceCommunicator,
             host=host,
@@ -125,9 +120,7 @@ class Meeting:
         Raises:
             HubringError: The job has failed.
         """
-        self._own = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
-        packed = msgspec.json.encode(note._replace(store=f"{self._host} {self._own.port}")).decode()
-        named = self._regroup(generation, packed, boundary=boundary)
+        named = self._regroup(generation, msgspec.json.encode(note).decode(), boundary=boundary)
         members = tuple(member.rank for member in named.members)
         notes = tuple(_notes.decode(member.note) for member in named.members)
         stays = tuple(note.rank for note, one in zip(notes, named.members, strict=True) if not one.newcomer)
@@ -142,18 +135,11 @@ class Meeting:
 
         Raises:
             RingBroken: The members could not connect. They meet again.
+            HubringError: The job has failed.
         """
         rank = agreed.members.index(self.identity)
-        try:
-            store = self._own if rank == 0 else _connected(agreed.notes[0].store)
-            return self._make(rank, len(agreed.members), store, results=results)
-        except RuntimeError as cause:
-            raise RingBroken(f"rank {rank} cannot reach the ring's store: {gist(cause)}") from cause
-
-
-def _connected(address: str) -> TCPStore:
-    host, port = address.split()
-    return TCPStore(host, int(port), is_master=False, timeout=LIMIT)
+        store = RingStore(self._notes, f"ring.{agreed.number}", CONNECT_SECONDS, agreed.number)
+        return self._make(rank, len(agreed.members), store, results=results)
 
 
 _notes = msgspec.json.Decoder(Note)

@@ -19,7 +19,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from hubring.ps.core.errors import HubringError, RingBroken
 from hubring.ps.core.work import Work
 from hubring.workers.communicators.ring.connections import GroupConnections
-from hubring.workers.communicators.ring.group import open_group, own_address
+from hubring.workers.communicators.ring.group import open_group
 from hubring.workers.communicators.ring.work import Operations, RingWork
 
 Launch = Callable[[Any], Any]
@@ -48,10 +48,10 @@ class Ring:
     Args:
         rank: This process's rank.
         size: Number of ranks.
-        store: The store through which ranks connect; `group.ring_store` makes one.
+        store: The store through which ranks connect.
         backend: `gloo` or `nccl`.
         device: Device of the tensors.
-        host: This process's address for the other ranks; None derives it from the store.
+        host: This process's address for the other ranks.
         timeout: Seconds that connecting, and each operation, may take.
         patient: Whether operations have no timeout. Connecting still has one.
         connect_timeout: Seconds that connecting may take; None: `timeout`.
@@ -70,7 +70,7 @@ class Ring:
         *,
         backend: str,
         device: torch.device,
-        host: str | None,
+        host: str,
         timeout: float,
         patient: bool = False,
         connect_timeout: float | None = None,
@@ -81,13 +81,15 @@ class Ring:
         self.device = device
         self.timeout = None if patient else timeout
         self.operations = Operations(rank)
-        self._connections = GroupConnections(host or own_address(store)) if abortable else None
+        self._connections = GroupConnections(host) if abortable else None
         self._group = open_group(
             rank, size, store, backend, device, host, connect_timeout or timeout, self._connections
         )
         if patient or connect_timeout is not None:
             self._group.set_timeout(FOREVER if patient else timedelta(seconds=timeout))
-        _python.Py_IncRef(self._group)  # never destroy the group, unless `close` drops this reference
+        self._store = store
+        for kept in (self._group, store):  # never destroy them, unless `close` drops this reference
+            _python.Py_IncRef(kept)
 
     def start(self, work: RingWork, launch: Launch) -> None:
         """Starts the operation of `work`. All ranks must start the same operations in the same order."""
@@ -164,7 +166,7 @@ class Ring:
         assert self._connections is not None
         self._connections.cut()
         if self.operations.end_thread(ABORT_SECONDS):
-            _python.Py_DecRef(group)
+            self._release(group)
         self._group = None
 
     def close(self) -> None:
@@ -176,8 +178,12 @@ class Ring:
         if not self.operations.failed:
             if self.device.type == "cuda":
                 group.shutdown()  # NCCL warns of a group that is only dropped
-            _python.Py_DecRef(group)
+            self._release(group)
         self.operations.fail(RingBroken("this worker has left the ring"))
+
+    def _release(self, group: Any) -> None:
+        for kept in (group, self._store):
+            _python.Py_DecRef(kept)
 
     def _gather_padded(self, what: str, data: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
         padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)

@@ -1,0 +1,96 @@
+"""No program asks a name server, so one that does not answer holds nothing up."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.cluster import SMALL, Cluster
+
+pytestmark = pytest.mark.slow
+
+ADDRESS = "127.0.0.80"
+ASKS = (
+    "from torch.distributed import TCPStore; TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)"
+)
+
+
+class Mute:
+    """A name server that never answers.
+
+    Args:
+        folder: For the files of the programs that ask it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.questions: list[bytes] = []
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind((ADDRESS, 53))
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+        file = folder / "resolv.conf"
+        file.write_text(f"nameserver {ADDRESS}\noptions timeout:1 attempts:1\n")
+        mount = f'mount --bind {file} {Path("/etc/resolv.conf").resolve()} && exec "$@"'
+        self.within = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+
+    def _listen(self) -> None:
+        while question := self._socket.recv(512):
+            self.questions.append(question)
+
+    def close(self) -> None:
+        self._socket.sendto(b"", (ADDRESS, 53))
+        self._thread.join()
+        self._socket.close()
+
+
+@pytest.fixture
+def mute(tmp_path: Path) -> Iterator[Mute]:
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
+        pytest.skip("mounts need root")
+    server = Mute(tmp_path)
+    yield server
+    server.close()
+
+
+@pytest.mark.full
+def test_torchs_own_store_asks(mute: Mute) -> None:
+    """Otherwise the tests below show nothing, and the ring could use it."""
+    subprocess.run([*mute.within, sys.executable, "-c", ASKS], check=True)
+    assert any(b"in-addr" in question for question in mute.questions)
+
+
+@pytest.mark.parametrize("flags", [("--topology", "hub"), ("--topology", "ring")], ids=" ".join)
+def test_a_job_starts(cluster: Cluster, mute: Mute, flags: Sequence[str]) -> None:
+    server, address = cluster.server("--workers", "2", "--once", within=mute.within)
+    workers = [cluster.worker(address, *flags, SMALL, "3", within=mute.within) for _ in range(2)]
+    assert [worker.done()["steps"] for worker in workers] == [3, 3]
+    server.done()
+    assert not mute.questions
+
+
+def test_a_ring_heals(cluster: Cluster, mute: Mute, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    flags = ["--topology", "ring", "--min-workers", "2", SMALL, "10", "16", "hold", str(go), "5"]
+    server, address = cluster.server("--workers", "3", "--once", within=mute.within)
+    workers = [cluster.worker(address, "--rank", str(rank), *flags, within=mute.within) for rank in range(3)]
+    for worker in workers:
+        worker.until_said("holding at 5")
+    workers[0].process.kill()
+    go.touch()
+    assert [worker.done()["size"] for worker in workers[1:]] == [2, 2]
+    server.done()
+    assert not mute.questions
+
+
+def test_the_doctor_adds_over_gloo(cluster: Cluster, mute: Mute) -> None:
+    """The doctor looks its own name up, which is one of its checks, and no address."""
+    doctor = cluster.run("doctor", "hubring.ps.cli", "doctor", within=mute.within)
+    doctor.wait()
+    assert not any(b"in-addr" in question or b"ip6" in question for question in mute.questions)

@@ -1,0 +1,128 @@
+"""Ranks of a ring find each other through what they publish."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from hubring.ps.core.errors import JobFailed, RingBroken
+from hubring.workers.communicators.ring.group import Notes, RingStore, open_group
+from tests.support.training.notes import SharedNotes
+from tests.support.training.ranks import LIMIT
+
+CPU = torch.device("cpu")
+
+
+def opened(rank: int, size: int, store: RingStore, timeout: float = LIMIT) -> float:
+    """Opens a group, and returns the sum of its ranks."""
+    group = open_group(rank, size, store, "gloo", CPU, "127.0.0.1", timeout)
+    total = torch.tensor([float(rank)])
+    group.allreduce([total]).wait()
+    group.barrier().wait()
+    return float(total)
+
+
+def on_threads(size: int, action: Callable[[int], Any]) -> list[Future[Any]]:
+    with ThreadPoolExecutor(size) as pool:
+        return [pool.submit(action, rank) for rank in range(size)]
+
+
+def test_what_torch_sets_is_read_by_other_ranks() -> None:
+    notes = SharedNotes()
+    one, other = (distributed.PrefixStore("p", RingStore(notes, "ring", 0.1)) for _ in range(2))  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="Not implemented"):
+        one.set("k", "")  # torch does not keep what is behind a PrefixStore
+    stores = [RingStore(notes, "ring", 0.1) for _ in range(2)]
+    one, other = (distributed.PrefixStore("p", store) for store in stores)  # type: ignore[attr-defined]
+    stores[0].set("p/k", b"\0\xff")
+    one.set("l", "text")
+    assert not other.check(["k"])
+    assert [other.get("k"), *other.multi_get(["k", "l"])] == [b"\0\xff", b"\0\xff", b"text"]
+    assert other.check(["k", "l"])
+    assert list(notes.values) == ["ring/p/k", "ring/p/l"]
+
+
+def test_several_groups_connect_at_once_while_other_threads_compute() -> None:
+    """torch calls the store from C++, without Python's lock."""
+    notes, ready, busy = SharedNotes(), threading.Event(), True
+
+    def compute() -> None:
+        while busy:
+            ready.set()
+
+    interval = sys.getswitchinterval()
+    spinner = threading.Thread(target=compute)
+    spinner.start()
+    try:
+        sys.setswitchinterval(0.05)  # a thread keeps the lock ten times as long as usually
+        assert ready.wait(LIMIT)
+        store = RingStore(notes, "ring", LIMIT)
+        sums = on_threads(12, lambda one: opened(one % 3, 3, store.within(str(one // 3))))
+        assert [each.result(LIMIT) for each in sums] == [3.0] * 12
+    finally:
+        busy = False
+        sys.setswitchinterval(interval)
+        spinner.join(LIMIT)
+    assert not notes.values  # a job may open any number of groups
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    store = RingStore(SharedNotes(), "ring", LIMIT)
+    ends = on_threads(2, lambda rank: opened(rank, 3, store, timeout=0.5))
+    for rank, end in enumerate(ends):
+        with pytest.raises(RingBroken) as raised:
+            end.result(LIMIT)
+        assert str(raised.value) == (
+            f"rank {rank} of 3 could not connect to the other ranks within 0.5 s (--timeout):"
+            " rank 2 did not publish where it listens"
+        )
+
+
+@pytest.mark.parametrize("error", [JobFailed("rank 2 left"), RingBroken("a member of the ring is lost")])
+def test_ranks_that_wait_for_each_other_end_when_the_job_fails(error: Any) -> None:
+    notes = SharedNotes()
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(opened, rank, 3, RingStore(notes, "ring", LIMIT)) for rank in range(2)]
+        notes.await_wait(2, LIMIT)
+        notes.fail(error)
+        for end in ends:
+            with pytest.raises(type(error), match=str(error)):
+                end.result(LIMIT)
+
+
+def test_a_process_may_fork_while_a_group_connects() -> None:
+    """The child has no thread that answers the store, and does not need one to end."""
+    notes = SharedNotes()
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(opened, 0, 2, RingStore(notes, "ring", LIMIT))]
+        notes.await_wait(1, LIMIT)
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        ends.append(pool.submit(opened, 1, 2, RingStore(notes, "ring", LIMIT)))
+        assert [end.result(LIMIT) for end in ends] == [1.0, 1.0]
+
+
+def test_the_store_asks_for_each_rank_only_if_it_must() -> None:
+    """A call may answer for several ranks, so a large ring needs few."""
+
+    class Generous(SharedNotes):
+        def look_around(self, key: str, timeout: float, generation: int = 0) -> dict[str, str]:
+            super().look_around(key, timeout, generation)
+            return dict(self.values)
+
+    notes: Notes = Generous()
+    stores = [RingStore(notes, "ring", LIMIT) for _ in range(4)]
+    for rank, store in enumerate(stores):
+        store.set(f"listener/{rank}", f"{rank}")
+    assert [stores[0].get(f"listener/{rank}") for rank in range(4)] == [b"0", b"1", b"2", b"3"]
+    assert notes.awaited == ["ring/listener/1"]  # type: ignore[attr-defined]
