@@ -1,0 +1,200 @@
+"""The connections to a ROUTER that have not completed ZeroMQ's handshake: few, and short.
+
+ZeroMQ limits neither the number of connections nor what one sends before its handshake ends, except by the
+size of a part. So a thread learns of each new connection from the ROUTER's monitor, and keeps a descriptor of
+its own for it, because ZeroMQ may close its own at any time. The kernel counts the bytes of a connection.
+
+Law: who has completed the handshake has been sent READY, which is longer than all that others are sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from typing import NamedTuple
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from hubring.ps.core import descriptors
+from hubring.ps.core.rejections import Rejections
+from hubring.ps.transport.zmq.malloc_settings import release_freed_memory
+from hubring.ps.transport.zmq.socket import has_message
+
+log = logging.getLogger(__name__)
+
+MOST = 128
+"""Connections whose handshake is not complete. Beyond it, the address with most of them loses its oldest."""
+
+LOOK_SECONDS = 0.005
+"""How often the thread looks at them. A stranger of the same host sends about 10 MB meanwhile."""
+
+HANDSHAKE_RECEIVED = 16 << 10
+"""Bytes that a client may send before its handshake ends. PLAIN takes 190, and CURVE 567."""
+
+HANDSHAKE_SENT = 96
+"""Bytes above which READY was sent. Others are sent the greeting (64) and ERROR (12) or PLAIN's WELCOME (10).
+
+Those with READY are sent at least 106 (https://rfc.zeromq.org/spec/37). CURVE's WELCOME makes it more, and only
+clients that know the shard's key are sent it.
+"""
+
+RELEASE_SECONDS = 5.0
+"""How long after a stranger that sent too much the memory that it filled goes back to the kernel."""
+
+_BATCH = 64
+"""Events between two looks."""
+
+_CLOSED = 7  # TCP_CLOSE
+_INFO = struct.Struct("<B119xQQ")
+"""The start of Linux's tcp_info: state, bytes_acked and bytes_received."""
+
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+
+
+class _Newcomer(NamedTuple):
+    """A connection.
+
+    Attributes:
+        line: Our descriptor of it.
+        address: The peer's IP address.
+    """
+
+    line: socket.socket
+    address: str
+
+
+class Newcomers:
+    """Watches a ROUTER's new connections in a thread until `close`.
+
+    Args:
+        router: Listens; it has no other monitor.
+        port: The port that it listens on.
+        rejections: Counts the connections that are closed here.
+    """
+
+    def __init__(self, router: zmq.Socket[bytes], port: int, rejections: Rejections) -> None:
+        self._router = router
+        self._port = port
+        self._rejections = rejections
+        self._held: dict[int, _Newcomer] = {}
+        """By ZeroMQ's descriptor, oldest first."""
+        self._members: set[int] = set()
+        """ZeroMQ's descriptors of the other connections."""
+        self._release_at = 0.0
+        self._monitor = router.get_monitor_socket(_EVENTS)
+        self._thread = threading.Thread(target=self._run, name="zmq newcomers", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops watching. Only the ROUTER's thread may call it."""
+        self._router.disable_monitor()
+        self._thread.join()
+        self._monitor.close(0)
+
+    def _run(self) -> None:
+        # ZeroMQ's threads wait for this one once 1,000 events are unread, so it must not end before close().
+        while self._take_events():
+            for number in list(self._held):
+                self._look(number)
+            while self._excess() > 0:
+                self._close_oldest()
+            if self._release_at and time.monotonic() > self._release_at:
+                self._release_at = 0.0
+                release_freed_memory()
+        for newcomer in self._held.values():
+            newcomer.line.close()
+
+    def _take_events(self) -> bool:
+        """Waits for an event or for the next look. Returns whether to go on."""
+        self._monitor.poll(1000 * LOOK_SECONDS if self._held or self._release_at else None)
+        for _ in range(_BATCH):
+            if not has_message(self._monitor):
+                break
+            message = parse_monitor_message(self._monitor.recv_multipart())
+            if message["event"] == zmq.EVENT_MONITOR_STOPPED:
+                return False
+            number = message["value"]
+            self._forget(number)
+            self._members.discard(number)
+            if message["event"] == zmq.EVENT_ACCEPTED:
+                self._add(number)
+        return True
+
+    def _add(self, number: int) -> None:
+        try:
+            line = self._own(number)
+        except OSError as error:
+            if descriptors.out_of_them(error):
+                text = f"cannot watch a new ZeroMQ connection, and closed an older one: {error}"
+                self._rejections.add("descriptors", log, text)
+                self._close_oldest()
+            return
+        try:
+            if line.getsockname()[1] == self._port:  # otherwise it has ended, and the number is another file's
+                self._held[number] = _Newcomer(line, line.getpeername()[0])
+                return
+        except OSError:  # its peer has gone
+            pass
+        line.close()
+
+    @staticmethod
+    def _own(number: int) -> socket.socket:
+        own = os.dup(number)
+        try:
+            return socket.socket(fileno=own)
+        except OSError:
+            os.close(own)
+            raise
+
+    def _look(self, number: int) -> None:
+        """Ends the watch of a connection that has completed its handshake or ended, or sends too much."""
+        newcomer = self._held[number]
+        try:
+            told = newcomer.line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+            state, sent, received = _INFO.unpack(told)
+        except (OSError, struct.error):
+            return  # a kernel that does not count: the number of connections is limited all the same
+        if sent > HANDSHAKE_SENT:
+            self._members.add(number)
+            self._forget(number)
+        elif state == _CLOSED:
+            self._forget(number)
+        elif received > HANDSHAKE_RECEIVED:
+            text = f"closed a ZeroMQ connection of {newcomer.address}: it sent {received} bytes before the"
+            self._rejections.add("handshake", log, f"{text} end of its handshake")
+            self._release_at = self._release_at or time.monotonic() + RELEASE_SECONDS
+            self._shut(number)
+
+    def _excess(self) -> int:
+        """Returns how many connections are too many."""
+        room = min(descriptors.share(MOST, 8), max(0, descriptors.limit() // 2 - len(self._members)))
+        return len(self._held) - room
+
+    def _close_oldest(self) -> None:
+        """Closes the oldest connection of the address that has most: a member's handshake takes milliseconds."""
+        if not self._held:
+            return
+        [(address, count)] = Counter(each.address for each in self._held.values()).most_common(1)
+        oldest = next(number for number, each in self._held.items() if each.address == address)
+        text = f"closed a ZeroMQ connection of {address}, which had {count} in their handshake"
+        self._rejections.add("connections", log, text)
+        self._shut(oldest)
+
+    def _shut(self, number: int) -> None:
+        """Closes a connection: ZeroMQ sees its end and frees its memory."""
+        try:
+            self._held[number].line.shutdown(socket.SHUT_RDWR)
+        except OSError:  # its peer has closed it
+            pass
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        newcomer = self._held.pop(number, None)
+        if newcomer is not None:
+            newcomer.line.close()
