@@ -385,7 +385,7 @@ def _bounds(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", 4 << 20),
-        ("grpc.max_allowed_incoming_connections", descriptors.share(members + _SPARE_CONNECTIONS, 2)),
+        ("grpc.max_allowed_incoming_connections", descriptors.share(members + _SPARE_CONNECTIONS, 3)),
         ("grpc.max_concurrent_streams", 256),
         *STRANGERS,
     ]

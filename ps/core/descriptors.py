@@ -33,7 +33,7 @@ def limit() -> int:
 
 
 def share(wanted: int, parts: int) -> int:
-    """Returns how many connections one kind may have: `wanted`, or one of `parts` parts of all descriptors."""
+    """Returns how many connections one kind may have: `wanted`, or one of `parts` of all descriptors."""
     return max(1, min(wanted, limit() // parts))
 
 

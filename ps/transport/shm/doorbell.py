@@ -125,7 +125,9 @@ class Doorbell:
         except OSError as error:
             raise EOFError(str(error)) from error
         if flags & socket.MSG_CTRUNC and not descriptors:  # there was room for one in the buffer
-            raise OSError(errno.EMFILE, "the worker's memory needs a file descriptor, and this process has none")
+            raise OSError(
+                errno.EMFILE, "the worker's memory needs a file descriptor, and this process has none"
+            )
         if len(descriptors) > 1 or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -9,6 +9,7 @@ Law: who has completed the handshake has been sent READY, which is longer than a
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import socket
@@ -28,31 +29,34 @@ from hubring.ps.transport.zmq.socket import has_message
 
 log = logging.getLogger(__name__)
 
-MOST = 128
+MOST = 256
 """Connections whose handshake is not complete. Beyond it, the address with most of them loses its oldest."""
 
-LOOK_SECONDS = 0.005
-"""How often the thread looks at them. A stranger of the same host sends about 10 MB meanwhile."""
+LOOK_SECONDS = 0.002
+"""How often the thread looks at them. A stranger of the same host sends about 4 MB meanwhile."""
 
 HANDSHAKE_RECEIVED = 16 << 10
 """Bytes that a client may send before its handshake ends. PLAIN takes 190, and CURVE 567."""
 
 HANDSHAKE_SENT = 96
-"""Bytes above which READY was sent. Others are sent the greeting (64) and ERROR (12) or PLAIN's WELCOME (10).
+"""Bytes above which READY was sent (https://rfc.zeromq.org/spec/37).
 
-Those with READY are sent at least 106 (https://rfc.zeromq.org/spec/37). CURVE's WELCOME makes it more, and only
-clients that know the shard's key are sent it.
+Others are sent the greeting (64) and ERROR (12) or PLAIN's WELCOME (10), those with READY at least 106. CURVE's
+WELCOME makes it more, but it is only sent to clients that know the shard's key.
 """
 
 RELEASE_SECONDS = 5.0
 """How long after a stranger that sent too much the memory that it filled goes back to the kernel."""
 
-_BATCH = 64
+_BATCH = 256
 """Events between two looks."""
 
 _CLOSED = 7  # TCP_CLOSE
 _INFO = struct.Struct("<B119xQQ")
 """The start of Linux's tcp_info: state, bytes_acked and bytes_received."""
+
+_LIBC = ctypes.CDLL(None)
+_UNSPECIFIED = (ctypes.c_ubyte * 16)()  # a sockaddr of AF_UNSPEC
 
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 
@@ -84,6 +88,8 @@ class Newcomers:
         self._rejections = rejections
         self._held: dict[int, _Newcomer] = {}
         """By ZeroMQ's descriptor, oldest first."""
+        self._counts: Counter[str] = Counter()
+        """Their number by address."""
         self._members: set[int] = set()
         """ZeroMQ's descriptors of the other connections."""
         self._release_at = 0.0
@@ -102,8 +108,6 @@ class Newcomers:
         while self._take_events():
             for number in list(self._held):
                 self._look(number)
-            while self._excess() > 0:
-                self._close_oldest()
             if self._release_at and time.monotonic() > self._release_at:
                 self._release_at = 0.0
                 release_freed_memory()
@@ -127,30 +131,36 @@ class Newcomers:
         return True
 
     def _add(self, number: int) -> None:
-        try:
-            line = self._own(number)
-        except OSError as error:
-            if descriptors.out_of_them(error):
-                text = f"cannot watch a new ZeroMQ connection, and closed an older one: {error}"
-                self._rejections.add("descriptors", log, text)
-                self._close_oldest()
+        line = self._own(number)
+        if line is None:
             return
         try:
-            if line.getsockname()[1] == self._port:  # otherwise it has ended, and the number is another file's
-                self._held[number] = _Newcomer(line, line.getpeername()[0])
+            if (
+                line.getsockname()[1] == self._port
+            ):  # otherwise it has ended, and the number is another file's
+                newcomer = _Newcomer(line, line.getpeername()[0])
+                self._held[number] = newcomer
+                self._counts[newcomer.address] += 1
+                self._limit()
                 return
         except OSError:  # its peer has gone
             pass
         line.close()
 
-    @staticmethod
-    def _own(number: int) -> socket.socket:
-        own = os.dup(number)
+    def _own(self, number: int) -> socket.socket | None:
+        """Returns another descriptor of a connection, or None if the connection has ended."""
+        own = -1
         try:
+            own = os.dup(number)
             return socket.socket(fileno=own)
-        except OSError:
-            os.close(own)
-            raise
+        except OSError as error:
+            if own >= 0:
+                os.close(own)
+            if not (self._held and descriptors.out_of_them(error)):
+                return None
+        self._rejections.add("descriptors", log, "closed a ZeroMQ connection: no file descriptor is free")
+        self._close_oldest()
+        return self._own(number)
 
     def _look(self, number: int) -> None:
         """Ends the watch of a connection that has completed its handshake or ended, or sends too much."""
@@ -171,30 +181,34 @@ class Newcomers:
             self._release_at = self._release_at or time.monotonic() + RELEASE_SECONDS
             self._shut(number)
 
-    def _excess(self) -> int:
-        """Returns how many connections are too many."""
-        room = min(descriptors.share(MOST, 8), max(0, descriptors.limit() // 2 - len(self._members)))
-        return len(self._held) - room
+    def _limit(self) -> None:
+        """Closes connections that are too many."""
+        room = min(descriptors.share(MOST, 16), descriptors.limit() // 2 - len(self._members))
+        while self._held and len(self._held) > room:
+            [(address, count)] = self._counts.most_common(1)
+            text = f"closed a ZeroMQ connection of {address}, which had {count} in their handshake"
+            self._rejections.add("connections", log, text)
+            self._close_oldest()
 
     def _close_oldest(self) -> None:
-        """Closes the oldest connection of the address that has most: a member's handshake takes milliseconds."""
-        if not self._held:
-            return
-        [(address, count)] = Counter(each.address for each in self._held.values()).most_common(1)
-        oldest = next(number for number, each in self._held.items() if each.address == address)
-        text = f"closed a ZeroMQ connection of {address}, which had {count} in their handshake"
-        self._rejections.add("connections", log, text)
-        self._shut(oldest)
+        """Closes the oldest connection of the address that has most: a member's takes milliseconds."""
+        [(address, _)] = self._counts.most_common(1)
+        self._shut(next(number for number, each in self._held.items() if each.address == address))
 
     def _shut(self, number: int) -> None:
         """Closes a connection: ZeroMQ sees its end and frees its memory."""
-        try:
-            self._held[number].line.shutdown(socket.SHUT_RDWR)
-        except OSError:  # its peer has closed it
-            pass
+        _reset(self._held[number].line)
         self._forget(number)
 
     def _forget(self, number: int) -> None:
         newcomer = self._held.pop(number, None)
         if newcomer is not None:
             newcomer.line.close()
+            self._counts[newcomer.address] -= 1
+            if not self._counts[newcomer.address]:
+                del self._counts[newcomer.address]
+
+
+def _reset(line: socket.socket) -> None:
+    """Ends a connection, and frees what the kernel has received, which ZeroMQ would read after `shutdown`."""
+    _LIBC.connect(line.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))  # connect(2) of AF_UNSPEC
