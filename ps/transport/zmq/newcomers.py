@@ -25,7 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 from hubring.ps.core import descriptors
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.transport.zmq.malloc_settings import release_freed_memory
-from hubring.ps.transport.zmq.socket import has_message
+from hubring.ps.transport.zmq.socket import HANDSHAKE_MS, has_message
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ HANDSHAKE_RECEIVED = 16 << 10
 HANDSHAKE_SENT = 96
 """Bytes above which READY was sent (https://rfc.zeromq.org/spec/37).
 
-Others are sent the greeting (64) and ERROR (12) or PLAIN's WELCOME (10), those with READY at least 106. CURVE's
-WELCOME makes it more, but it is only sent to clients that know the shard's key.
+Others are sent the greeting (64) and ERROR (12) or PLAIN's WELCOME (10), those with READY at least 106.
+CURVE's WELCOME makes it more, but it is only sent to clients that know the shard's key.
 """
 
 RELEASE_SECONDS = 5.0
@@ -52,8 +52,11 @@ _BATCH = 256
 """Events between two looks."""
 
 _CLOSED = 7  # TCP_CLOSE
-_INFO = struct.Struct("<B119xQQ")
-"""The start of Linux's tcp_info: state, bytes_acked and bytes_received."""
+_INFO = struct.Struct("<B127xQ64xQQ")
+"""The start of Linux's tcp_info: state, bytes_received, and (since 4.19) bytes_sent and bytes_retrans."""
+
+_HANDSHAKE_SECONDS = HANDSHAKE_MS / 1000 + 1.0
+"""After this time, ZeroMQ has closed a connection whose handshake is not complete."""
 
 _LIBC = ctypes.CDLL(None)
 _UNSPECIFIED = (ctypes.c_ubyte * 16)()  # a sockaddr of AF_UNSPEC
@@ -67,10 +70,12 @@ class _Newcomer(NamedTuple):
     Attributes:
         line: Our descriptor of it.
         address: The peer's IP address.
+        since: When it was accepted, in monotonic seconds.
     """
 
     line: socket.socket
     address: str
+    since: float
 
 
 class Newcomers:
@@ -116,7 +121,7 @@ class Newcomers:
 
     def _take_events(self) -> bool:
         """Waits for an event or for the next look. Returns whether to go on."""
-        self._monitor.poll(1000 * LOOK_SECONDS if self._held or self._release_at else None)
+        self._monitor.poll(int(1000 * LOOK_SECONDS) if self._held or self._release_at else None)
         for _ in range(_BATCH):
             if not has_message(self._monitor):
                 break
@@ -138,7 +143,7 @@ class Newcomers:
             if (
                 line.getsockname()[1] == self._port
             ):  # otherwise it has ended, and the number is another file's
-                newcomer = _Newcomer(line, line.getpeername()[0])
+                newcomer = _Newcomer(line, line.getpeername()[0], time.monotonic())
                 self._held[number] = newcomer
                 self._counts[newcomer.address] += 1
                 self._limit()
@@ -159,7 +164,7 @@ class Newcomers:
             if not (self._held and descriptors.out_of_them(error)):
                 return None
         self._rejections.add("descriptors", log, "closed a ZeroMQ connection: no file descriptor is free")
-        self._close_oldest()
+        self._shut(self._oldest()[0])
         return self._own(number)
 
     def _look(self, number: int) -> None:
@@ -167,10 +172,10 @@ class Newcomers:
         newcomer = self._held[number]
         try:
             told = newcomer.line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-            state, sent, received = _INFO.unpack(told)
-        except (OSError, struct.error):
-            return  # a kernel that does not count: the number of connections is limited all the same
-        if sent > HANDSHAKE_SENT:
+            state, received, sent, again = _INFO.unpack(told)
+        except (OSError, struct.error):  # an old kernel, which does not count
+            state = received = sent = again = 0
+        if sent - again > HANDSHAKE_SENT or time.monotonic() - newcomer.since > _HANDSHAKE_SECONDS:
             self._members.add(number)
             self._forget(number)
         elif state == _CLOSED:
@@ -185,15 +190,18 @@ class Newcomers:
         """Closes connections that are too many."""
         room = min(descriptors.share(MOST, 16), descriptors.limit() // 2 - len(self._members))
         while self._held and len(self._held) > room:
-            [(address, count)] = self._counts.most_common(1)
-            text = f"closed a ZeroMQ connection of {address}, which had {count} in their handshake"
-            self._rejections.add("connections", log, text)
-            self._close_oldest()
+            number, address = self._oldest()
+            self._look(number)
+            if number in self._held:
+                text = f"closed a ZeroMQ connection of {address}, which had"
+                text = f"{text} {self._counts[address]} in their handshake"
+                self._rejections.add("connections", log, text)
+                self._shut(number)
 
-    def _close_oldest(self) -> None:
-        """Closes the oldest connection of the address that has most: a member's takes milliseconds."""
+    def _oldest(self) -> tuple[int, str]:
+        """Returns the oldest connection of the address that has most: a member's handshake is short."""
         [(address, _)] = self._counts.most_common(1)
-        self._shut(next(number for number, each in self._held.items() if each.address == address))
+        return next(number for number, each in self._held.items() if each.address == address), address
 
     def _shut(self, number: int) -> None:
         """Closes a connection: ZeroMQ sees its end and frees its memory."""
