@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.campaign.fuzz.ports import listening, ports
-from tests.support.processes.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster, Program
 
 ATTACKS = (
     *("calls", "wrong_tokens", "streams", "large_calls", "noise", "connections", "half_open", "pages"),
@@ -86,6 +86,14 @@ class Watch:
         return sum(process.memory_info().rss for process in self._processes)
 
 
+def processes_of(server: Program, worker: Program, status: Callable[[], dict[str, Any]]) -> list[int]:
+    """Waits until all workers train; returns the server's process, and that of its shard, which runs then."""
+    trained = Watch(status, [])
+    worker.until(lambda: len(trained.steps()) == WORKERS and min(trained.steps()) > 20, "steps")
+    (shard,) = server.children("hubring.ps.shard.process")
+    return [server.process.pid, shard]
+
+
 def places_of(address: str, server: int, shards: list[int]) -> list[str]:
     """The arguments of a flood of a server with a page and its shards."""
     host, _, control = address.rpartition(":")
@@ -110,10 +118,9 @@ def test_silent_connections_leave_descriptors_for_the_members(
     few = ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh"]
     server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0", within=few)
     pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(WORKERS)]
-    pids = [server.process.pid, *server.children("hubring.ps.shard.process")]
     with cluster.asking(address) as status:
+        pids = processes_of(server, pair[0], status)
         watch = Watch(status, pids)
-        pair[0].until(lambda: len(watch.steps()) == WORKERS and min(watch.steps()) > 20, "steps")
         before = server.said()
         with watch.flood():
             sent = cluster.run(
@@ -134,11 +141,9 @@ def test_silent_connections_leave_descriptors_for_the_members(
 def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster, wire: str) -> None:
     server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0")
     pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(WORKERS)]
-    pids = [server.process.pid, *server.children("hubring.ps.shard.process")]
-    places = places_of(address, pids[0], pids[1:])
     with cluster.asking(address) as status:
-        trained = Watch(status, pids)
-        pair[0].until(lambda: len(trained.steps()) == WORKERS and min(trained.steps()) > 20, "steps")
+        pids = processes_of(server, pair[0], status)
+        places = places_of(address, pids[0], pids[1:])
         for attack in ATTACKS:
             watch = Watch(status, pids)
             with watch.flood():
