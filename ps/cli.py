@@ -185,6 +185,7 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
 
     from hubring.ps.config.environment import environment
     from hubring.ps.config.sources import load_server
+    from hubring.ps.core.descriptors import raise_limit
     from hubring.ps.observe import logs
     from hubring.ps.process.end_with_parent import PARENT, follow
     from hubring.ps.process.supervised import is_supervised
@@ -194,6 +195,7 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
         return _start_again_and_again(config.restarts, config.checkpoint_dir), None
     follow(int(environment().get(PARENT, 0)))
     logs.configure(config.log_format).role = "hub"
+    raise_limit()  # children inherit it
     if config.device != "cpu":
         from hubring.ps.shard import gpu
 

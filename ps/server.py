@@ -26,6 +26,7 @@ from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends, failovers
+from hubring.ps.core import descriptors
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite, Preempted
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.core.types import MAX_WORLD_SIZE
@@ -383,7 +384,7 @@ def _bounds(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", 4 << 20),
-        ("grpc.max_allowed_incoming_connections", members + _SPARE_CONNECTIONS),
+        ("grpc.max_allowed_incoming_connections", descriptors.share(members + _SPARE_CONNECTIONS, 3)),
         ("grpc.max_concurrent_streams", 256),
         *STRANGERS,
     ]

@@ -21,6 +21,8 @@ Reason = Literal[
     "streams",
     "silent stream",
     "connections",
+    "descriptors",
+    "handshake",
     "slow reader",
 ]
 """What was too large, too many, or not allowed. The values of the metrics' label."""

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from hubring.ps.core import descriptors
 from hubring.ps.core.rejections import Rejections
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class HttpListener:
             limit_concurrency=MOST_VISITORS,
             backlog=MOST_AT_ONCE,
         )
+        _count_failed_accepts(rejections)
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([listening]))
 
@@ -91,7 +93,8 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
         same = sum(_address(other) == address for other in self.connections)
-        if len(self.connections) > MOST_CONNECTIONS or same > MOST_OF_ADDRESS:
+        most = descriptors.share(MOST_CONNECTIONS, 8)
+        if len(self.connections) > most or same > MOST_OF_ADDRESS:
             text = f"refused a connection of {address} to the status page: {same} of it are open"
             self._rejections.add("connections", log, text)
             transport.abort()
@@ -129,6 +132,20 @@ class _Protocol(H11Protocol):
         self.handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
             self._unset_keepalive_if_required()
+
+
+def _count_failed_accepts(rejections: Rejections) -> None:
+    """Counts connections for which the system had no descriptor; asyncio would log 64 tracebacks a second."""
+
+    def note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and "socket" in context and descriptors.out_of_them(error):
+            text = f"cannot accept a connection to the status page for now: {error.strerror}"
+            rejections.add("descriptors", log, text)
+        else:
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(note)
 
 
 def _address(connection: object) -> str:

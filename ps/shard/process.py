@@ -20,6 +20,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.config.address import is_loopback
 from hubring.ps.config.environment import environment
+from hubring.ps.core import descriptors
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
     RESTART_ALL,
@@ -214,6 +215,7 @@ def main() -> None:
     torch.set_num_threads(1)
     place = logs.configure(settings.log_format)
     place.role = "shard"
+    descriptors.raise_limit()
     orphaned = threading.Event()
     if settings.parent:
         watched = (settings.parent, orphaned)

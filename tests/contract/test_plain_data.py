@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable
 from itertools import count
 
@@ -31,7 +32,7 @@ from tests.support.transports.connection_checks import overtakes_only_by_priorit
 from tests.support.transports.messages import PATIENCE, ask, noise, number_of, request
 from tests.support.transports.one_shard import SOON, OneShard, begin, push
 from tests.support.transports.relay import BitFlip, Relay
-from tests.support.transports.serving import MakeTransport, Serving
+from tests.support.transports.serving import Answer, MakeTransport, Serving
 from tests.support.transports.thief import zmq_thief
 
 LOCK = lock(tls=True, curve=False)
@@ -173,6 +174,67 @@ def test_who_took_the_port_of_a_dead_shard_gets_nothing(answer: bytes | None, ap
     ):
         PlainData(apart=apart).dial(f"tcp://127.0.0.1:{port}", seconds)
     assert heard == [[QUESTION]]
+
+
+class Sniffer:
+    """Has seen the password and a member's messages, and sends to a listener under any name."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def send(self, name: bytes, parts: list[bytes]) -> None:
+        """Sends a message, and waits for the answer of the listener."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            dealer.routing_id = name
+            handshake.show(dealer, LOCK.door.password)
+            dealer.connect(self._address)
+            dealer.send_multipart(parts)
+            assert dealer.poll(int(1000 * PATIENCE))
+
+
+def seen_and_answered(damage: list[str]) -> Answer:
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        damage.append(envelope.message.damage)
+        listener.send(envelope.reply_to, request(7), stable=True)
+
+    return answer
+
+
+def test_an_old_request_is_refused_however_many_names_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MAX_REPLY_ROUTES", 3)
+    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MAX_NAMES", 3, raising=False)
+    damage: list[str] = []
+    name = b"v" * 16
+    member = KeyedSeal(LOCK.door.data_key, name, serves=False, numbers=count())
+    old = [member.seal(request(1))]
+    with Serving(PlainData(), seen_and_answered(damage)) as server:
+        sniffer = Sniffer(server.address)
+        sniffer.send(name, old)  # as the member does, which leaves then
+        for number in range(5):
+            sniffer.send(b"%16d" % number, [b"x" * 100])
+        sniffer.send(name, old)
+    assert damage[0] == ""
+    assert all("without the connection's key" in each for each in damage[1:-1])
+    assert "came again" in damage[-1]
+
+
+def test_a_shard_serves_no_more_connections_than_it_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MAX_NAMES", 1)
+    transport = PlainData()
+    rejections = transport._rejections
+    with (
+        Serving(transport) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as first,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as second,
+    ):
+        assert number_of(ask(first, request(1))) == 1
+        second.send(request(1))
+        second.flush()
+        while not rejections.counts():
+            time.sleep(0.01)
+        assert number_of(ask(first, request(2))) == 2
+    assert rejections.counts() == {"connections": 1}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.campaign.fuzz.ports import listening, ports
-from tests.support.processes.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster, Program
 
 ATTACKS = (
     *("calls", "wrong_tokens", "streams", "large_calls", "noise", "connections", "half_open", "pages"),
@@ -19,6 +19,7 @@ ATTACKS = (
 )
 MOST_BYTES = 64 << 20
 WORKERS = 2
+MOST_LINES = 150
 SAMPLE_SECONDS = 0.02
 STATUS_SECONDS = 0.2
 
@@ -85,20 +86,64 @@ class Watch:
         return sum(process.memory_info().rss for process in self._processes)
 
 
+def processes_of(server: Program, worker: Program, status: Callable[[], dict[str, Any]]) -> list[int]:
+    """Waits until all workers train; returns the server's process, and that of its shard, which runs then."""
+    trained = Watch(status, [])
+    worker.until(lambda: len(trained.steps()) == WORKERS and min(trained.steps()) > 20, "steps")
+    (shard,) = server.children("hubring.ps.shard.process")
+    return [server.process.pid, shard]
+
+
+def places_of(address: str, server: int, shards: list[int]) -> list[str]:
+    """The arguments of a flood of a server with a page and its shards."""
+    host, _, control = address.rpartition(":")
+    found = ports(int(control), server, shards)
+    (page,) = {*listening(server)} - {int(control)}
+    return [host, control, str(page), *map(str, found.shards), *(f"@{name.decode()}" for name in found.shm)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wire", "limit"),
+    [
+        ("shm", "-Sn 300"),
+        pytest.param("shm", "-n 300", marks=pytest.mark.full),
+        pytest.param("zmq", "-n 1024", marks=pytest.mark.full),
+        pytest.param("grpc", "-n 1024", marks=pytest.mark.full),
+    ],
+)
+def test_silent_connections_leave_descriptors_for_the_members(
+    cluster: Cluster, wire: str, limit: str
+) -> None:
+    few = ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh"]
+    server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0", within=few)
+    pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(WORKERS)]
+    with cluster.asking(address) as status:
+        pids = processes_of(server, pair[0], status)
+        watch = Watch(status, pids)
+        before = server.said()
+        with watch.flood():
+            sent = cluster.run(
+                "flood", "tests.support.scripts.flood", "connections", *places_of(address, pids[0], pids[1:])
+            ).done()
+        assert sent["open"] > 1024
+        pair[0].until(watch.go_on, "more steps of all workers")
+    logged = server.said().removeprefix(before)
+    assert "Traceback" not in logged
+    assert len(logged.splitlines()) < MOST_LINES, logged
+    assert all(program.process.poll() is None for program in (server, *pair))
+    assert all("connection lost" not in worker.said() for worker in pair)
+
+
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("wire", ["shm", "zmq", "grpc"])
 def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster, wire: str) -> None:
     server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0")
     pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(WORKERS)]
-    pids = [server.process.pid, *server.children("hubring.ps.shard.process")]
-    host, _, control = address.rpartition(":")
-    found = ports(int(control), server.process.pid, pids[1:])
-    (page,) = {*listening(server.process.pid)} - {int(control)}
-    places = [host, control, str(page), *map(str, found.shards), *(f"@{name.decode()}" for name in found.shm)]
     with cluster.asking(address) as status:
-        trained = Watch(status, pids)
-        pair[0].until(lambda: len(trained.steps()) == WORKERS and min(trained.steps()) > 20, "steps")
+        pids = processes_of(server, pair[0], status)
+        places = places_of(address, pids[0], pids[1:])
         for attack in ATTACKS:
             watch = Watch(status, pids)
             with watch.flood():

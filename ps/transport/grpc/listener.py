@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from hubring.ps.core import descriptors
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.door import Lock
@@ -34,7 +35,10 @@ MAX_CALLS = MAX_STREAMS + 4096
 """Maximum number of open streams and calls of one listener. A refused call takes 0.2 ms."""
 
 MAX_CONNECTIONS = 2 * MAX_STREAMS
-"""Maximum number of TCP connections of one listener. A stream has a connection of its own."""
+"""Maximum number of TCP connections of one listener. A stream has a connection of its own.
+
+A listener takes at most a quarter of the process's descriptors for them.
+"""
 
 CONNECTION_CALLS = 64
 """Maximum number of open streams and calls of one TCP connection."""
@@ -62,7 +66,6 @@ window grow, it took 139 ms.
 _SERVER = (
     *BOTH_ENDS,
     ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),
-    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.max_concurrent_streams", CONNECTION_CALLS),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -98,7 +101,10 @@ class GrpcListener:
         self._server = grpc.server(
             self._control_threads,
             interceptors=guards,
-            options=_SERVER,
+            options=(
+                *_SERVER,
+                ("grpc.max_allowed_incoming_connections", descriptors.share(MAX_CONNECTIONS, 4)),
+            ),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
         exchange: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(

@@ -8,6 +8,7 @@ other process is the main cost.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -113,6 +114,7 @@ class Doorbell:
         Raises:
             EOFError: The other end has closed the connection, or is gone.
             ValueError: The train is too large, or has more than one descriptor.
+            OSError: This process has no descriptor free for the one in the train.
         """
         try:
             data, descriptors, flags, _ = socket.recv_fds(
@@ -122,6 +124,10 @@ class Doorbell:
             return []
         except OSError as error:
             raise EOFError(str(error)) from error
+        if flags & socket.MSG_CTRUNC and not descriptors:  # there was room for one in the buffer
+            raise OSError(
+                errno.EMFILE, "the worker's memory needs a file descriptor, and this process has none"
+            )
         if len(descriptors) > 1 or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -7,9 +7,12 @@ import os
 import secrets
 import select
 import socket
+import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
+from hubring.ps.core import descriptors
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.checksum import DamagedHeader
@@ -23,7 +26,10 @@ from hubring.ps.transport.shm.segment import Arena, Region, attach, enclose
 log = logging.getLogger(__name__)
 
 MAX_PEERS = 1024
-"""Maximum number of open connections, of which processes that are left over from other jobs may hold some."""
+"""Maximum number of open connections, of which processes that are left over from other jobs may hold some.
+
+They take at most a quarter of the process's descriptors.
+"""
 
 MAX_SEGMENTS = 4096
 """Maximum number of segments that one peer may have mapped."""
@@ -81,6 +87,8 @@ class ShmListener:
         self._epoll = select.epoll()
         self._waitable = self._epoll.fileno()
         self._epoll.register(self._socket, select.EPOLLIN)
+        self._accepts_again: threading.Timer | None = None
+        """Runs while the system had no descriptor for a new connection."""
         self._peers: dict[int, _Peer] = {}
         self._answered: dict[int, _Peer] = {}
         """Peers with replies that wait for `flush`."""
@@ -107,9 +115,12 @@ class ShmListener:
             connection, _ = self._socket.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # too many open files, or the peer has gone already
-            log.warning("cannot accept a connection: %s", error)
-            return
+        except OSError as error:
+            if descriptors.out_of_them(error):
+                text = f"cannot accept a connection for shared memory for now: {error}"
+                self._rejections.add("descriptors", log, text)
+                self._pause()
+            return  # otherwise the peer has gone already
         if objection := self._objection(connection):
             self._rejections.add("connections", log, f"refused a connection for shared memory: {objection}")
             connection.close()
@@ -118,13 +129,22 @@ class ShmListener:
         peer = _Peer(doorbell, Introductions(self._arena, doorbell))
         self._peers[peer.doorbell.number] = peer
 
+    def _pause(self) -> None:
+        """Accepts no connection for a while: the socket stays readable, so the shard's loop would spin."""
+        self._epoll.modify(self._socket, 0)
+        again = partial(self._epoll.modify, self._socket, select.EPOLLIN)
+        self._accepts_again = threading.Timer(descriptors.PAUSE_SECONDS, again)
+        self._accepts_again.daemon = True
+        self._accepts_again.start()
+
     def _objection(self, connection: socket.socket) -> str:
         """Returns why a connection is refused; empty if it is not."""
         user, own = peer_user(connection), os.getuid()
         if user != own:
             return f"it is of user {user}; only user {own} can use shared memory"
-        if len(self._peers) >= MAX_PEERS:
-            return f"{MAX_PEERS} are open; stop processes that are left over from other jobs"
+        most = descriptors.share(MAX_PEERS, 4)
+        if len(self._peers) >= most:
+            return f"{most} are open; stop processes that are left over from other jobs"
         return ""
 
     def _serve(self, peer: _Peer, envelopes: list[Envelope]) -> None:
@@ -140,7 +160,11 @@ class ShmListener:
             nowhere = _ReturnPath(peer, 0, None, windowed=False)
             envelopes.append(Envelope(Message(b"", damage=str(error)), nowhere))
         except (OSError, ValueError) as error:
-            log.warning("closed the connection of a worker on this host: %s", error)
+            text = f"closed the connection of a worker on this host: {error}"
+            if isinstance(error, OSError) and descriptors.out_of_them(error):
+                self._rejections.add("descriptors", log, text)
+            else:
+                log.warning("%s", text)
             self._drop(peer)
 
     def _take(self, peer: _Peer, packet: Packet) -> list[Envelope]:
@@ -181,6 +205,9 @@ class ShmListener:
     def close(self) -> None:
         for peer in list(self._peers.values()):
             self._drop(peer)
+        if self._accepts_again is not None:
+            self._accepts_again.cancel()
+            self._accepts_again.join()
         self._socket.close()
         self._epoll.close()
 

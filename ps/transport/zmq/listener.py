@@ -18,6 +18,7 @@ from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
 from hubring.ps.transport.zmq.handshake import Handshakes
+from hubring.ps.transport.zmq.newcomers import Newcomers
 from hubring.ps.transport.zmq.seal import MAX_FIRST_PART, Checksums, Seal
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
@@ -42,6 +43,12 @@ log = logging.getLogger(__name__)
 MAX_REPLY_ROUTES = 4096
 """Maximum number of reply connections to remember, including those of workers that have gone."""
 
+MAX_NAMES = 65_536
+"""Maximum number of connections of a shard's lifetime with `--plain-data`; it serves no further ones.
+
+None is forgotten: its requests could then be sent again by who has seen them.
+"""
+
 
 class ZmqListener:
     """A ROUTER, which reads from its workers in turn, one message each.
@@ -64,7 +71,10 @@ class ZmqListener:
         self._data_key = b"" if lock is None else lock.door.data_key
         self._checksums = Checksums()
         self._seals: dict[bytes, Seal] = {}
-        """With a key, what seals the messages of each connection, by the name of that for requests."""
+        """With a key, what seals the messages of each connection, by the name of that for requests.
+
+        Only connections that have sent a message with the key have a place.
+        """
         self._numbers = itertools.count()
         self._outboxes: dict[bytes, Outbox[Message]] = {}
         """Outboxes by routing id, for connections with bytes in flight."""
@@ -72,6 +82,7 @@ class ZmqListener:
         self._router.linger = LINGER_MS
         self._router.ipv6 = ":" in here
         self._handshakes: Handshakes | None = None
+        self._newcomers: Newcomers | None = None
         if lock is not None and lock.curve is not None:
             private, public = lock.curve
             self._router.curve_secretkey, self._router.curve_publickey = private.encode(), public.encode()
@@ -90,6 +101,7 @@ class ZmqListener:
                 f"cannot listen on {host} with ZeroMQ ({error}); use an address of this host"
             ) from error
         port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+        self._newcomers = Newcomers(self._router, int(port), rejections)
         self._address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
 
     @property
@@ -123,7 +135,10 @@ class ZmqListener:
                 self._router.send(self._seal(sender.bytes).seal(Message(b"")), NOW)
             else:
                 route = sender.bytes
-                message = _message(frames, self._seal(route))
+                seal = self._seal(route)
+                message = _message(frames, seal)
+                if not message.damage and not self._keep(route, seal):
+                    continue
                 envelopes.append(Envelope(message, self._reply_routes.get(route, route)))
         self.flush()
         return envelopes
@@ -139,13 +154,22 @@ class ZmqListener:
         if not self._data_key:
             return self._checksums
         name = route[:NAME_BYTES]
-        if name not in self._seals:
-            from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
+        if name in self._seals:
+            return self._seals[name]
+        from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
 
-            if len(self._seals) == MAX_REPLY_ROUTES:
-                del self._seals[next(iter(self._seals))]  # its replies go on: all share the numbers
-            self._seals[name] = KeyedSeal(self._data_key, name, serves=True, numbers=self._numbers)
-        return self._seals[name]
+        return KeyedSeal(self._data_key, name, serves=True, numbers=self._numbers)
+
+    def _keep(self, route: bytes, seal: Seal) -> bool:
+        """Remembers the number of a connection's last message. Returns whether there is a place for it."""
+        name = route[:NAME_BYTES]
+        if self._data_key and name not in self._seals:
+            if len(self._seals) >= MAX_NAMES:
+                text = f"dropped a message of a new ZeroMQ connection: this shard had {MAX_NAMES} before"
+                self._rejections.add("connections", log, text)
+                return False
+            self._seals[name] = seal
+        return True
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         if message.payload is not None and not stable:
@@ -165,6 +189,8 @@ class ZmqListener:
                 transmit(outbox, self._router, route, self._seal(route), force=True)
             self._epoll.close()
             self._bell.close()
+            if self._newcomers is not None:
+                self._newcomers.close()
             if self._handshakes is not None:
                 self._handshakes.close()
             self._sockets.close(self._router)

@@ -28,3 +28,10 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGEST)
         mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)
+
+
+def release_freed_memory() -> None:
+    """Returns freed memory to the kernel, as far as the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

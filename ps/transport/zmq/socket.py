@@ -38,11 +38,14 @@ SILENCE_MS = 12_000
 HANDSHAKE_MS = 5_000
 """How long a new connection has for ZeroMQ's handshake."""
 
-PART_BYTES = 8 << 20
+PART_BYTES = 4 << 20
 """Maximum bytes of a part of a message, and so of what a connection can fill before its handshake ends.
 
 The largest slice that is sent in one part, and thus received without a copy, has so many bytes.
 """
+
+FRAME_BYTES = PART_BYTES + 64
+"""Maximum bytes of a part as it travels: CURVE adds 33."""
 
 MAX_PARTS = 2 + MAX_PAYLOAD // PART_BYTES
 """Maximum parts of a message as a ROUTER receives it: routing id, header, and those of the payload."""
@@ -114,7 +117,7 @@ class Sockets:
             0  # a ROUTER at its limit drops messages and does not report free space; outboxes limit instead
         )
         socket.rcvhwm = READ_AHEAD_MESSAGES
-        socket.maxmsgsize = PART_BYTES
+        socket.maxmsgsize = FRAME_BYTES
         socket.rcvbuf = READ_AHEAD_LOCAL if is_loopback(host) else READ_AHEAD
         socket.handshake_ivl = HANDSHAKE_MS
         socket.heartbeat_ivl = HEARTBEAT_MS

@@ -47,6 +47,11 @@ from hubring.ps.transport.zmq.socket import (
 
 _NEVER_MS = 2**31 - 1
 
+ATTEMPTS = 5
+"""How often a worker connects: a shard that strangers flood may close a connection in its handshake."""
+_ATTEMPT_PAUSE = 0.1
+"""Seconds before the second attempt; doubled before each further one."""
+
 _ANNOUNCEMENT = b""
 """The message that announces a reply connection: an empty header without payload."""
 
@@ -83,12 +88,18 @@ class ZmqTransport:
         return ZmqListener(Sockets(), host, self._rejections, self._lock)
 
     def dial(self, address: str, timeout: float, door: Door = OPEN) -> ZmqConnection:
-        connection = ZmqConnection(self._sockets, address, door, apart=self._apart)
-        try:
-            connection.await_handshake(timeout)
-        except ServerUnreachable:
-            connection.close()
-            raise
+        deadline = time.monotonic() + timeout
+        for attempt in range(ATTEMPTS):
+            connection = ZmqConnection(self._sockets, address, door, apart=self._apart)
+            try:
+                connection.await_handshake(deadline - time.monotonic())
+            except ServerUnreachable as error:
+                connection.close()
+                if not isinstance(error, _Dropped) or attempt == ATTEMPTS - 1 or time.monotonic() > deadline:
+                    raise
+                time.sleep(_ATTEMPT_PAUSE * 2**attempt)
+            else:
+                break
         return connection
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -96,6 +107,10 @@ class ZmqTransport:
 
     def window(self, nbytes: int) -> Window:
         return self._windows.allocate(nbytes, populate=True)
+
+
+class _Dropped(ServerUnreachable):
+    """A process listens, and closed the connection before the end of the handshake."""
 
 
 class ZmqConnection:
@@ -245,6 +260,8 @@ class _Lane:
         event = parse_monitor_message(self._monitor.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise ServerUnreachable(f"{self._address} is another job's: it refused this worker's token")
+        if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            raise _Dropped(f"{self._address} closed the connection before the end of ZeroMQ's handshake")
         if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
             raise ServerUnreachable(f"no process listens at {self._address} ({zmq.Event(event).name})")
         return True

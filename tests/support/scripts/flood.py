@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.transport.zmq.socket import PART_BYTES
 
 NOBODY = 65534
 SECONDS = 6.0
@@ -30,8 +31,8 @@ SECONDS = 6.0
 ANSWER_SECONDS = 2.0
 STREAMS = 1100
 CONNECTIONS = 3000
-HANDSHAKES = 6
-"""Connections that each fill what ZeroMQ reads of one command. More of them cost more."""
+HANDSHAKES = 200
+"""Connections that each fill what ZeroMQ reads of one command."""
 MEBI = 1 << 20
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01"
 """The start of ZeroMQ's protocol, version 3.1; a mechanism of 20 bytes, a role and 31 bytes follow."""
@@ -184,9 +185,8 @@ class Flood:
                     with suppress(OSError):
                         one = stack.enter_context(socket.create_connection((self._at.host, port), 1.0))
                         one.settimeout(ANSWER_SECONDS)
-                        one.sendall(_handshake(b"PLAIN") + bytes([COMMAND | LONG]) + (7 * MEBI).to_bytes(8))
-                        for _ in range(7):
-                            one.sendall(bytes(MEBI - 1))
+                        one.sendall(_handshake(b"PLAIN") + bytes([COMMAND | LONG]) + PART_BYTES.to_bytes(8))
+                        one.sendall(bytes(PART_BYTES - 1))
                         self.count["filled"] += 1
 
     def _send(self, port: int, start: bytes, flags: int, size: int) -> None:
