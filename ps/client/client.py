@@ -85,7 +85,8 @@ class KVClient:
         answer. It runs in the thread that reads the reply."""
         self._clocks: dict[int, int] = {}
         self._versions: dict[int, int] = {}
-        """The version that this sender has read last, by key."""
+        """The version that this sender has read last, by key. It is always kept: `on_push` is set after the
+        first pull."""
         self._numbers = itertools.count()
         self._writes = itertools.count()
         self._connections = Connections(sender, shards, dial, self.traffic, bounded=bounded)

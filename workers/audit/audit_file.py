@@ -60,8 +60,8 @@ class Step(Struct, frozen=True, array_like=True, tag="step"):
         step: Completed steps, with this one.
         groups: The groups' options without parameters; None: as in the last step.
         divisor: The loss scale by which `step()` divides gradients.
-        open: Whether the script ran code inside `step()`, so that what stepped is not known.
-        own: This rank's own gradient, as autograd made it.
+        script_inside: Whether the script ran code inside `step()`, so that what stepped is not known.
+        own: This rank's own gradient, as backward made it, or as the script set it without backward.
         owns: One byte per parameter: 1 if `own` has its gradient.
         arrived: The gradient when backward had returned; empty: not known.
         given: The gradient that `step()` got; empty: as `arrived`.
@@ -76,7 +76,7 @@ class Step(Struct, frozen=True, array_like=True, tag="step"):
     step: int
     groups: list[dict[str, Any]] | None
     divisor: float
-    open: bool
+    script_inside: bool
     own: bytes
     owns: bytes
     arrived: bytes

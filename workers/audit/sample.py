@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 
 MOST_OF_TENSOR = 64
-"""Most elements of one parameter."""
+"""Most elements of one parameter, unless it is larger than as many `APART`."""
 
 MOST = 1024
-"""Most elements of a model, unless it has so many parameters that each has `LEAST`."""
+"""Most elements of a model, unless it has so many parameters that each has `LEAST`, or large ones."""
 
 LEAST = 2
 """Fewest elements of a parameter that has as many."""
+
+APART = 1 << 20
+"""Bytes of a large parameter for each of its elements, so that each slice of a few MiB has some."""
+
+MOST_OF_LARGE = 4096
+"""Most elements of a large parameter."""
 
 
 class Sample(NamedTuple):
@@ -54,16 +60,17 @@ class Sample(NamedTuple):
         return dense.as_strided((self.number,), (self.stride,), dense.storage_offset() + self.first)
 
 
-def sample(name: str, numel: int, parameters: int) -> Sample:
+def sample(name: str, numel: int, parameters: int, itemsize: int = 4) -> Sample:
     """Returns the elements of one parameter.
 
     Args:
         name: The parameter's name, which seeds the choice.
         numel: Its number of elements.
         parameters: How many parameters the model has.
+        itemsize: Bytes of an element.
     """
     share = max(LEAST, min(MOST_OF_TENSOR, MOST // max(1, parameters)))
-    number = min(numel, share)
+    number = min(numel, max(share, min(MOST_OF_LARGE, numel * itemsize // APART)))
     if number == 0:
         return Sample(0, 1, 0)
     stride = numel // number

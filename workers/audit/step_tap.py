@@ -1,9 +1,11 @@
 """Records the steps of one optimizer, from outside of the code that exchanges and steps.
 
-    own       what autograd adds to a parameter's gradient, and what the script had left there
+    own       what backward adds to a parameter's gradient, after the tensor's hooks, and what was there
+              before; without backward, what the script sets
     arrived   the gradient when backward has returned: where workers step, the mean
     given     the gradient that `step()` gets, which the script may have clipped
-    before    the parameters when the step's first gradient is made; where workers step, when `step()` begins
+    before    the parameters when the step's first gradient is made; where workers step, or no gradient was
+              made, when `step()` begins
     after     the parameters when the step is completed
 
 A rank that holds a part of a parameter, as with FSDP, records what it holds of all but `own`.
@@ -80,6 +82,7 @@ class StepTap:
         self._write = write
         self._on_worker = communicator.steps_on == "worker"
         self._optimizer = cast("Any", trainer)
+        self._wrapped: Any = getattr(trainer, "wrapped", trainer)
         self._record: PushRecord | None = communicator.record_pushes()
         self._parameters: list[Tensor] = []
         self._sources: list[Tensor] = []
@@ -93,18 +96,18 @@ class StepTap:
         self._options: list[dict[str, Any]] = []
         self._fresh = not trainer.had_state
         self._last_after = b""
-        self._read = 0
         self._taken = torch.zeros(5, 0)
         self._views: list[list[Tensor]] = []
         self._held_views: list[list[Tensor]] = []
         self._owns = self._gives = bytearray()
-        self._open = self._arrived = self._given = self._inside = False
+        self._has_before = self._has_arrived = self._has_given = self._script_inside = False
         self._graph_task = -1
         self._divisor = 1.0
-        self._looked = False
-        """Whether the script's hooks were looked for, once its first step begins."""
-        self._numbers: list[int] = []
-        """Of our hooks, by parameter."""
+        self._hooked = False
+        self._states = 0
+        """Parameters with a state in the optimizer, after the last step."""
+        self._accumulators: list[Any] = []
+        """Where autograd adds a gradient to each parameter. Torch drops them, with our hooks, unless held."""
         self._layout()
         self._begin()
         self._handles = [
@@ -121,20 +124,19 @@ class StepTap:
 
     # What a step does, in order.
 
-    def _hook(self, position: int) -> Callable[[Tensor], None]:
+    def _hook(self, position: int) -> Callable[[tuple[Tensor | None, ...]], None]:
         alive = weakref.ref(self)  # the garbage collector cannot see torch's hooks
 
-        def made(gradient: Tensor) -> None:
-            tap = alive()
-            if tap is not None and tap._handles:
+        def made(gradients: tuple[Tensor | None, ...]) -> None:
+            tap, (gradient, *_) = alive(), gradients
+            if tap is not None and tap._handles and gradient is not None:
                 tap._gradient_made(position, gradient)
 
         return made
 
     def _gradient_made(self, position: int, gradient: Tensor) -> None:
-        if not self._open:
-            self._open = True
-            self._take_parameters(BEFORE)
+        if not self._has_before:
+            self._take_before()
         task = torch._C._current_graph_task_id()
         if task != self._graph_task:
             self._graph_task = task
@@ -155,35 +157,38 @@ class StepTap:
     def _pass_ended(self) -> None:
         if not (self._on_worker and self.trainer.ahead):  # else the means are still in flight
             self._take_gradients(ARRIVED)
-            self._arrived = True
+            self._has_arrived = True
 
     def _step_begins(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        wrapped: Any = getattr(self._optimizer, "wrapped", self._optimizer)
+        wrapped = self._wrapped
         replaced = vars(wrapped).get("step")
         hooked = bool(wrapped._optimizer_step_pre_hooks) or not (
             replaced is None or hasattr(replaced, "_wrapped_by_lr_sched")
         )
         closure = any(each is not None for each in (*args[1:], *kwargs.values()))  # args begin with self
-        self._inside = closure or hooked
+        self._script_inside = closure or hooked
         scale = getattr(self._optimizer, "grad_scale", None)
         self._divisor = 1.0 if scale is None else float(scale)
-        if self._regrouped() or (not self._looked and self._is_hooked()):
+        cleared = len(wrapped.state) < self._states
+        self._fresh = self._fresh and not cleared
+        if cleared or self._regrouped() or self._hooked != self._is_hooked():
             self._layout()
-        self._looked = True
-        if not (self._on_worker and self.trainer.ahead):
-            self._given = True
+        if self._on_worker and not any(self._owns):  # set by the script, and exchanged within step()
+            self._owns = self._take_gradients(OWN)
+        elif not (self._on_worker and self.trainer.ahead):
+            self._has_given = True
             self._gives = self._take_gradients(GIVEN)
-        if self._on_worker and not self.trainer.ahead:
-            self._open = True
-            self._take_parameters(BEFORE)
+        if not self.trainer.ahead and (self._on_worker or not self._has_before):
+            self._take_before()
 
     def step_completed(self) -> None:
         """Records the step that was just completed."""
         self.steps = self.trainer.completed_steps
-        self._take_parameters(AFTER)
+        if not self.trainer.ahead:  # else the parameters are still to be stepped
+            self._take_parameters(AFTER)
         own, arrived, given, before, after = (row.numpy().tobytes() for row in self._taken.cpu())
-        same = self._arrived and given == arrived
-        before = before if self._open and before != self._last_after else b""
+        same = self._has_arrived and given == arrived
+        before = before if self._has_before and before != self._last_after else b""
         after = b"" if self.trainer.ahead else after
         options = [_options(group) for group in self.trainer.param_groups]
         step = Step(
@@ -191,18 +196,19 @@ class StepTap:
             step=self.steps,
             groups=None if options == self._options else options,
             divisor=self._divisor,
-            open=self._inside,
+            script_inside=self._script_inside,
             own=own,
             owns=bytes(self._owns),
-            arrived=arrived if self._arrived else b"",
-            given=given if self._given and not same else b"",
-            gives=bytes(self._gives) if self._given else b"",
+            arrived=arrived if self._has_arrived else b"",
+            given=given if self._has_given and not same else b"",
+            gives=bytes(self._gives) if self._has_given else b"",
             before=before,
             after=after,
-            pushes=self._pushes(),
+            pushes=[] if self._record is None else list(self._record.take()),
         )
         self._write(step)
         self._options, self._last_after = options, after
+        self._states = len(self._wrapped.state)
         self._begin()
 
     def _step_ended(self, *_: Any) -> None:
@@ -214,7 +220,7 @@ class StepTap:
         self._layout()
 
     def _begin(self) -> None:
-        self._open = self._arrived = self._given = self._inside = False
+        self._has_before = self._has_arrived = self._has_given = self._script_inside = False
         self._divisor = 1.0
         self._graph_task = -1
         self._owns = bytearray(len(self._parameters))
@@ -225,14 +231,22 @@ class StepTap:
     def _take_gradients(self, row: int) -> bytearray:
         """Copies all gradients, zeros for those that are None; returns which there are."""
         there = bytearray(len(self._parameters))
+        places, parts = list[Tensor](), list[Tensor]()
         for position, parameter in enumerate(self._parameters):
             gradient = parameter.grad
-            if gradient is None:
-                self._views[row][position].zero_()
-            else:
+            if gradient is not None:
                 there[position] = 1
-                self._held_views[row][position].copy_(self._held[position][1].of(local(gradient)))
+                places.append(self._held_views[row][position])
+                parts.append(self._held[position][1].of(local(gradient)))
+        if len(parts) < len(self._parameters):
+            self._taken[row].zero_()
+        if parts:
+            torch._foreach_copy_(places, parts)
         return there
+
+    def _take_before(self) -> None:
+        self._has_before = True
+        self._take_parameters(BEFORE)
 
     def _take_parameters(self, row: int) -> None:
         parts = [one.of(local(each)) for (_, one), each in zip(self._held, self._parameters, strict=True)]
@@ -262,14 +276,17 @@ class StepTap:
             known.add(id(parameter))
             name = names.get(id(parameter), f"parameter {len(self._parameters)}")
             self._names.append(name)
-            chosen, source = sample(name, parameter.numel(), expected), wholes.get(name, parameter)
+            chosen = sample(name, parameter.numel(), expected, parameter.element_size())
+            source = wholes.get(name, parameter)
             self._samples.append(chosen)
             self._held.append(chosen.within(*shard(parameter)))
-            handle = source.register_hook(self._hook(len(self._parameters)))
-            self._numbers.append(handle.id)
+            accumulator = _accumulator(source)
+            accumulator.register_prehook(self._hook(len(self._parameters)))
+            self._accumulators.append(accumulator)
             self._parameters.append(parameter)
             self._sources.append(source)
         self._make_room()
+        self._hooked = self._is_hooked()
         self._write(
             ModelLayout(
                 trainer=self._number,
@@ -284,7 +301,7 @@ class StepTap:
                 keys=self._keys(),
                 wide=self._taken.dtype == torch.float64,
                 fresh=self._fresh,
-                hooked=self._is_hooked(),
+                hooked=self._hooked,
                 facts=self._facts(),
                 held=self._held_bytes(),
             )
@@ -319,9 +336,7 @@ class StepTap:
 
     def _is_hooked(self) -> bool:
         """Whether hooks that are not ours run on some gradient after it is recorded."""
-        for number, parameter in zip(self._numbers, self._sources, strict=True):
-            if parameter._backward_hooks and next(reversed(parameter._backward_hooks)) != number:
-                return True
+        for parameter in self._sources:
             later = (parameter._post_accumulate_grad_hooks or {}).values()
             if not all(str(getattr(one, "__module__", "")).startswith("hubring.") for one in later):
                 return True
@@ -340,12 +355,15 @@ class StepTap:
         pairs = zip(self._names, self._samples, strict=True)
         return [record.key_of(name, element) for name, one in pairs for element in one.elements]
 
-    def _pushes(self) -> list[tuple[int, int, int]]:
-        if self._record is None:
-            return []
-        came = self._record.pushes[self._read :]
-        self._read += len(came)
-        return list(came)
+
+def _accumulator(parameter: Tensor) -> Any:
+    """Returns the node of autograd that adds a gradient to this parameter.
+
+    A hook before it runs after all hooks of the tensor, and not for `torch.autograd.grad`.
+    """
+    with torch.enable_grad():
+        function: Any = parameter.view_as(parameter).grad_fn
+    return function.next_functions[0][0]
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

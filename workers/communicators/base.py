@@ -57,9 +57,8 @@ class AppliedPush(NamedTuple):
 class PushRecord(Protocol):
     """Records a worker's pushes to an asynchronous hub."""
 
-    @property
-    def pushes(self) -> Sequence[AppliedPush]:
-        """The answered pushes so far, in the order of the answers."""
+    def take(self) -> Sequence[AppliedPush]:
+        """Returns the pushes that were answered since the last call, in the order of the answers."""
 
     def key_of(self, name: str, element: int) -> int:
         """Returns the key that has an element of a parameter, by the parameter's name."""

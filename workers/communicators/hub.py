@@ -89,6 +89,7 @@ class PSCommunicator(Communicator):
         self._transport = transport
         self._wired = wired
         self._exchange = SliceExchange(client, means=aggregate)
+        self._pushes: HubPushes | None = None
         self._compress = compress
         self._low_rank: dict[int, LowRankMean] = {}
         """By bucket index, with PowerSGD."""
@@ -201,7 +202,9 @@ class PSCommunicator(Communicator):
     def record_pushes(self) -> PushRecord | None:
         if self.lockstep or self.steps_on == "worker":
             return None
-        return HubPushes(self._client, self._exchange)
+        if self._pushes is None:
+            self._pushes = HubPushes(self._client, self._exchange)
+        return self._pushes
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         shards = self._shards_of(call)
@@ -355,16 +358,20 @@ class HubPushes:
         client: Learns where each push was applied.
         exchange: Knows the keys.
 
-    Attributes:
-        pushes: The answered pushes so far.
     """
 
     def __init__(self, client: KVClient, exchange: SliceExchange) -> None:
-        self.pushes: list[AppliedPush] = []
+        self._answered: list[AppliedPush] = []
         self.key_of = exchange.key_of
-        client.on_push = lambda key, position, version: self.pushes.append(
+        client.on_push = lambda key, position, version: self._answered.append(
             AppliedPush(key, position, version)
         )
+
+    def take(self) -> list[AppliedPush]:
+        """Returns the pushes that were answered since the last call, in the order of the answers."""
+        taken = self._answered[:]
+        del self._answered[: len(taken)]  # not clear(): another thread adds to the end
+        return taken
 
 
 def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtype) -> torch.Tensor:

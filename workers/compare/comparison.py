@@ -65,6 +65,9 @@ class Watcher(Protocol):
     def finished(self, run: str) -> None:
         """Reports that a run has ended."""
 
+    def checking(self, run: str) -> None:
+        """Shows which run's steps are re-checked, after the last run."""
+
     def skipped(self, run: str) -> None:
         """Reports that a run finished earlier and is not repeated."""
 
@@ -203,10 +206,13 @@ class Comparison:
                     watcher.warn(f"{run.label} {left.failed}")
                 if disturbance := left.noise.disturbance():
                     watcher.warn(f"{run.label}: {disturbance}")
-            return self.report()
+            return self.report(watcher.checking)
 
-    def report(self) -> Findings:
+    def report(self, checking: Callable[[str], None] = lambda _: None) -> Findings:
         """Writes everything that follows from the outcomes; trains nothing.
+
+        Args:
+            checking: Called with the label of each run before its steps are judged.
 
         Raises:
             UsageError: A run is not finished.
@@ -222,7 +228,7 @@ class Comparison:
         if (prices := self.experiment.prices) is not None:
             for label, each in outcomes.items():
                 numbers[label] |= price(each.run, numbers[label], prices, self.experiment.epochs)
-        made = results(self.experiment, outcomes, numbers, self.machine, self.command, constants)
+        made = results(self.experiment, outcomes, numbers, self.machine, self.command, constants, checking)
         text = encode(made)
         found = decode(text)  # the page and the terminal show what `results.json` holds
         write_whole(self.folder / "results.json", text)

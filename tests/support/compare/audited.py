@@ -21,9 +21,9 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.experiment.row import ROWS
 from hubring.workers.compare.experiment.setting import Setting
-from hubring.workers.compare.judge.gate import TOLERANCE
+from hubring.workers.compare.judge.gate import STEP_TOLERANCE
 from hubring.workers.compare.judge.steps.recorded import Recording, recorded
-from hubring.workers.compare.judge.steps.step_checks import RunCheck, check_run
+from hubring.workers.compare.judge.steps.step_checks import RunCheck, Single, check_run
 from hubring.workers.compare.run.outcome import Line, audit_file, read_record
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import AggregatingRanks, HubRanks, LocalRanks, Ranks, RingRanks, Seat
@@ -203,8 +203,9 @@ class Trained:
     def check(self, alone: Trained | None = None) -> RunCheck:
         """Returns what the gate finds, with a single process to compare with, if any."""
         run = Run(Setting(workers=SIZE), ROWS[self.row], seed=0)
-        single = () if alone is None else alone.ranks[0].trainers[0]
-        return check_run(run, self.ranks, self.records, TOLERANCE, single)
+        single = self if self.row == "local" else alone
+        known = None if single is None else Single.of(single.ranks[0], STEP_TOLERANCE)
+        return check_run(run, self.ranks, self.records, STEP_TOLERANCE, known)
 
 
 def train(row: str, script: Script) -> Trained:

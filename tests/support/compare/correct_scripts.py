@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 
 from tests.support.compare.audited import CLASSES, FEATURES, Script, Training, plain, small
+from tests.support.compare.unusual_scripts import UNUSUAL
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -364,5 +365,6 @@ SCRIPTS: dict[str, Script] = {
     "one bucket": Script(options={"bucket_bytes": 1 << 20}),
     "momentum in 30 steps": Script(steps=30),
     "adam in 30 steps": Script(optimizer=_OPTIMIZERS["adam"], steps=30),
+    **UNUSUAL,
 }
 """Those that run on every row."""

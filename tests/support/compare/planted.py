@@ -16,11 +16,15 @@ from torch.optim import lr_scheduler
 from hubring.ps.core.optimizer_state import STEP, OptimizerState
 from hubring.ps.store.key_state import Entry, Reader
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.optimizer.bucket_steps import Stepper
-from hubring.workers.optimizer.distributed import DistributedOptimizer
-from hubring.workers.optimizer.reducers import Reducers
 from tests.support.compare.audited import HERE, SIZE, Script, Training, plain
-from tests.support.compare.correct_scripts import grouped, made, scheduled
+from tests.support.compare.correct_scripts import grouped, made, rounded, scheduled, take_as
+from tests.support.compare.worker_faults import (
+    dropping,
+    first_group,
+    old_options,
+    one_rank_sits_out,
+    twice_across,
+)
 
 Plant = Callable[[], Any]
 """Returns a context in which the fault exists."""
@@ -201,65 +205,11 @@ def _own_last(bucket: Bucket) -> None:
     bucket.gradients[-1] *= 1.5
 
 
-@contextmanager
-def _one_rank_sits_out(at: int) -> Iterator[None]:
-    """One rank exchanges, and takes no step."""
-    take = DistributedOptimizer._take_step
-
-    def wrong(optimizer: DistributedOptimizer) -> None:
-        if HERE.rank == 1 and optimizer._steps + 1 == at:
-            optimizer._reducers.finish()
-            return
-        take(optimizer)
-
-    with patch.object(DistributedOptimizer, "_take_step", wrong):
-        yield
-
-
-@contextmanager
-def _old_options() -> Iterator[None]:
-    """Across the barrier, buckets are stepped with the options of the first step."""
-    prepare, first = Stepper.prepare, dict[int, Any]()
-
-    def wrong(stepper: Stepper) -> Any:
-        return first.setdefault(id(stepper), prepare(stepper))
-
-    with patch.object(Stepper, "prepare", wrong):
-        yield
-
-
-@contextmanager
-def _twice_across() -> Iterator[None]:
-    """Across the barrier, buckets are stepped twice in one step."""
-    prepare, counts = Stepper.prepare, dict[int, int]()
-
-    def wrong(stepper: Stepper) -> Any:
-        step = prepare(stepper)
-        counts[id(stepper)] = counts.get(id(stepper), 0) + 1
-        if counts[id(stepper)] != 8:
-            return step
-
-        def twice(bucket: Bucket) -> None:
-            step(bucket)
-            step(bucket)
-
-        return twice
-
-    with patch.object(Stepper, "prepare", wrong):
-        yield
-
-
-@contextmanager
-def _first_group() -> Iterator[None]:
-    """The hub steps every group with the options of the first."""
-    hyper = Reducers.hyper
-
-    def wrong(reducers: Reducers, bucket: Bucket) -> Any:
-        first = min(reducers.buckets, key=lambda one: one.spec.group)
-        return hyper(reducers, first)
-
-    with patch.object(Reducers, "hyper", wrong):
-        yield
+def _dropped(rank: int | None = None, key: int | None = None, number: int | None = None) -> Plant:
+    """Drops pushes of a rank, or of all; to a key, or to all; the one with this number, or every one."""
+    return lambda: dropping(
+        lambda *push: all(want in (None, have) for want, have in zip((rank, key, number), push, strict=True))
+    )
 
 
 def _from(first: int) -> Callable[[int], bool]:
@@ -303,6 +253,9 @@ _GROUPS = Script(optimizer=grouped(torch.optim.SGD, {"lr": 0.1}, {"lr": 0.01}), 
 _CROSSING = Script(
     before=scheduled(partial(lr_scheduler.StepLR, step_size=5)), steps=14, options={"cross_barrier": True}
 )
+_ROUNDED = Script(
+    rounded, made(torch.optim.SGD, lr=0.5), take=take_as(torch.bfloat16), steps=14
+)  # updates are far above a unit in the last place
 _PLAIN = Script(optimizer=made(torch.optim.SGD, lr=0.1), steps=14)
 
 PLANTED: dict[str, Planted] = {
@@ -333,7 +286,7 @@ PLANTED: dict[str, Planted] = {
     "a hub steps what has no gradient": Planted(
         "hub-bsp", _steps_frozen, Script(take=lambda *given: _last_layer(*given), steps=14)
     ),
-    "a hub confuses groups": Planted("hub-bsp", _first_group, _GROUPS),
+    "a hub confuses groups": Planted("hub-bsp", first_group, _GROUPS),
     # Gradients on their way, on hub and ring alike.
     "a rank sends nothing once, on a ring": Planted(
         "ring", _sent(_at(9), 0.0, 1), says="as if rank 1 had sent nothing"
@@ -348,10 +301,10 @@ PLANTED: dict[str, Planted] = {
     "a mean is divided once more": Planted("ring", lambda: _arriving(_from(8), _halve)),
     "the last element does not arrive": Planted("hub-aggregate", lambda: _arriving(_from(10), _own_last)),
     # The workers' own steps.
-    "a rank takes no step": Planted("ring", lambda: _one_rank_sits_out(9), says="on rank 1"),
-    "a rank of an averaging hub takes no step": Planted("hub-aggregate", lambda: _one_rank_sits_out(9)),
-    "old options across the barrier": Planted("ring", _old_options, _CROSSING),
-    "two steps across the barrier": Planted("ring", _twice_across, _CROSSING),
+    "a rank takes no step": Planted("ring", lambda: one_rank_sits_out(9), says="on rank 1"),
+    "a rank of an averaging hub takes no step": Planted("hub-aggregate", lambda: one_rank_sits_out(9)),
+    "old options across the barrier": Planted("ring", old_options, _CROSSING),
+    "two steps across the barrier": Planted("ring", twice_across, _CROSSING),
     # The asynchronous hub.
     "an asynchronous push has the wrong sign": Planted(
         "hub-asp", _pushes(_at(9), _times(-1.0)), says="after push 8 to the hub"
@@ -369,6 +322,18 @@ PLANTED: dict[str, Planted] = {
     "an asynchronous hub forgets Adam's state": Planted(
         "hub-asp", lambda: _before_hub_steps(10, _forget), _ADAM
     ),
+    "an asynchronous rank never pushes": Planted(
+        "hub-asp", _dropped(rank=1), says="rank 1 has pushed 0 times"
+    ),
+    "a key is never pushed": Planted("hub-asp", _dropped(key=1), says="to key 1"),
+    "an asynchronous rank drops a push": Planted("hub-asp", _dropped(rank=1, number=7), says="in 7 steps"),
+    "an asynchronous rank drops its last push": Planted(
+        "hub-asp", _dropped(rank=1, number=14), says="rank 1 has pushed 13 times"
+    ),
+    # Parameters of few bits.
+    "a hub doubles a learning rate in bfloat16": Planted("hub-bsp", _of(_from(8), lr=2.0), _ROUNDED),
+    "a hub loses a rank once in bfloat16": Planted("hub-bsp", _pushes(_at(9), _one_of), _ROUNDED),
+    "a rank sends nothing once in bfloat16": Planted("ring", _sent(_at(9), 0.0, 1), _ROUNDED),
     # The script.
     "ranks train on the same samples": Planted(
         "ring", nullcontext, Script(deal=_same_samples), "so they train on the same samples"

@@ -141,6 +141,9 @@ class Heard:
     def skipped(self, run: str) -> None:
         self.skipped_runs.append(run)
 
+    def checking(self, run: str) -> None:
+        pass
+
     def warn(self, text: str) -> None:
         self.warnings.append(text)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hubring.workers.audit.sample import MOST, MOST_OF_TENSOR, sample
+from hubring.workers.audit.sample import MOST, MOST_OF_LARGE, MOST_OF_TENSOR, sample
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (64, 64), (3, 4, 5, 6), (512, 10), (100_003,)])
@@ -46,3 +46,16 @@ def test_a_model_of_many_parameters_has_few_elements_of_each() -> None:
     assert sample("weight", 10_000, 500).number * 500 <= MOST
     assert sample("weight", 10_000, 5_000).number == 2
     assert sample("empty", 0, 1).number == 0
+
+
+@pytest.mark.parametrize("numel", [10_000_000, 100_000_000])
+@pytest.mark.parametrize("parameters", [1, 161])
+def test_every_slice_of_a_large_parameter_has_elements(numel: int, parameters: int) -> None:
+    chosen = sample("embedding", numel, parameters)
+    whole = numel * 4 // (4 << 20)
+    assert set(range(whole)) <= {element * 4 // (4 << 20) for element in chosen.elements}
+
+
+def test_there_are_bounds_on_the_elements_of_a_large_parameter() -> None:
+    assert sample("huge", 10**11, 1).number == MOST_OF_LARGE
+    assert sample("large", 1 << 30, 1, 2).number == 2048

@@ -8,10 +8,12 @@ from random import Random
 
 import pytest
 
+from hubring.workers.compare.judge.verdict import verdict as verdict_on
+from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.family import Family
 from hubring.workers.compare.result.ratio import CHANCE
-from tests.support.compare.paced import verdict
-from tests.support.compare.replayed import Replayed, record
+from tests.support.compare.paced import paced, verdict
+from tests.support.compare.replayed import Replayed, findings, record
 
 WINNERS = (
     "beats",
@@ -64,3 +66,12 @@ def claims(folder: Path, rows: tuple[str, ...], seeds: int, random: Random) -> b
     trainer = Replayed(records=lambda run: record(0.01 * math.exp(random.gauss(0, 0.05)), pause=0.0))
     said = verdict(folder, trainer, rows=rows, seeds=tuple(range(seeds)))
     return any(word in said for word in WINNERS)
+
+
+def test_who_is_first_counts_all_pairs(tmp_path: Path) -> None:
+    found = findings(
+        tmp_path, paced({"ring": 0.02}), rows=("ring", "hub-bsp", "hub-asp", "ddp"), seeds=(0, 1, 2)
+    )
+    family = Family()
+    verdict_on(Comparisons(found, family))
+    assert sum("seconds_to_target" in str(each) for each in family._chances) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,12 +21,16 @@ def report(
     raise SystemExit(terminal.conclude("ps-compare", lambda: _report(folder, tolerance)))
 
 
+def _checking(run: str) -> None:
+    print(f"checking the steps of {run}", file=sys.stderr)
+
+
 def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.output.screen import show
 
     comparison = Comparison.open(folder)
-    found = (comparison if tolerance is None else comparison.judged_by(tolerance)).report()
+    found = (comparison if tolerance is None else comparison.judged_by(tolerance)).report(_checking)
     show(found, folder / "report.html")
     return {
         "report": str(folder / "report.html"),

@@ -36,7 +36,7 @@ def run(
     rows: Annotated[
         str | None, typer.Option(help="ways to train, comma-separated, see ps-compare list [experiment's]")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="comma-separated [0,1,2]")] = None,
+    seeds: Annotated[str | None, typer.Option(help="comma-separated; 0 is one seed [0,1,2]")] = None,
     repeats: Annotated[int | None, typer.Option(help="runs with the same seed [1]")] = None,
     workers: Annotated[str | None, typer.Option(help="numbers of workers, comma-separated [2]")] = None,
     servers: Annotated[str | None, typer.Option(help="numbers of hub shards, comma-separated [1]")] = None,

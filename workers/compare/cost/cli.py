@@ -177,7 +177,12 @@ def _predict(**options: Any) -> dict[str, Any]:
     answer = Question.ask(constants, **options).answer(constants)
     screen.show_answer(answer, constants, found)
     about = {"date": constants.date, "cores": constants.cores, "machine": dict(constants.machine)}
-    calibration = {"file": found.name or None, "bundled": found.bundled, **about}
+    calibration: dict[str, Any] = {"file": found.name or None, "bundled": found.bundled}
+    if (cluster := constants.cluster) is None:
+        calibration |= about
+    else:  # the host's constants are only those of rows that do not use NCCL
+        calibration |= {"cluster": cluster.name, "gpus_per_node": cluster.gpus, "sources": cluster.sources}
+        calibration |= {"host": about}
     return {"calibration": calibration, **to_builtins(answer), "exit_code": 0}
 
 

@@ -35,6 +35,8 @@ By = Literal["formula", "simulation", "sweep"]
 """`sweep`: as nccl-tests measured it."""
 LINK, THREAD, WINDOW, INSIDE = MOVING = ("link", "I/O thread", "window", "inside node")
 """Parts of a step in which bytes move."""
+SATURATED = 0.95
+"""Share of a step during which a resource is busy, above which it is what limits the step."""
 SEEDS = 5
 """Seeds of a simulation with random delays."""
 
@@ -84,7 +86,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
         parts: Seconds of a step by cause; they overlap, so their sum can be larger. `waiting` is the wait
             for others: for the slowest, or in a queue. `I/O thread` is the calibrated host's: a faster host
             may need less.
-        bound: The largest part.
+        bound: The largest part; if workers wait for a resource that is busy all the time, that resource.
         exchange: Seconds of one exchange, first byte to last.
         extrapolated: Whether the setting is outside of what was calibrated: a faster link, or for rows of
             NCCL more nodes, or a size that no sweep has.
@@ -159,11 +161,25 @@ def predict(
         efficiency=min(1.0, computing / found.seconds) if found.seconds else 0.0,
         by="sweep" if found.by == "formula" and _swept(constants, reading, setting, job) else found.by,
         parts=parts,
-        bound=max(parts, key=lambda name: parts[name]),
+        bound=_bound(reading, setting, way, parts, found.seconds),
         exchange=exchange,
         extrapolated=_beyond(constants, reading, setting, job),
         finished=found.finished,
     )
+
+
+def _bound(reading: Reading, setting: Setting, way: Way, parts: dict[str, float], step: float) -> str:
+    """Returns what a faster one of would shorten the step."""
+    largest = max(parts, key=lambda name: parts[name])
+    if largest != "waiting" or reading.rule not in ("ssp", "asp"):
+        return largest
+    loads = {
+        name: load
+        for name, load in _parts(way, setting.workers).items()
+        if name in (*MOVING, "server", "cores")
+    }
+    busiest = max(loads, key=lambda name: loads[name])
+    return busiest if loads[busiest] >= SATURATED * step else largest
 
 
 def _speed(setting: Setting, job: Job, step: float) -> float | None:
@@ -206,8 +222,8 @@ def _beyond(constants: Constants, reading: Reading, setting: Setting, job: Job) 
     if setting.workers == 1:
         return False
     if reading.collective is not None and constants.cluster is not None:
-        nodes, _ = Shape.of(setting.workers, constants.cluster.gpus)
-        return not constants.cluster.covers(nodes, job.model_bytes)
+        shape = Shape.of(setting.workers, constants.cluster.gpus)
+        return not constants.cluster.covers(*shape, job.model_bytes)
     rate = None if setting.link is None else setting.link.rate
     return rate is not None and rate > constants.fastest(_wire(reading, setting, job))
 

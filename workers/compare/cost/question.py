@@ -201,7 +201,7 @@ class Question(Struct, frozen=True, kw_only=True):
         ring = predict(constants, "ring", setting, self.job).step_seconds
         return Crossing(
             workers=workers,
-            by_bytes=servers_needed(workers),
+            by_bytes=servers_needed(workers, min(self.job.sharing, workers)),
             predicted=overtaking(partial(self._hub, constants, setting), ring, workers),
             most_servers=most_servers(workers),
         )

@@ -87,7 +87,9 @@ def _question(answer: Answer, constants: Constants, calibration: Calibration) ->
         return f"{job}; calibration: measured now on {machine} ({hint})"
     when = f"measured {constants.date or 'at an unknown time'} on {machine}"
     if constants.cluster is not None:
-        return f"{job}; calibration: {calibration.name}, nodes of {constants.cluster.gpus} GPUs"
+        sources = ", ".join(constants.cluster.sources) or "your options and output of nccl-tests"
+        gpus = f"nodes of {constants.cluster.gpus} GPUs"
+        return f"{job}; calibration: {calibration.name}, {gpus}, from {sources}"
     if calibration.bundled:
         hint = "not your machine; add --calibrate to measure it"
         return f"{job}; bundled calibration: {calibration.name}, {when} ({hint})"
@@ -131,7 +133,15 @@ def _notes(answer: Answer, constants: Constants) -> Iterator[str]:
         )
         yield f"{MARK} extrapolated: the link is faster than what this calibration reached ({wires})"
     if any(each.busbw is not None for each in beyond):
-        yield f"{MARK} extrapolated: no sweep of nccl-tests with as many nodes, these links and this size"
+        yield f"{MARK} extrapolated: no sweep has as many nodes and GPUs, these links and this size"
+    shown = {each.row for each in answer.predictions}
+    shown = {each.row for each in answer.predictions}
+    if constants.cluster is not None and not any(row == "ring" or row.startswith("hub-") for row in shown):
+        yield (
+            "ring and hub-bsp are not shown: their bytes pass the hosts' processors, which nccl-tests do not"
+            " measure. To predict both with the processors of the calibration `host`, add"
+            " --rows nccl,ring,hub-bsp."
+        )
     if any(each.bound == THREAD for each in answer.predictions):
         yield (
             f"{THREAD}: not the link but the calibrated host moves the bytes that slowly;"

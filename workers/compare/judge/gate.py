@@ -13,7 +13,7 @@ The comparison cannot see a fault that begins later. So every step of every run 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
@@ -48,6 +48,9 @@ gradient through it. With 16,000 hidden units, 548 of 8 million elements differe
 steps, all of them in the rows and columns of a few units. A lost gradient changes nearly all elements.
 `experiment.tolerance` is for such models.
 """
+
+STEP_TOLERANCE = 1e-4
+"""Allowed difference of one step's update, relative to the update."""
 
 AGAIN = "again"
 """Marks the second run of a row."""
@@ -105,8 +108,12 @@ class Judgement:
         return sum(found) if found else None
 
 
-def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Judgement:
-    """Compares synchronous rows with the first one, by setting, seed and turn, and the hub with itself.
+def judge(
+    experiment: Experiment, outcomes: Mapping[str, Outcome], checking: Callable[[str], None] = lambda _: None
+) -> Judgement:
+    """Compares synchronous rows, by setting, seed and turn, with `local` or else the first one.
+
+    The hub is also compared with itself.
 
     A row that lost a worker received fewer gradients than the others, so settings with a fault have no
     pairs. A run that diverged saved no parameters, so it has no pairs either.
@@ -114,15 +121,18 @@ def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Judgement:
     Args:
         experiment: The experiment.
         outcomes: By label.
+        checking: Called with the label of each run before its steps are judged.
     """
     tolerance = experiment.tolerance or TOLERANCE
-    checks = check_runs(outcomes, tolerance)
+    # Rounding that training amplifies does not show in a single step, so its limit is constant.
+    checks = check_runs(outcomes, STEP_TOLERANCE, checking)
     found: dict[tuple[str, str], Held] = {}
     for setting in experiment.settings:
         turns = product(experiment.seeds, range(experiment.repeats)) if setting.fault is None else ()
         for seed, turn in turns:
             asked = [Run(row.meets(setting), row, seed, turn) for row in experiment.ways if row.exact]
             runs = [run for run in asked if not outcomes[run.label].diverged]
+            runs.sort(key=lambda run: run.row.name != "local")  # a single process is the best reference
             by_label = {run.row.name: run.label for run in runs}
             fresh = [run for run in runs[1:] if (runs[0].label, run.label) not in found]
             group = list(_against(runs[0], fresh, setting.key, outcomes, tolerance)) if fresh else []

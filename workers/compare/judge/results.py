@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -36,6 +36,7 @@ def results(
     machine: Mapping[str, Any],
     command: str,
     constants: Constants | None = None,
+    checking: Callable[[str], None] = lambda _: None,
 ) -> Findings:
     """Judges the runs, summarises them and writes the verdict.
 
@@ -46,8 +47,9 @@ def results(
         machine: Description of the machine.
         command: The command that the user typed.
         constants: Constants of the machine; None: not measured, so nothing is predicted.
+        checking: Called with the label of each run before its steps are judged.
     """
-    job, judged = experiment.yardstick, gate.judge(experiment, outcomes)
+    job, judged = experiment.yardstick, gate.judge(experiment, outcomes, checking)
     counts = {label: staleness(outcome) for label, outcome in outcomes.items()}
     failures = {
         label: why for label, each in outcomes.items() if (why := _failure(each, numbers[label], job))

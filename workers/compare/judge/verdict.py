@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import combinations
 
 from hubring.workers.compare.judge import hub_vs_ring
 from hubring.workers.compare.judge.hardships import hardships
@@ -60,8 +61,15 @@ def _to_target(scope: Scope) -> list[str]:
     order = sorted(racing, key=lambda name: racing[name].median)
     if not order:
         return missed
+    for one, other in combinations(order, 2):  # the numbers choose the first row, so all pairs count
+        scope.ratio("seconds_to_target", one, other)
     first = order[0]
     behind = {name: scope.ratio("seconds_to_target", name, first) for name in order[1:]}
+    if doubt := next((ratio.doubt for ratio in behind.values() if ratio and ratio.doubt), ""):
+        return [
+            scope.say(f"not decided on this machine: which row is first to reach {goal}, because {doubt}."),
+            *missed,
+        ]
     near = {name: ratio for name, ratio in behind.items() if ratio is None or not ratio.decided}
     later = [f"{name} takes {ratio} times as long" for name, ratio in behind.items() if name not in near]
     seconds = sorted(racing[name].median for name in (first, *near))

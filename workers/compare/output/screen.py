@@ -76,6 +76,10 @@ class Screen:
         self._bar.print(f"{run}: already finished")
         self._advance(run)
 
+    def checking(self, run: str) -> None:
+        """Shows which run's steps are re-checked."""
+        self._bar.update(self._task, description=f"checking the steps of {run}")
+
     def warn(self, text: str) -> None:
         """Prints a warning."""
         self._bar.print(text, style="yellow")

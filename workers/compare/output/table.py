@@ -40,6 +40,7 @@ def notes(findings: Findings) -> list[str]:
     """Returns notes to print below the table; only those that concern these rows."""
     rows = {each.row for each in findings.rows}
     slept = any(each.emulated for each in findings.rows)
+    priced, epochs = findings.asked.prices is not None, findings.asked.epochs is not None
     hub, ring = any(row.startswith("hub-") for row in rows), "ring" in rows
     texts = {
         _spread_note(findings.seeds): True,
@@ -49,7 +50,8 @@ def notes(findings: Findings) -> list[str]:
         "Bytes are sent plus received; the ring's are computed, 2(n-1)/n of the model each.": ring,
         "Exposed: time a step was blocked on exchange that did not overlap with compute.": hub or ring,
         "Memory and CPU are of one worker: at most, and in a step.": True,
-        "Prices are of all hosts, while they train.": findings.asked.prices is not None,
+        "Prices are of all hosts, while they train.": priced,
+        "The price of an epoch is not known: set epochs in the file, or --epochs.": priced and not epochs,
         "Staleness: updates by other workers between a worker's read and its own update.": hub,
     }
     return [

@@ -101,6 +101,21 @@ def test_a_bundled_calibration_answers(capsys: pytest.CaptureFixture[str], name:
         assert samples == pytest.approx(each["workers"] * 32, rel=0.01)
 
 
+def test_a_cluster_names_its_sources_and_the_rows_that_it_leaves_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["predict", "--calibration", "h100", "--workers", "16", "--model-bytes", "1000000000"]
+    _, last, shown = told(capsys, *asked)
+    assert last["calibration"]["cluster"] == "h100"
+    assert "machine" not in last["calibration"]
+    assert "from https://github.com/" in shown
+    assert "ring and hub-bsp are not shown" in shown
+    _, last, shown = told(capsys, *asked, "--rows", "ring,hub-bsp")
+    assert last["crossover"][0]["by_bytes"] is None
+    assert "by bytes alone hub-bsp is faster than the ring with no number of servers" in shown
+    assert "not shown" not in shown
+
+
 def test_the_output_of_nccl_tests_is_a_calibration(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -133,7 +148,7 @@ def test_nodes_of_gpus_can_be_described(capsys: pytest.CaptureFixture[str], cali
     assert between["bound"] == "link"
     assert within["busbw"] > 4 * between["busbw"]
     assert within["extrapolated"]
-    assert "* extrapolated: no sweep of nccl-tests" in shown
+    assert "* extrapolated: no sweep has as many nodes and GPUs" in shown
 
 
 def test_what_is_beyond_the_calibration_is_marked_and_the_host_is_not_called_a_link(

@@ -60,7 +60,7 @@ def test_eight_nodes_of_h100_are_predicted_from_fewer() -> None:
     fewer = without(cluster, 8)
     for size, known in published(cluster, 8):
         assert bus(fewer, "nccl", 8, size) == pytest.approx(known, rel=0.2), size
-        assert not fewer.covers(8, size)
+        assert not fewer.covers(8, 8, size)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -70,7 +70,7 @@ def test_what_was_measured_is_answered_as_it_was_measured(name: str) -> None:
         for size, micro in table.rows if table.algorithm == "nccl" else []:
             found = allreduce(cluster, "nccl", Shape(table.nodes, 8), size).seconds
             assert found == pytest.approx(micro / 1e6)
-            assert cluster.covers(table.nodes, size)
+            assert cluster.covers(table.nodes, 8, size)
 
 
 def test_dgx_a100_nodes_reach_what_was_published_between_them() -> None:
@@ -137,7 +137,7 @@ def test_a_missing_level_is_named_with_the_option_that_replaces_it() -> None:
     described = with_nodes(replace(host, cluster=one), None, None, 400e9, 2e-6).cluster
     assert described is not None
     assert bus(described, "ring", 2) == pytest.approx(50 * 1448 / 1514, rel=0.05)
-    assert not described.covers(2, GIGA)
+    assert not described.covers(2, 8, GIGA)
 
 
 @given(
@@ -160,3 +160,30 @@ def test_a_fit_finds_the_curve_again(  # even where a sweep ends before its rate
 def test_a_cluster_is_the_same_after_a_file() -> None:
     cluster = bundled("h100")
     assert msgspec.json.decode(msgspec.json.encode(cluster), type=Cluster) == cluster
+
+
+@pytest.mark.parametrize("nbytes", [64 << 20, GIGA, 8 * 10**9])
+def test_a_cluster_between_two_sweeps_is_not_slower_than_both(nbytes: int) -> None:
+    cluster = bundled("h100")
+    two, three, four, five, many = (
+        allreduce(cluster, "nccl", Shape(nodes, 8), nbytes).seconds for nodes in (2, 3, 4, 5, 16)
+    )
+    assert min(two, four) * 0.99 <= three <= max(two, four) * 1.01
+    assert five == pytest.approx(four, rel=0.05)
+    assert many == pytest.approx(five, rel=0.06)
+
+
+def test_one_node_does_not_tell_how_several_differ_from_the_formula() -> None:
+    cluster = bundled("dgx-a100")
+    for nodes in (2, 4):
+        best = min(allreduce(cluster, name, Shape(nodes, 8), GIGA).seconds for name in ("ring", "tree"))
+        assert allreduce(cluster, "nccl", Shape(nodes, 8), GIGA).seconds == best
+
+
+def test_only_what_was_measured_with_as_many_gpus_is_covered() -> None:
+    cluster = bundled("h100")
+    assert cluster.covers(3, 8, GIGA)
+    assert not cluster.covers(1, 4, GIGA)
+    assert not cluster.covers(16, 8, GIGA)
+    assert not cluster.covers(8, 8, 8192)
+    assert all(source.startswith("https://") for source in cluster.sources)

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.calibrate.peer import link_of
+from hubring.workers.compare.cost.model import exchange_terms
 from hubring.workers.compare.cost.model.constants import read
 from hubring.workers.compare.experiment.setting import Link
+from hubring.workers.compare.hardship import network
 from tests.support.compare.calibration import CONSTANTS, WIRE
 
 
@@ -40,3 +42,7 @@ def test_what_was_not_measured_is_named_with_what_was() -> None:
         CONSTANTS.wire("rdma")
     with pytest.raises(UsageError, match="no optimizer 'Lion'; expected one of sgd, adam"):
         CONSTANTS.step("Lion")
+
+
+def test_the_burst_of_an_emulated_link_is_the_one_that_is_set() -> None:
+    assert exchange_terms.BURST_BYTES == network.BURST_BYTES

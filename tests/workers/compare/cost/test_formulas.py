@@ -82,6 +82,10 @@ def test_the_formula_says_how_many_servers_beat_the_ring(workers: int, servers: 
     assert servers_needed(workers) == servers
 
 
+def test_workers_that_share_a_link_push_more_than_a_ring_passes() -> None:
+    assert [servers_needed(16, sharing) for sharing in (1, 2, 8)] == [9, None, None]
+
+
 @pytest.mark.parametrize("total", [4, 5, 7, 8, 11, 1000])
 def test_more_servers_than_are_tried_make_no_link_s_load_less(total: int) -> None:
     def load(servers: int) -> float:

@@ -184,3 +184,13 @@ def test_a_hub_that_would_wait_for_no_worker_is_refused() -> None:
     with pytest.raises(UsageError, match="waits for all but 1 of the workers, and there are only 1"):
         predict(CONSTANTS, "hub-backup", Setting(workers=1), JOB)
     assert predict(CONSTANTS, "hub-backup", Setting(workers=2), JOB).step_seconds > 0
+
+
+def test_workers_that_queue_for_a_link_are_bound_by_it() -> None:
+    job = replace(JOB, model_bytes=100 * MEBI)
+    setting = replace(LINKED, workers=64)
+    predicted = predict(CONSTANTS, "hub-asp", setting, job)
+    assert predicted.parts["waiting"] > 0.9 * predicted.step_seconds
+    assert predicted.bound in ("link", "I/O thread", "server")
+    slow = replace(setting, workers=2, straggler=Straggler(kind="constant", seconds=5.0, ranks=(0,)))
+    assert predict(CONSTANTS, "hub-bsp", slow, JOB).bound == "waiting"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hubring.workers.compare.cost.model.exchange_terms import Way
+from hubring.workers.compare.cost.model.exchange_terms import Carriers, Way
 from hubring.workers.compare.cost.simulate.draws import Draws
 from hubring.workers.compare.cost.simulate.scene import Scene
 from hubring.workers.compare.cost.simulate.simulation import simulate
@@ -23,14 +23,19 @@ from hubring.workers.slowdown.straggler import Straggler
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 RULES: tuple[Rule, ...] = ("ring", "bsp", "backup", "ssp", "asp")
-NOTHING = Way(own=0.0, shared=0.0, serve=0.0, close=0.0, slices=inf, latency=0.0)
-WAY = Way(own=0.01, shared=0.004, serve=0.0005, close=0.001, slices=10, latency=0.0001)
+NOTHING = Way(shared=0.0, serve=0.0, close=0.0, slices=inf, latency=0.0)
+WAY = Way(own_by=Carriers(link=0.01), shared=0.004, serve=0.0005, close=0.001, slices=10, latency=0.0001)
 HEAVY = Straggler(kind="pareto", seconds=0.02)
 
 seconds = st.floats(0.0, 0.1)
 ways = st.builds(
     lambda shared, more, serve, close, slices, latency: Way(
-        own=shared + more, shared=shared, serve=serve, close=close, slices=slices, latency=latency
+        own_by=Carriers(link=shared + more),
+        shared=shared,
+        serve=serve,
+        close=close,
+        slices=slices,
+        latency=latency,
     ),
     *(seconds, seconds, seconds, seconds),
     st.integers(1, 50),
@@ -130,7 +135,7 @@ def test_a_backup_worker_hides_one_slow_worker() -> None:
 def test_a_link_carries_all_bytes_and_never_more_than_it_can(
     rule: Rule, straggler: Straggler, shared: float
 ) -> None:
-    way = replace(WAY, own=0.05, shared=0.0 if rule == "ring" else shared)
+    way = replace(WAY, own_by=Carriers(link=0.05), shared=0.0 if rule == "ring" else shared)
     course = simulate(scene(rule=rule, way=way, straggler=straggler, staleness=2, backup=1))
     assert course.busy == pytest.approx(course.exchanges * way.shared)
     assert course.busy <= course.seconds * (1 + 1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -28,6 +28,8 @@ def hub(task: Task, workers: int = 2, servers: int = 2) -> Way:
     servers=st.integers(1, 40),
     slice_bytes=st.sampled_from([256 << 10, *slice_sizes.SIZES]),
 )
+@example(nbytes=30408708, servers=3, slice_bytes=256 << 10)
+@example(nbytes=30670852, servers=3, slice_bytes=256 << 10)
 @settings(max_examples=60, deadline=None)
 def test_the_short_way_to_a_cut_agrees_with_the_plan_of_shards(
     nbytes: int, servers: int, slice_bytes: int

@@ -8,18 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from hubring.ps.core.errors import HubringError
-from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.experiment.plan import Run, runs
+from hubring.workers.compare.judge.gate import judge
 from hubring.workers.compare.output.table import notes
 from hubring.workers.compare.page import page
-from hubring.workers.compare.result.findings import Findings
+from hubring.workers.compare.page.sections.verdict import mean_apart
+from hubring.workers.compare.result.findings import Findings, Repeat
 from hubring.workers.compare.run.outcome import EARLY, Outcome, audit_file
 from tests.support.compare.audited import Script, Trained, train
 from tests.support.compare.correct_scripts import in_bfloat16, normalized, stepped
 from tests.support.compare.planted import PLANTED
-from tests.support.compare.replayed import Replayed, findings
+from tests.support.compare.replayed import Replayed, experiment, findings
+from tests.support.compare.unusual_scripts import UNUSUAL
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +138,61 @@ def test_a_state_that_is_loaded_is_not_replayed(
     found = findings(tmp_path, Audited(trained=trained), rows=rows, seeds=(0,))
     assert found.gate.passed
     for step in found.gate.steps:
-        assert step.unjudged == "a state was loaded into its optimizer"
+        assert step.unjudged == "its optimizer's state was loaded or cleared"
+
+
+def test_what_a_single_process_shows_of_the_script_is_not_replayed_in_any_row(tmp_path: Path) -> None:
+    found = judged(tmp_path, all_rows(UNUSUAL["momentum zeroed"]))
+    assert found.gate.passed
+    for step in found.gate.steps:
+        assert (step.judged, step.fault) == (0, "")
+        assert "does not know (step 6: the update of" in step.unjudged
+    assert any("local, ring and hub-bsp were not replayed" in text for text in found.verdict)
+
+
+def test_the_exchange_is_judged_where_updates_are_not_replayed(tmp_path: Path) -> None:
+    script = UNUSUAL["momentum zeroed"]
+    trained, planted = all_rows(script), PLANTED["a rank sends nothing once, on a ring"]
+    with planted.plant():
+        trained["ring"] = train("ring", script)
+    found = judged(tmp_path, trained)
+    assert "as if rank 1 had sent nothing" in entry(found, "ring").withheld
+    assert entry(found, "local").withheld is None
+
+
+def test_local_is_the_reference_wherever_it_stands(tmp_path: Path) -> None:
+    rows = ("ring", "local", "hub-bsp")
+    trainer = Audited(parameters={"n2 k1 local seed0": 1.5}, trained=all_rows(Script(normalized)))
+    found = findings(tmp_path, trainer, rows=rows, seeds=(0,))
+    assert found.gate.passed
+    assert not any(each.withheld for each in found.rows)
+    assert {pair.first for pair in found.gate.pairs if pair.limit} == {"local", "ring"}
+
+
+def test_a_higher_tolerance_does_not_loosen_the_check_of_a_step(tmp_path: Path) -> None:
+    planted = PLANTED["a hub is off by one percent"]
+    trained = all_rows(planted.script)
+    with planted.plant():
+        trained["hub-bsp"] = train("hub-bsp", planted.script)
+    found = findings(tmp_path, Audited(trained=trained), rows=ROWS, seeds=(0,), tolerance=0.1)
+    assert "is off by 0.01 of its size" in entry(found, "hub-bsp").withheld
+
+
+def test_each_run_is_named_before_its_steps_are_judged_on_one_thread(tmp_path: Path) -> None:
+    asked = experiment(rows=("local", "ring"), seeds=(0,))
+    trainer = Audited(trained={name: train(name, Script(steps=3)) for name in ("local", "ring")})
+    outcomes = {run.label: trainer.run(run, tmp_path / run.label, lambda _: None) for run in runs(asked)}
+    named, threads = list[str](), list[int]()
+
+    def checking(label: str) -> None:
+        named.append(label)
+        threads.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    judge(asked, outcomes, checking)
+    assert named[:2] == ["n2 k1 local seed0", "n2 k1 ring seed0"]
+    assert set(threads) == {1}
+    assert torch.get_num_threads() == before
 
 
 def test_end_drift_is_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
@@ -161,6 +219,19 @@ def test_a_damaged_recording_is_an_error_that_names_it(tmp_path: Path) -> None:
 
     with pytest.raises(HubringError, match=r"audit 0.msgpack is damaged"):
         findings(tmp_path, Damaged(trained=all_rows(Script(steps=3))), rows=ROWS, seeds=(0,))
+
+
+def test_the_first_screen_speaks_of_the_gate_and_of_both_repeats_and_limit(tmp_path: Path) -> None:
+    trained = {"ring": train("ring", Script(steps=3))}
+    found = findings(tmp_path, Audited(trained=trained), rows=("ring",), seeds=(0,))
+    assert not found.gate.pairs
+    assert "Rows that should compute the same computed the same." in page(found)
+    repeat = Repeat("n2 k1", "ring", [1.01, 1.01, 1.01])
+    noisy = replace(found, noise=replace(found.noise, repeat=repeat))
+    said = "Two runs of ring differ by 1.0% on average; no row wins by less than 3.0%."
+    assert said in page(noisy)
+    wide = replace(found.noise, repeat=replace(repeat, ratios=[1.2, 0.8]))
+    assert mean_apart([1.2, 0.8]) < 1.03 < wide.floor
 
 
 def test_rows_without_recordings_are_not_judged(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hubring.workers.compare.experiment.experiment import Experiment, PricesTable
@@ -9,6 +11,8 @@ from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.experiment.row import select
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.judge.price import price
+from hubring.workers.compare.output.table import notes
+from tests.support.compare.replayed import findings
 
 PRICES = PricesTable(worker=4.0, server=0.5)
 
@@ -38,3 +42,9 @@ def test_what_is_not_known_has_no_price() -> None:
     found = price(run, {"seconds": 1800.0, "seconds_to_target": None}, PRICES, None)
     assert found == {"price_per_epoch": None, "price_to_target": None}
     assert Experiment(job="digits").prices is None
+
+
+@pytest.mark.parametrize("epochs", [None, 5])
+def test_a_price_that_is_missing_says_what_it_needs(tmp_path: Path, epochs: int | None) -> None:
+    found = findings(tmp_path, prices=PRICES, epochs=epochs, seeds=(0,))
+    assert any("set epochs in the file" in note for note in notes(found)) == (epochs is None)

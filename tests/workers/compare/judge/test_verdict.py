@@ -8,6 +8,7 @@ from hubring.workers.compare.experiment.experiment import (
     ComputeTable,
 )
 from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import Line
 from tests.support.compare.paced import paced, verdict
 from tests.support.compare.replayed import Replayed, record
@@ -90,3 +91,11 @@ def test_what_weakens_the_verdict_is_said(tmp_path: Path) -> None:
     assert "Asynchronous rows used the job's learning rate divided by their number of workers" in said
     assert "Workers slept for part of every step" in said
     assert "One seed decides nothing, because any difference can be chance" in said
+
+
+def test_a_disturbed_machine_does_not_tell_who_is_first(tmp_path: Path) -> None:
+    trainer = paced({"ring": 0.02, "hub-bsp": 0.04})
+    trainer.noise = Noise((1.0, 1.0), 0.5)
+    said = verdict(tmp_path, trainer)
+    assert "Not decided on this machine: which row is first to reach test accuracy 0.93, because" in said
+    assert "First to reach" not in said

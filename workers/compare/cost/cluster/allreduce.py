@@ -15,14 +15,17 @@ more, because no node passes on what it received: nccl-tests then shows a busbw 
 
 from __future__ import annotations
 
-from math import sqrt
+from math import log, sqrt
 from typing import Literal, NamedTuple
+
+from numpy import interp
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.cluster.cluster import Cluster, Level, depth
 
 Algorithm = Literal["nccl", "ring", "tree", "two-level"]
-"""`nccl`: the faster of ring and tree, as NCCL chooses, or what was measured."""
+"""`nccl`: the faster of ring and tree, as NCCL chooses, times what sweeps took of that; so what was measured,
+where a sweep has the shape and the size."""
 
 
 class Allreduce(NamedTuple):
@@ -74,12 +77,27 @@ def allreduce(cluster: Cluster, algorithm: Algorithm, shape: Shape, nbytes: floa
         return Allreduce(0.0, 0.0, 0.0)
     if algorithm != "nccl":
         return _FORMULAS[algorithm](cluster, shape, nbytes)
-    best = min((_FORMULAS[name](cluster, shape, nbytes) for name in ("ring", "tree")), key=_seconds)
-    known = cluster.measured(*shape, nbytes)
-    if known is None:
-        return best
-    share = known / best.seconds
+    best = min((_FORMULAS[name](cluster, shape, nbytes) for name in _CHOSEN), key=_seconds)
+    share = _share_of_sweeps(cluster, shape, nbytes)
     return Allreduce(best.inside * share, best.between * share, best.latency * share)
+
+
+def _share_of_sweeps(cluster: Cluster, shape: Shape, nbytes: float) -> float:
+    """Returns the time that sweeps took, as a share of the formula's. 1 where no sweep is comparable.
+
+    Between two sweeps the share follows the logarithm of the nodes, so that a larger cluster is not faster
+    only because nothing was measured with a smaller one. One node says nothing about several, and two say
+    nothing about more, because their trees move half of the bytes.
+    """
+    shares = {
+        nodes: known / min(_FORMULAS[name](cluster, Shape(nodes, gpus), nbytes).seconds for name in _CHOSEN)
+        for nodes, gpus in cluster.swept
+        if gpus == shape.gpus and min(nodes, 3) == min(shape.nodes, 3)
+        if (known := cluster.measured(nodes, gpus, nbytes)) is not None
+    }
+    if not shares:
+        return 1.0
+    return float(interp(log(shape.nodes), [log(nodes) for nodes in shares], list(shares.values())))
 
 
 def _seconds(found: Allreduce) -> float:
@@ -125,6 +143,8 @@ def _two_level(cluster: Cluster, shape: Shape, nbytes: float) -> Allreduce:
 
 
 _FORMULAS = {"ring": _ring, "tree": _tree, "two-level": _two_level}
+_CHOSEN = ("ring", "tree")
+"""Algorithms that NCCL chooses from."""
 
 
 def _share(ranks: int) -> float:

@@ -87,10 +87,26 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 return measured(table.seconds, nbytes)
         return None
 
-    def covers(self, nodes: int, nbytes: float) -> bool:
-        """Whether sweeps of at least as many nodes reach at least this size."""
+    @property
+    def swept(self) -> list[tuple[int, int]]:
+        """Nodes, and GPUs of each, of the sweeps in which NCCL chose, by rising number."""
+        return sorted({(table.nodes, table.gpus) for table in self.tables if table.algorithm == NCCL})
+
+    @property
+    def sources(self) -> list[str]:
+        """Where the sweeps and levels were published."""
+        named = [table.source for table in self.tables]
+        named += [level.source for level in (self.inside, self.between) if level is not None]
+        return list(dict.fromkeys(filter(None, named)))
+
+    def covers(self, nodes: int, gpus: int, nbytes: float) -> bool:
+        """Whether sweeps of at least as many nodes, with as many GPUs on each, have this size."""
         return any(
-            table.nodes >= nodes and table.rows[0][0] <= nbytes <= table.rows[-1][0] for table in self.tables
+            table.nodes >= nodes
+            and table.gpus == gpus
+            and (table.nodes > 1) == (nodes > 1)
+            and table.rows[0][0] <= nbytes <= table.rows[-1][0]
+            for table in self.tables
         )
 
     def within(self) -> Level:

@@ -10,10 +10,16 @@ FORMULA = "k > n^2/(2(n-1))"
 A ring moves 2(n-1)/n of the model each way in a step, a server max(1, n/k)."""
 
 
-def servers_needed(workers: int) -> int | None:
-    """Returns the fewest servers with which the hub wins by the formula; None if it never wins (n <= 2)."""
-    # Beyond k = n the worker's own link is the limit, and then both move equal amounts only with n = 2.
-    return None if workers <= 2 else math.floor(workers**2 / (2 * (workers - 1))) + 1
+def servers_needed(workers: int, sharing: int = 1) -> int | None:
+    """Returns the fewest servers with which the hub wins by the formula; None if it never wins.
+
+    Args:
+        workers: Number of workers.
+        sharing: Workers of each host, which share its link. A hub's workers push and pull the model each, and
+            a ring passes each host once.
+    """
+    # Beyond k = n / sharing the workers' own link is the limit: `sharing` models, and below 2 with a ring.
+    return None if workers <= 2 or sharing >= 2 else math.floor(workers**2 / (2 * (workers - 1))) + 1
 
 
 def most_servers(workers: int) -> int:

@@ -59,7 +59,6 @@ class Way(Struct, frozen=True, kw_only=True):
     """One exchange of a whole model by one worker through a hub, in seconds.
 
     Attributes:
-        own: Time of its own link or I/O thread, each way.
         shared: Time of the busiest server's link or I/O thread, each way.
         serve: Compute of that server for this worker.
         close: Compute of that server for a round, for any number of workers.
@@ -69,7 +68,7 @@ class Way(Struct, frozen=True, kw_only=True):
         after: Work of the worker after the exchange: its own step, a copy.
         cores: Time of all cores together for this worker; 0 if each host has its own cores.
         closing: Time of all cores together for a round; 0 likewise.
-        own_by: What `own` consists of; None: a link.
+        own_by: Time of its own link and I/O threads, each way.
         shared_by: What `shared` consists of; None: a link.
         burst: Time of the bytes that a link passes at once after a pause.
         pause: Time of a step in which no bytes move.
@@ -77,7 +76,7 @@ class Way(Struct, frozen=True, kw_only=True):
         overlapping: Share of the bytes whose exchange can overlap with backward.
     """
 
-    own: float
+    own_by: Carriers = Carriers()
     shared: float = 0.0
     serve: float = 0.0
     close: float = 0.0
@@ -87,12 +86,16 @@ class Way(Struct, frozen=True, kw_only=True):
     after: float = 0.0
     cores: float = 0.0
     closing: float = 0.0
-    own_by: Carriers | None = None
     shared_by: Carriers | None = None
     burst: float = 0.0
     pause: float = 0.0
     spread: float = 0.0
     overlapping: float = 1.0
+
+    @property
+    def own(self) -> float:
+        """Time of its own link or I/O thread, each way."""
+        return self.own_by.seconds
 
     @property
     def bottleneck(self) -> float:
@@ -170,9 +173,8 @@ class Way(Struct, frozen=True, kw_only=True):
 
     def carriers(self, workers: int) -> Carriers:
         """Returns the time of the busiest of each carrier if `workers` exchange."""
-        own = Carriers(link=self.own) if self.own_by is None else self.own_by
         shared = Carriers(link=self.shared) if self.shared_by is None else self.shared_by
-        return own.beside(shared.times(workers))
+        return self.own_by.beside(shared.times(workers))
 
     def sway(self, workers: int) -> float:
         """Returns the most that jitter adds there and back: the mean maximum of uniform draws."""

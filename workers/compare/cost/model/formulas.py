@@ -167,7 +167,6 @@ def ring(constants: Constants, task: Task, workers: int, shards: Shards = WHOLE)
     # A ring enters and leaves each host once, however many of its workers are there.
     carriers = a_byte(wire, task.link).times(moved)
     return Way(
-        own=carriers.seconds,
         # A hop waits for the later of two neighbours; the mean of that is a third of the jitter.
         latency=_hops(hops, wire.alpha + task.latency + task.jitter / 3, carriers.seconds),
         after=_mean_and_step(constants, task, workers, shards.copies, most),
@@ -209,7 +208,6 @@ def nccl(constants: Constants, task: Task, workers: int, algorithm: Algorithm) -
     found = allreduce(constants.cluster, algorithm, Shape.of(workers, constants.cluster.gpus), task.moved)
     carriers = Carriers(link=found.between, inside=found.inside)
     return Way(
-        own=carriers.seconds,
         latency=found.latency,
         own_by=carriers,
     )
@@ -280,7 +278,6 @@ def _by_wire(
     step = _closing(constants, task, steps=steps)
     serving = _serving(constants, task, servers, found, step)
     return Way(
-        own=own.seconds,
         shared=shared.seconds,
         serve=serving.worker,
         close=serving.round,
@@ -309,7 +306,6 @@ def _in_memory(
     serving = _serving(constants, task, servers, found, step)
     copying = 0.0 if shows else task.nbytes * constants.copy * task.crowd(workers, constants)
     return Way(
-        own=0.0,
         serve=serving.worker,
         close=serving.round,
         slices=found.slices,
@@ -359,7 +355,6 @@ def colocated(constants: Constants, task: Task, workers: int, wire: str, *, step
     step = _closing(constants, task, steps=steps)
     serving = _serving(constants, task, workers, found, step)
     return Way(
-        own=carriers.seconds,
         serve=serving.worker,
         close=serving.round,
         slices=found.slices,

@@ -8,6 +8,7 @@ keeps a second server idle. Where the shapes of the parameters are unknown, ever
 from __future__ import annotations
 
 from functools import lru_cache
+from heapq import heappop, heappush
 from math import ceil
 
 from msgspec import Struct
@@ -134,11 +135,12 @@ def _even(nbytes: int, servers: int, slice_bytes: int) -> Cut:
     last = ceil(rest / slice_bytes)
     last_size = rest / last if last else 0.0
     rounds, over = divmod(number, servers)
-    if over:
-        # The rest's slices go to the servers that have one slice less.
-        added = ceil(last / (servers - over)) * last_size
-        load, count = max((rounds + 1) * size, rounds * size + added), rounds + 1
-    else:
-        more = ceil(last / servers)
-        load, count = rounds * size + more * last_size, rounds + more
+    # Each of the rest's slices goes to the server with the least; no more servers than slices can get any.
+    most = max(1, last)
+    loads = [(rounds * size, rounds)] * min(servers - over, most)
+    loads += [((rounds + 1) * size, rounds + 1)] * min(over, most)
+    for _ in range(last):
+        least, slices = heappop(loads)
+        heappush(loads, (least + last_size, slices + 1))
+    load, count = max(loads)
     return Cut(load / nbytes, load / (size if rounds or over else last_size), count)

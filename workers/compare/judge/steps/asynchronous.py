@@ -7,7 +7,7 @@ the replayed ones; the replay then goes on from the answer, so rounding does not
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hubring.workers.compare.judge.steps import allowance
-from hubring.workers.compare.judge.steps.checked import Checked, Fault
+from hubring.workers.compare.judge.steps.checked import EVERYTHING, Checked, Fault, Reach
 from hubring.workers.compare.judge.steps.exchange import check_exchange
 from hubring.workers.compare.judge.steps.fault_text import update_fault
 from hubring.workers.compare.judge.steps.recorded import RecordedStep
@@ -39,24 +39,34 @@ class _Push(NamedTuple):
     step: RecordedStep
 
 
-def check(ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float) -> Checked:
+def check(
+    ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float, reach: Reach = EVERYTHING
+) -> Checked:
     """Judges all pushes. Arguments are as in `synchronous.check`."""
-    taken = sum(len(steps) for rank in ranks for steps in rank.values())
-    judged = 0
+    trainers = sorted(set().union(*ranks))
+    return Checked.of_all(
+        [_check([rank.get(each, ()) for rank in ranks], tolerance, reach) for each in trainers]
+    )
+
+
+def _check(ranks: Sequence[Sequence[RecordedStep]], tolerance: float, reach: Reach) -> Checked:
+    """Judges the pushes of one optimizer."""
+    taken, unjudged = sum(map(len, ranks)), reach.unjudged or _unjudged(ranks)
     try:
-        for trainer in sorted(set().union(*ranks)):
-            each = [rank.get(trainer, ()) for rank in ranks]
-            for one in (step for steps in each for step in steps):
+        if reach.exchange:
+            for one in (step for steps in ranks for step in steps):
                 check_exchange([one])
-            if unjudged := _unjudged(each):
-                return Checked(taken, judged, unjudged)
-            for key, pushes in _by_key(each).items():
-                _check_order(key, pushes)
+        _check_pushed(ranks)
+        left_open = {(rank, each[-1].step) for rank, each in enumerate(ranks) if each and not each[-1].waits}
+        for key, every in _by_key(ranks).items():
+            pushes = _known(every) if left_open else every
+            left_open.update((one.rank, one.step.step) for one in every[len(pushes) :])
+            _check_order(key, pushes, complete=not left_open)
+            if not unjudged:
                 _Replay(key, pushes, tolerance).check()
-            judged += sum(map(len, each))
     except Fault as fault:
-        return Checked(taken, judged, "", fault.text, fault.step)
-    return Checked(taken, judged)
+        return Checked(taken, 0, unjudged, fault.text, fault.step)
+    return Checked(taken, 0 if unjudged else taken - len(left_open), unjudged, open=len(left_open))
 
 
 def _unjudged(ranks: Sequence[Sequence[RecordedStep]]) -> str:
@@ -64,25 +74,60 @@ def _unjudged(ranks: Sequence[Sequence[RecordedStep]]) -> str:
     steps = [step for each in ranks for step in each]
     if why := unknown_optimizer(steps):
         return why
-    if any(step.open for step in steps):
+    if any(step.script_inside for step in steps):
         return "the script runs code within step()"
     if any(len(steps[-1].own) != len(steps[0].own) for steps in ranks if steps):
         return "its parameters changed during training"
     return ""
 
 
+def _check_pushed(ranks: Sequence[Sequence[RecordedStep]]) -> None:
+    """Checks that every rank pushed to every key in every step.
+
+    Raises:
+        Fault: A rank left out a push, or pushed twice.
+    """
+    for rank, steps in enumerate(ranks):
+        pushed: Counter[int] = Counter()
+        for number, step in enumerate(steps, 1):
+            pushed.update(key for key, _, _ in step.pushes)
+            # A step that does not wait for the answers to its pushes records them later, the last one never.
+            late = 0 if step.waits else 1
+            for key in sorted({*step.layout.keys, *pushed}):
+                if not number - late <= pushed[key] <= number:
+                    often = "once" if pushed[key] == 1 else f"{pushed[key]} times"
+                    raise Fault(
+                        step.step,
+                        f"rank {rank} has pushed {often} to key {key} in {number} steps; expected one push in"
+                        " each",
+                    )
+
+
 def _by_key(ranks: Sequence[Sequence[RecordedStep]]) -> dict[int, list[_Push]]:
     """Returns the pushes to each key in the order in which they were applied."""
     found: defaultdict[int, list[_Push]] = defaultdict(list)
     for rank, steps in enumerate(ranks):
-        for step in steps:
-            for key, position, version in step.pushes:
-                found[key].append(_Push(position, version, rank, step))
+        pushed: Counter[int] = Counter()
+        for key, position, version in (push for step in steps for push in step.pushes):
+            # One in each step, but the answer can come in the next one.
+            found[key].append(_Push(position, version, rank, steps[pushed[key]]))
+            pushed[key] += 1
     return {key: sorted(pushes, key=lambda one: one[:3]) for key, pushes in found.items()}
 
 
-def _check_order(key: int, pushes: Sequence[_Push]) -> None:
+def _known(pushes: list[_Push]) -> list[_Push]:
+    """Returns the pushes before the first unknown one. Those of the last steps are answered too late."""
+    apart = (number for number, (one, other) in enumerate(pairwise(pushes), 1) if other[0] > one[0] + 1)
+    return pushes[: next(apart, len(pushes))]
+
+
+def _check_order(key: int, pushes: Sequence[_Push], *, complete: bool) -> None:
     """Checks that every push was applied exactly once, and nothing else.
+
+    Args:
+        key: The key.
+        pushes: Its pushes in order.
+        complete: Whether these are all.
 
     Raises:
         Fault: One was applied twice or not at all, or an answer is older than its push.
@@ -104,7 +149,7 @@ def _check_order(key: int, pushes: Sequence[_Push]) -> None:
         if one.version <= one.position:
             raise Fault(one.step.step, f"rank {one.rank} got parameters without its own push from key {key}")
     newest = max(one.version for one in pushes)
-    if newest > pushes[-1].position + 1:
+    if complete and newest > pushes[-1].position + 1:
         raise Fault(
             pushes[-1].step.step,
             f"key {key} was stepped {newest} times, and the ranks pushed {pushes[-1].position + 1} times",
@@ -134,14 +179,15 @@ class _Replay:
         history = [torch.where(there, numbers, -1) for there in rounds]
         units = units_of(self._layout.dtypes, self._parameter_of, history, among=self._own)
         reference = Reference(self._layout.optimizer, units, self._pushes[0].step.options)
-        values = self._pushes[0].step.before  # which its rank pulled when no push had been applied
+        values = self._pushes[0].step.exact().before  # which its rank pulled when no push had been applied
         anchor, allowed = values, torch.zeros_like(values)
         for one, there in zip(self._pushes, rounds, strict=True):
-            gradient = one.step.own if one.step.given is None else one.step.given
+            step = one.step.exact()
+            gradient = step.own if step.given is None else step.given
             if not bool(gradient.isfinite().all()):
                 return
             rounding = self._eps * gradient.abs()
-            expected = reference.step(values, gradient, rounding, there, numbers, one.step.options)
+            expected = reference.step(values, gradient, rounding, there, numbers, step.options)
             update = (expected.after - values) * self._own
             allowed = allowed + allowance.of_update(
                 update, expected.doubt, self._parameter_of, self._tolerance
@@ -149,9 +195,10 @@ class _Replay:
             allowed = allowed + allowance.of_storing(self._eps, values, expected.after)
             values = expected.after
             for answered in self._answers.get(one.position + 1, ()):
-                if answered.step.after is not None:
-                    self._compare(answered, answered.step.after, anchor, values, allowed)
-                    values = torch.where(self._own, answered.step.after, values)
+                after = answered.step.exact().after
+                if after is not None:
+                    self._compare(answered, after, anchor, values, allowed)
+                    values = torch.where(self._own, after, values)
             if one.position + 1 in self._answers:
                 anchor, allowed = values, torch.zeros_like(values)
 

@@ -29,6 +29,7 @@ def check_exchange(each: Together) -> None:
         return
     averages = layout.steps_on == "worker"
     eps = allowance.precision(layout, each[0].parameter_of)
+    each = [one.exact() for one in each]
     own = torch.stack([one.own for one in each])
     for one in each:
         if one.arrived is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +19,18 @@ from hubring.workers.audit.audit_file import ModelLayout, Step
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One step of one rank. Tensors are flat, with every recorded element, in float32 or float64.
+    """One step of one rank. Tensors are flat, with every recorded element, in the dtype of the record.
+
+    All steps of all ranks are held at once, so `exact` makes the float64 of one only while it is judged.
 
     Attributes:
         layout: The parameters.
+        parameter_of: The parameter of each element, by its place in the layout.
         step: Completed steps, with this one.
         options: The options of each parameter group.
-        open: Whether the script ran code inside `step()`.
+        divisor: By which `step()` divides what is given.
+        script_inside: Whether the script ran code inside `step()`.
+        waits: Whether `step()` waits for the exchange.
         own: This rank's gradient, as autograd made it; zeros where there is none.
         owns: Whether each parameter has one, by element.
         arrived: The gradient when backward had returned; None: not known.
@@ -41,9 +45,12 @@ class RecordedStep:
     """
 
     layout: ModelLayout
+    parameter_of: Tensor
     step: int
     options: list[dict[str, Any]]
-    open: bool
+    divisor: float
+    script_inside: bool
+    waits: bool
     own: Tensor
     owns: Tensor
     arrived: Tensor | None
@@ -68,6 +75,7 @@ class RecordedStep:
         return replace(
             self,
             layout=msgspec.structs.replace(later.layout, groups=groups),
+            parameter_of=later.parameter_of,
             own=longer(self.own),
             owns=longer(self.owns),
             arrived=None if self.arrived is None else longer(self.arrived),
@@ -78,10 +86,17 @@ class RecordedStep:
             held=later.held,
         )
 
-    @cached_property
-    def parameter_of(self) -> Tensor:
-        """The parameter of each element, by its place in the layout."""
-        return elements_of(self.layout)
+    def exact(self) -> RecordedStep:
+        """Returns this step in float64, with the gradients that stepped."""
+        return replace(
+            self,
+            divisor=1.0,
+            own=self.own.double(),
+            arrived=None if self.arrived is None else self.arrived.double(),
+            given=None if self.given is None else self.given.double() / self.divisor,
+            before=self.before.double(),
+            after=None if self.after is None else self.after.double(),
+        )
 
 
 def elements_of(layout: ModelLayout) -> Tensor:
@@ -119,11 +134,11 @@ def recorded(entries: Iterable[ModelLayout | Step]) -> Recording:
     """Returns what these entries record."""
     facts: set[str] = set()
     found: dict[int, list[RecordedStep]] = {}
-    layouts: dict[int, ModelLayout] = {}
+    layouts: dict[int, _Layout] = {}
     options: dict[int, list[dict[str, Any]]] = {}
     for entry in entries:
         if isinstance(entry, ModelLayout):
-            layouts[entry.trainer] = entry
+            layouts[entry.trainer] = _Layout(entry, elements_of(entry), _held(entry))
             facts.update(entry.facts)
             found.setdefault(entry.trainer, [])
             continue
@@ -136,10 +151,18 @@ def recorded(entries: Iterable[ModelLayout | Step]) -> Recording:
     return Recording(trainers, frozenset(facts))
 
 
+class _Layout(NamedTuple):
+    """A layout with what follows from it, which its steps share."""
+
+    layout: ModelLayout
+    parameter_of: Tensor
+    held: Tensor
+
+
 def _step(
-    layout: ModelLayout, entry: Step, options: list[dict[str, Any]], last: RecordedStep | None
+    known: _Layout, entry: Step, options: list[dict[str, Any]], last: RecordedStep | None
 ) -> RecordedStep:
-    parameter_of = elements_of(layout)
+    layout, parameter_of, held = known
     own, owns = _tensor(entry.own, layout), _mask(entry.owns, parameter_of)
     own = torch.where(owns, own, 0)
     arrived = _tensor(entry.arrived, layout) if entry.arrived else None
@@ -150,19 +173,22 @@ def _step(
     written = bool(entry.before) and last is not None and last.after is not None
     return RecordedStep(
         layout=layout,
+        parameter_of=parameter_of,
         step=entry.step,
         options=options,
-        open=entry.open,
+        divisor=entry.divisor,
+        script_inside=entry.script_inside,
+        waits=bool(entry.after),
         own=own,
         owns=owns,
         arrived=arrived,
-        given=None if given is None else torch.where(gives, given, 0) / entry.divisor,
+        given=None if given is None else given if bool(gives.all()) else torch.where(gives, given, 0),
         gives=gives,
         before=torch.full_like(own, torch.nan) if before is None else before,
         after=after,
         pushes=entry.pushes,
         written=written,
-        held=_held(layout),
+        held=held,
     )
 
 
@@ -215,7 +241,7 @@ def _completed(steps: list[RecordedStep]) -> Iterator[RecordedStep]:
 
 def _tensor(content: bytes, layout: ModelLayout) -> Tensor:
     dtype = torch.float64 if layout.wide else torch.float32
-    return (torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.zeros(0)).double()
+    return torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.zeros(0, dtype=dtype)
 
 
 def _mask(content: bytes, parameter_of: Tensor) -> Tensor:

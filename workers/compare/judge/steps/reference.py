@@ -58,7 +58,7 @@ def unknown_optimizer(steps: Sequence[RecordedStep]) -> str:
     if steps[0].layout.optimizer not in REPLAYED:
         return "its optimizer is not one of torch's that treat each element by itself"
     if not all(step.layout.fresh for step in steps):
-        return "a state was loaded into its optimizer"
+        return "its optimizer's state was loaded or cleared"
     return ""
 
 

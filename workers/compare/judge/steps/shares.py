@@ -48,7 +48,7 @@ def same_samples(ranks: Sequence[Sequence[RecordedStep]], alone: Sequence[Record
             continue
         if not alone or alone[0].own.shape != ranks[0][0].own.shape:
             return rank
-        whole, own = alone[0].own, ranks[0][0].own
+        whole, own = alone[0].own.double(), ranks[0][0].own.double()
         if float((whole - own).norm()) > SEEN * float(whole.norm()):
             text = f"ranks 0 and {rank} computed the same gradients in all {len(pairs)} steps, unlike local"
             raise Fault(0, f"{text}, so they train on the same samples; use hubring.ShardedSampler")
@@ -71,13 +71,13 @@ def uneven(
     Raises:
         Fault: The ranks' gradients have the same weight, and should not.
     """
-    single = {one.step: one.own for one in alone}
+    single = {one.step: one.own.double() for one in alone}
     unknown = []
     for each in zip(*ranks, strict=False):
         step, counts = each[0].step, samples.get(each[0].step, ())
         if len(set(counts)) < 2 or len(counts) != len(each):
             continue
-        own = torch.stack([one.own for one in each])
+        own = torch.stack([one.own.double() for one in each])
         whole = single.get(step)
         if whole is None or whole.shape != own[0].shape:
             unknown.append(step)

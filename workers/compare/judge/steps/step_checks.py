@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import torch
 
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.judge.steps import asynchronous, recorded, shares, synchronous
-from hubring.workers.compare.judge.steps.checked import Checked, Fault
+from hubring.workers.compare.judge.steps.checked import EVERYTHING, Checked, Fault, Reach
 from hubring.workers.compare.judge.steps.recorded import RecordedStep, Recording
 from hubring.workers.compare.run.outcome import Line, Outcome
 
@@ -31,7 +34,42 @@ class RunCheck:
     advice: str = ""
 
 
-def check_runs(outcomes: Mapping[str, Outcome], tolerance: float) -> dict[str, RunCheck]:
+@dataclass(frozen=True, slots=True)
+class Single:
+    """The steps of a single process, and what they show of the script. Other runs take the same batches.
+
+    A single process exchanges nothing. If its steps are not what the replay expects, then the script does
+    something that the replay does not know, in every row.
+
+    Attributes:
+        trainers: The steps by optimizer; empty without a single process.
+        reach: What of this script's steps can be judged.
+    """
+
+    trainers: Mapping[int, Sequence[RecordedStep]] = field(default_factory=dict)
+    reach: Reach = EVERYTHING
+
+    @classmethod
+    def of(cls, recording: Recording, tolerance: float) -> Single:
+        """Returns the steps with what can be judged.
+
+        Args:
+            recording: The process's recording.
+            tolerance: Allowed difference of an update, relative to the update.
+        """
+        trainers = recording.trainers
+        checked = synchronous.check([trainers], tolerance)
+        if not checked.fault:
+            return cls(trainers)
+        where = f"step {checked.step}: " if checked.step else ""
+        why = f"the script does something that the replay does not know ({where}{checked.fault})"
+        exchanged = synchronous.check([trainers], tolerance, Reach(why))
+        return cls(trainers, Reach(why, exchange=not exchanged.fault))
+
+
+def check_runs(
+    outcomes: Mapping[str, Outcome], tolerance: float, checking: Callable[[str], None] = lambda _: None
+) -> dict[str, RunCheck]:
     """Returns the checks by label, of the runs that recorded their steps.
 
     A run that lost a process or diverged has none, and neither has a row with compressed gradients or backup
@@ -40,20 +78,24 @@ def check_runs(outcomes: Mapping[str, Outcome], tolerance: float) -> dict[str, R
     Args:
         outcomes: By label.
         tolerance: Allowed difference of an update, relative to the update.
+        checking: Called with the label of each run before its steps are judged.
     """
     found: dict[str, RunCheck] = {}
-    alone: dict[tuple[int, int], Sequence[RecordedStep]] = {}
-    # A single process comes first: others are compared with it.
-    for outcome in sorted(outcomes.values(), key=lambda each: each.run.row.name != "local"):
-        ranks = _recordings(outcome)
-        if not ranks:
-            continue
-        place = _place(outcome.run)
-        if outcome.run.row.name == "local":
-            alone[place] = ranks[0].trainers.get(0, ())
-        found[outcome.run.label] = check_run(
-            outcome.run, ranks, outcome.records, tolerance, alone.get(place, ())
-        )
+    singles: dict[tuple[int, int], Single] = {}
+    with _one_thread():
+        # A single process comes first: others are compared with it.
+        for outcome in sorted(outcomes.values(), key=lambda each: each.run.row.name != "local"):
+            run, files = outcome.run, _recorded(outcome)
+            if not files:
+                continue
+            checking(run.label)
+            ranks = _recordings(run, files)
+            if not ranks:
+                continue
+            if run.row.name == "local":
+                singles[_place(run)] = Single.of(ranks[0], tolerance)
+            single = singles.get(_place(run), Single())
+            found[run.label] = check_run(run, ranks, outcome.records, tolerance, single)
     return without_strangers({label: found[label] for label in outcomes if label in found})
 
 
@@ -62,7 +104,7 @@ def check_run(
     ranks: Sequence[Recording],
     records: Sequence[Sequence[Line]],
     tolerance: float,
-    alone: Sequence[RecordedStep] = (),
+    single: Single | None = None,
 ) -> RunCheck:
     """Judges one run.
 
@@ -71,20 +113,33 @@ def check_run(
         ranks: Every rank's recording.
         records: Every rank's reports.
         tolerance: Allowed difference of an update, relative to the update.
-        alone: The steps of a single process with the same batches; empty without one.
+        single: The steps of a single process with the same batches; None without one.
     """
-    steps = [rank.trainers for rank in ranks]
-    checked = (synchronous if run.row.exact else asynchronous).check(steps, tolerance)
+    steps, single = [rank.trainers for rank in ranks], single or Single()
+    checked = (synchronous if run.row.exact else asynchronous).check(steps, tolerance, single.reach)
     facts = frozenset[str]().union(*(rank.facts for rank in ranks))
     if not run.row.exact or checked.fault or len(ranks) < 2:
         return RunCheck(run, checked, facts)
-    samples = _samples(records)
+    samples, advice = _samples(records), ""
     try:
-        first = [each.get(0, ()) for each in steps]
-        twin, unknown = shares.same_samples(first, alone), shares.uneven(first, samples, alone)
+        for trainer in sorted(set().union(*steps)):
+            own, alone = [each.get(trainer, ()) for each in steps], single.trainers.get(trainer, ())
+            twin, unknown = shares.same_samples(own, alone), shares.uneven(own, samples, alone)
+            advice = advice or _advice(run.row.name, twin, unknown, samples)
     except Fault as fault:
         return RunCheck(run, replace(checked, fault=fault.text, step=fault.step), facts)
-    return RunCheck(run, checked, facts, _advice(run.row.name, twin, unknown, samples))
+    return RunCheck(run, checked, facts, advice)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Lets torch use one thread. The recorded elements are few, and idle threads of torch spin."""
+    number = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(number)
 
 
 def _place(run: Run) -> tuple[int, int]:
@@ -93,19 +148,17 @@ def _place(run: Run) -> tuple[int, int]:
 
 
 def _recorded(outcome: Outcome) -> list[Path]:
-    """Returns the files of all ranks; empty if the run did not finish or did not record its steps."""
+    """Returns the files of all ranks; empty if the run did not finish, or its steps are not to be judged."""
+    run = outcome.run
+    if run.setting.fault is not None or (run.row.synchronous and not run.row.exact):
+        return []
     files = [outcome.audit(rank) for rank in range(len(outcome.results))]
     whole = not outcome.failed and not outcome.diverged and all(file.exists() for file in files)
     return files if whole else []
 
 
-def _recordings(outcome: Outcome) -> list[Recording]:
+def _recordings(run: Run, files: Sequence[Path]) -> list[Recording]:
     """Returns the recordings of all ranks; empty if the run's steps are not to be judged."""
-    run, files = outcome.run, _recorded(outcome)
-    if not files:
-        return []
-    if run.setting.fault is not None or (run.row.synchronous and not run.row.exact):
-        return []
     ranks = recorded.joined([recorded.read(file) for file in files])
     steps = [one for rank in ranks for each in rank.trainers.values() for one in each[:1]]
     if not steps:

@@ -15,40 +15,35 @@ import torch
 from torch import Tensor
 
 from hubring.workers.compare.judge.steps import allowance
-from hubring.workers.compare.judge.steps.checked import Checked, Fault
+from hubring.workers.compare.judge.steps.checked import EVERYTHING, Checked, Fault, Reach
 from hubring.workers.compare.judge.steps.exchange import Together, check_exchange
 from hubring.workers.compare.judge.steps.fault_text import update_fault, worst_of
 from hubring.workers.compare.judge.steps.recorded import RecordedStep
 from hubring.workers.compare.judge.steps.reference import Expected, Reference, units_of, unknown_optimizer
 
 
-def check(ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float) -> Checked:
+def check(
+    ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float, reach: Reach = EVERYTHING
+) -> Checked:
     """Judges all steps.
 
     Args:
         ranks: Every rank's steps by optimizer.
         tolerance: Allowed difference of an update, relative to the update.
+        reach: What can be judged.
     """
-    found = Checked(0, 0)
-    for trainer in sorted(set().union(*ranks)):
-        each = [rank.get(trainer, ()) for rank in ranks]
-        one = _Optimizer(each, tolerance).check()
-        found = Checked(
-            taken=found.taken + one.taken,
-            judged=found.judged + one.judged,
-            unjudged=found.unjudged or one.unjudged,
-            fault=found.fault or one.fault,
-            step=found.step or one.step,
-            written=found.written | one.written,
-        )
-    return found
+    trainers = sorted(set().union(*ranks))
+    return Checked.of_all(
+        [_Optimizer([rank.get(each, ()) for rank in ranks], tolerance, reach).check() for each in trainers]
+    )
 
 
 class _Optimizer:
     """Judges the steps of one optimizer."""
 
-    def __init__(self, ranks: Sequence[Sequence[RecordedStep]], tolerance: float) -> None:
+    def __init__(self, ranks: Sequence[Sequence[RecordedStep]], tolerance: float, reach: Reach) -> None:
         self._ranks = ranks
+        self._reach = reach
         self._tolerance = tolerance
         self._longest = max(map(len, ranks))
         self._rounds: list[Together] = [
@@ -56,24 +51,29 @@ class _Optimizer:
         ]
 
     def check(self) -> Checked:
-        judged = 0
-        unjudged = self._unjudged()
+        judged, unjudged = 0, self._unjudged()
+        open_steps = sum(any(one.after is None for one in each) for each in self._rounds)
         written = frozenset(each.step for each in self._ranks[0] if each.written)
         try:
-            judged = self._check_updates() if not unjudged else self._check_exchanges()
+            if not unjudged:
+                judged = self._check_updates()
+            elif self._reach.exchange:
+                self._check_exchanges()
             self._check_counts()
         except Fault as fault:
-            return Checked(self._longest, judged, unjudged, fault.text, fault.step, written)
-        return Checked(self._longest, judged, unjudged, written=written)
+            return Checked(self._longest, judged, unjudged, fault.text, fault.step, open_steps, written)
+        return Checked(self._longest, judged, unjudged, open=open_steps, written=written)
 
     def _unjudged(self) -> str:
         """Returns why updates cannot be replayed; empty if they can."""
         steps = [step for each in self._rounds for step in each]
+        if self._reach.unjudged:
+            return self._reach.unjudged
         if why := unknown_optimizer(steps):
             return why
-        if steps[0].layout.hooked and any(step.given is None for step in steps):
+        if any(step.layout.hooked and step.given is None for step in steps):
             return "the script's hooks change gradients"
-        return "the script runs code within step()" if any(step.open for step in steps) else ""
+        return "the script runs code within step()" if any(step.script_inside for step in steps) else ""
 
     def _check_counts(self) -> None:
         counts = [len(rank) for rank in self._ranks]
@@ -83,22 +83,21 @@ class _Optimizer:
                 min(counts) + 1, f"rank {slow} took {min(counts)} steps and another rank {max(counts)}"
             )
 
-    def _check_exchanges(self) -> int:
+    def _check_exchanges(self) -> None:
         for each in self._rounds:
             check_exchange([one.with_parameters_of(self._rounds[-1][0]) for one in each])
-        return 0
 
     def _check_updates(self) -> int:
         """Judges all steps; returns how many."""
         last = self._rounds[-1][0]
         parameter_of, eps = last.parameter_of, allowance.precision(last.layout, last.parameter_of)
-        rounds = [[one.with_parameters_of(last) for one in each] for each in self._rounds]
-        stepped = [_stepped(each, eps) for each in rounds]
-        history = [torch.where(one.there, one.groups, -1) for one in stepped]
+        history = [_history([one.with_parameters_of(last) for one in each]) for each in self._rounds]
         units = units_of(last.layout.dtypes, parameter_of, history)
-        reference = Reference(last.layout.optimizer, units, rounds[0][0].options)
+        reference = Reference(last.layout.optimizer, units, self._rounds[0][0].options)
         drift, judged = _Drift(eps), 0
-        for each, stepping in zip(rounds, stepped, strict=True):
+        for recorded in self._rounds:
+            each = [one.with_parameters_of(last).exact() for one in recorded]
+            stepping = _stepped(each, eps)
             check_exchange(each)
             if not bool(stepping.gradient.isfinite().all()):
                 break  # the run diverges, and says so itself
@@ -106,7 +105,7 @@ class _Optimizer:
             for rank, one in enumerate(each):
                 if one.after is not None:
                     self._check_update(rank, one, one.after, expected, eps, drift)
-            judged += 1
+            judged += all(one.after is not None for one in each)
         drift.check(last)
         return judged
 
@@ -165,14 +164,32 @@ class _Stepping(NamedTuple):
     options: Sequence[dict[str, Any]]
 
 
+def _leader(each: Together) -> RecordedStep:
+    """Returns the step of the rank whose gradients, options and groups count."""
+    return next((one for one in each if one.given is not None and bool(one.gives.any())), each[0])
+
+
+def _there(each: Together, leader: RecordedStep) -> Tensor:
+    """Returns which elements are stepped."""
+    if leader.layout.steps_on == "worker" and leader.given is not None:
+        return leader.gives
+    return torch.stack([one.owns if one.given is None else one.gives for one in each]).any(0)
+
+
+def _history(each: Together) -> Tensor:
+    """Returns the group with which each element is stepped; -1: it is not."""
+    leader = _leader(each)
+    groups = torch.tensor(leader.layout.groups)[leader.parameter_of]
+    return torch.where(_there(each, leader), groups, -1)
+
+
 def _stepped(each: Together, eps: Tensor) -> _Stepping:
     """Returns what a step of all ranks is taken with."""
-    leader = next((one for one in each if one.given is not None and bool(one.gives.any())), each[0])
+    leader = _leader(each)
     groups = torch.tensor(leader.layout.groups)[leader.parameter_of]
     if leader.layout.steps_on == "worker" and leader.given is not None:
-        gradient, rounding, there = leader.given, eps * leader.given.abs(), leader.gives
+        gradient, rounding = leader.given, eps * leader.given.abs()
     else:
         given = torch.stack([one.own if one.given is None else one.given for one in each])
         gradient, rounding = given.mean(0), allowance.of_mean(eps, given)
-        there = torch.stack([one.owns if one.given is None else one.gives for one in each]).any(0)
-    return _Stepping(gradient, rounding, there, groups, leader.options)
+    return _Stepping(gradient, rounding, _there(each, leader), groups, leader.options)

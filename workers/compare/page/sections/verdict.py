@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import exp, log
+from statistics import fmean
 from typing import Any
 
 from hubring.ps.page.kit.figures import NOTHING
@@ -9,7 +12,7 @@ from hubring.workers.compare.page.figure import Table
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.sections.throughput import bar, reach
 from hubring.workers.compare.result.findings import Entry, Findings
-from hubring.workers.compare.result.ratio import ratio
+from hubring.workers.compare.result.ratio import EVEN, ratio
 from hubring.workers.compare.result.setting_text import words
 
 
@@ -55,13 +58,20 @@ def _trust(findings: Findings) -> str:
     """Returns whether to trust the answer: the gate, what disturbed the runs, and a row that ran twice."""
     gate, noise = findings.gate, findings.noise
     texts = []
-    if gate.pairs:
+    if gate.pairs or gate.steps:
         same = "computed the same" if gate.passed else "did not compute the same"
         texts.append(f"Rows that should compute the same {same}.")
     texts.append("Nothing disturbed the runs." if noise.quiet else "Some runs were disturbed.")
     if noise.repeat is not None:
-        texts.append(f"Two runs of {noise.repeat.row} differ by {noise.floor - 1:.1%}.")
+        apart, least = mean_apart(noise.repeat.ratios) - 1, max(EVEN, noise.floor) - 1
+        runs = f"Two runs of {noise.repeat.row} differ by {apart:.1%} on average"
+        texts.append(f"{runs}; no row wins by less than {least:.1%}.")
     return " ".join(texts)
+
+
+def mean_apart(ratios: Sequence[float]) -> float:
+    """Returns the geometric mean of ratios, or its inverse if that is larger."""
+    return exp(abs(fmean(map(log, ratios))))
 
 
 def _speed(material: Material, entry: Entry) -> str:

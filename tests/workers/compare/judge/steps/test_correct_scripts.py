@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.compare.audited import Trained, train
 from tests.support.compare.correct_scripts import SCRIPTS
+from tests.support.compare.unusual_scripts import UNUSUAL
 from tests.support.sampled import sampled
 
 pytestmark = [
@@ -13,12 +14,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
 ]
 
-NOT_REPLAYED = {"closure", "closure, adam"}
+NOT_REPLAYED = {"closure", "closure, adam", "momentum zeroed"}
 """What steps is not known outside of `step()`, so only the exchange is judged."""
 
+NOT_BY_WORKERS = {"momentum cleared"}
+"""Where workers step, the state of their optimizer is not that of their steps. A hub has its own."""
+
+OPEN_ENDED = {"across the barrier", "across the barrier, adam"}
+"""The parameters after the last step are not known."""
+
 NO_ASP = {
-    "across the barrier",
-    "across the barrier, adam",
     "parameters within bounds",
     "overflowing",
     "ranks with fewer batches",
@@ -30,8 +35,13 @@ def silent(name: str, trained: Trained, alone: Trained | None = None) -> None:
     found = trained.check(alone)
     assert (found.checked.fault, found.advice) == ("", "")
     assert found.checked.taken > 0
-    expected = 0 if name in NOT_REPLAYED else found.checked.taken
-    assert found.checked.judged == expected, found.checked.unjudged
+    on_worker = trained.row not in ("hub-bsp", "hub-asp")
+    if name in NOT_REPLAYED or (name in NOT_BY_WORKERS and on_worker):
+        assert found.checked.unjudged
+        assert found.checked.judged == 0
+        return
+    assert found.checked.complete, found.checked
+    assert found.checked.open == 0 or name in OPEN_ENDED
 
 
 def test_there_are_enough_scripts() -> None:
@@ -46,7 +56,12 @@ def test_a_correct_script_raises_no_alarm(name: str) -> None:
         silent(name, train(row, SCRIPTS[name]), alone)
 
 
-@pytest.mark.parametrize("name", sampled(name for name in list(SCRIPTS)[::4] if name not in NO_ASP))
+@pytest.mark.parametrize(
+    "name",
+    sampled(
+        name for name in dict.fromkeys([*list(SCRIPTS)[::4], *UNUSUAL, *OPEN_ENDED]) if name not in NO_ASP
+    ),
+)
 @pytest.mark.parametrize("row", ["hub-asp", "hub-aggregate"])
 def test_a_correct_script_raises_no_alarm_on_other_hubs(name: str, row: str) -> None:
-    silent(name, train(row, SCRIPTS[name]))
+    silent(name, train(row, SCRIPTS[name]), train("local", SCRIPTS[name]))

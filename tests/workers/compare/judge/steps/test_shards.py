@@ -35,7 +35,7 @@ def recording(rank: int, arrived: torch.Tensor, after: torch.Tensor) -> recorded
         step=1,
         groups=[{"lr": RATE, "momentum": 0.0}],
         divisor=1.0,
-        open=False,
+        script_inside=False,
         own=content(OWN[rank]),
         owns=b"\1",
         arrived=content(arrived * held),
