@@ -38,6 +38,7 @@ def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
     host.until_said(f"no server at 127.0.0.1:{port} yet")
     flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--once"]
     server = cluster.run("server", "hubring.ps.cli", "start", "--port", port, *flags)
+    server.until_said(f"ps-server on 127.0.0.1:{port}")
     cluster.worker(f"127.0.0.1:{port}", SMALL, "5").done()
     server.done()
     host.done()

@@ -16,7 +16,6 @@ from tests.support.processes.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow
 
-ADDRESS = "127.0.0.80"
 ASKS = (
     "from torch.distributed import TCPStore; TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)"
 )
@@ -31,12 +30,14 @@ class Mute:
 
     def __init__(self, folder: Path) -> None:
         self.questions: list[bytes] = []
+        # Name servers have one port, so tests that run side by side need an address each.
+        self._place = (f"127.53.{os.getpid() >> 8 & 255}.{os.getpid() & 255}", 53)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind((ADDRESS, 53))
+        self._socket.bind(self._place)
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
         file = folder / "resolv.conf"
-        file.write_text(f"nameserver {ADDRESS}\noptions timeout:1 attempts:1\n")
+        file.write_text(f"nameserver {self._place[0]}\noptions timeout:1 attempts:1\n")
         mount = f'mount --bind {file} {Path("/etc/resolv.conf").resolve()} && exec "$@"'
         self.within = ["unshare", "--mount", "sh", "-c", mount, "sh"]
 
@@ -45,7 +46,7 @@ class Mute:
             self.questions.append(question)
 
     def close(self) -> None:
-        self._socket.sendto(b"", (ADDRESS, 53))
+        self._socket.sendto(b"", self._place)
         self._thread.join()
         self._socket.close()
 
