@@ -6,7 +6,6 @@ That is so with `--plain-data`, and on loopback.
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable
 from itertools import count
@@ -27,6 +26,7 @@ from hubring.ps.transport.zmq import handshake
 from hubring.ps.transport.zmq.keyed_seal import KeyedSeal
 from hubring.ps.transport.zmq.socket import QUESTION
 from hubring.ps.transport.zmq.transport import ZmqConnection, ZmqTransport
+from tests.support.processes.ports import free_port
 from tests.support.transports.conformance import CHECKS
 from tests.support.transports.connection_checks import overtakes_only_by_priority
 from tests.support.transports.messages import PATIENCE, ask, noise, number_of, request
@@ -165,8 +165,7 @@ def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
 )
 @pytest.mark.parametrize("apart", [False, True])
 def test_who_took_the_port_of_a_dead_shard_gets_nothing(answer: bytes | None, apart: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     seconds = PATIENCE if answer is not None else 0.5
     with (
         zmq_thief([port], answer) as heard,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,12 @@ from safetensors.torch import load_file
 from hubring.ps.checkpoint.checkpoint_folder import newest_step
 from tests.restarts.kills import FLAGS, same
 from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(300)]
 
 STEPS = 60
 SERVER, WORKER = "hubring.ps.cli", "hubring.workers.programs.ps_worker"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def start(cluster: Cluster, folder: Path, kind: str, *script: str) -> tuple[Program, list[Program]]:

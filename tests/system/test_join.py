@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +32,7 @@ def test_a_job_waits_for_the_shards_of_other_hosts_which_end_with_the_server(clu
 
 
 def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     host = joined(cluster, f"127.0.0.1:{port}")
     host.until_said(f"no server at 127.0.0.1:{port} yet")
     flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--once"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from pathlib import Path
 
 import psutil
@@ -12,6 +11,7 @@ import pytest
 from hubring.ps.security.token_file import runtime_file
 from hubring.ps.transport.zmq.socket import QUESTION
 from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.ports import free_port
 from tests.support.transports.thief import tcp_thief, zmq_thief
 
 pytestmark = pytest.mark.slow
@@ -63,8 +63,7 @@ def test_no_client_without_a_token_joins_who_took_the_port_before_the_server(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     heard = tmp_path / "heard"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     squatter = cluster.run("squatter", "tests.support.scripts.squatter", port, "plain", str(heard))
     squatter.until(lambda: "listening" in squatter.out.read_text(), "listening")
     refused = clients(cluster, f"127.0.0.1:{port}")

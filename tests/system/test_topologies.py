@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from hubring.ps.security.access import unproved
 from hubring.ps.transport.grpc.channel import open_channel
 from tests.support.processes.cluster import PATIENCE, SMALL, TRAIN, Cluster, Program
+from tests.support.processes.ports import free_port
 from tests.support.processes.shared_memory import left_behind, shared_memory
 
 pytestmark = pytest.mark.slow
@@ -114,9 +115,7 @@ def test_char_lm_trains_through_the_hub(cluster: Cluster) -> None:
 
 
 def test_a_worker_may_come_before_its_server(cluster: Cluster) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     worker = cluster.worker(f"127.0.0.1:{port}", SMALL, "5")
     worker.until_said("no server at")
     server = cluster.run("server", "hubring.ps.cli", "start", "--port", port, "--once")

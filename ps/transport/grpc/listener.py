@@ -34,8 +34,10 @@ CONTROL_THREADS = 32
 MAX_CALLS = MAX_STREAMS + 4096
 """Maximum number of open streams and calls of one listener. A refused call takes 0.2 ms."""
 
-MAX_CONNECTIONS = 2 * MAX_STREAMS
+MAX_CONNECTIONS = MAX_STREAMS
 """Maximum number of TCP connections of one listener. A stream has a connection of its own.
+
+A connection costs some 57 kB, even if it never completes a TLS handshake.
 
 A listener takes at most a quarter of the process's descriptors for them.
 """
