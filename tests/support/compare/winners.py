@@ -82,9 +82,14 @@ def run(kind: str, number: int, folder: Path) -> None:
 
 
 def opposite(said: Sequence[Sequence[str]]) -> bool:
-    """Whether two reports say that hub and ring each win."""
-    ways = {won for texts in said for text in texts for won in (" beats ", " loses to ") if won in text}
-    return len(ways) > 1
+    """Whether of two reports one says that a row beats another row, and the other that it loses to it."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for text in (text for texts in said for text in texts):
+        for verb in (" beats ", " loses to "):
+            first, won, rest = text.partition(verb)
+            if won:
+                found.setdefault((first.lower(), rest.partition(":")[0]), set()).add(verb)
+    return any(len(verbs) > 1 for verbs in found.values())
 
 
 def main() -> None:
