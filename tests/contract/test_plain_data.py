@@ -6,7 +6,6 @@ That is so with `--plain-data`, and on loopback.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from itertools import count
 
@@ -32,7 +31,7 @@ from tests.support.transports.connection_checks import overtakes_only_by_priorit
 from tests.support.transports.messages import PATIENCE, ask, noise, number_of, request
 from tests.support.transports.one_shard import SOON, OneShard, begin, push
 from tests.support.transports.relay import BitFlip, Relay
-from tests.support.transports.serving import Answer, MakeTransport, Serving
+from tests.support.transports.serving import Answer, MakeTransport, Serving, await_counts
 from tests.support.transports.thief import zmq_thief
 
 LOCK = lock(tls=True, curve=False)
@@ -230,8 +229,7 @@ def test_a_shard_serves_no_more_connections_than_it_remembers(monkeypatch: pytes
         assert number_of(ask(first, request(1))) == 1
         second.send(request(1))
         second.flush()
-        while not rejections.counts():
-            time.sleep(0.01)
+        await_counts(rejections, {"connections": 1})
         assert number_of(ask(first, request(2))) == 2
     assert rejections.counts() == {"connections": 1}
 

@@ -27,7 +27,7 @@ from hubring.ps.transport.zmq.socket import PART_BYTES
 from hubring.ps.transport.zmq.transport import ATTEMPTS, ZmqTransport
 from tests.support.processes.stopwatch import Stopwatch
 from tests.support.transports.messages import PATIENCE, ask, content, noise, request
-from tests.support.transports.serving import Serving
+from tests.support.transports.serving import Serving, await_counts
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"PLAIN".ljust(20, b"\0") + bytes(32)
 LONG_COMMAND = b"\x06" + PART_BYTES.to_bytes(8)
@@ -36,13 +36,6 @@ LONG_COMMAND = b"\x06" + PART_BYTES.to_bytes(8)
 def connected(address: str) -> socket.socket:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     return socket.create_connection((host, int(port)), PATIENCE)
-
-
-def await_counts(rejections: Rejections, expected: dict[str, int]) -> None:
-    watch = Stopwatch()
-    while rejections.counts() != expected:
-        assert watch.seconds < PATIENCE, rejections.counts()
-        time.sleep(0.01)
 
 
 def has_ended(line: socket.socket) -> bool:

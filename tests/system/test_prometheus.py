@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.deploy.monitoring import MONITORING, exported, panels
 from tests.support.needs import needs
 from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.support.processes.http import OPENER
+from tests.support.processes.ports import free_port
 from tests.support.unreported_metrics import UNREPORTED
 
 PROGRAMS = {name: shutil.which(name) for name in ("promtool", "prometheus")}
@@ -62,9 +62,7 @@ class Prometheus:
         ours = '["server:5556", "ring-server:5556"]'
         assert ours in config
         (folder / "prometheus.yml").write_text(config.replace(ours, f'["{target}"]'))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._address = f"127.0.0.1:{free_port()}"
         self.program: Program = cluster.start(
             "prometheus",
             [

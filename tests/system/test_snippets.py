@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.markdown import ROOT, Block, blocks
+from tests.support.processes.ports import free_port
 
 PAGES = [ROOT / "README.md", ROOT / "workers/examples/README.md"]
 SKIPPED = ("make ", "docker ", ". ", "pip ")
@@ -54,9 +54,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("code", RUNNABLE)
 def test_a_shell_block_runs_without_an_error(code: str, clone: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     ended = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", code.replace(":5555", f":{port}")],

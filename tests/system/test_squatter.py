@@ -87,7 +87,7 @@ def test_a_worker_tells_nothing_to_who_took_the_ports_of_its_shard(
     (shard,) = server.children("hubring.ps.shard.process")
     connections = psutil.Process(shard).net_connections("tcp")
     ports = [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
-    server.process.send_signal(signal.SIGSTOP)  # so that nobody tells the worker that its shard is gone
+    server.process.send_signal(signal.SIGSTOP)  # so that it does not report the lost shard to the worker
     psutil.Process(shard).kill()
     if transport == "zmq":
         with zmq_thief(ports, answer=bytes(24)) as messages:

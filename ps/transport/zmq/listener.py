@@ -44,7 +44,7 @@ MAX_REPLY_ROUTES = 4096
 """Maximum number of reply connections to remember, including those of workers that have gone."""
 
 MAX_NAMES = 65_536
-"""Maximum number of connections of a shard's lifetime with `--plain-data`; it serves no further ones.
+"""Maximum number of connections of a shard's lifetime with a key for each; it serves no further ones.
 
 None is forgotten: its requests could then be sent again by who has seen them.
 """

@@ -140,9 +140,8 @@ class Newcomers:
         if line is None:
             return
         try:
-            if (
-                line.getsockname()[1] == self._port
-            ):  # otherwise it has ended, and the number is another file's
+            # Otherwise the connection has ended, and the number is another file's.
+            if line.getsockname()[1] == self._port:
                 newcomer = _Newcomer(line, line.getpeername()[0], time.monotonic())
                 self._held[number] = newcomer
                 self._counts[newcomer.address] += 1

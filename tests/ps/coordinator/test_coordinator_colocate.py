@@ -338,7 +338,7 @@ def test_nobody_waits_for_a_shard_whose_host_has_vanished(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: Literal["bsp", "asp"]
 ) -> None:
     monkeypatch.setattr("tests.support.fakes.coordinator.FakeFleet", Fleet)
-    # How long the others may wait until they are told.
+    # How long the others may wait until the hub notifies them.
     monkeypatch.setattr("hubring.ps.coordinator.shard_fleet.CALL_SECONDS", 0.05)
 
     async def story() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import select
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
 
+from hubring.ps.core.rejections import Rejections
 from hubring.ps.transport.base import Envelope, Listener, Transport
 from hubring.ps.transport.bell import Bell
+from tests.support.processes.stopwatch import Stopwatch
 from tests.support.transports.messages import PATIENCE
 
 MakeTransport = Callable[[], Transport]
@@ -69,3 +72,11 @@ class Serving:
             for envelope in listener.receive():
                 self._answer(listener, envelope)
             listener.flush()
+
+
+def await_counts(rejections: Rejections, expected: dict[str, int]) -> None:
+    """Waits until a listener has refused so much, by reason."""
+    watch = Stopwatch()
+    while rejections.counts() != expected:
+        assert watch.seconds < PATIENCE, rejections.counts()
+        time.sleep(0.01)

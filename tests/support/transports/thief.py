@@ -7,8 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 import zmq
+
+T = TypeVar("T")
 
 FREE_SECONDS = 30.0
 """How long a port may stay taken."""
@@ -70,28 +73,25 @@ def tcp_thief(ports: Iterable[int]) -> Iterator[list[bytes]]:
 
 def _router(router: zmq.Socket[bytes], port: int) -> zmq.Socket[bytes]:
     router.linger, router.plain_server = 0, True
-    deadline = time.monotonic() + FREE_SECONDS
-    while True:
-        try:
-            router.bind(f"tcp://127.0.0.1:{port}")
-        except zmq.ZMQError:
-            if time.monotonic() > deadline:
-                raise
-        else:
-            return router
+    _once_free(lambda: router.bind(f"tcp://127.0.0.1:{port}"))
+    return router
 
 
 def _bound(port: int) -> socket.socket:
+    listener = _once_free(lambda: socket.create_server(("127.0.0.1", port)))
+    listener.settimeout(0.01)
+    return listener
+
+
+def _once_free(bind: Callable[[], T]) -> T:
+    """Binds a port that may still be taken for a while."""
     deadline = time.monotonic() + FREE_SECONDS
     while True:
         try:
-            listener = socket.create_server(("127.0.0.1", port))
-        except OSError:
+            return bind()
+        except (OSError, zmq.ZMQError):
             if time.monotonic() > deadline:
                 raise
-        else:
-            listener.settimeout(0.01)
-            return listener
 
 
 @contextmanager
