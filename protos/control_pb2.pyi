@@ -478,6 +478,7 @@ class LeaveRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.bytes
     reason: Global___LeaveRequest.Reason.ValueType
@@ -486,6 +487,8 @@ class LeaveRequest(_message.Message):
     """completed steps"""
     wait_seconds: _builtins.float
     """how long to wait until the job is over"""
+    heard: _builtins.bool
+    """the worker knows how the job ended; the server need not wait for it"""
     def __init__(
         self,
         *,
@@ -495,10 +498,11 @@ class LeaveRequest(_message.Message):
         text: _builtins.str = ...,
         step: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
+        heard: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "reason", b"reason", "step", b"step", "text", b"text", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heard", b"heard", "incarnation", b"incarnation", "rank", b"rank", "reason", b"reason", "step", b"step", "text", b"text", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,8 +67,9 @@ Their holders may have sent heartbeats in time that this process did not read.
 _SPARE_CONNECTIONS = 256
 """Connections of command lines. More would only cost memory: a stranger's handshake takes 40 KB."""
 
-GOODBYE_SECONDS = 5.0
-"""How long shards and workers have to learn that the server stops."""
+GOODBYE_SECONDS = 8.0
+"""How long shards and workers have to learn that the server stops. A worker asks again 4 s after a reply that
+was lost."""
 
 
 class Server:

@@ -1,8 +1,8 @@
 """How a worker leaves its job, and learns how the job ended.
 
 Law: a worker that finished succeeds only once the server has acknowledged that it left, and has reported that
-the job is over and its last checkpoint is written. The worker repeats its request until then. Leaving twice
-changes nothing, so a reply that was lost does no harm.
+the job is over and its last checkpoint is written. The worker repeats its request until then, and confirms
+the report. The server waits for that. Leaving twice changes nothing, so a reply that was lost does no harm.
 """
 
 from __future__ import annotations
@@ -102,8 +102,17 @@ class Departure:
                 what = f"{self._shard} still serves" if self._shard is not None else "waiting for"
                 log.info("training has finished; %s %s", what, reply.awaits)
                 logged = time.monotonic()
+        self._confirm()
         if reply.failed:
             raise BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed)
+
+    def _confirm(self) -> None:
+        """Lets the server go; without this it waits some seconds for the worker to ask again."""
+        self._request.heard = True
+        try:
+            self._stub.Leave(self._request, timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            log.debug("the server did not hear that this worker knows how its job ended: %s", describe(error))
 
     def _send(self, *, insists: bool) -> pb.LeaveReply:
         began, logged = time.monotonic(), False

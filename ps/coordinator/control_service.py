@@ -165,6 +165,9 @@ class Control(ControlServicer):
             )
         except Fenced as error:
             return pb.LeaveReply(failed=str(error), exit_code=error.exit_code)
+        if request.heard:
+            await departures.heard(sender)
+            return pb.LeaveReply()
         verdict = await departures.await_verdict(sender, request.wait_seconds)
         if verdict is None:
             return pb.LeaveReply(news=news, awaits=departures.awaited())

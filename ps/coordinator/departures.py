@@ -1,7 +1,7 @@
 """Workers that left their job, and wait until it is over.
 
-Law: a worker that finished learns the verdict of its job. The server stops only after it has answered such
-workers, or has waited for them.
+Law: a worker that finished learns the verdict of its job. The server stops only after such workers have
+confirmed it, or after it has waited for them: an answer can be lost, and a worker then asks again.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ class Departures:
     async def await_verdict(self, sender: Sender, seconds: float) -> Verdict | None:
         """Returns how this worker's job ended, or None if it still runs after `seconds`."""
         await self._notifier.wait_for(lambda: self.verdict(sender) is not None, seconds)
-        verdict = self.verdict(sender)
-        if verdict is not None:
-            self._waiting.discard(sender)
-            await self._notifier.announce()
-        return verdict
+        return self.verdict(sender)
+
+    async def heard(self, sender: Sender) -> None:
+        """Notes that a worker knows how its job ended."""
+        self._waiting.discard(sender)
+        await self._notifier.announce()
 
     def awaited(self) -> str:
         """Returns what the end of the current job waits for, in words."""
@@ -71,10 +72,10 @@ class Departures:
             )
 
     async def see_off(self, seconds: float) -> None:
-        """Waits until the workers that finished have asked how their job ended, at most `seconds`."""
+        """Waits until the workers that finished know how their job ended, at most `seconds`."""
         await self._notifier.wait_for(lambda: not self._unanswered(), seconds)
         for sender in self._unanswered():
-            log.warning("rank %d finished, but did not ask how the job ended", sender.rank)
+            log.warning("rank %d finished, but did not confirm that it knows how the job ended", sender.rank)
 
     def _unanswered(self) -> list[Sender]:
         return [sender for sender in self._waiting if self.verdict(sender) is not None]

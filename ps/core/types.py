@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Protocol version. Increase it when an older peer could misunderstand a newer one."""
 
 MAX_WORLD_SIZE = 4096

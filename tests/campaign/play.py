@@ -63,8 +63,8 @@ def _play(
     for rank in range(scenario.workers):
         job.start(rank, *holds, address=through if rank == scenario.victim else "")
     fault = Fault(scenario, job, relays)
+    processes = job.processes()  # found while the job is undisturbed, and before its moment can pass
     _wait_for_moment(job)
-    processes = job.processes()  # found while the job is undisturbed
     before = _measured(processes)
     fault.happen(processes)
     job.go(scenario.step)
@@ -117,17 +117,22 @@ def _wait_for_moment(job: Job) -> None:
 
 
 def _replace(job: Job, holds: list[str]) -> None:
-    """Starts another worker for the lost one, once it is lost; returns once it has joined."""
+    """Starts another worker for the lost one, once it is lost; returns once it has joined.
+
+    A worker that was asked to stop while it holds keeps its rank until all go on, so nobody can replace it.
+    """
     scenario = job.scenario
     if not (scenario.loses_a_worker and scenario.replaced):
         return
     victim = f"rank-{scenario.victim}-1"
     others = [program for name, program in job.workers.items() if name != victim]
     words = "the job continues with"
-    job.within(
+    lost = job.within(
         lambda: job.ended(victim) and any(words in program.said() for program in others),
         10.0 if scenario.fault != "terminate" else 1.0,
     )
+    if scenario.fault == "terminate" and not lost and job.holds(victim, LAST_HOLD):
+        return
     job.start(scenario.victim, *holds, late=True)
     late = f"{victim}-again"
     job.within(lambda: job.joined(late) or job.ended(late), LIMIT)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 MEBI = 2**20
+_MEMORY = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,8 @@ class Held:
         descriptors: Open files, sockets and shared memory.
         threads: Threads.
         sockets: Internet sockets.
-        memory: Private memory in bytes.
+        memory: Anonymous memory in bytes, shared or not: memory that a process shares with others becomes its
+            own when they end, which is no growth.
     """
 
     descriptors: int
@@ -31,8 +35,11 @@ def held(pid: int) -> Held | None:
     try:
         process = psutil.Process(pid)
         sockets = len(process.net_connections("inet"))
-        return Held(process.num_fds(), process.num_threads(), sockets, process.memory_full_info().uss)
-    except psutil.NoSuchProcess:
+        memory = _MEMORY.search(Path(f"/proc/{pid}/status").read_text())
+        if memory is None:  # a zombie
+            return None
+        return Held(process.num_fds(), process.num_threads(), sockets, int(memory[1]) << 10)
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return None
 
 

@@ -26,13 +26,20 @@ class Lost(grpc.RpcError):
 
 
 class Server:
-    """Answers Leave with these replies; None loses one."""
+    """Answers Leave with these replies; None loses one. Counts the workers that confirm the last reply."""
 
-    def __init__(self, replies: Sequence[pb.LeaveReply | None]) -> None:
+    def __init__(self, replies: Sequence[pb.LeaveReply | None], *, stopped: bool = False) -> None:
         self.replies = list(replies)
         self.waits: list[float] = []
+        self.confirmed = 0
+        self._stopped = stopped
 
     def Leave(self, request: pb.LeaveRequest, timeout: float) -> pb.LeaveReply:  # noqa: N802
+        if request.heard:
+            self.confirmed += 1
+            if self._stopped:
+                raise Lost
+            return pb.LeaveReply()
         self.waits.append(request.wait_seconds)
         reply = self.replies.pop(0)
         if reply is None:
@@ -77,6 +84,15 @@ def test_a_lost_request_is_sent_again_until_the_job_is_over() -> None:
     one.await_end()
     assert server.replies == []
     assert server.waits == [0.0] * 3 + [departure.HOLD_SECONDS] * 3
+    assert server.confirmed == 1
+
+
+def test_a_worker_that_knows_how_its_job_ended_needs_no_server_any_more() -> None:
+    server = Server([WAITS, OVER], stopped=True)
+    one = leaving(server)
+    one.leave(insists=True)
+    one.await_end()
+    assert server.confirmed == 1
 
 
 def test_a_worker_whose_leave_was_never_acknowledged_did_not_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,18 +105,22 @@ def test_a_server_that_is_lost_before_the_job_is_over_leaves_the_verdict_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     impatient(monkeypatch)
-    one = leaving(Server([WAITS, WAITS, None]))
+    server = Server([WAITS, WAITS, None])
+    one = leaving(server)
     one.leave(insists=True)
     with pytest.raises(ServerUnreachable):
         one.await_end()
+    assert server.confirmed == 0
 
 
 @pytest.mark.parametrize(("code", "kind"), [(1, NonFinite), (69, JobFailed), (78, ConfigError)])
 def test_a_finished_worker_fails_as_its_job_does(code: int, kind: type[HubringError]) -> None:
-    one = leaving(Server([WAITS, pb.LeaveReply(failed="no space left", exit_code=code)]))
+    server = Server([WAITS, pb.LeaveReply(failed="no space left", exit_code=code)])
+    one = leaving(server)
     one.leave(insists=True)
     with pytest.raises(kind, match="no space left"):
         one.await_end()
+    assert server.confirmed == 1
 
 
 def test_a_worker_that_failed_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,9 +195,13 @@ class Hub:
         request = pb.HeartbeatRequest(rank=joined.rank, incarnation=joined.incarnation, **changes)
         return await self.control.Heartbeat(request, CONTEXT)
 
-    async def leave(self, joined: pb.JoinReply, reason: str = "FINISHED") -> pb.LeaveReply:
+    async def leave(
+        self, joined: pb.JoinReply, reason: str = "FINISHED", *, heard: bool = False
+    ) -> pb.LeaveReply:
         number = pb.LeaveRequest.Reason.Value(reason)
-        request = pb.LeaveRequest(rank=joined.rank, incarnation=joined.incarnation, reason=number)
+        request = pb.LeaveRequest(
+            rank=joined.rank, incarnation=joined.incarnation, reason=number, heard=heard
+        )
         return await self.control.Leave(request, CONTEXT)
 
     async def started(self) -> list[pb.JoinReply]:
