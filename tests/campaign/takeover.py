@@ -1,8 +1,9 @@
 """Kills a server's processes at seeded moments: python -m tests.campaign.takeover --kills 50 --seed 1.
 
-Each run is one job with `--standby 1`, in which one process gets SIGKILL: the coordinator, its standby, or
-the guardian that a person started. The job must end as if nothing had happened, with the same exit codes and
-last line. Parameters are those of an undisturbed job (synchronous), or have each push once (asynchronous).
+Each run is one job with `--standby 1`, in which one process gets SIGKILL: the coordinator, a shard, a standby
+of either, or the guardian that a person started. The job must end as if nothing had happened, with the same
+exit codes and last line. Parameters are those of an undisturbed job (synchronous), or have each push once
+(asynchronous).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -28,7 +30,7 @@ from tests.campaign.ledger import applied_wrongly, counted_wrongly, foreign, mis
 from tests.support.processes.cluster import Cluster
 from tests.support.processes.fork_server import ForkServer
 from tests.support.processes.orphans import take_in_orphans
-from tests.support.processes.process_tree import below, command, coordinators
+from tests.support.processes.process_tree import below, command, coordinators, parent
 
 KEPT = Path("build/takeover")
 STEPS = 60
@@ -36,7 +38,9 @@ PACE = 0.02
 WORKERS = 2
 KINDS = ("bsp", "bsp", "asp", "ssp", "backup", "ring", "ring")
 MOMENTS = ("joining", "training", "training", "ending")
-TARGETS = ("coordinator", "coordinator", "coordinator", "guardian", "standby")
+OF_A_RING = ("coordinator", "coordinator", "coordinator", "guardian", "standby")
+OF_A_HUB = ("shard", "shard", "shard", "shard", "standby of a shard", *OF_A_RING[1:])
+SHARDS = 2
 
 
 @dataclass(frozen=True)
@@ -50,20 +54,24 @@ class Plan:
     moment: str
     delay: float
     """Part of the moment's length after which the process is killed."""
+    shard: int
+    """The victim, if it is a shard or its standby."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
         chance = random.Random(seed)
         kind = chance.choice(KINDS)
         wire = "gloo" if kind == "ring" else chance.choice(("shm", "zmq", "grpc"))
-        return cls(seed, kind, wire, chance.choice(TARGETS), chance.choice(MOMENTS), chance.random())
+        target = chance.choice(OF_A_RING if kind == "ring" else OF_A_HUB)
+        moment, delay = chance.choice(MOMENTS), chance.random()
+        return cls(seed, kind, wire, target, moment, delay, chance.randrange(SHARDS))
 
     @property
     def synchronous(self) -> bool:
         return self.kind in ("bsp", "ring")
 
     def __str__(self) -> str:
-        return f"{self.kind:6} {self.wire:4}  {self.target:11} while {self.moment:8} +{self.delay:.2f}"
+        return f"{self.kind:6} {self.wire:4}  {self.target:18} while {self.moment:8} +{self.delay:.2f}"
 
 
 @dataclass
@@ -76,6 +84,8 @@ class Played:
     """Seconds of the longest step of any worker."""
     took: float = 0.0
     """Seconds from the kill until a coordinator answers; 0 if none was killed."""
+    late: bool = False
+    """Whether the process had ended before it could be killed."""
 
 
 class Run:
@@ -91,10 +101,19 @@ class Run:
         self._cluster, self.kind = cluster, kind
         flags = ["--workers", str(WORKERS), "--once", "--no-page", "--standby", "1"]
         if kind != "ring":
-            flags += ["--mode", kind, *CONSTANTS.get(kind, ()), "--shards", "2", "--slice-bytes", "4096"]
+            flags += [
+                "--mode",
+                kind,
+                *CONSTANTS.get(kind, ()),
+                "--shards",
+                str(SHARDS),
+                "--slice-bytes",
+                "4096",
+            ]
             flags += ["--checkpoint-dir", str(cluster.folder / "saved"), "--checkpoint-every", "0.3"]
         self.server, self.address = cluster.server(*flags)
-        self.server.until(lambda: len(coordinators()) == 2, "standby")
+        self._victims: dict[str, int] = {"guardian": self.server.process.pid}
+        self.server.until(lambda: self._guarded(0 if kind == "ring" else SHARDS), "standbys")
         topology = ["--topology", "ring"] if kind == "ring" else ["--transport", wire]
         self.workers = [
             cluster.worker(
@@ -105,6 +124,19 @@ class Run:
             )
             for rank in range(WORKERS)
         ]
+
+    def _guarded(self, shards: int) -> bool:
+        """Whether the coordinator and each shard have a standby; notes the processes to kill."""
+        pair = coordinators()
+        if len(pair) != 2:
+            return False
+        self._victims |= zip(("coordinator", "standby"), pair, strict=True)
+        rows = self._cluster.status(self.address)["shards"] if shards else []
+        for row in rows:
+            self._victims[f"shard {row['shard']}"] = row["pid"]
+            if row["standby"] is not None:
+                self._victims[f"standby of a shard {row['shard']}"] = row["standby"]["pid"]
+        return len(self._victims) == 3 + 2 * shards
 
     def until(self, plan: Plan) -> None:
         """Waits until the moment to kill."""
@@ -123,10 +155,15 @@ class Run:
             time.sleep(0.3 * plan.delay)
 
     def kill(self, plan: Plan) -> float:
-        """Kills; returns the seconds until a coordinator answers."""
-        coordinator, *standby = coordinators()
-        victims = {"coordinator": coordinator, "guardian": self.server.process.pid, "standby": standby[-1]}
-        os.kill(victims[plan.target], signal.SIGKILL)
+        """Kills; returns the seconds until a coordinator answers.
+
+        Raises:
+            ProcessLookupError: The process has ended.
+        """
+        numbered = f"{plan.target} {plan.shard}" if "shard" in plan.target else plan.target
+        if not parent(self._victims[numbered]):
+            raise ProcessLookupError(f"the {numbered} has ended")
+        os.kill(self._victims[numbered], signal.SIGKILL)
         began = time.monotonic()
         if plan.target != "coordinator":
             return 0.0
@@ -186,8 +223,11 @@ def play(plan: Plan, fork_server: ForkServer, references: dict[str, dict[str, to
     try:
         run = Run(cluster, plan.kind, plan.wire)
         run.until(plan)
-        played.took = run.kill(plan)
-        played.faults = run.finish(plan.target)
+        try:
+            played.took = run.kill(plan)
+        except ProcessLookupError:
+            played.late = True
+        played.faults = run.finish("" if played.late else plan.target)
         if not played.faults:
             played.faults = judged(run, plan, reference)
         played.pause = states.longest_step(folder, [f"rank-{rank}" for rank in range(WORKERS)])
@@ -236,8 +276,8 @@ def spread(values: list[float]) -> str:
 def table(results: list[Played]) -> str:
     """Returns the report in Markdown."""
     lines = ["| killed | runs | wrong | seconds | median | 95 % | longest |", "|---|---|---|---|---|---|---|"]
-    for target in dict.fromkeys(TARGETS):
-        found = [each for each in results if each.plan.target == target]
+    for target in dict.fromkeys(OF_A_HUB):
+        found = [each for each in results if each.plan.target == target and not each.late]
         head = f"| {target} | {len(found)} | {sum(bool(each.faults) for each in found)} |"
         lines.append(f"{head} longest step {spread([each.pause for each in found])}")
         if target == "coordinator":
@@ -253,15 +293,18 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     take_in_orphans()
     references: dict[str, dict[str, torch.Tensor]] = {}
-    results = []
+    results: list[Played] = []
     with ForkServer() as fork_server:
-        for seed in range(arguments.seed, arguments.seed + arguments.kills):
+        for seed in count(arguments.seed):
+            if sum(not played.late for played in results) == arguments.kills:
+                break
             began = time.monotonic()
             played = play(Plan.of(seed), fork_server, references)
             results.append(played)
             print(f"seed {seed:4}  {time.monotonic() - began:5.1f} s  {played.plan}", end="  ")
             print(f"step {played.pause:.2f} s, answers after {played.took:.2f} s", end="  ")
-            print("WRONG" if played.faults else "ok", *played.faults, sep="\n    ", flush=True)
+            verdict = "WRONG" if played.faults else "too late" if played.late else "ok"
+            print(verdict, *played.faults, sep="\n    ", flush=True)
     print(f"\n{table(results)}")
     sys.exit(any(played.faults for played in results))
 
