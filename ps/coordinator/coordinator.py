@@ -174,7 +174,8 @@ class Coordinator:
         if not late or self.agreed_model.undecided:
             return self.agreed_model.step
         assert membership is not None
-        await self._notifier.wait_for(lambda: not self.takeover.recent)
+        while self.takeover.recent:
+            await self._notifier.wait_for(lambda: not self.takeover.recent)
         step = self._planner.activate(sender)
         await self.views.publish(membership)
         return step

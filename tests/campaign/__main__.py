@@ -34,7 +34,10 @@ def main() -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / "report.md").write_text(text + "\n")
     print(f"\n{text}")
-    raise SystemExit(any(result.violations for result in results))
+    without = sorted(set(seeds) - {result.scenario.seed for result in results})
+    if without:
+        print(f"\n{len(without)} of {len(seeds)} seeds have no result: {without}")
+    raise SystemExit(bool(without) or any(result.violations for result in results))
 
 
 def within_own_mounts() -> None:

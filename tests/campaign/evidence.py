@@ -116,6 +116,7 @@ class Evidence:
         before: Resources of the server, the shards and the workers before the fault.
         after: The same after it, where the process still runs.
         seconds: How long the run took.
+        checkpoints: The number of checkpoints when the second job starts; 0 without one.
     """
 
     scenario: Scenario
@@ -127,6 +128,7 @@ class Evidence:
     before: Mapping[str, Held] = field(default_factory=dict)
     after: Mapping[str, Held] = field(default_factory=dict)
     seconds: float = 0.0
+    checkpoints: int = 0
 
     @property
     def last(self) -> Act:

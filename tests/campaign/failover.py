@@ -213,7 +213,8 @@ def _wrong(kill: Kill, folder: Path, saved: Path, reference: State | None) -> li
     values = state["ledger"]
     if kill.mode == "backup":
         return ledger.counted_wrongly(values, kill.steps, -1) + ledger.foreign(values, kill.steps)
-    acknowledged = {trail.rank: len(trail.looks) for trail in states.trails(folder, _names(kill)).values()}
+    trails = states.trails(folder, _names(kill)).values()
+    acknowledged = ((look.step, trail.rank) for trail in trails for look in trail.looks)
     return (
         ledger.applied_wrongly(values, kill.steps, mean=False)
         + ledger.missing(values, acknowledged)

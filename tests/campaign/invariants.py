@@ -13,6 +13,7 @@ import torch
 
 from tests.campaign import ledger
 from tests.campaign.evidence import Act, Evidence, State
+from tests.campaign.ledger import ROUNDING
 from tests.campaign.resources import growth
 from tests.campaign.scenario import STEPS, TIMEOUT
 
@@ -54,7 +55,7 @@ def goes_on(evidence: Evidence) -> list[str]:
     With standbys the loss of a process of the server ends none, since no second job follows it.
     """
     scenario, act = evidence.scenario, evidence.last
-    if scenario.resumes and act.server.code == 78 and scenario.place == "disk":
+    if scenario.resumes and act.server.code == 78 and evidence.checkpoints == 1:
         return []  # the only checkpoint is damaged, and the server refuses it
     spared = scenario.loses_a_worker and not scenario.resumes
     in_its_place = act.summary.get("failovers", 0)
@@ -70,16 +71,11 @@ def i1_nothing_acknowledged_is_lost(evidence: Evidence) -> list[str]:
     scenario, act = evidence.scenario, evidence.last
     if scenario.mode == "backup" or (act.checkpoint is None and not act.states):
         return []
-    acknowledged: dict[int, int] = {}
-    for trail in act.trails.values():
-        last = max((look.step + 1 for look in trail.looks), default=0)
-        acknowledged[trail.rank] = max(last, acknowledged.get(trail.rank, 0))
-    if scenario.resumes and not scenario.synchronous:
-        return []  # an asynchronous job resumes from what its shards had saved
+    acknowledged = {(look.step, trail.rank) for trail in act.trails.values() for look in trail.looks}
     states = {"checkpoint": act.checkpoint} if act.checkpoint is not None and act.server.code == 0 else {}
     if scenario.synchronous:
         states |= act.states
-    return _each(states, lambda state: ledger.missing(state["ledger"], _without_late(acknowledged, evidence)))
+    return _each(states, lambda state: ledger.missing(state["ledger"], acknowledged))
 
 
 def i2_nothing_is_applied_twice(evidence: Evidence) -> list[str]:
@@ -200,12 +196,17 @@ def i8_one_verdict(evidence: Evidence) -> list[str]:
 
 
 def _last_checkpoint(act: Act, evidence: Evidence) -> list[str]:
-    """The server acknowledged the end, so its last checkpoint must be there, and hold the last step."""
+    """The server acknowledged the end, so its last checkpoint must be there, and hold all pushes."""
     if act.checkpoint is None:
         return ["the server exited with 0, but there is no checkpoint"]
     if evidence.scenario.mode == "bsp" and act.checkpoint_step != STEPS:
         return [f"the server exited with 0, but its last checkpoint has step {act.checkpoint_step}"]
-    return []
+    saved = act.checkpoint["ledger"]
+    return [
+        f"the server exited with 0, but its last checkpoint lacks what {name} has at the end"
+        for name, state in act.states.items()
+        if (state["ledger"] > saved + ROUNDING).any()
+    ]
 
 
 CHECKS: Mapping[str, Check] = {
@@ -239,12 +240,6 @@ def _few(name: str, wrong: list[str]) -> list[str]:
 
 def _saved(act: Act) -> dict[str, State]:
     return {} if act.checkpoint is None else {"checkpoint": act.checkpoint}
-
-
-def _without_late(acknowledged: Mapping[int, int], evidence: Evidence) -> dict[int, int]:
-    """Leaves out ranks with a gap: between the loss of a worker and its replacement no push was made."""
-    late = {evidence.scenario.victim} if any(each.late for each in evidence.last.programs) else set()
-    return {rank: steps for rank, steps in acknowledged.items() if rank not in late}
 
 
 def _own(step: int, act: Act, evidence: Evidence) -> int:

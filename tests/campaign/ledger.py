@@ -9,7 +9,7 @@ since the contributors of a round can differ between slices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -77,17 +77,16 @@ def _other_than(row: list[float], step: int, shares: set[float]) -> list[str]:
     ]
 
 
-def missing(ledger: Tensor, acknowledged: Mapping[int, int]) -> list[str]:
+def missing(ledger: Tensor, acknowledged: Iterable[tuple[int, int]]) -> list[str]:
     """Returns the acknowledged pushes that left nothing.
 
     Args:
         ledger: Float tensor of shape [ROWS, workers].
-        acknowledged: By rank: the steps that it completed, from the first on.
+        acknowledged: Step and rank of each.
     """
     return [
         f"the push of rank {rank} in step {step} was acknowledged and left nothing"
-        for rank, steps in acknowledged.items()
-        for step in range(steps)
+        for step, rank in sorted(set(acknowledged))
         if ledger[step, rank].item() == 0
     ]
 

@@ -16,7 +16,7 @@ from tests.campaign.faults import Fault
 from tests.campaign.job import LIMIT, Job
 from tests.campaign.resources import Held, held
 from tests.campaign.scenario import LAST_HOLD, Scenario
-from tests.campaign.states import checkpoint, finals, trails
+from tests.campaign.states import checkpoint, checkpoints, finals, trails
 from tests.support.processes.cluster import Cluster
 from tests.support.processes.fork_server import ForkServer
 from tests.support.processes.process_tree import children, command, descendants, ends_by
@@ -77,8 +77,9 @@ def _play(
     job.go(LAST_HOLD)
     left = job.finish()
     fault.damage()
-    acts = [_act(job, left)]
+    acts, kept = [_act(job, left)], 0
     if scenario.resumes and any(worker.process.returncode for worker in job.workers.values()):
+        kept = len(checkpoints(saved))
         again = Job(cluster, scenario, saved, 2, watch)
         for rank in range(scenario.workers):
             again.start(rank)
@@ -94,6 +95,7 @@ def _play(
         before,
         after,
         watch.seconds,
+        kept,
     )
 
 

@@ -42,21 +42,29 @@ class Runs:
 
     def _one(self, scenario: Scenario) -> Result:
         watch = Stopwatch()
-        with tempfile.TemporaryDirectory(prefix="campaign-") as name:
+        # What is left of a job may still write to the folder.
+        with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             try:
                 reference = self._reference(scenario, folder / "undisturbed")
                 evidence = play(scenario, folder, self._fork_server, reference)
                 found = violations(evidence)
             except (TimeoutError, AssertionError) as error:  # the job did not come to the fault
-                found = {"valid": [str(error).splitlines()[0]]}
+                found = {"valid": [str(error).partition("\n")[0] or type(error).__name__]}
             except Exception:  # a fault of the campaign's own must not end the other runs
                 found = {"valid": [traceback.format_exc()]}
             if found:
-                target = self._kept / f"seed-{scenario.seed}"
-                shutil.rmtree(target, ignore_errors=True)
-                shutil.copytree(folder, target, ignore=shutil.ignore_patterns("saved", "*.safetensors"))
+                self._keep(folder, scenario.seed, found)
         return Result(scenario, found, watch.seconds)
+
+    def _keep(self, folder: Path, seed: int, found: dict[str, list[str]]) -> None:
+        """Keeps a run's output, or adds why it could not."""
+        target = self._kept / f"seed-{seed}"
+        try:
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(folder, target, ignore=shutil.ignore_patterns("saved", "*.safetensors"))
+        except OSError as error:  # shutil.Error is one
+            found.setdefault("valid", []).append(f"not all of its output could be kept: {error}")
 
     def _reference(self, scenario: Scenario, folder: Path) -> State | None:
         """Returns the parameters of the undisturbed run, which is played in `folder` once for each kind.

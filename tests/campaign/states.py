@@ -73,9 +73,14 @@ def checkpoint(saved: Path) -> tuple[State | None, int, int]:
     return state, manifest.step, rounds
 
 
+def checkpoints(saved: Path) -> list[Path]:
+    """Returns the folders of a hub's checkpoints, the oldest first."""
+    return sorted(saved.glob("[0-9]*-step-*"))
+
+
 def damage(saved: Path, kind: str, draw: random.Random) -> Path | None:
     """Tears a file of the newest checkpoint, or flips a bit in it. Returns the file; None without one."""
-    folders = sorted(saved.glob("[0-9]*-step-*"))
+    folders = checkpoints(saved)
     if not folders:
         return None
     file = draw.choice(sorted(folders[-1].iterdir()))

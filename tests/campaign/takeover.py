@@ -2,8 +2,9 @@
 
 Each run is one job with `--standby 1`, in which one process gets SIGKILL: the coordinator, a shard, a standby
 of either, or the guardian that a person started. The job must end as if nothing had happened, with the same
-exit codes and last line. Parameters are those of an undisturbed job (synchronous), or have each push once
-(asynchronous).
+exit codes and last line. Parameters and the last checkpoint are those of an undisturbed job (synchronous), or
+have each push once (asynchronous). A kill after which the job ends without a takeover came too late, and does
+not count.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -85,7 +87,7 @@ class Played:
     took: float = 0.0
     """Seconds from the kill until a coordinator answers; 0 if none was killed."""
     late: bool = False
-    """Whether the process had ended before it could be killed."""
+    """Whether the job was over before a standby could replace the process."""
 
 
 class Run:
@@ -101,17 +103,11 @@ class Run:
         self._cluster, self.kind = cluster, kind
         flags = ["--workers", str(WORKERS), "--once", "--no-page", "--standby", "1"]
         if kind != "ring":
-            flags += [
-                "--mode",
-                kind,
-                *CONSTANTS.get(kind, ()),
-                "--shards",
-                str(SHARDS),
-                "--slice-bytes",
-                "4096",
-            ]
+            flags += ["--mode", kind, *CONSTANTS.get(kind, ()), "--shards", str(SHARDS)]
+            flags += ["--slice-bytes", "4096"]
             flags += ["--checkpoint-dir", str(cluster.folder / "saved"), "--checkpoint-every", "0.3"]
         self.server, self.address = cluster.server(*flags)
+        self.failovers: Any = 0
         self._victims: dict[str, int] = {"guardian": self.server.process.pid}
         self.server.until(lambda: self._guarded(0 if kind == "ring" else SHARDS), "standbys")
         topology = ["--topology", "ring"] if kind == "ring" else ["--transport", wire]
@@ -194,21 +190,35 @@ class Run:
         result = json.loads(lines[-1]) if lines else {"finished": [], "error": "no last line"}
         if (result["finished"], result["error"]) != ([0, 1], ""):
             faults.append(f"the last line is {result}")
+        self.failovers = result.get("failovers", 0)
         return faults
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        return load_file(self._cluster.folder / "rank-0.safetensors")
+    def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Returns what each worker ended with, and what the last checkpoint of a hub has."""
+        folder = self._cluster.folder
+        found = {f"rank {rank}": load_file(folder / f"rank-{rank}.safetensors") for rank in range(WORKERS)}
+        if self.kind != "ring":
+            saved, *_ = states.checkpoint(folder / "saved")
+            found["the last checkpoint"] = dict(saved or {})
+        return found
 
 
 def judged(run: Run, plan: Plan, reference: dict[str, torch.Tensor] | None) -> list[str]:
     """Returns what is wrong with the parameters."""
-    final = run.parameters()
-    if reference is not None:
-        return [f"{name} differs" for name in reference if not torch.equal(final[name], reference[name])]
-    ledger = final["ledger"]
-    if plan.kind == "backup":
-        return counted_wrongly(ledger, STEPS, -1) + foreign(ledger, STEPS)
-    return applied_wrongly(ledger, STEPS, False) + foreign(ledger, STEPS) + missing(ledger, {0: STEPS})
+    wrong = []
+    for holder, final in run.parameters().items():
+        if not final:
+            found = ["there is none"]
+        elif reference is not None:
+            found = [f"{name} differs" for name in reference if not torch.equal(final[name], reference[name])]
+        elif plan.kind == "backup":
+            found = counted_wrongly(final["ledger"], STEPS, -1) + foreign(final["ledger"], STEPS)
+        else:
+            found = applied_wrongly(final["ledger"], STEPS, False) + foreign(final["ledger"], STEPS)
+            if holder == "the last checkpoint":  # a worker may end before the others push
+                found += missing(final["ledger"], product(range(STEPS), range(WORKERS)))
+        wrong += [f"{holder}: {each}" for each in found]
+    return wrong
 
 
 def play(plan: Plan, fork_server: ForkServer, references: dict[str, dict[str, torch.Tensor]]) -> Played:
@@ -228,6 +238,7 @@ def play(plan: Plan, fork_server: ForkServer, references: dict[str, dict[str, to
         except ProcessLookupError:
             played.late = True
         played.faults = run.finish("" if played.late else plan.target)
+        played.late |= plan.target in ("coordinator", "shard") and not run.failovers
         if not played.faults:
             played.faults = judged(run, plan, reference)
         played.pause = states.longest_step(folder, [f"rank-{rank}" for rank in range(WORKERS)])
@@ -245,7 +256,7 @@ def undisturbed(plan: Plan, fork_server: ForkServer) -> dict[str, torch.Tensor]:
     try:
         run = Run(cluster, plan.kind, plan.wire)
         assert run.finish("") == []
-        return {name: tensor.clone() for name, tensor in run.parameters().items()}
+        return {name: tensor.clone() for name, tensor in run.parameters()["rank 0"].items()}
     finally:
         end(cluster, folder, keep=False)
 

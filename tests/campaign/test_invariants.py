@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.campaign.evidence import Act, Evidence, State
+from tests.campaign.evidence import Act, Evidence, State, Trail
 from tests.campaign.invariants import violations
 from tests.campaign.planted import HELD, evidence, state, with_act, with_look, with_program
 from tests.campaign.scenario import STEPS
@@ -61,6 +61,31 @@ def failed(error: str, code: int = 69, said: str = "") -> Evidence:
     return with_program(given, 1, code=code, error=error, said=said)
 
 
+def replaced(**changes: object) -> Evidence:
+    """Rank 1 was killed after step 20, and another worker took its place in step 30."""
+    given = with_program(evidence("asp", "kill", "worker"), 2, code=-9, victim=True)
+    looks = given.last.trails["rank-1-1"].looks
+    late = replace(given.last.programs[2], name="rank-1-1-again", code=0, victim=False, late=True)
+    trails = {"rank-1-1": Trail(1, looks[:20]), "rank-1-1-again": Trail(1, looks[30:])}
+    values = {name: tensor.clone() for name, tensor in state("asp").items()}
+    values["ledger"][20:30, 1] = 0
+    given = with_act(given, programs=(*given.last.programs, late), trails={**given.last.trails, **trails})
+    return with_act(given, **{"states": {}, "checkpoint": values, **changes})
+
+
+def older() -> State:
+    """What a checkpoint of the last but one round has."""
+    values = {name: tensor.clone() for name, tensor in state("backup").items()}
+    values["ledger"][STEPS - 1] = 0
+    return values
+
+
+def refused(checkpoints: int) -> Evidence:
+    """The server refuses its damaged checkpoint."""
+    given = with_program(evidence("asp", "torn file", "disk"), 0, code=78, error=GOOD)
+    return replace(given, checkpoints=checkpoints)
+
+
 def grown(**more: int) -> Evidence:
     return replace(evidence(), after={"server-1": replace(HELD, **more)})
 
@@ -82,6 +107,11 @@ PLANTED = {
     "a push that a standby took twice": ("I2", doubled_push("kill", "guarded shard")),
     "a read from a standby that goes backward": ("I7", unseen("kill", "guarded shard")),
     "a lost push": ("I1", lost_push()),
+    "a lost push of a worker that was killed and replaced": (
+        "I1",
+        replaced(checkpoint=changed(3, 1, 0, "asp")),
+    ),
+    "a lost push of an asynchronous job that resumed": ("I1", lost_push("kill", "shard")),
     "a push that counts twice": ("I2", doubled_push()),
     "a share that is too large": ("I2", with_act(evidence(), checkpoint=changed(3, 1, 1.0))),
     "a round that counts twice": ("I2", with_act(evidence("backup"), checkpoint_rounds=2 * STEPS - 1)),
@@ -103,6 +133,8 @@ PLANTED = {
     "a worker that the server lost": ("I8", with_act(evidence(), summary={"finished": [1]})),
     "an end without a checkpoint": ("I8", with_act(evidence(), checkpoint=None, checkpoint_step=-1)),
     "an end with an old checkpoint": ("I8", with_act(evidence(), checkpoint_step=32)),
+    "an end with a checkpoint older than a worker": ("I8", with_act(evidence("backup"), checkpoint=older())),
+    "a refused checkpoint beside a good one": ("goes on", refused(checkpoints=2)),
     "an unknown exit code": ("I8", failed(GOOD, code=3)),
 }
 
@@ -120,6 +152,14 @@ def test_rounds_that_the_first_job_was_ahead_count_in_the_job_that_resumes() -> 
     ahead = with_act(replace(given, acts=(first, given.last)), checkpoint_rounds=2 * STEPS - 1)
     assert "I2" not in violations(ahead)
     assert "I2" in violations(with_act(ahead, checkpoint_rounds=2 * STEPS))
+
+
+def test_a_worker_and_its_replacement_miss_no_push() -> None:
+    assert violations(replaced()) == {}
+
+
+def test_a_server_may_refuse_its_only_checkpoint_if_that_is_damaged() -> None:
+    assert "goes on" not in violations(refused(checkpoints=1))
 
 
 def test_an_error_with_peer_cause_and_fix_is_no_violation() -> None:

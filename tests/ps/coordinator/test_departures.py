@@ -137,11 +137,10 @@ def test_a_replacement_that_comes_too_late_is_told_that_the_job_is_over(
 def test_a_server_waits_until_the_finished_workers_know_the_verdict(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 10 * LIMIT)
-
     async def story() -> None:
         hub = Hub(monkeypatch, once=True)
         first, second = await hub.started()
+        monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 0.0)  # the server waits longer
         for joined in (first, second):
             await hub.leave(joined)
         await hub.coordinator.tick()
