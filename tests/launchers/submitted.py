@@ -50,8 +50,14 @@ class Submitted:
 
     def until_state(self, *states: str) -> str:
         """Waits for one of these states; returns which."""
-        self._until(lambda: self.slurm.state(self.number) in states, " or ".join(states))
-        return self.slurm.state(self.number)
+        seen: list[str] = []
+
+        def reached() -> bool:
+            seen.append(self.slurm.state(self.number))
+            return seen[-1] in states
+
+        self._until(reached, " or ".join(states))
+        return seen[-1]
 
     def complete_again(self) -> None:
         """Waits until SLURM has queued the job again, and the job has completed."""
