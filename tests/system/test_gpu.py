@@ -35,6 +35,10 @@ def test_workers_on_the_stores_gpu_send_places_and_end_where_others_do(cluster: 
     assert all("exchange stays on the GPU" in worker.said() for worker in pair)
     for name, values in plain.items():
         torch.testing.assert_close(placed[name], values)
+    for worker in (*pair, *through_host):
+        result = worker.result()
+        assert result["device"] == "cuda"
+        assert result["exchange"]["exposed_seconds"] is None, "the host does not see it"
     sent = [worker.result()["exchange"]["bytes_sent"] for worker in (*pair, *through_host)]
     assert max(sent[:2]) < min(sent[2:])
 
