@@ -46,6 +46,20 @@ def test_a_ring_listens_where_the_server_sees_this_host(
         topology._ring(WorkerConfig(), session, torch.device("cpu"))
 
 
+@pytest.mark.parametrize(("own_gpu", "device"), [(False, "cpu"), (True, "cuda:1")])
+def test_a_worker_has_its_gpu_in_every_topology_if_a_comparison_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, own_gpu: bool, device: str
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    config, place = WorkerConfig(own_gpu=own_gpu), Placement(local_rank=1)
+    worker = context._alone(config, logs.LogOrigin(), place)
+    assert [worker.device, topology.own_device(config, place)] == [torch.device(device)] * 2
+    assert len(chosen) == 2 * own_gpu
+
+
 def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
     alone = Worker(
