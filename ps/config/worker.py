@@ -103,6 +103,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     audit: Annotated[
         Path | None, debugging("comparisons: file for sampled elements of every step", hidden=True)
     ] = None
+    own_gpu: Annotated[
+        bool, debugging("comparisons: hubring.device() is this worker's GPU in every topology", hidden=True)
+    ] = False
     log_format: Annotated[LogFormat, debugging("format of a log line")] = "text"
 
     def __post_init__(self) -> None:

@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hubring.workers.compare.hardship.hosts import Hosts
+from hubring.workers.compare.peers.programs import PeerPrograms
+from hubring.workers.peers.rows import find
 from tests.support.processes.cluster import SCRIPTS, Cluster, Program
 
 pytestmark = [
@@ -35,6 +38,10 @@ def test_workers_on_the_stores_gpu_send_places_and_end_where_others_do(cluster: 
     assert all("exchange stays on the GPU" in worker.said() for worker in pair)
     for name, values in plain.items():
         torch.testing.assert_close(placed[name], values)
+    for worker in (*pair, *through_host):
+        result = worker.result()
+        assert result["device"] == "cuda"
+        assert result["exchange"]["exposed_seconds"] is None, "the host does not see it"
     sent = [worker.result()["exchange"]["bytes_sent"] for worker in (*pair, *through_host)]
     assert max(sent[:2]) < min(sent[2:])
 
@@ -50,3 +57,23 @@ def test_a_checkpoint_of_a_gpu_is_one_of_the_cpu(cluster: Cluster, tmp_path: Pat
     again, _ = run(cluster, "second", *kept)  # all steps are done: it hands the parameters back
     for name, values in whole.items():
         assert torch.equal(again[name], values)
+
+
+DIGITS = ("--job", "digits", "--", "--epochs", "1")
+
+
+def test_a_comparisons_workers_train_on_their_gpu_on_a_hub_and_alone(cluster: Cluster) -> None:
+    server, address = cluster.server("--workers", "2", "--once")
+    workers = [cluster.worker(address, "--own-gpu", *DIGITS) for _ in range(2)]
+    workers.append(cluster.run("alone", "hubring.workers.programs.ps_worker", "--own-gpu", *DIGITS))
+    results = [worker.done() for worker in workers]
+    server.done()
+    assert [result["device"] for result in results] == ["cuda"] * 3
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero1"])
+def test_a_peer_on_nccl_trains_on_the_gpu(cluster: Cluster, name: str) -> None:
+    programs = PeerPrograms(find(name), 1, cluster.folder, Hosts(), backend="nccl")
+    (worker,) = programs.worker_programs(lambda _: DIGITS)
+    cluster.start(name, worker.argv).done()
+    assert programs.result(0)["device"] == "cuda"

@@ -94,7 +94,8 @@ def assert_recorded(folder: Path, steps: int) -> None:
     assert (checked.judged, checked.unjudged, checked.fault) == (steps, "", "")
 
 
-EVALUATES = """
+TWICE = """
+import math
 import torch
 from torch.nn import Linear, Module, ModuleList
 import hubring
@@ -109,7 +110,9 @@ class Twice(Module):
         for layer in (*self.layers, self.layers[0]):
             x = layer(x).tanh() * self.scale
         return self.last(x)
+"""
 
+EVALUATES = f"""{TWICE}
 hubring.init()
 torch.manual_seed(hubring.rank())  # workers start from rank 0's parameters
 model = Twice()
@@ -142,6 +145,47 @@ def test_rank_0_may_evaluate_alone_at_any_time(cluster: Cluster, tmp_path: Path,
     )
     assert apart <= gate.TOLERANCE, where
     assert_recorded(cluster.folder, 10)
+
+
+LEAVES_STEPS_OUT = f"""{TWICE}
+hubring.init()
+torch.manual_seed(0)
+model = Twice()
+optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+for step in range(10):
+    left_out = step in (4, 9)
+    if left_out and hubring.topology() == "ring":
+        continue
+    torch.manual_seed(2 * step + hubring.rank())
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 5)).pow(2).mean()
+    if hubring.rank() == 0 and step % 2:
+        hubring.report(before_backward=math.nan)
+    loss.backward()
+    if hubring.rank() == 0:
+        hubring.report(after_backward=math.nan)
+    if not left_out:
+        optimizer.step()
+    elif hubring.rank() == 0:
+        with torch.no_grad():
+            hubring.report(whole=model(torch.ones(1, 5)).item())
+    hubring.report(samples=4)
+hubring.barrier("end")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["fsdp2", "zero1"])
+def test_a_rank_may_report_nan_before_a_step_and_all_may_leave_steps_out(
+    cluster: Cluster, tmp_path: Path, name: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEAVES_STEPS_OUT)
+    train(cluster, name, [str(script)])
+    apart, where = gate.difference(
+        ring(cluster, [str(script)]), load_file(cluster.folder / "peer.safetensors")
+    )
+    assert apart <= gate.TOLERANCE, where
 
 
 @pytest.mark.full

@@ -174,7 +174,7 @@ class Comparison:
         Args:
             trainer: Runs one training.
             watcher: Shows progress.
-            calibrate: Measures the machine's constants; None: no predictions, as on a cluster.
+            calibrate: Measures the machine's constants; None: no predictions, as on a cluster or with NCCL.
 
         Returns:
             The findings.

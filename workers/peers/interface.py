@@ -6,8 +6,11 @@ from hubring.ps.config.environment import export
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.transport.network_interfaces import addresses
 
-_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
-"""The variables from which Gloo, NCCL, TensorPipe and Open MPI read the name."""
+_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+"""The variables from which Gloo, TensorPipe and Open MPI read the name.
+
+NCCL is not among them: our ring leaves the choice to NCCL_SOCKET_IFNAME or NCCL, and so must peers.
+"""
 
 
 def talk_through(address: str | None) -> None:

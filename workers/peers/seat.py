@@ -16,7 +16,8 @@ class Seat:
         rank: This worker's rank.
         size: Number of workers.
         meet: The rendezvous of all processes: `HOST:PORT`, or a file that all of them can access.
-        host: This worker's address; it uses only the interface with this address. None: no restriction.
+        host: This worker's address; it uses only the interface with this address, except for NCCL. None: no
+            restriction.
         servers: Number of the peer's server processes.
         backend: Backend of a process group: `gloo` or `nccl`.
         timeout: Seconds within which one exchange must finish.

@@ -12,7 +12,6 @@ from pathlib import Path
 from traceback import format_exception_only
 from typing import Any
 
-import torch
 from msgspec.structs import replace
 
 from hubring.ps.client.session import Session
@@ -239,8 +238,9 @@ def _check_folders(config: WorkerConfig) -> None:
 
 def _alone(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement) -> Worker:
     communicator = topology.alone(config, placement)
+    device = topology.own_device(config, placement)
     origin.role = "w0"
-    return Worker(config, placement, communicator, torch.device("cpu"), None, Record(config.record), origin)
+    return Worker(config, placement, communicator, device, None, Record(config.record), origin)
 
 
 def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, job: str) -> Worker:

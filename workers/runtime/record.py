@@ -23,9 +23,9 @@ class Record:
     """Stores the latest value of every metric and writes each report to a file.
 
     Every line has `step` (completed steps), `seconds` (since training began),
-    `exposed_seconds` (of these, the seconds that training waited for exchanges),
-    `hidden_seconds` (exchange time that overlapped with compute; null without `--trace`)
-    and the reported metrics.
+    `exposed_seconds` (of these, the seconds that training waited for exchanges; null on a GPU),
+    `hidden_seconds` (exchange time that overlapped with compute; null on a GPU or without
+    `--trace`) and the reported metrics.
 
     Args:
         path: The file, which is overwritten. None stores only the latest values.
@@ -48,12 +48,12 @@ class Record:
         """Restarts the clock when training begins."""
         self._began = time.monotonic()
 
-    def report(self, metrics: dict[str, Any], exposed: float, hidden: float | None) -> None:
+    def report(self, metrics: dict[str, Any], exposed: float | None, hidden: float | None) -> None:
         """Records metrics.
 
         Args:
             metrics: Numbers, strings, booleans, None or tensors of one element, by name.
-            exposed: Seconds so far that training waited for exchanges.
+            exposed: Seconds so far that training waited for exchanges; None if not measured.
             hidden: Seconds so far of exchange that overlapped with compute; None if not measured.
 
         Raises:
@@ -66,7 +66,7 @@ class Record:
             self.samples = min(self.samples + int(samples), MOST_SAMPLES)
         if self._file is not None and metrics.keys() - _EXPECTED:
             exchange = {
-                "exposed_seconds": round(exposed, 6),
+                "exposed_seconds": None if exposed is None else round(exposed, 6),
                 "hidden_seconds": None if hidden is None else round(hidden, 6),
             }
             line = {"step": self.step, "seconds": round(self.seconds, 6), **exchange, **metrics}

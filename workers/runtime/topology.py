@@ -147,7 +147,8 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
 
 def own_device(config: WorkerConfig, placement: Placement) -> torch.device:
     """Returns the device on which this worker trains; makes it current if it is a GPU."""
-    device = torch.device(choose(config.backend, placement, environment()).device)
+    backend = "nccl" if config.own_gpu else config.backend
+    device = torch.device(choose(backend, placement, environment()).device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

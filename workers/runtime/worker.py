@@ -21,6 +21,7 @@ from hubring.ps.job import telemetry
 from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.observe import logs
 from hubring.workers.audit.audit import Audit
+from hubring.workers.audit.shard import local
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import finite
@@ -60,6 +61,8 @@ class Worker:
     notice: bool = False
     """The signal was a scheduler's notice (SIGUSR1), which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
+    device_types: set[str] = field(default_factory=set)
+    """Where the trained parameters are: `cpu`, `cuda`."""
     saves: Saves | None = None
     give_state: Callable[[list[Trainer]], None] = field(default=lambda _: None)
     """Gives workers that enter a ring the state of these optimizers. All members call it."""
@@ -86,6 +89,7 @@ class Worker:
         own = set(map(id, trainer.named_parameters.values()))
         others = [one for one in self.trainers if not own.issuperset(map(id, one.named_parameters.values()))]
         self.trainers = [*others, trainer]
+        self.device_types |= {one.device.type for one in trainer.named_parameters.values()}
         if self.audit is not None:
             self.audit.adopt(trainer)
         self.record.begin()
@@ -93,7 +97,7 @@ class Worker:
 
     def emulate(self, slowness: Slowness) -> None:
         """Slows this worker down. Call it before the first optimizer is made."""
-        self.hardship = Hardship(slowness.of(self.communicator.rank), lambda: self._exposed)
+        self.hardship = Hardship(slowness.of(self.communicator.rank), lambda: self._waited)
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> Callable[[int], None]:
         """Watches the gradients of an optimizer's parameters for an emulated slowdown.
@@ -210,9 +214,7 @@ class Worker:
         self.nonfinite_reports = self.nonfinite_reports + 1 if nonfinite else 0
         # A metric may stay NaN while training is healthy. So check after 1, 2, 4, 8... such reports.
         if self.nonfinite_reports.bit_count() == 1:
-            self.synchronize()
-            parameters = (trainer.named_parameters for trainer in self.trainers)
-            finite.check(parameters, self.communicator.rank, self.completed_steps)
+            finite.check(map(_own_parameters, self.trainers), self.communicator.rank, self.completed_steps)
         loss = self.record.latest.get("loss")
         if self.session is not None and isinstance(loss, (int, float)):
             self.session.loss = float(loss)
@@ -231,33 +233,45 @@ class Worker:
         )
 
     @property
-    def _exposed(self) -> float:
-        """Seconds so far that training waited for exchanges."""
+    def _waited(self) -> float:
+        """Seconds so far that the training thread waited for exchanges."""
         return sum(trainer.exchange_seconds for trainer in self.trainers)
 
     @property
+    def _exposed(self) -> float | None:
+        """Seconds so far that training waited for exchanges; None if parameters are on a GPU.
+
+        The host does not see that wait there: it only queues NCCL's work, and on a hub it also waits for the
+        GPU to compute the gradients.
+        """
+        return None if "cuda" in self.device_types else self._waited
+
+    @property
     def _hidden(self) -> float | None:
-        """Seconds so far of exchange that overlapped with compute; None without a recorder."""
-        return None if self.recorder is None else self.recorder.hidden_seconds
+        """Seconds so far of exchange that overlapped with compute; None without a recorder or on a GPU."""
+        if self.recorder is None or "cuda" in self.device_types:
+            return None
+        return self.recorder.hidden_seconds
 
     def result(self) -> dict[str, Any]:
         """Returns the result so far, for the program's last line. A metric that is not finite is text."""
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
-        used, hidden = usage(), self._hidden
+        used, exposed, hidden = usage(), self._exposed, self._hidden
         emulated = {} if self.hardship is None else {"emulated": {"seconds": round(self.hardship.seconds, 6)}}
         return {
             "rank": self.communicator.rank,
             "size": self.communicator.size,
             "topology": self.communicator.topology,
             "mode": self.session.mode if self.session and self.communicator.topology == "hub" else "",
+            "device": ", ".join(sorted(self.device_types)),
             "steps": self.completed_steps,
             "seconds": round(self.record.seconds, 6),
             "metrics": {name: _in_json(value) for name, value in self.record.latest.items()},
             "exchange": {
                 "bytes_sent": traffic.bytes_sent,
                 "bytes_received": traffic.bytes_received,
-                "exposed_seconds": round(self._exposed, 6),
+                "exposed_seconds": None if exposed is None else round(exposed, 6),
                 "hidden_seconds": None if hidden is None else round(hidden, 6),
                 "staleness_mean": sum(value * count for value, count in traffic.staleness.items())
                 / max(1, pushes),
@@ -276,6 +290,18 @@ class Worker:
 def _in_json(value: Any) -> Any:
     """Returns `"nan"`, `"inf"` or `"-inf"` for a number that JSON does not have."""
     return str(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+def _own_parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Returns the parameters after the last step; where they are divided, only this rank's parts.
+
+    Other ranks need not call it, so it must not gather.
+    """
+    shards: dict[str, torch.Tensor] | None = getattr(trainer, "shards", None)
+    if shards is not None:
+        return {name: local(part) for name, part in shards.items()}
+    trainer.settle()
+    return trainer.named_parameters
 
 
 def save_parameters(path: Path, trainers: list[Trainer]) -> None:

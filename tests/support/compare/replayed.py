@@ -121,6 +121,7 @@ class Replayed:
         return {
             "exchange": exchange | dict(more.get("exchange", {})),
             "usage": usage | dict(more.get("usage", {})),
+            "device": more.get("device", "cpu"),
         }
 
 

@@ -149,6 +149,12 @@ def test_the_report_names_every_machine_and_its_ranks() -> None:
     assert {host: each["ranks"] for host, each in told["hosts"].items()} == {"a": "0, 1", "b": "2, 3"}
 
 
+def test_the_report_names_the_gpus_of_every_machine() -> None:
+    other = hello(1, "b").machine | {"gpus": "2 x H100"}
+    told = Spread([hello(0, "a"), hello(1, "b", machine=other)], "slurm").machine()
+    assert [each.get("gpus") for each in told["hosts"].values()] == [None, "2 x H100"]
+
+
 def test_containers_of_one_machine_share_it() -> None:
     pods = Spread([hello(0, "pod-0", boot="x"), hello(1, "pod-1", boot="x"), hello(2, "pod-2")], "kubernetes")
     assert pods.machines() == [[0, 1], [2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from msgspec import json
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment.experiment import Experiment, FaultTable, StragglerTable
 from hubring.workers.compare.experiment.experiment_file import load, shipped
-from hubring.workers.compare.experiment.row import ROWS
+from hubring.workers.compare.experiment.row import ROWS, select
 from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.slowdown.straggler import Straggler
 from tests.support.compare.replayed import experiment
@@ -196,6 +197,38 @@ def test_experiments_that_ship_can_be_read_and_are_the_same_after_json(name: str
 def test_what_makes_no_sense_is_refused_with_its_mend(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         load(file(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("ring-int8", "its --compress needs Gloo"),
+        ("ring-heals", "its --min-workers needs Gloo"),
+        *((name, "its library exchanges host memory") for name in ("mpi", "rpc", "ray")),
+    ],
+)
+def test_rows_that_nccl_refuses_are_refused_before_the_first_run(row: str, why: str) -> None:
+    asked: dict[str, Any] = {"job": "digits", "rows": ("ring", row)}
+    assert Experiment(**asked).backend == "gloo"
+    with pytest.raises(UsageError, match=f"row {row} does not run with backend = nccl: {why}; remove"):
+        Experiment(**asked, backend="nccl")
+
+
+def test_rows_on_gpus_and_of_hubs_run_beside_nccl() -> None:
+    rows = ("local", "ring", "ddp", "fsdp2", "zero1", "hub-bsp", "hub-int8", "hub-asp", "hub-colocated")
+    assert Experiment(job="digits", rows=rows, backend="nccl").rows == rows
+    assert "Gloo" not in select(["ring"])[0].about, "it may be on NCCL"
+
+
+def test_the_page_on_gpus_shows_an_experiment_and_gives_every_task_its_cores(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "deploy" / "GPU.md").read_text()
+    (tmp_path / "train.py").touch()
+    (table,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert load(file(tmp_path, table), {}).backend == "nccl"
+    launches = [line for line in page.splitlines() if line.startswith("srun") and " ps-compare run" in line]
+    assert len(launches) == 2
+    assert all("--cpus-per-task=" in line for line in launches)
+    assert "#SBATCH --cpus-per-task=" in page
 
 
 def test_a_name_that_is_neither_file_nor_experiment_gets_a_guess() -> None:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.compare.hardship.hosts import Hosts
 from hubring.workers.compare.peers.fsdp2 import blocks_of
+from hubring.workers.compare.peers.grouped import GroupedOptimizer
+from hubring.workers.compare.peers.peer import Peer
 from hubring.workers.compare.peers.programs import PeerPrograms
 from hubring.workers.peers.rows import find
+from hubring.workers.peers.seat import Seat
+from hubring.workers.runtime import context
 
 # The group's end.
 
@@ -64,6 +76,82 @@ def test_a_group_ends_with_its_threads_although_the_script_keeps_its_model(
     ended = subprocess.run(worker.argv, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert told.result(0)["steps"] == 2
+
+
+# The first parameters.
+
+
+class Sharing(Peer):
+    """Rank 1 of two ranks. Records what is gathered."""
+
+    topology = "sharing"
+    bytes_are = "computed"
+    optimizer = GroupedOptimizer
+
+    def __init__(self, theirs: object = None) -> None:
+        super().__init__(Seat(rank=1, size=2, meet="/table"))
+        self.gathered: list[object] = []
+        self._theirs = theirs
+
+    def gather(self, value: Any) -> list[Any]:
+        self.gathered.append(value)
+        return [self._theirs or value, value]
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        raise AssertionError("nothing is trained here")
+
+    def close(self, *, finished: bool) -> None:
+        """Leaves nothing."""
+
+
+def share(peer: Sharing, tensors: list[torch.Tensor]) -> None:
+    optimizer: Any = SimpleNamespace(_peer=peer)
+    GroupedOptimizer._share(optimizer, tensors)
+
+
+@pytest.fixture
+def in_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "current", lambda: SimpleNamespace(device=torch.device("cpu")))
+
+
+@pytest.mark.usefixtures("in_the_job")
+def test_a_rank_needs_no_memory_for_the_models_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = [
+        torch.arange(12.0).view(3, 4).t(),
+        torch.tensor(7),
+        torch.tensor([True, False]),
+        torch.tensor([1 + 2j, 3.0]),
+        torch.zeros(0, 3),
+        torch.ones(2, dtype=torch.bfloat16),
+    ]
+    sent = iter([one for one in first if one.numel()])
+    most = max(one.nbytes for one in first)
+
+    def broadcast(flat: torch.Tensor, src: int) -> None:
+        assert (src, flat.dtype) == (0, torch.uint8)
+        assert flat.nbytes <= most
+        flat.copy_(next(sent).contiguous().view(-1).view(torch.uint8))
+
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    own, peer = [torch.zeros_like(one) for one in first], Sharing()
+    share(peer, own)
+    assert all(map(torch.equal, own, first))
+    assert not any(isinstance(part, torch.Tensor) for each in peer.gathered for part in flattened(each))
+
+
+def flattened(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from flattened(part)
+    else:
+        yield value
+
+
+@pytest.mark.usefixtures("in_the_job")
+def test_another_model_is_refused_before_its_tensors_are_sent() -> None:
+    peer = Sharing(theirs=[(torch.Size([2]), torch.float32)])
+    with pytest.raises(ConfigError, match="rank 1 trains another model than rank 0"):
+        share(peer, [torch.zeros(3)])
 
 
 # Blocks of fsdp2.

@@ -27,6 +27,15 @@ def test_a_name_in_single_braces_is_filled_in_and_no_other(tmp_path: Path, word:
     assert programs.worker(0, None)[-2:] == ["8", told]
 
 
+@pytest.mark.parametrize("row", ["local", "ring", "hub-bsp", "hub-colocated"])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_workers_of_all_rows_have_gpus_or_those_of_none(row: str, backend: str) -> None:
+    plan = experiment(rows=(row,), backend=backend)
+    programs = Programs(plan, Run(plan.settings[0], plan.ways[0], seed=0), Path("run"), Hosts())
+    words = programs.worker(0, None if row == "local" else "hub:5555")
+    assert ("--own-gpu" in words) == (backend == "nccl")
+
+
 @pytest.mark.parametrize(
     ("row", "asked", "wire"),
     [

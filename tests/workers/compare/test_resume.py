@@ -29,7 +29,7 @@ from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.experiment.plan import Run, runs
 from hubring.workers.compare.judge.measure import Numbers, measure
 from hubring.workers.compare.result.load_results import decode
-from hubring.workers.compare.run import child_reaper
+from hubring.workers.compare.run import child_reaper, machine
 from hubring.workers.compare.run.child_reaper_start import Lifeline
 from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import Line, Outcome
@@ -109,6 +109,16 @@ def test_a_link_that_cannot_be_had_is_refused_before_anything_is_measured(
         command._here(linked, tmp_path)
 
 
+@pytest.mark.parametrize(("backend", "calibrates"), [("gloo", True), ("nccl", False)])
+def test_only_what_is_predicted_is_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, calibrates: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(Comparison, "run", lambda *given: asked.append(given[3] is not None))
+    command._here(experiment(backend=backend), tmp_path)
+    assert asked == [calibrates]
+
+
 def test_what_is_missing_is_what_was_not_finished(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         carried_out(tmp_path, Interrupted())
@@ -140,6 +150,7 @@ def cluster(host: str) -> dict[str, Any]:
             MACHINE | {"cores": 3},
             r"machine or .*cores was 2 and is now 3\. Resume there, or .* --out",
         ),
+        (MACHINE, MACHINE | {"gpus": "8 x NVIDIA H100"}, "gpus was None and is now 8 x NVIDIA H100"),
         (MACHINE, MACHINE | {"torch": "3.0"}, "with other packages: torch was None and is now 3.0"),
     ],
 )
@@ -149,6 +160,19 @@ def test_what_was_begun_elsewhere_does_not_go_on_here(
     Comparison.begin(experiment(), tmp_path, "ps-compare run", begun)
     with pytest.raises(UsageError, match=words):
         Comparison.begin(experiment(), tmp_path, "ps-compare run", now)
+
+
+def test_gpus_are_part_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_GPUS", tmp_path)
+    assert machine.gpus() == {}
+    for number in range(2):
+        folder = tmp_path / f"0000:0{number}:00.0"
+        folder.mkdir()
+        (folder / "information").write_text(f"Model: \t\t NVIDIA H100\nIRQ:   \t\t {number}\n")
+    assert machine.describe()["gpus"] == "2 x NVIDIA H100"
+    described = cluster("a")
+    described["hosts"]["a"] |= machine.gpus()
+    assert "2 cores, an abacus, 2 x NVIDIA H100, Linux" in machine.name_site(described)
 
 
 def test_what_was_begun_on_a_cluster_goes_on_there(tmp_path: Path) -> None:

@@ -69,6 +69,18 @@ def test_talking_through_an_address_tells_every_library(monkeypatch: pytest.Monk
     assert {os.environ[name] for name in interface._VARIABLES} == {"lo"}
 
 
+def test_nccl_keeps_the_interface_that_a_ring_has_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ring leaves it to the user's variable, or to NCCL."""
+    for name in interface._VARIABLES:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    interface.talk_through("127.0.0.1")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    interface.talk_through("127.0.0.1")
+    assert "NCCL_SOCKET_IFNAME" not in os.environ
+
+
 # Servers.
 
 GRADIENTS = [[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from hubring.ps.config.worker import WorkerConfig
-from hubring.ps.core.errors import RingBroken, ServerUnreachable
+from hubring.ps.core.errors import NonFinite, RingBroken, ServerUnreachable
 from hubring.ps.core.trace import Trace
 from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.observe import logs
@@ -45,6 +46,20 @@ def test_a_ring_listens_where_the_server_sees_this_host(
         topology._ring(WorkerConfig(), session, torch.device("cpu"))
 
 
+@pytest.mark.parametrize(("own_gpu", "device"), [(False, "cpu"), (True, "cuda:1")])
+def test_a_worker_has_its_gpu_in_every_topology_if_a_comparison_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, own_gpu: bool, device: str
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    config, place = WorkerConfig(own_gpu=own_gpu), Placement(local_rank=1)
+    worker = context._alone(config, logs.LogOrigin(), place)
+    assert [worker.device, topology.own_device(config, place)] == [torch.device(device)] * 2
+    assert len(chosen) == 2 * own_gpu
+
+
 def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
     alone = Worker(
@@ -63,6 +78,29 @@ def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> 
     alone.record.close()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["hidden_seconds"] for line in lines] == [None, 0]
+
+
+@pytest.mark.parametrize(("where", "known"), [("cpu", True), ("cuda", False)])
+def test_the_wait_for_exchanges_is_told_where_the_host_sees_it(
+    tmp_path: Path, where: str, known: bool
+) -> None:
+    """A work of NCCL is done for the host once it is queued; a hub's also waits for the GPU to compute."""
+    file = tmp_path / "record.jsonl"
+    place = Placement(), LocalCommunicator(), torch.device("cpu")
+    worker = Worker(WorkerConfig(), *place, None, Record(file), logs.LogOrigin())
+    worker.recorder = FlightRecorder(Trace(tmp_path, "worker 0"))
+    weight: Any = SimpleNamespace(device=torch.device(where))
+    trainer: Any = SimpleNamespace(named_parameters={"weight": weight}, exchange_seconds=1.5)
+    worker.adopt(trainer)
+    worker.report({"loss": 1.0})
+    result = worker.result()
+    worker.recorder.close()
+    worker.record.close()
+    line = json.loads(file.read_text())
+    for found in (line, result["exchange"]):
+        times = found["exposed_seconds"], found["hidden_seconds"]
+        assert times == ((1.5, 0.0) if known else (None, None))
+    assert result["device"] == where
 
 
 def test_a_heartbeat_carries_reports_usage_and_the_learning_rate() -> None:
@@ -109,6 +147,18 @@ def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often()
         alone.report({"metric": float(value)})
         counts.append(len(looks))
     assert counts == [1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5]
+
+
+def test_only_its_own_parts_are_looked_at_where_parameters_are_divided() -> None:
+    """Other ranks may have finite metrics: they would not take part in gathering."""
+    place = Placement(), LocalCommunicator(), torch.device("cpu")
+    worker = Worker(WorkerConfig(), *place, None, Record(None), logs.LogOrigin())
+    trainer: Any = SimpleNamespace(shards={"weight": torch.zeros(2)}, exchange_seconds=0.0)
+    worker.trainers.append(trainer)
+    worker.report({"loss": math.nan})
+    trainer.shards["weight"][1] = math.inf
+    with pytest.raises(NonFinite, match=r"parameter weight \[2\] holds inf"):
+        worker.report({"loss": math.nan})
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])

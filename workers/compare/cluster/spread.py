@@ -16,6 +16,9 @@ from hubring.workers.compare.cluster.messages import Hello
 _SAME = ("hubring", "torch")
 """Packages whose versions must be equal on all machines."""
 
+_SHOWN = ("processor", "cores", "gpus", "system")
+"""What the report shows of each machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -93,7 +96,7 @@ class Spread:
         hosts = {
             self._name(ranks): {
                 "ranks": ", ".join(map(str, ranks)),
-                **{name: self.members[ranks[0]].machine[name] for name in ("processor", "cores", "system")},
+                **{name: value for name, value in self.members[ranks[0]].machine.items() if name in _SHOWN},
             }
             for ranks in self.machines()
         }

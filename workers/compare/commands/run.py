@@ -41,7 +41,7 @@ def run(
     workers: Annotated[str | None, typer.Option(help="numbers of workers, comma-separated [2]")] = None,
     servers: Annotated[str | None, typer.Option(help="numbers of hub shards, comma-separated [1]")] = None,
     transport: Annotated[str | None, typer.Option(help="of the hub: auto, shm, zmq or grpc [auto]")] = None,
-    backend: Annotated[str | None, typer.Option(help="of the ring: gloo or nccl [gloo]")] = None,
+    backend: Annotated[str | None, typer.Option(help="of ring and torch's rows: gloo or nccl [gloo]")] = None,
     batch: Annotated[int | None, typer.Option(help="samples per step over all workers [the job's]")] = None,
     lr: Annotated[
         str | None,
@@ -151,7 +151,8 @@ def _here(experiment: Experiment, folder: Path) -> Findings:
     for missing in comparison.missing:
         hosts.check(missing.setting)  # before the calibration, which takes a minute
     with Lifeline() as lifeline, Screen(runs(experiment)) as screen:
-        measure = partial(calibrate, report=screen.calibrating)
+        # With NCCL nothing is predicted.
+        measure = partial(calibrate, report=screen.calibrating) if experiment.backend == "gloo" else None
         return comparison.run(Runner(experiment, lifeline), screen, measure)
 
 

@@ -34,6 +34,8 @@ NCCL: dict[str, Algorithm] = {
     "nccl-two-level": "two-level",
 }
 """Rows of allreduces between GPUs. `run` does not have them: they are only predicted."""
+GLOO = ("ring", "ddp", *SHARDED)
+"""Rows that can also be on NCCL, and are predicted on Gloo."""
 HUBS: dict[str, Rule] = {"rpc": "bsp", "ray": "bsp"}
 """Rows of peers that have one server over a wire."""
 

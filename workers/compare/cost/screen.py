@@ -12,6 +12,7 @@ from hubring.workers.compare.cost.calibrations import Calibration
 from hubring.workers.compare.cost.model.constants import WIRES, Constants
 from hubring.workers.compare.cost.prediction import THREAD
 from hubring.workers.compare.cost.question import Answer, Answered, Crossing
+from hubring.workers.compare.cost.row_case import GLOO
 
 NOTHING = "-"
 MARK = "*"
@@ -100,7 +101,7 @@ def _columns(answer: Answer) -> dict[str, Callable[[Answered], str]]:
     """Returns the columns; speed needs the job's batch size, efficiency its compute time."""
     columns: dict[str, Callable[[Answered], str]] = {
         "workers": lambda each: str(each.workers),
-        "row": lambda each: each.row,
+        "row": lambda each: f"{each.row} (Gloo)" if each.row in GLOO else each.row,
         "servers": lambda each: NOTHING if each.servers is None else str(each.servers),
         "step ms": lambda each: digits(each.step_ms, 4) + MARK * each.extrapolated,
     }

@@ -132,7 +132,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     slice_bytes: Bytes | None = None
     """Largest slice of the hub's parameters; None: tuned by measuring."""
     backend: Literal["gloo", "nccl"] = "gloo"
-    """Backend of the ring."""
+    """Backend of the ring, `ddp`, `fsdp2` and `zero1`. With `nccl` all workers compute on GPUs."""
     batch: Count | None = None
     """Samples a step over all workers, the same in every row; None: the job's own."""
     lr: Literal["same", "linear", "per-worker"] = "same"
@@ -158,7 +158,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in ("rows", "seeds", "workers", "servers"):
             _check_list(name, getattr(self, name))
-        self._check_peers()
+        self._check_rows()
         self._check_script()
         if self.lr != "same" and self.yardstick.learning_rate is None:
             raise UsageError(f"lr = {self.lr} scales a learning rate, and none is known; set learning_rate")
@@ -175,8 +175,12 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         _ = self.settings  # each `Setting` checks itself
 
-    def _check_peers(self) -> None:
+    def _check_rows(self) -> None:
         for row in self.ways:
+            if self.backend == "nccl" and (why := row.beside_nccl):
+                raise UsageError(
+                    f"row {row.name} does not run with backend = nccl: {why}; remove the row, or use gloo"
+                )
             if row.peer is None:
                 continue
             if self.link is not None and not row.peer.linked:

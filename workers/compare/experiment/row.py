@@ -49,6 +49,16 @@ class Row:
         """Whether it sets its own transport."""
         return "--transport" in self.worker
 
+    @property
+    def beside_nccl(self) -> str:
+        """Why the row does not run if the backend is NCCL; empty if it does."""
+        if self.peer is not None:
+            return "" if self.peer.grouped else "its library exchanges host memory"
+        if "--topology" not in self.worker:
+            return ""
+        refused = next((flag for flag in ("--compress", "--min-workers") if flag in self.worker), "")
+        return refused and f"its {refused} needs Gloo"
+
     def workers(self, asked: int) -> int:
         """Returns the number of workers of this row where the setting has `asked`."""
         return 1 if self.server is None and self.peer is None else asked
@@ -101,7 +111,7 @@ ROWS = {
     row.name: row
     for row in (
         Row("local", "one process trains on the whole batch", server=None),
-        Row("ring", "gradients are averaged on a Gloo ring; every worker steps", (), ("--topology", "ring")),
+        Row("ring", "gradients are averaged around a ring; every worker steps", (), ("--topology", "ring")),
         Row("hub-bsp", "the hub waits for all workers, averages and steps once", ("--mode", "bsp")),
         Row(
             "hub-ssp",

@@ -4,7 +4,8 @@ All synchronous rows compute the same thing: in every step they apply the mean g
 once. Only the order of the additions differs, so their parameters can differ by rounding only. Training
 amplifies differences, with some seeds 10,000 times in a few hundred steps. So the gate compares rows after
 their first steps (`hubring.workers.compare.run.outcome.EARLY`) and only reports the difference at the end.
-The hub reduces in rank order, so a second run of it must not differ at all, even at the end.
+The hub reduces in rank order, so a second run of it must not differ at all, even at the end. On a GPU,
+kernels can add in another order in every run. So there the second run is compared like another row.
 
 The comparison cannot see a fault that begins later. So every step of every run is also judged by itself, in
 `hubring.workers.compare.judge.steps`.
@@ -27,6 +28,7 @@ from hubring.workers.compare.experiment import plan
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.judge.batch_dependence import excused
+from hubring.workers.compare.judge.devices import device, differing
 from hubring.workers.compare.judge.steps.step_checks import RunCheck, check_runs
 from hubring.workers.compare.result.findings import Gate, Pair, StepCheck
 from hubring.workers.compare.run.outcome import EARLY, Outcome
@@ -79,6 +81,8 @@ class Judgement:
     tolerance: float
     checks: Mapping[str, StepCheck] = field(default_factory=dict)
     """The runs' steps, by label."""
+    devices: str | None = None
+    """Why no speed is shown, if rows have trained on different devices."""
 
     @property
     def gate(self) -> Gate:
@@ -100,7 +104,7 @@ class Judgement:
             for each in self.held
             if not each.pair.passed and (each.run in runs or each.reference in set(runs) - upheld)
         ]
-        return "; ".join([*wrong, *failed]) or None
+        return "; ".join([*wrong, *failed]) or self.devices
 
     def wrong(self, runs: Collection[str]) -> int | None:
         """Returns how many elements of these runs, by label, exceed the limit; None if none were compared."""
@@ -145,7 +149,8 @@ def judge(
             for held in group:
                 found[by_label[held.pair.first], held.run] = held
     steps = {label: _of_steps(each) for label, each in checks.items()}
-    return Judgement((*found.values(), *_again(experiment, outcomes)), tolerance, steps)
+    again = _again(experiment, outcomes, tolerance)
+    return Judgement((*found.values(), *again), tolerance, steps, differing(outcomes.values()))
 
 
 def _with(pair: Pair, advice: str) -> Pair:
@@ -195,12 +200,17 @@ def _against(
         yield Held(pair, run.label, None if reference.row.name == "local" else reference.label)
 
 
-def _again(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> list[Held]:
+def _again(experiment: Experiment, outcomes: Mapping[str, Outcome], tolerance: float) -> list[Held]:
     """Compares the two runs of hub-bsp with each seed."""
     found = []
     for runs in plan.again(experiment):
         run = runs[0]
         if run.row.name != plan.AGAIN or any(outcomes[each.label].diverged for each in runs):
+            continue
+        if "cuda" in device(outcomes[run.label]):
+            for held in _against(run, [runs[1]], run.setting.key, outcomes, tolerance):
+                pair = replace(held.pair, second=f"{run.row.name} {AGAIN}", turn=0)
+                found.append(Held(pair, run.label))
             continue
         first, second = (load_file(outcomes[each.label].parameters) for each in runs)
         apart, tensor = bits_difference(first, second)

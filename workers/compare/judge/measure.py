@@ -14,7 +14,7 @@
 - bytes_sent_per_step, bytes_received_per_step: all bytes of a worker / its steps; mean over workers.
 - exposed_ms, hidden_ms: time of a steady step that waits for exchange without computing, and exchange time
   that overlaps with compute; mean over these steps, then over workers. compute_ms: the rest of a steady step,
-  on average.
+  on average. None if parameters are on a GPU: the host cannot tell the exchange from the GPU's own work.
 - queue_ms, apply_ms, read_wait_ms: time of a push in a shard's queue behind others that arrived with it; time
   to read, apply and answer it; time for which its answer was held back by the mode, which waits for other
   workers. Mean over pushes.

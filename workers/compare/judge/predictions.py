@@ -22,11 +22,12 @@ def predicted(found: Findings, constants: Constants | None) -> Findings:
 
     Args:
         found: The measured findings.
-        constants: Of the machine or cluster of the runs; None: not measured.
+        constants: Of the machine or cluster of the runs; None: not measured. They are of Gloo, so runs with
+            NCCL are not predicted.
     """
     settings, rows = found.settings, found.rows
     nbytes, scales = model_bytes(settings, rows), scaling(settings, rows)
-    if constants is None or nbytes is None:
+    if constants is None or nbytes is None or found.asked.backend == "nccl":
         return replace(found, crossover=crossovers(settings, rows), scaling=scales)
     model = Score(settings, rows, constants, trained(found.asked, nbytes), found.asked.seeds)
     predictions = model.predictions()

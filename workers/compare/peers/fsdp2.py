@@ -8,10 +8,15 @@ Scripts evaluate and save on rank 0 alone. A rank cannot gather alone, so all fo
 rank's first exchange is to gather all blocks in the order of the forward pass. A rank that trains does so in
 its next forward pass. A rank that evaluates, saves or calls a collective first does so at once, and its next
 forward pass finds the blocks gathered.
+
+Backward frees the blocks too, and a script can leave out the step after it, as a GradScaler does. So the same
+rule holds from backward on. What every rank does for itself between the two, as the check of a loss that is
+not finite, uses only its own parts.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -47,6 +52,7 @@ class Fsdp2Optimizer(GroupedOptimizer):
     shards: dict[str, Tensor]
     wholes: dict[str, Tensor]
     _gathered = _training = False
+    """Whether this rank has begun to gather since the last backward or step; whether it trains."""
 
     @property
     def named_parameters(self) -> dict[str, Tensor]:
@@ -63,11 +69,26 @@ class Fsdp2Optimizer(GroupedOptimizer):
         self.gather()
 
     def gather(self) -> None:
-        """Gathers all blocks, unless this was done since the last step."""
+        """Gathers the blocks that are not gathered."""
+        self._gathered = True
+        for block in self._order:
+            block.unshard()  # does nothing if it is gathered
+
+    def _gather_first(self) -> None:
+        """Gathers all blocks, unless this was begun since the last backward or step."""
         if not self._gathered:
-            self._gathered = True
-            for block in self._order:
-                block.unshard()
+            self.gather()
+
+    def _watch_backward(self) -> None:
+        """Makes backward, which frees the blocks, end what was begun before it."""
+        alive = weakref.ref(self)  # the garbage collector cannot see torch's hooks
+
+        def runs(_: Tensor) -> None:
+            if (optimizer := alive()) is not None:
+                optimizer._gathered = False
+
+        for one in self.wholes.values():
+            one.register_post_accumulate_grad_hook(runs)  # type: ignore[no-untyped-call]
 
     def _distribute(self, model: Module, device: torch.device) -> Callable[[int], None]:
         self._check()
@@ -102,7 +123,8 @@ class Fsdp2Optimizer(GroupedOptimizer):
         nbytes = sum(one.nbytes for one in trained.values())
         # The root's own parameters stay gathered between forward and backward.
         self._travels = whole + sum(sizes) + REDUCE_SCATTER_PASSES[self._peer.backend] * nbytes
-        self._peer.prepares.append(self.gather)
+        self._watch_backward()
+        self._peer.prepares.append(self._gather_first)
         self._peer.releases.append(partial(release, model, mesh))
         return context.current().watch(self.wholes.values())
 
@@ -128,11 +150,11 @@ class Fsdp2Optimizer(GroupedOptimizer):
         if self._training:
             self._gathered, self._order = True, [self._root]
         else:
-            self.gather()
+            self._gather_first()
 
     def _block_begins(self, block: Any, _: Any) -> None:
         if not self._training:
-            self.gather()
+            self._gather_first()
         elif block in self._order:
             self._kept.add(block)  # or each use in a pass would gather it
         else:

@@ -25,7 +25,6 @@ from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.collectives.broadcasts import broadcast_into
 from hubring.workers.compare.peers.peer import Peer
 from hubring.workers.optimizer.wrapping import OptimizerWrapper
 from hubring.workers.peers import process_group
@@ -156,5 +155,19 @@ class GroupedOptimizer(OptimizerWrapper):
         }
 
     def _share(self, tensors: list[Tensor]) -> None:
-        """Overwrites tensors with rank 0's."""
-        broadcast_into(tensors, self._peer, "model", self._peer.timeout)
+        """Overwrites tensors with rank 0's, one after another.
+
+        Raises:
+            ConfigError: Ranks have different models.
+        """
+        shapes, *others = self._peer.gather([(one.shape, one.dtype) for one in tensors])
+        for rank, theirs in enumerate(others, start=1):
+            if theirs != shapes:
+                raise ConfigError(
+                    f"rank {rank} trains another model than rank 0; start all ranks with the same script"
+                )
+        for one in tensors:
+            sent = one.to(context.current().device).contiguous()
+            if sent.numel():
+                dist.broadcast(sent.view(-1).view(torch.uint8), src=0)  # Gloo does not know every dtype
+                one.copy_(sent)

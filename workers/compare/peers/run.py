@@ -36,7 +36,9 @@ def run(
     ] = None,
     local_rank: Annotated[int | None, typer.Option(help="rank among this host's workers [0]")] = None,
     servers: Annotated[int, typer.Option(help="number of rpc servers")] = 0,
-    host: Annotated[str | None, typer.Option(help="own address; use only its network interface")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="own address; use only its interface, but for NCCL")
+    ] = None,
     backend: Annotated[str, typer.Option(help="of ddp, fsdp2 and zero1: gloo or nccl")] = "gloo",
     result: Annotated[Path | None, typer.Option(help="also write the last line to this file")] = None,
     job: Annotated[str | None, typer.Option(help="without a script: digits or char-lm [digits]")] = None,

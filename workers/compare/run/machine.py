@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-DECIDING = ("processor", "cores", "hubring", "torch", "grpcio", "pyzmq")
+DECIDING = ("processor", "cores", "gpus", "hubring", "torch", "grpcio", "pyzmq")
 """Keys of `describe` on which numbers depend."""
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+"""Where NVIDIA's driver lists GPUs. Asking torch would take memory of the GPU."""
 
 
 def describe() -> dict[str, str | int]:
-    """Returns the processor, the cores that this process can use, the system and versions."""
+    """Returns the processor, the cores that this process can use, the GPUs, the system and versions."""
     return {
         "processor": _processor(),
         "cores": cores(),
+        **gpus(),
         "system": platform.platform(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("hubring", "torch", "grpcio", "pyzmq")},
@@ -33,10 +38,23 @@ def name_site(described: Mapping[str, Any]) -> str:
     if "launcher" not in described:
         return "one machine without a launcher"
     hosts = [
-        f"{name} (ranks {host['ranks']}; {host['cores']} cores, {host['processor']}, {host['system']})"
+        f"{name} (ranks {host['ranks']}; {', '.join(_parts(host))})"
         for name, host in described["hosts"].items()
     ]
     return f"{described['launcher']}'s {', '.join(hosts)}"
+
+
+def _parts(host: Mapping[str, Any]) -> list[str]:
+    gpus = [host["gpus"]] if "gpus" in host else []
+    return [f"{host['cores']} cores", host["processor"], *gpus, host["system"]]
+
+
+def gpus() -> dict[str, str]:
+    """Returns the number and the models of the NVIDIA GPUs as `gpus`; empty without any."""
+    texts = [file.read_text() for file in sorted(_GPUS.glob("*/information"))]
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("Model:")]
+    models = Counter(line.partition(":")[2].strip() for line in lines)
+    return {"gpus": ", ".join(f"{count} x {name}" for name, count in models.items())} if models else {}
 
 
 def cores() -> int:

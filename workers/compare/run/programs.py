@@ -101,7 +101,8 @@ class Programs:
         elif server is not None:
             flags["backend"] = self.experiment.backend
         plain = [] if server is None else self._plain("server")
-        words = [*_spell(flags), *plain, *self.run.row.worker, *self._job()]
+        gpu = ["--own-gpu"] if self.experiment.backend == "nccl" else []  # rows must not differ in devices
+        words = [*_spell(flags), *gpu, *plain, *self.run.row.worker, *self._job()]
         return self.hosts.command(
             f"worker {rank}", module_command("hubring.workers.programs.ps_worker", *words)
         )

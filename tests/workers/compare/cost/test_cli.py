@@ -116,6 +116,16 @@ def test_a_cluster_names_its_sources_and_the_rows_that_it_leaves_out(
     assert "not shown" not in shown
 
 
+def test_rows_that_could_be_on_nccl_say_that_they_are_predicted_on_gloo(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["predict", "--calibration", "h100", "--workers", "16", "--model-bytes", "1000000000"]
+    _, last, shown = told(capsys, *asked, "--rows", "ring,ddp,fsdp2,zero1,mpi,nccl,hub-bsp")
+    assert [each["row"] for each in last["predictions"]][:3] == ["ring", "ddp", "fsdp2"]
+    named = {word for line in shown.splitlines() for word in line.split()[1:2] if "(Gloo)" in line}
+    assert named == {"ring", "ddp", "fsdp2", "zero1"}
+
+
 def test_the_output_of_nccl_tests_is_a_calibration(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -133,6 +133,53 @@ def test_a_second_run_passes_only_if_every_bit_is_the_same(tmp_path: Path) -> No
     assert "no difference is allowed" in withheld
 
 
+ON_GPUS: dict[str, dict[str, Any]] = {
+    name: {"device": "cuda"} for name in ("local", "ring", "hub-bsp", "hub-asp")
+}
+
+
+@pytest.mark.parametrize(("again", "passed"), [(1.0 + 2**-20, True), (1.01, False)])
+def test_a_second_run_on_a_gpu_may_round_as_another_row_may(
+    tmp_path: Path, again: float, passed: bool
+) -> None:
+    """Kernels there add in another order in every run."""
+    replayed = Replayed(parameters={"n2 k1 hub-bsp seed0 turn1": again}, results=ON_GPUS)
+    results = compared(tmp_path, replayed)
+    pairs = [pair for pair in results["gate"]["pairs"] if pair["second"] == "hub-bsp again"]
+    assert [(pair["seed"], pair["limit"], pair["passed"]) for pair in pairs] == [
+        (0, 1e-4, passed),
+        (1, 1e-4, True),
+    ]
+    withheld = row(results, "hub-bsp")["withheld"]
+    assert withheld is None if passed else "hub-bsp again differs from hub-bsp by 0.01" in withheld
+
+
+def test_a_second_run_on_a_gpu_is_judged_after_its_first_steps(tmp_path: Path) -> None:
+    class Saved(Replayed):
+        def run(self, run: Run, folder: Path, progress: Any) -> Outcome:
+            left = Replayed.run(self, run, folder, progress)
+            save_file({"w": torch.ones(3)}, folder / f"parameters step{EARLY}.safetensors")
+            return left
+
+    gate = compared(tmp_path, Saved(parameters={"n2 k1 hub-bsp seed0 turn1": 1.5}, results=ON_GPUS))["gate"]
+    pair = next(pair for pair in gate["pairs"] if pair["second"] == "hub-bsp again")
+    assert (pair["difference"], pair["steps"], pair["final"], pair["passed"]) == (0, EARLY, 0.5, True)
+
+
+def test_rows_on_different_devices_show_no_speed(tmp_path: Path) -> None:
+    on_gpus = {name: ON_GPUS[name] for name in ("ring", "hub-asp")}
+    results = compared(tmp_path, Replayed(results=on_gpus))
+    said = (
+        "rows trained on different devices (local and hub-bsp on cpu; ring and hub-asp on cuda), so their"
+        " speeds are not comparable; move the model and every batch to hubring.device() in every row"
+    )
+    assert {each["withheld"] for each in results["rows"]} == {said}
+    assert all(each["numbers"]["samples_per_second"] is None for each in results["rows"])
+    assert results["verdict"][0] == f"No speed is shown for local: {said}."
+    same = compared(tmp_path, Replayed(results=ON_GPUS))
+    assert {each["withheld"] for each in same["rows"]} == {None}
+
+
 def test_an_asynchronous_row_passes_no_gate_and_needs_none(tmp_path: Path) -> None:
     results = judged(tmp_path, {"n2 k1 hub-asp seed0": 7.0})
     assert results["gate"]["passed"]

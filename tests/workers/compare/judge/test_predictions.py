@@ -43,6 +43,13 @@ def test_without_a_calibration_a_crossover_is_measured_only() -> None:
     assert (first.measured, first.predicted, first.calibrated) == (4, None, False)
 
 
+def test_runs_with_nccl_are_not_predicted_since_the_constants_are_of_gloo() -> None:
+    gloo = listed(experiment(FINE))
+    assert predicted_of(gloo, CONSTANTS).predictions
+    nccl = replace(gloo, asked=replace(gloo.asked, backend="nccl"))
+    assert predicted_of(nccl, CONSTANTS) == predicted_of(nccl, None)
+
+
 def test_what_was_measured_by_workers_is_there_though_nothing_calibrated_the_rows() -> None:
     found = predicted_of(with_pauses(), CONSTANTS)
     assert [(each.row, each.workers) for each in found.scaling] == [
