@@ -267,6 +267,7 @@ class Worker:
             "usage": {
                 "cpu_seconds": round((used.cpu_ns - self.cpu_before) / 1e9, 6),
                 "peak_bytes": used.peak_bytes,
+                "gpu_bytes": used.gpu_bytes,
             },
             **emulated,
             **self.communicator.report(),

@@ -166,6 +166,10 @@ def _caveats(findings: Findings) -> list[str]:
         texts.append("Workers slept for part of every step, so the times are those of an emulated machine.")
     if not findings.noise.quiet:
         texts += findings.noise.said
+    if findings.noise.gpus:
+        texts.append(
+            "GPUs were not watched: other programs on them, or lower clock rates, would not show here."
+        )
     if len(experiment.seeds) == 1:
         texts.append("One seed decides nothing, because any difference can be chance; use three or more.")
     return texts

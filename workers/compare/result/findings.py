@@ -281,6 +281,7 @@ class Noise(Struct, frozen=True):
         repeat: The row that ran twice; None if it did not finish.
         quiet: No run was disturbed.
         said: What disturbed runs, in sentences.
+        gpus: Whether runs used GPUs. Nothing tells what disturbs these.
     """
 
     load: Load = Load()
@@ -291,6 +292,17 @@ class Noise(Struct, frozen=True):
     repeat: Repeat | None = None
     quiet: bool = True
     said: list[str] = []
+    gpus: bool = False
+
+    @property
+    def summary(self) -> str:
+        """Whether anything disturbed the runs, in a sentence."""
+        found = "Nothing disturbed the runs" if self.quiet else "Some runs were disturbed"
+        return (
+            f"{found}, as far as processors and memory show; GPUs were not watched."
+            if self.gpus
+            else f"{found}."
+        )
 
     @property
     def floor(self) -> float:

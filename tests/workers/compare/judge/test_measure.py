@@ -58,7 +58,7 @@ class Left(Outcome):
             "began": "",
             "seconds": 1.0,
             "results": results,
-            "noise": Noise((0, 0), None),
+            "noise": [Noise((0, 0), None)],
             "server": None,
         }
         super().__init__(**usual | more)
