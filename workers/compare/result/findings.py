@@ -229,7 +229,8 @@ class Crossover(Struct, frozen=True):
     Attributes:
         setting: The key, without servers.
         tried: The numbers of servers that were measured.
-        measured: The smallest of them from which the hub wins.
+        measured: The smallest of them from which the hub wins with all that are decided.
+        undecided: Those that are not decided, and with which it can begin to win earlier or not at all.
         predicted: By the calibrated model, if `calibrated`.
         calibrated: The model was calibrated.
         by_bytes: By the formula, which counts only bytes on links.
@@ -239,6 +240,7 @@ class Crossover(Struct, frozen=True):
     setting: str
     tried: list[int] = []
     measured: float | None = None
+    undecided: list[int] = []
     predicted: float | None = None
     calibrated: bool = False
     by_bytes: float | None = None
