@@ -5,8 +5,8 @@
 
 `null` compares a row with itself under another name: hub-shm is what hub-bsp is on one host, so a winner is
 a false one, and at most one report in twenty may name one. The exit code is 1 if the 95 % interval of that
-share lies above it. (Even if it is exactly one in twenty, a third of all sets of 40 reports have more than two.)
-`digits` is the built-in experiment while 0 to 8 other processes are busy, another number every few
+share lies above it: even if the share is exactly one in twenty, a third of all sets of 40 reports have more
+than two. `digits` is the built-in experiment while 0 to 8 other processes are busy, another number every few
 seconds: the exit code is 1 if two reports name opposite winners. The same command continues after an
 interruption. The last line is the result.
 
