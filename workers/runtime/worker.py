@@ -246,6 +246,7 @@ class Worker:
         pushes = sum(traffic.staleness.values())
         used, hidden = usage(), self._hidden
         emulated = {} if self.hardship is None else {"emulated": {"seconds": round(self.hardship.seconds, 6)}}
+        audit = {} if self.audit is None else {"audit": {"seconds": round(self.audit.seconds, 6)}}
         return {
             "rank": self.communicator.rank,
             "size": self.communicator.size,
@@ -270,6 +271,7 @@ class Worker:
                 "gpu_bytes": used.gpu_bytes,
             },
             **emulated,
+            **audit,
             **self.communicator.report(),
         }
 

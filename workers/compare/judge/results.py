@@ -25,7 +25,8 @@ from hubring.workers.compare.judge.verdict import verdict
 from hubring.workers.compare.result.clock import worst
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.family import Family
-from hubring.workers.compare.result.findings import Curve, Entry, Findings, Load, Noise, Repeat
+from hubring.workers.compare.result.findings import Curve, Entry, Findings
+from hubring.workers.compare.result.noise import Load, Noise, Repeat
 from hubring.workers.compare.run import noise
 from hubring.workers.compare.run.outcome import Outcome
 

@@ -17,11 +17,11 @@ from hubring.workers.compare.page import page
 from hubring.workers.compare.run import noise
 from hubring.workers.compare.run.noise import BusyClock, Noise, Sample, of_machine
 from hubring.workers.compare.run.outcome import read
+from tests.support.compare.hellos import TWO
 from tests.support.compare.paced import SEEDS, paced
 from tests.support.compare.replayed import Replayed, compared, experiment
 from tests.support.compare.results import read as findings_of
 from tests.support.pages.html_tree import html_tree
-from tests.workers.compare.test_cluster import TWO
 
 CALM = (0.1, 0.1)
 

@@ -7,7 +7,7 @@ from typing import Any
 from hubring.ps.page.kit.figures import NOTHING, digits, percent
 from hubring.workers.compare.page.figure import Answer, Table
 from hubring.workers.compare.page.material import Material
-from hubring.workers.compare.result.findings import Load, Noise
+from hubring.workers.compare.result.noise import Load, Noise
 from hubring.workers.compare.result.ratio import EVEN
 
 
