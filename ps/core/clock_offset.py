@@ -40,7 +40,7 @@ def measure(
 
 
 def _once(ask: Callable[[], int], now: Callable[[], int], passed: Callable[[], int]) -> Offset:
-    asked, began = now(), passed()
+    began, asked = passed(), now()  # within the round trip, so that a pause between the two lengthens it
     theirs = ask()
-    ended, answered = passed(), now()
+    answered, ended = now(), passed()
     return Offset(theirs - (asked + answered) // 2, ended - began)

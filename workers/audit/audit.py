@@ -30,6 +30,11 @@ class Audit:
         self._taps: list[StepTap] = []
         self._last: ModelLayout | None = None
 
+    @property
+    def seconds(self) -> float:
+        """What recording has cost so far."""
+        return sum(tap.seconds for tap in self._taps)
+
     def adopt(self, trainer: object) -> None:
         """Records the steps of an optimizer from now on. Those of `hubring.horovod` cannot be recorded."""
         if isinstance(trainer, Tapped):

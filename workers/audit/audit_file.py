@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    Content = bytes
+else:
+    Content = memoryview  # what is decoded stays where it is, in the file
 
 _LENGTH_BYTES = 4
 
@@ -55,6 +61,8 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
 class Step(Struct, frozen=True, array_like=True, tag="step"):
     """One step. Bytes are recorded elements, in the order of the layout's parameters.
 
+    What `read` returns has writable views of the file's mapping.
+
     Attributes:
         trainer: Number of the optimizer.
         step: Completed steps, with this one.
@@ -77,13 +85,13 @@ class Step(Struct, frozen=True, array_like=True, tag="step"):
     groups: list[dict[str, Any]] | None
     divisor: float
     script_inside: bool
-    own: bytes
-    owns: bytes
-    arrived: bytes
-    given: bytes
-    gives: bytes
-    before: bytes
-    after: bytes
+    own: Content
+    owns: Content
+    arrived: Content
+    given: Content
+    gives: Content
+    before: Content
+    after: Content
     pushes: list[tuple[int, int, int]] = []
 
 
@@ -115,13 +123,20 @@ class AuditFile:
 def read(path: Path) -> Iterator[ModelLayout | Step]:
     """Yields the complete entries of a file; the last one of a killed worker can be cut off.
 
+    Elements are not copied, so they need no memory that the kernel cannot take back. The file must not be
+    changed while entries of it are in use; another one may replace it.
+
     Raises:
         msgspec.DecodeError: The file is damaged.
     """
     decoder = msgspec.msgpack.Decoder(ModelLayout | Step)
     with path.open("rb") as file:
-        while length := file.read(_LENGTH_BYTES):
-            content = file.read(int.from_bytes(length, "little"))
-            if len(length) < _LENGTH_BYTES or len(content) < int.from_bytes(length, "little"):
-                return
-            yield decoder.decode(content)
+        if not path.stat().st_size:
+            return
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))  # torch wants to write
+    while len(whole) >= _LENGTH_BYTES:
+        length, whole = int.from_bytes(whole[:_LENGTH_BYTES], "little"), whole[_LENGTH_BYTES:]
+        if len(whole) < length:
+            return
+        yield decoder.decode(whole[:length])
+        whole = whole[length:]

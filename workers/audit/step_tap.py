@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hubring.workers.audit.audit_file import ModelLayout, Step
+from hubring.workers.audit.cost import counted
 from hubring.workers.audit.sample import Sample, sample
 from hubring.workers.audit.shard import local, shard
 from hubring.workers.communicators.base import Communicator, PushRecord
@@ -72,11 +73,15 @@ class StepTap:
         trainer: The optimizer.
         communicator: Connects the ranks.
         write: Takes layouts and steps.
+
+    Attributes:
+        seconds: What recording has cost so far, without torch's time to call the hooks.
     """
 
     def __init__(self, number: int, trainer: Tapped, communicator: Communicator, write: Write) -> None:
         self.trainer = trainer
         self.steps = trainer.completed_steps
+        self.seconds = 0.0
         self._number = number
         self._communicator = communicator
         self._write = write
@@ -134,6 +139,7 @@ class StepTap:
 
         return made
 
+    @counted
     def _gradient_made(self, position: int, gradient: Tensor) -> None:
         if not self._has_before:
             self._take_before()
@@ -154,11 +160,13 @@ class StepTap:
             own.add_(earlier)
         self._owns[position] = 1
 
+    @counted
     def _pass_ended(self) -> None:
         if not (self._on_worker and self.trainer.ahead):  # else the means are still in flight
             self._take_gradients(ARRIVED)
             self._has_arrived = True
 
+    @counted
     def _step_begins(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         wrapped = self._wrapped
         replaced = vars(wrapped).get("step")
@@ -181,6 +189,7 @@ class StepTap:
         if not self.trainer.ahead and (self._on_worker or not self._has_before):
             self._take_before()
 
+    @counted
     def step_completed(self) -> None:
         """Records the step that was just completed."""
         self.steps = self.trainer.completed_steps
@@ -211,6 +220,7 @@ class StepTap:
         self._states = len(self._wrapped.state)
         self._begin()
 
+    @counted
     def _step_ended(self, *_: Any) -> None:
         if self.trainer.completed_steps == self.steps:  # nothing that was not recorded: the step was skipped
             self._begin()

@@ -204,7 +204,7 @@ class Comparison:
                 watcher.finished(run.label)
                 if left.diverged:
                     watcher.warn(f"{run.label} {left.failed}")
-                if disturbance := left.noise.disturbance():
+                for disturbance in filter(None, (each.disturbance() for each in left.noise)):
                     watcher.warn(f"{run.label}: {disturbance}")
             return self.report(watcher.checking)
 

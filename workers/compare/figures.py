@@ -73,6 +73,7 @@ def figures(samples: str, metric: str) -> dict[str, Figure]:
         "staleness_max": Figure("staleness, max over all seeds", write="{:g}".format, worst=True),
         "memory_mb": Figure("memory", "MB"),
         "cpu_ms_per_step": Figure("CPU a step", "ms"),
+        "record_ms": Figure("gate's record a step", "ms"),
         "pause_seconds": Figure("pause after the loss", "s"),
         "price_per_epoch": Figure("price of an epoch"),
         "price_to_target": Figure("price to target"),

@@ -259,6 +259,7 @@ class Worker:
         pushes = sum(traffic.staleness.values())
         used, exposed, hidden = usage(), self._exposed, self._hidden
         emulated = {} if self.hardship is None else {"emulated": {"seconds": round(self.hardship.seconds, 6)}}
+        audit = {} if self.audit is None else {"audit": {"seconds": round(self.audit.seconds, 6)}}
         return {
             "rank": self.communicator.rank,
             "size": self.communicator.size,
@@ -281,8 +282,10 @@ class Worker:
             "usage": {
                 "cpu_seconds": round((used.cpu_ns - self.cpu_before) / 1e9, 6),
                 "peak_bytes": used.peak_bytes,
+                "gpu_bytes": used.gpu_bytes,
             },
             **emulated,
+            **audit,
             **self.communicator.report(),
         }
 

@@ -53,6 +53,20 @@ def test_a_clock_that_is_set_back_meanwhile_does_not_win() -> None:
     assert measure(other.ask, now, lambda: other.now) == Offset(back - 10, 120)
 
 
+def test_a_pause_between_the_two_clocks_counts_as_round_trip() -> None:
+    other, pauses = Elsewhere(2_000, [(50, 50)]), 0
+
+    def now() -> int:
+        nonlocal pauses
+        pauses += 1
+        read = other.now
+        other.now += 5_000 * (pauses % 2)  # before the request, as on a busy machine
+        return read
+
+    found = measure(other.ask, now, lambda: other.now)
+    assert abs(found.ahead - 2_000) <= found.round_trip / 2
+
+
 @pytest.mark.parametrize("way", [(1000, 0), (0, 1000), (400, 600)])
 def test_the_error_is_at_most_half_a_round_trip(way: tuple[int, int]) -> None:
     other = Elsewhere(2_000, [way])

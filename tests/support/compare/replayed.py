@@ -73,6 +73,8 @@ class Replayed:
         parameters: The value of every final parameter by the run's label; default: 1.
         results: Additional values in the workers' last lines, by row.
         failed: Why a row failed.
+        noise: Of every run.
+        noises: Of a run, on each machine; None: `noise`.
         disturbed: Machines that are not idle.
         ran: Labels of the requested runs, in order.
     """
@@ -82,6 +84,7 @@ class Replayed:
     results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     noise: Noise = QUIET
+    noises: Callable[[Run], Sequence[Noise]] | None = None
     disturbed: Sequence[str] = ()
     ran: list[str] = field(default_factory=list)
 
@@ -105,7 +108,7 @@ class Replayed:
             commands=[f"ps-worker {run.row.name}"],
             began="2026-01-02T03:04:05+00:00",
             seconds=50.0,
-            noise=self.noise,
+            noise=[self.noise] if self.noises is None else self.noises(run),
             results=[self._result(run, rank) for rank in range(workers)],
             server={"shards": []} if run.row.on_hub else None,
             failed=self.failed.get(run.row.name) if run.setting.fault else None,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 WARM_UP = 5
 """First steps that are left out: processes still load code in them."""
 TOGETHER = 0.05
-"""Seconds within which two workers end a step of a synchronous row, on a busy machine."""
+"""Seconds within which two workers end a step of a synchronous row, on a busy machine; no error of clocks."""
 
 
 class Span(NamedTuple):
@@ -41,6 +41,11 @@ class Timeline:
             for name in self.names
         }
 
+    def error(self, host: str) -> float:
+        """Returns the claimed error of a host's clock in seconds."""
+        clock = self.clocks[host]
+        return float(clock["error_us"] + (clock["drift_us"] or 0.0)) / 1e6
+
     def apart(self, *, moved: bool = True) -> float:
         """Returns how far the two workers' ends of a step are apart: the median, in seconds."""
         left, right = (self._spans(name, moved) for name in self.names)
@@ -50,7 +55,7 @@ class Timeline:
     def causal(self, *, moved: bool = True) -> bool:
         """Returns whether no worker ends a step before the other begins it, as must be in lockstep."""
         left, right = (self._spans(name, moved) for name in self.names)
-        error = sum(clock["error_us"] for clock in self.clocks.values()) / 1e6
+        error = sum(map(self.error, self.clocks))
         return all(
             left[step].ended > right[step].began - error and right[step].ended > left[step].began - error
             for step in left
@@ -79,6 +84,9 @@ def aligned(out: Path, ahead: float, names: list[str]) -> None:
         timeline = Timeline(run)
         print(f"{run.name}: ends of a step {1e3 * timeline.apart():.3f} ms apart; {timeline.clocks}")
         assert timeline.names == names
+        there = names[1].partition(" on ")[2]
+        # Emulated clocks do not drift, so what was added is known exactly.
+        assert abs(timeline.clocks[there]["moved_us"] / 1e6 + ahead) <= timeline.error(there)
         assert timeline.causal()
         assert timeline.apart() < TOGETHER
         assert not timeline.causal(moved=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,27 @@ def test_an_audit_leaves_out_an_optimizer_without_step_hooks(tmp_path: Path) -> 
     audit.step_completed()
     audit.close()
     assert list(read(tmp_path / "audit")) == []
+
+
+def test_an_audit_counts_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.workers.audit.cost.perf_counter", count().__next__)
+    audit, communicator, script = (
+        Audit(tmp_path / "audit", LocalCommunicator()),
+        LocalCommunicator(),
+        Script(),
+    )
+    model = script.model()
+    inner = script.optimizer(model)
+    optimizer = DistributedOptimizer(
+        inner, model, communicator=communicator, after_step=lambda _: audit.step_completed()
+    )
+    audit.adopt(optimizer)
+    training = Training(model, inner, optimizer, communicator)
+    for steps in (1, 2):
+        script.take(training, *script.samples(steps))
+        # A gradient of each parameter, and the ends of backward and of the step, and its begin.
+        assert audit.seconds == steps * (len(list(model.parameters())) + 4)
+    audit.close()
 
 
 def test_an_audit_notes_batch_norm_and_autocast(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from hubring.workers.compare.cluster.follower import Follower
 from hubring.workers.compare.cluster.host import describe
 from hubring.workers.compare.cluster.link import Lost, Wire
 from hubring.workers.compare.cluster.member import Gone, Member, Remote
-from hubring.workers.compare.cluster.messages import Hello
 from hubring.workers.compare.cluster.spread import Spread
 from hubring.workers.compare.cluster.task import Task, check, find
 from hubring.workers.compare.commands import run as command
@@ -33,6 +32,7 @@ from hubring.workers.compare.run.child_reaper_start import Lifeline
 from hubring.workers.compare.run.noise import Sample, of_machine
 from hubring.workers.compare.run.runner import clean_environment
 from hubring.workers.launchers.placement import FAMILIES, detect
+from tests.support.compare.hellos import TWO, hello
 from tests.support.compare.replayed import experiment
 
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
@@ -108,22 +108,6 @@ def test_workers_do_not_see_what_launchers_say(monkeypatch: pytest.MonkeyPatch) 
 
 
 # Whose a program is.
-
-
-def hello(rank: int, host: str, **told: Any) -> Hello:
-    machine = {"processor": "an abacus", "cores": 4, "system": "Linux", "hubring": "1", "torch": "2"}
-    usual: dict[str, Any] = {
-        "boot": f"boot of {host}",
-        "idle": True,
-        "size": 4,
-        "local_rank": rank % 2,
-        "address": f"address of {host}",
-        "cores": (0, 1, 2, 3),
-    }
-    return Hello(rank=rank, host=host, **(usual | {"machine": machine} | told))
-
-
-TWO = Spread([hello(0, "a"), hello(1, "a"), hello(2, "b"), hello(3, "b")], "slurm")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ WINNERS = (
     "times as fast",
     "times as long",
     "more slowly",
+    "faster than the single process",
+    "better result",
+    "worse result",
     "first to reach test accuracy 0.93 is",
 )
 REPORTS = 60

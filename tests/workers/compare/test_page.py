@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.workers.compare.experiment.experiment import Experiment
+from hubring.workers.compare.output.table import notes
 from hubring.workers.compare.page import page
 from hubring.workers.compare.result.findings import Number
 from hubring.workers.compare.result.load_results import encode
-from tests.support.compare.results import EMULATED, full, minimal, read, summary
+from hubring.workers.compare.result.record_share import record_share
+from tests.support.compare.results import BARE, EMULATED, full, minimal, read, summary
 from tests.support.pages.html_tree import Node, html_tree
 
 SENTINEL = 77777.0
@@ -243,6 +245,24 @@ def test_the_crossing_is_marked_where_measurement_and_prediction_have_it(tree: N
         "with 3.2 or more servers (measured), with 2.8 or more servers (predicted),"
         " with 3 or more servers (by bytes alone, k > n^2/(2(n-1)))." in section.text
     )
+
+
+def test_the_share_of_the_gate_s_record_is_told_once_and_not_at_first() -> None:
+    results = full()
+    results["gate"]["steps"] = [{"setting": BARE.key, "row": "local", "seed": 0, "steps": 100, "judged": 100}]
+    for row, record in (("local", 0.53), ("hub-bsp", 2.0)):
+        for entry in (each for each in results["rows"] if each["row"] == row):
+            step = entry["numbers"]["step_ms"]["median"]
+            entry["numbers"] |= {"step_mean_ms": summary([step]), "record_ms": summary([record / 100 * step])}
+    found = read(results)
+    said = (
+        "The gate's own record takes 0.5% (local) to 2.0% (hub-bsp) of a step. It is part of all times above."
+    )
+    assert notes(found).count(said) == 1
+    text = html_tree(page(found)).text
+    assert text.count(said) == 1
+    assert text.index(said) > text.index("Did the rows compute the same?")
+    assert record_share(read(full())) == ""
 
 
 def test_the_noise_of_others_is_told_beside_the_load(tree: Node) -> None:

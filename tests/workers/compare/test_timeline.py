@@ -27,10 +27,10 @@ def test_processes_lie_side_by_side_and_time_begins_with_the_first_span(tmp_path
     assert {event["pid"] for event in merged} == {0, 1}
 
 
-def traced(folder: Path, name: str, began: int, offset: Offset | None, host: str) -> None:
+def traced(folder: Path, name: str, began: int, offset: Offset | None, host: str, kernel: str = "") -> None:
     """A process that did one step of 1 ms, from `began` on its own clock, in nanoseconds since 1970."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hubring.ps.core.trace.name_kernel", lambda: f"kernel of {host}")
+        patch.setattr("hubring.ps.core.trace.name_kernel", lambda: kernel or f"kernel of {host}")
         patch.setattr("hubring.ps.core.trace.socket.gethostname", lambda: host)
         trace = Trace(folder, name, offset)
     trace._epoch = 0
@@ -52,8 +52,8 @@ def test_hosts_whose_clocks_differ_are_put_on_the_coordinators(tmp_path: Path) -
     assert steps(tmp_path) == {0: 0, 1: 3980}
     assert names(tmp_path) == ["shard 0 on here", "worker 0 on there"]
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {
-        "kernel of here": {"name": "here", "moved_us": 20, "error_us": 50},
-        "kernel of there": {"name": "there", "moved_us": 3e6, "error_us": 200},
+        "kernel of here": {"name": "here", "moved_us": 20, "error_us": 50, "drift_us": None},
+        "kernel of there": {"name": "there", "moved_us": 3e6, "error_us": 200, "drift_us": None},
     }
 
 
@@ -66,7 +66,27 @@ def test_hosts_whose_processes_did_not_compare_their_clocks_are_moved_by_offsets
     measured = {"kernel of here": Offset(0, 0), "kernel of there": Offset(late, 300_000)}
     merged = merge(tmp_path, tmp_path / "trace.json", measured)
     assert steps(tmp_path) == {0: 0, 1: 4000}
-    assert merged.clocks == [Clock("here", 0, 0), Clock("there", 3e6, 150)]
+    assert merged.clocks == [Clock("here", 0, 0, 0), Clock("there", 3e6, 150)]
+
+
+def test_the_error_includes_how_far_the_clocks_drifted_from_start_to_end(tmp_path: Path) -> None:
+    traced(tmp_path, "worker 0", 0, Offset(ahead=20_000, round_trip=100_000), "here")
+    traced(tmp_path, "worker 1", 0, Offset(ahead=1_000_000, round_trip=300_000), "there")
+    traced(tmp_path, "worker 2", 0, Offset(ahead=1_100_000, round_trip=900_000), "there")
+    drifted = {"kernel of here": Offset(0, 0), "kernel of there": Offset(31_000_000, 400_000)}
+    merged = merge(tmp_path, tmp_path / "trace.json", drifted)
+    assert merged.clocks == [Clock("here", 0, 0, 0), Clock("there", 1_000, 150, 30_000)]
+    assert str(merged.clocks[1]).endswith("with an error of at most 30.150 ms")
+    assert str(Clock("there", 1_000, 150)).endswith("with an error of at most 0.150 ms when it was measured")
+
+
+def test_two_hosts_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for number, host in enumerate(("0a1b2c3d-4", "5e6f7a8b-9")):
+        traced(tmp_path, f"worker {number}", 0, Offset(number, 300_000 * (number + 1)), "node", host)
+    merged = merge(tmp_path, tmp_path / "trace.json")
+    assert [clock.name for clock in merged.clocks] == ["node (0a1b2c3d)", "node (5e6f7a8b)"]
+    assert names(tmp_path) == ["worker 0 on node (0a1b2c3d)", "worker 1 on node (5e6f7a8b)"]
+    assert [clock.error_us for clock in worst([merged.clocks])] == [150, 300]
 
 
 def names(folder: Path) -> list[str]:
@@ -87,20 +107,20 @@ def test_hosts_that_did_not_compare_their_clocks_are_marked(tmp_path: Path) -> N
         "worker 2 on known",
     ]
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {
-        "kernel of here": {"name": "here", "moved_us": 0, "error_us": None},
-        "kernel of there": {"name": "there", "moved_us": 0, "error_us": None},
-        "kernel of known": {"name": "known", "moved_us": 0, "error_us": 200},
+        "kernel of here": {"name": "here", "moved_us": 0, "error_us": None, "drift_us": None},
+        "kernel of there": {"name": "there", "moved_us": 0, "error_us": None, "drift_us": None},
+        "kernel of known": {"name": "known", "moved_us": 0, "error_us": 200, "drift_us": None},
     }
 
 
 def test_the_report_names_the_largest_error_of_each_host() -> None:
     runs = [
-        [Clock("here", 0, 0), Clock("there", -3e6, 150)],
-        [Clock("here", 0, 0), Clock("there", -3.00002e6, 90)],
+        [Clock("here", 0, 0, 0), Clock("there", -3e6, 150, 2)],
+        [Clock("here", 0, 0, 0), Clock("there", -3.00002e6, 90, 50)],
         [Clock("elsewhere", 5, 2)],
     ]
-    assert worst(runs) == [Clock("here", 0, 0), Clock("there", -3.00002e6, 150)]
-    assert sentence(worst(runs)).endswith("there -3.000020 s, with an error of at most 0.150 ms.")
+    assert worst(runs) == [Clock("here", 0, 0, 0), Clock("there", -3.00002e6, 150, 50)]
+    assert sentence(worst(runs)).endswith("there -3.000020 s, with an error of at most 0.200 ms.")
     assert worst([*runs, [Clock("here", 0, 0), Clock("there")]])[1].error_us is None
     assert "there unknown" in sentence([Clock("here", 0, 0), Clock("there")])
     assert sentence(worst(runs[2:])) == ""
@@ -112,7 +132,7 @@ def test_one_host_needs_no_coordinator(tmp_path: Path) -> None:
     assert merge(tmp_path, tmp_path / "trace.json").processes == 2
     assert names(tmp_path) == ["worker 0", "worker 1"]
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {
-        "kernel of here": {"name": "here", "moved_us": 0, "error_us": 0}
+        "kernel of here": {"name": "here", "moved_us": 0, "error_us": 0, "drift_us": 0}
     }
 
 
@@ -150,7 +170,7 @@ def test_the_command_says_what_it_wrote_or_what_is_missing(
     assert made.value.code == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["processes"] == 1
-    assert last["clocks"] == [{"name": "here", "moved_us": 0, "error_us": 0}]
+    assert last["clocks"] == [{"name": "here", "moved_us": 0, "error_us": 0, "drift_us": 0}]
     assert Path(last["timeline"]).exists()
 
 

@@ -35,6 +35,8 @@ class Conductor:
     def __init__(self, spread: Spread, members: Mapping[int, Member]) -> None:
         self._spread = spread
         self._members = members
+        self._used: set[int] = set()
+        """Ranks that have started programs since the last call of `listen`."""
         self.code = 1
 
     @property
@@ -55,6 +57,7 @@ class Conductor:
             name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]
         ) -> RunProcess:
             rank = self._spread.rank_of(name)
+            self._used.add(rank)
             if rank == 0:
                 return Process(name, command, directory, environment)
             return Remote(name, command, directory, self._members[rank], threads)
@@ -64,18 +67,20 @@ class Conductor:
     def busy(self) -> list[str]:
         return self._spread.busy()
 
-    def listen(self) -> Callable[[], Noise]:
-        """Measures noise on all machines; the noisiest machine counts."""
+    def listen(self) -> Callable[[], list[Noise]]:
+        """Measures noise on all machines; returns that of those on which programs ran."""
+        self._used.clear()
         here = Listener()
         for member in self._members.values():
             member.listen()
 
-        def heard() -> Noise:
+        def heard() -> list[Noise]:
             samples = {0: here.sample()} | {rank: each.sample() for rank, each in self._members.items()}
-            machines = [
-                noise.of_machine([samples[rank] for rank in ranks]) for ranks in self._spread.machines()
+            return [
+                noise.of_machine([samples[rank] for rank in ranks], self._spread.name(ranks))
+                for ranks in self._spread.machines()
+                if not self._used.isdisjoint(ranks)
             ]
-            return max(machines, key=lambda each: (bool(each.disturbance()), each.foreign or 0.0))
 
         return heard
 

@@ -77,7 +77,7 @@ class Spread:
     def busy(self) -> list[str]:
         """Returns the machines that were not idle when their tasks joined."""
         return [
-            self._name(ranks)
+            self.name(ranks)
             for ranks in self.machines()
             if not all(self.members[rank].idle for rank in ranks)
         ]
@@ -94,7 +94,7 @@ class Spread:
     def machine(self) -> dict[str, Any]:
         """Returns the description of the first machine, and of each machine by name."""
         hosts = {
-            self._name(ranks): {
+            self.name(ranks): {
                 "ranks": ", ".join(map(str, ranks)),
                 **{name: value for name, value in self.members[ranks[0]].machine.items() if name in _SHOWN},
             }
@@ -102,7 +102,7 @@ class Spread:
         }
         return {**self.members[0].machine, "launcher": self.launcher, "hosts": hosts}
 
-    def _name(self, ranks: Sequence[int]) -> str:
+    def name(self, ranks: Sequence[int]) -> str:
         """Returns a machine's name, with its address if another machine has the same name."""
         hosts = dict.fromkeys(self.members[rank].host for rank in ranks)
         name, first = ", ".join(hosts), self.members[ranks[0]]

@@ -25,6 +25,7 @@
   workers, and the maximum of all.
 - memory_mb: peak resident memory of a worker. cpu_ms_per_step: processor time of a worker / its steps. Mean
   over workers.
+- record_ms: time that the gate's record takes / steps of a worker; mean over workers. It is part of a step.
 - price_per_epoch, price_to_target: hours x the prices of all hosts (`hubring.workers.compare.judge.price`).
 - final_loss and final_metric: rank 0's on the test data after all gradients are applied; None if the last
   value is not finite, whatever the earlier ones.
@@ -243,6 +244,7 @@ def _of_workers(outcome: Outcome) -> Numbers:
         "staleness_max": max(exchange["staleness_max"] for exchange in exchanges) if on_hub else None,
         "memory_mb": _mean([result["usage"]["peak_bytes"] / 1e6 for result in _present(outcome)]),
         "cpu_ms_per_step": _per_step(outcome, "usage", "cpu_seconds", 1e3),
+        "record_ms": _per_step(outcome, "audit", "seconds", 1e3),
     }
 
 

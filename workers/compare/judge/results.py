@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -25,7 +25,9 @@ from hubring.workers.compare.judge.verdict import verdict
 from hubring.workers.compare.result.clock import worst
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.family import Family
-from hubring.workers.compare.result.findings import Curve, Entry, Findings, Load, Noise, Repeat
+from hubring.workers.compare.result.findings import Curve, Entry, Findings
+from hubring.workers.compare.result.noise import Load, Noise, Repeat
+from hubring.workers.compare.run import noise
 from hubring.workers.compare.run.outcome import Outcome
 
 
@@ -101,17 +103,31 @@ def _curves(
 
 
 def _disturbed(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
-    """Returns what disturbed runs, by label."""
-    rates = [each.noise.megahertz for each in outcomes.values() if each.noise.megahertz is not None]
-    fastest = max(rates, default=None)
-    found = {label: each.noise.disturbance(fastest) for label, each in outcomes.items()}
+    """Returns what disturbed runs, by label. Clock rates of one machine in equal runs are compared."""
+    fastest: dict[Hashable, float] = {}
+    for one in outcomes.values():
+        for each in one.noise:
+            if each.megahertz is not None:
+                fastest[_equal(one, each)] = max(each.megahertz, fastest.get(_equal(one, each), 0.0))
+    found = {
+        label: next(
+            filter(None, (each.disturbance(fastest.get(_equal(one, each))) for each in one.noise)), ""
+        )
+        for label, one in outcomes.items()
+    }
     return {label: why for label, why in found.items() if why}
+
+
+def _equal(outcome: Outcome, heard: noise.Noise) -> Hashable:
+    """Returns what is equal for runs that load a machine alike."""
+    return outcome.run.setting.key, outcome.run.row.name, heard.machine
 
 
 def _noise(
     outcomes: Sequence[Outcome], rows: Sequence[Entry], disturbed: Mapping[str, str], repeat: Repeat | None
 ) -> Noise:
-    load = _load([load for outcome in outcomes for load in outcome.noise.load])
+    heard = [each for outcome in outcomes for each in outcome.noise]
+    load = _load([load for each in heard for load in each.load])
     assert load is not None
     said = []
     if disturbed:
@@ -122,14 +138,20 @@ def _noise(
         )
     return Noise(
         load=load,
-        foreign=_load([outcome.noise.foreign for outcome in outcomes]),
-        stolen=_load([outcome.noise.stolen for outcome in outcomes]),
-        stalled=_load([outcome.noise.stalled for outcome in outcomes]),
+        foreign=_load([each.foreign for each in heard]),
+        stolen=_load([each.stolen for each in heard]),
+        stalled=_load([each.stalled for each in heard]),
         spread=_spread(rows),
         repeat=repeat,
         quiet=not disturbed,
         said=said,
+        gpus=any(map(_on_gpus, outcomes)),
     )
+
+
+def _on_gpus(outcome: Outcome) -> bool:
+    """Whether a worker held memory of a GPU at its end."""
+    return any(each and each.get("usage", {}).get("gpu_bytes") for each in outcome.results)
 
 
 def _load(values: Sequence[float | None]) -> Load | None:

@@ -10,6 +10,7 @@ from hubring.workers.compare.cost.model.crossing import FORMULA, servers_needed
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.findings import Crossover, Entry, Scaling
+from hubring.workers.compare.result.ratio import Ratio
 from hubring.workers.compare.result.setting_text import without_servers
 
 
@@ -46,19 +47,28 @@ def crossovers(
 
 
 def won_from(compared: Comparisons) -> list[Crossover]:
-    """Returns the crossovers with the fewest servers from which the hub's steps are clearly shorter."""
+    """Returns the crossovers with the fewest servers from which the hub's steps are clearly shorter.
+
+    With numbers of servers that are not decided, they say which these are.
+    """
     found = compared.findings
-    wins: dict[str, dict[int, bool]] = {}
+    wins: dict[str, dict[int, bool | None]] = {}
     for setting in found.settings:
         raced = {row.row: row for row in found.under(setting.key)}
         if _measured(raced.values(), setting.key):
             times_as_long = compared.ratio("step_ms", raced["ring"], raced["hub-bsp"])
             assert times_as_long is not None
-            wins.setdefault(without_servers(setting.key), {})[setting.servers] = times_as_long.more
-    return [
-        replace(each, measured=_from_on({servers: wins[each.setting][servers] for servers in each.tried}))
-        for each in found.crossover
-    ]
+            wins.setdefault(without_servers(setting.key), {})[setting.servers] = _won(times_as_long)
+    crossed = []
+    for each in found.crossover:
+        first, undecided = _from_on({servers: wins[each.setting][servers] for servers in each.tried})
+        crossed.append(replace(each, measured=first, undecided=undecided))
+    return crossed
+
+
+def _won(times_as_long: Ratio) -> bool | None:
+    """Whether the ring's steps are longer; None if it is not decided."""
+    return times_as_long.value > 1 if times_as_long.decided else False if times_as_long.even else None
 
 
 def _measured(rows: Iterable[Entry], setting: str) -> bool:
@@ -70,14 +80,24 @@ def _measured(rows: Iterable[Entry], setting: str) -> bool:
     return any(a and b for a, b in zip(hub.values, ring.values, strict=True))
 
 
-def _from_on(wins: Mapping[int, bool]) -> int | None:
-    """Returns the fewest servers from which all tried numbers win; `wins` is in ascending order."""
-    first = None
+def _from_on(wins: Mapping[int, bool | None]) -> tuple[int | None, list[int]]:
+    """Returns where it begins to win, by all numbers of servers that were tried.
+
+    Args:
+        wins: Whether a number of servers wins, None if that is not decided, in ascending order.
+
+    Returns:
+        The fewest servers from which all win, and the numbers with which that can be fewer or none.
+    """
+    first, undecided = None, list[int]()
     for servers, won in reversed(list(wins.items())):
-        if not won:
+        if won is False:
             break
-        first = servers
-    return first
+        if won is None:
+            undecided.insert(0, servers)
+        elif not undecided:
+            first = servers
+    return first, undecided
 
 
 def scaling(settings: Sequence[Setting], rows: Sequence[Entry]) -> list[Scaling]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import combinations
+from statistics import fmean
 
 from hubring.workers.compare.judge import hub_vs_ring
 from hubring.workers.compare.judge.hardships import hardships
 from hubring.workers.compare.result.comparisons import Comparisons
-from hubring.workers.compare.result.findings import Findings, Gate
+from hubring.workers.compare.result.findings import Crossover, Findings, Gate, Number
 from hubring.workers.compare.result.ratio import Ratio
-from hubring.workers.compare.result.setting_text import Scope, listed, scopes, with_servers
+from hubring.workers.compare.result.setting_text import Scope, listed, not_decided, scopes, with_servers
 
 
 def verdict(compared: Comparisons) -> list[str]:
@@ -58,7 +60,7 @@ def _to_target(scope: Scope) -> list[str]:
     times = {name: scope.number(name, "seconds_to_target") for name in scope.names}
     missed = [scope.say(f"{listed(names)} {how.format(goal)}.") for how, names in _missing(scope).items()]
     racing = {name: time for name, time in times.items() if time and time.complete}
-    order = sorted(racing, key=lambda name: racing[name].median)
+    order = sorted(racing, key=lambda name: _mean_log(racing[name]))  # as the ratios compare them
     if not order:
         return missed
     for one, other in combinations(order, 2):  # the numbers choose the first row, so all pairs count
@@ -79,6 +81,11 @@ def _to_target(scope: Scope) -> list[str]:
     else:
         begin = f"first to reach {goal} is {first}, in {seconds[0]:.2f} s"
     return [scope.say(f"{begin}{'; ' if later else ''}{', '.join(later)}."), *missed]
+
+
+def _mean_log(time: Number) -> float:
+    """Returns the logarithm of the geometric mean over the seeds."""
+    return fmean(math.log(value) if value else -math.inf for value in time.values)
 
 
 def _alike(near: Mapping[str, Ratio | None], span: str) -> str:
@@ -129,11 +136,19 @@ def _crossover(findings: Findings) -> list[str]:
         tried = ", ".join(map(str, each.tried))
         predicted = f"predicted: {with_servers(each.predicted)}" if each.calibrated else "no prediction"
         texts.append(
-            f"{each.setting}, {tried} servers tried: the hub steps faster than the ring"
-            f" {with_servers(each.measured)}; {predicted}; by bytes alone ({each.formula}):"
-            f" {with_servers(each.by_bytes)}."
+            f"{each.setting}, {tried} servers tried: {_measured(each)}; {predicted};"
+            f" by bytes alone ({each.formula}): {with_servers(each.by_bytes)}."
         )
     return texts
+
+
+def _measured(crossover: Crossover) -> str:
+    """Returns with how many servers the hub was measured to win, and what is not decided."""
+    faster, open_ = "the hub steps faster than the ring", crossover.undecided
+    if open_ and crossover.measured is None:
+        return f"whether {faster} is {not_decided(open_)}"
+    known = f"{faster} {with_servers(crossover.measured)}"
+    return f"{known}, and it is {not_decided(open_)}" if open_ else known
 
 
 def _caveats(findings: Findings) -> list[str]:
@@ -166,6 +181,10 @@ def _caveats(findings: Findings) -> list[str]:
         texts.append("Workers slept for part of every step, so the times are those of an emulated machine.")
     if not findings.noise.quiet:
         texts += findings.noise.said
+    if findings.noise.gpus:
+        texts.append(
+            "GPUs were not watched: other programs on them, or lower clock rates, would not show here."
+        )
     if len(experiment.seeds) == 1:
         texts.append("One seed decides nothing, because any difference can be chance; use three or more.")
     return texts

@@ -7,6 +7,7 @@ from hubring.workers.compare.output.unevenness import uneven
 from hubring.workers.compare.result.clock import sentence
 from hubring.workers.compare.result.drift import drift
 from hubring.workers.compare.result.findings import Entry, Findings, Number
+from hubring.workers.compare.result.record_share import record_share
 from hubring.workers.compare.result.statistics import interval_words
 
 
@@ -64,11 +65,11 @@ def notes(findings: Findings) -> list[str]:
 
 
 def _gate(findings: Findings) -> list[str]:
-    """Returns how many steps the gate re-checked, and how far rows are apart at the end."""
+    """Returns how many steps the gate re-checked, what that cost, and how far rows are apart at the end."""
     steps = findings.gate.steps
     judged, taken = sum(each.judged for each in steps), sum(each.steps for each in steps)
     checked = f"Gate: {judged:,} of {taken:,} steps were re-checked against torch's optimizer in one process."
-    return [*([checked] if steps else []), *filter(None, [drift(findings.gate)])]
+    return [*([checked] if steps else []), *filter(None, [record_share(findings), drift(findings.gate)])]
 
 
 def _spread_note(seeds: int) -> str:

@@ -5,9 +5,7 @@ Every number belongs to a (setting, row) and covers all seeds. What was not meas
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
 from typing import Any
 
 import msgspec
@@ -18,6 +16,7 @@ from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.result.clock import Clock
+from hubring.workers.compare.result.noise import Noise
 from hubring.workers.compare.result.statistics import median_interval
 
 VERSION = 3
@@ -229,7 +228,8 @@ class Crossover(Struct, frozen=True):
     Attributes:
         setting: The key, without servers.
         tried: The numbers of servers that were measured.
-        measured: The smallest of them from which the hub wins.
+        measured: The smallest of them from which the hub wins with all that are decided.
+        undecided: Those that are not decided, and with which it can begin to win earlier or not at all.
         predicted: By the calibrated model, if `calibrated`.
         calibrated: The model was calibrated.
         by_bytes: By the formula, which counts only bytes on links.
@@ -239,6 +239,7 @@ class Crossover(Struct, frozen=True):
     setting: str
     tried: list[int] = []
     measured: float | None = None
+    undecided: list[int] = []
     predicted: float | None = None
     calibrated: bool = False
     by_bytes: float | None = None
@@ -252,52 +253,6 @@ class Scaling(Struct, frozen=True):
     workers: list[int]
     measured: list[float | None]
     predicted: list[float | None]
-
-
-class Load(Struct, frozen=True):
-    """Median and maximum of a load of the machine, over all runs."""
-
-    median: float | None = None
-    max: float | None = None
-
-
-class Repeat(Struct, frozen=True):
-    """The row that ran twice with each seed; `ratios` are the second runs' speeds by the first runs'."""
-
-    setting: str
-    row: str
-    ratios: list[float]
-
-
-class Noise(Struct, frozen=True):
-    """Noise of the measurements.
-
-    Attributes:
-        load: The 1-minute load.
-        foreign: Share of the machine that other programs used.
-        stolen: Share of the machine that its hypervisor gave to other machines.
-        stalled: Share of the time in which a program waited for memory.
-        spread: Range of each row's step times over the seeds, relative to their median.
-        repeat: The row that ran twice; None if it did not finish.
-        quiet: No run was disturbed.
-        said: What disturbed runs, in sentences.
-    """
-
-    load: Load = Load()
-    foreign: Load | None = None
-    stolen: Load | None = None
-    stalled: Load | None = None
-    spread: dict[str, float | None] = {}
-    repeat: Repeat | None = None
-    quiet: bool = True
-    said: list[str] = []
-
-    @property
-    def floor(self) -> float:
-        """The ratio by which equal rows differ here: the mean of the repeats, or two standard errors."""
-        logs = [math.log(each) for each in self.repeat.ratios] if self.repeat else []
-        error = stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
-        return math.exp(max(abs(fmean(logs)) if logs else 0.0, 2 * error))
 
 
 class Bandwidth(Struct, frozen=True):

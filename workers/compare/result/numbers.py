@@ -15,6 +15,7 @@ SPEEDS = (
     "queue_ms",
     "apply_ms",
     "cpu_ms_per_step",
+    "record_ms",
     "pause_seconds",
     "price_per_epoch",
     "price_to_target",

@@ -23,6 +23,11 @@ def with_servers(least: float | None) -> str:
     return "with no number of servers" if least is None else f"with {least:g} or more servers"
 
 
+def not_decided(servers: Sequence[int]) -> str:
+    """Returns that something is not decided with these numbers of servers, as the end of a clause."""
+    return f"not decided with {listed(list(map(str, servers)))} server{'' if list(servers) == [1] else 's'}"
+
+
 def words(setting: Setting, key: str, servers: bool = True) -> str:
     """Returns a setting as a heading.
 

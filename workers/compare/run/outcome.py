@@ -43,7 +43,7 @@ class Outcome:
         commands: Commands of its programs, ready to paste.
         began: Start time in ISO 8601.
         seconds: Time from the first start to the last end.
-        noise: What other programs did meanwhile.
+        noise: What other programs did meanwhile, on each machine.
         results: Every worker's last line, by rank; None for a worker that was killed, empty if another
             program's failure ended it before its last line.
         server: The server's last line; None without a server.
@@ -56,7 +56,7 @@ class Outcome:
     commands: Sequence[str]
     began: str
     seconds: float
-    noise: Noise
+    noise: Sequence[Noise]
     results: Sequence[Mapping[str, Any] | None]
     server: Mapping[str, Any] | None
     failed: str | None = None
@@ -99,7 +99,7 @@ class Outcome:
             "commands": list(self.commands),
             "began": self.began,
             "seconds": self.seconds,
-            **to_builtins(self.noise),
+            "noise": to_builtins(list(self.noise)),
             "results": list(self.results),
             "server": self.server,
             "failed": self.failed,
@@ -154,7 +154,7 @@ def read(folder: Path, run: Run) -> Outcome:
         return Outcome(
             run=run,
             folder=folder,
-            noise=convert({name: content.get(name) for name in Noise.__struct_fields__}, Noise),
+            noise=convert(content.get("noise") or [_noise_of_old(content)], list[Noise]),
             clocks=convert(content.get("clocks", []), list[Clock]),
             **{
                 name: content[name]
@@ -163,6 +163,11 @@ def read(folder: Path, run: Run) -> Outcome:
         )
     except (ValueError, KeyError, TypeError, ValidationError) as cause:
         raise HubringError(f"{folder / FILE} is damaged ({cause}); delete it to repeat the run") from cause
+
+
+def _noise_of_old(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the noise of an outcome that was written when it held that of one machine."""
+    return {name: content[name] for name in Noise.__struct_fields__ if name in content}
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

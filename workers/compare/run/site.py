@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.hardship.hosts import hosts
 from hubring.workers.compare.peers.programs import Hosts
 from hubring.workers.compare.run import machine
-from hubring.workers.compare.run.noise import Listener, Noise, is_idle
+from hubring.workers.compare.run.noise import Listener, Noise, is_idle, of_machine
 from hubring.workers.compare.run.process import Process, Start
 
 
@@ -34,8 +34,8 @@ class Site(Protocol):
     def busy(self) -> list[str]:
         """Returns the names of the machines that are not idle before the first run."""
 
-    def listen(self) -> Callable[[], Noise]:
-        """Starts to measure noise. Call the result for the noise once the programs have ended."""
+    def listen(self) -> Callable[[], Sequence[Noise]]:
+        """Starts to measure noise. Call the result for each machine's once the programs have ended."""
 
     def clocks(self) -> Mapping[str, Offset]:
         """Measures how far the server's clock is ahead of each machine's, by `name_kernel`."""
@@ -56,8 +56,9 @@ class ThisMachine:
     def busy(self) -> list[str]:
         return [] if is_idle() else ["this machine"]
 
-    def listen(self) -> Callable[[], Noise]:
-        return Listener().noise
+    def listen(self) -> Callable[[], Sequence[Noise]]:
+        listener = Listener()
+        return lambda: [of_machine([listener.sample()])]
 
     def clocks(self) -> Mapping[str, Offset]:
         return {}

@@ -5,6 +5,7 @@ Traces of several hosts are moved to the coordinator's clock by measured offsets
 them after each run, also for rows without a coordinator. All traces of a host move by the offset with the
 shortest round trip, so they keep their relative times. Traces of one host do not move, so its timeline is
 exact. Between hosts the error is half of that round trip plus the drift of the clocks since the measurement.
+The drift is the difference of the offsets at the start and at the end of the run, if there are both.
 
 A host without any offset, as with peers that were started by hand, keeps the times of its own clock. The
 timeline marks it as unaligned.
@@ -13,7 +14,8 @@ timeline marks it as unaligned.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,22 +104,42 @@ def _read(path: Path) -> _Trace:
 
 
 def _clocks(traces: Iterable[_Trace], measured: Mapping[str, Offset]) -> Mapping[str, Clock]:
-    """Returns the clock of each host, by the offset with the shortest round trip."""
+    """Returns the clock of each host, by the offset with the shortest round trip.
+
+    Args:
+        traces: Their offsets are of the start of the run.
+        measured: Offsets of its end.
+    """
     names: dict[str, str] = {}
-    best = dict(measured)
+    begun: dict[str, Offset] = {}
     for trace in traces:
         names.setdefault(trace.host, trace.name)
-        offset = trace.offset
-        if offset is not None and (trace.host not in best or offset.round_trip < best[trace.host].round_trip):
-            best[trace.host] = offset
+        if trace.offset is not None:
+            begun[trace.host] = _shortest([trace.offset, begun.get(trace.host, trace.offset)])
     if len(names) == 1:
-        return {host: Clock(name, error_us=0.0) for host, name in names.items()}
+        return {host: Clock(name, error_us=0.0, drift_us=0.0) for host, name in names.items()}
+    often = Counter(names.values())
     return {
-        host: Clock(name, best[host].ahead / 1000, best[host].round_trip / 2000)
-        if host in best
-        else Clock(name)
+        host: _clock(
+            name if often[name] == 1 else f"{name} ({host[:8]})",
+            [offsets[host] for offsets in (begun, measured) if host in offsets],
+        )
         for host, name in names.items()
     }
+
+
+def _clock(name: str, offsets: Sequence[Offset]) -> Clock:
+    """Returns the clock of a host with these offsets, of the start and then of the end of the run."""
+    if not offsets:
+        return Clock(name)
+    best = _shortest(offsets)
+    drift = abs(offsets[0].ahead - offsets[-1].ahead) / 1000 if len(offsets) > 1 else None
+    same = best.round_trip == 0  # it is the clock with which the others are compared
+    return Clock(name, best.ahead / 1000, best.round_trip / 2000, 0.0 if same else drift)
+
+
+def _shortest(offsets: Sequence[Offset]) -> Offset:
+    return min(offsets, key=lambda offset: offset.round_trip)
 
 
 def _placed(trace: _Trace, number: int, clock: Clock, several: bool) -> Iterator[Event]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from itertools import product
+from pathlib import Path
+
+import pytest
 
 from hubring.workers.compare.cost.built_in import tensors
 from hubring.workers.compare.result.findings import Prediction
+from tests.support.compare import matrix
 from tests.support.compare.matrix import COUNT, GROUPS, table
+from tests.support.compare.results import minimal
 
 
 def values(found: object) -> list[object]:
@@ -36,6 +43,23 @@ def test_the_table_counts_only_what_was_predicted() -> None:
     assert "+5.0%" in lines[2]
     assert ": not within" in table([("small", each) for each in (*[good] * COUNT, bad)])[-1]
     assert table([("small", known)])[-1] == "no prediction counts"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [([], 1), (["--few"], 0), (["--only", "small"], 0), (["--only", "one-slice"], 0)]
+)
+def test_only_a_full_run_must_have_all_settings(
+    words: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Prediction("n4 k1", "ring", 100.0, 105.0, 0.05)
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(minimal()))
+    monkeypatch.setattr(matrix, "run", lambda *_, **__: [tmp_path])
+    monkeypatch.setattr(matrix, "scored", lambda *_: [good])
+    monkeypatch.setattr(sys, "argv", ["matrix", "--out", str(tmp_path), *words])
+    with pytest.raises(SystemExit) as ended:
+        matrix.main()
+    assert ended.value.code == code
 
 
 def test_digits_has_the_parameters_of_its_network() -> None:

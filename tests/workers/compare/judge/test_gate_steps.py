@@ -17,7 +17,8 @@ from hubring.workers.compare.judge.gate import judge
 from hubring.workers.compare.output.table import notes
 from hubring.workers.compare.page import page
 from hubring.workers.compare.page.sections.verdict import mean_apart
-from hubring.workers.compare.result.findings import Findings, Repeat
+from hubring.workers.compare.result.findings import Findings
+from hubring.workers.compare.result.noise import Repeat
 from hubring.workers.compare.run.outcome import EARLY, Outcome, audit_file
 from tests.support.compare.audited import Script, Trained, train
 from tests.support.compare.correct_scripts import in_bfloat16, normalized, stepped

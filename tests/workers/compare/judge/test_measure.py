@@ -58,7 +58,7 @@ class Left(Outcome):
             "began": "",
             "seconds": 1.0,
             "results": results,
-            "noise": Noise((0, 0), None),
+            "noise": [Noise((0, 0), None)],
             "server": None,
         }
         super().__init__(**usual | more)
@@ -252,6 +252,12 @@ def test_hidden_is_none_where_nobody_looked_and_where_a_peer_cannot_tell() -> No
     assert measured(record(0.1, hidden=None), results=told)["hidden_ms"] is None
     peer = [{"exchange": EXCHANGE | {"hidden_seconds": None}, "usage": USAGE}]
     assert measured(record(0.1), results=peer)["hidden_ms"] is None
+
+
+def test_the_gate_s_record_is_counted_per_step() -> None:
+    told = [{"exchange": EXCHANGE, "usage": USAGE, "audit": {"seconds": seconds}} for seconds in (0.2, 0.4)]
+    assert measured(results=told)["record_ms"] == pytest.approx(3)  # of 100 steps
+    assert measured()["record_ms"] is None
 
 
 def test_what_nobody_measured_is_none_and_a_ring_has_no_staleness() -> None:

@@ -12,10 +12,12 @@ from hubring.workers.compare.experiment.experiment import (
 )
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.judge.verdict import verdict as in_words
+from hubring.workers.compare.page import page
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.run.outcome import Line
 from tests.support.compare.replayed import Replayed, compared, record
 from tests.support.compare.results import read
+from tests.support.pages.html_tree import html_tree
 
 
 def by_servers(folder: Path, steps: dict[int, float], **changes: Any) -> dict[str, Any]:
@@ -35,6 +37,7 @@ def test_it_says_from_how_many_servers_on_the_hub_wins(tmp_path: Path) -> None:
             "setting": "n4 200mbit",
             "tried": [1, 2, 4],
             "measured": 4,
+            "undecided": [],
             "predicted": None,
             "calibrated": False,
             "by_bytes": 3,
@@ -60,6 +63,68 @@ def test_a_crossover_is_where_all_that_follow_win(
 ) -> None:
     (crossover,) = by_servers(tmp_path, steps)["crossover"]
     assert crossover["measured"] == measured
+
+
+NOISY = {0: 0.5, 1: 1.5, 2: 1.0}
+"""Factors of a step by seed, so that nothing is decided."""
+
+
+@pytest.mark.parametrize(
+    ("steps", "noisy", "measured", "undecided", "said"),
+    [
+        (
+            {1: 0.08, 2: 0.02, 4: 0.01},
+            [2],
+            4,
+            [2],
+            "faster than the ring with 4 or more servers, and it is not decided with 2 servers;",
+        ),
+        ({1: 0.02, 2: 0.01}, [1], 2, [1], "with 2 or more servers, and it is not decided with 1 server;"),
+        (
+            {1: 0.08, 2: 0.02, 4: 0.02},
+            [2, 4],
+            None,
+            [2, 4],
+            "whether the hub steps faster than the ring is not decided with 2 and 4 servers;",
+        ),
+        (
+            {1: 0.08, 2: 0.02, 4: 0.08},
+            [2],
+            None,
+            [],
+            "the hub steps faster than the ring with no number of servers;",
+        ),
+    ],
+)
+def test_what_is_not_decided_is_no_loss(
+    tmp_path: Path,
+    steps: dict[int, float],
+    noisy: list[int],
+    measured: int | None,
+    undecided: list[int],
+    said: str,
+) -> None:
+    def records(run: Run) -> list[Line]:
+        servers = run.setting.servers
+        factor = NOISY[run.seed] if servers in noisy and run.row.name == "hub-bsp" else 1.0
+        return record(0.03 if run.row.name == "ring" else factor * steps[servers], pause=0.0)
+
+    asked = {"rows": ("ring", "hub-bsp"), "link": LinkTable(rate=(2e8,)), "seeds": (0, 1, 2)}
+    results = compared(tmp_path, Replayed(records=records), workers=(4,), servers=tuple(steps), **asked)
+    (crossover,) = results["crossover"]
+    assert (crossover["measured"], crossover["undecided"]) == (measured, undecided)
+    (sentence,) = [each for each in results["verdict"] if "servers tried" in each]
+    assert said in sentence
+    text = html_tree(page(read(results))).text
+    assert ("The measurement is not decided with" in text) is bool(undecided)
+    assert ("with no number of servers (measured)" in text) is (measured is None and not undecided)
+
+
+def test_one_seed_decides_no_crossover(tmp_path: Path) -> None:
+    results = by_servers(tmp_path, {1: 0.08, 4: 0.015}, seeds=(0,))
+    (crossover,) = results["crossover"]
+    assert (crossover["measured"], crossover["undecided"]) == (None, [1, 4])
+    assert not any("with no number of servers; no prediction" in each for each in results["verdict"])
 
 
 def test_where_the_ring_did_not_run_nothing_is_said_of_a_crossover(tmp_path: Path) -> None:

@@ -19,6 +19,13 @@ def test_who_is_first_to_the_target_is_said_with_by_how_much(tmp_path: Path) -> 
     assert "First to reach test accuracy 0.93 is ring, in 1.98 s; hub-bsp takes 2.00 times" in said
 
 
+def test_the_row_that_is_first_takes_no_longer_than_another_by_the_same_mean(tmp_path: Path) -> None:
+    # By medians the ring is first, and by the geometric means of which ratios are made hub-bsp is.
+    seeds = {"ring": (1.0, 3.0, 1.0), "hub-bsp": (1.02, 1.02, 1.02)}
+    said = verdict(tmp_path, paced({}, seeds), rows=("ring", "hub-bsp"))
+    assert "First to reach test accuracy 0.93 are hub-bsp and ring, with no clear difference" in said
+
+
 def test_rows_whose_whole_interval_is_nearly_1_are_even(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"hub-asp": 0.5, "ring": 0.0101}), rows=("ring", "hub-bsp", "hub-asp"))
     assert (

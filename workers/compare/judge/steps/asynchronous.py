@@ -174,15 +174,14 @@ class _Replay:
         """Raises Fault at the first answer that is not what the pushes make of the parameters."""
         if not bool(self._own.any()):
             return
-        rounds = [self._there(one.step) for one in self._pushes]
         numbers = torch.tensor(self._layout.groups)[self._parameter_of]
-        history = [torch.where(there, numbers, -1) for there in rounds]
+        history = (torch.where(self._there(one.step), numbers, -1) for one in self._pushes)
         units = units_of(self._layout.dtypes, self._parameter_of, history, among=self._own)
         reference = Reference(self._layout.optimizer, units, self._pushes[0].step.options)
         values = self._pushes[0].step.exact().before  # which its rank pulled when no push had been applied
         anchor, allowed = values, torch.zeros_like(values)
-        for one, there in zip(self._pushes, rounds, strict=True):
-            step = one.step.exact()
+        for one in self._pushes:
+            step, there = one.step.exact(), self._there(one.step)
             gradient = step.own if step.given is None else step.given
             if not bool(gradient.isfinite().all()):
                 return

@@ -21,7 +21,8 @@ from hubring.workers.audit.audit_file import ModelLayout, Step
 class RecordedStep:
     """One step of one rank. Tensors are flat, with every recorded element, in the dtype of the record.
 
-    All steps of all ranks are held at once, so `exact` makes the float64 of one only while it is judged.
+    All steps of all ranks are held at once. Their elements stay in the files, of which the kernel reads what
+    is used, and `exact` makes the float64 of one step only while it is judged.
 
     Attributes:
         layout: The parameters.
@@ -138,7 +139,7 @@ def recorded(entries: Iterable[ModelLayout | Step]) -> Recording:
     options: dict[int, list[dict[str, Any]]] = {}
     for entry in entries:
         if isinstance(entry, ModelLayout):
-            layouts[entry.trainer] = _Layout(entry, elements_of(entry), _held(entry))
+            layouts[entry.trainer] = _Layout(entry, elements_of(entry), _held(entry), {})
             facts.update(entry.facts)
             found.setdefault(entry.trainer, [])
             continue
@@ -152,21 +153,30 @@ def recorded(entries: Iterable[ModelLayout | Step]) -> Recording:
 
 
 class _Layout(NamedTuple):
-    """A layout with what follows from it, which its steps share."""
+    """A layout with what follows from it, which its steps share.
+
+    Attributes:
+        masks: A bool per element, by one byte per parameter.
+    """
 
     layout: ModelLayout
     parameter_of: Tensor
     held: Tensor
+    masks: dict[bytes, Tensor]
+
+    def mask(self, content: bytes) -> Tensor:
+        """Returns one bool per element, from one byte per parameter; False where nothing is known."""
+        return self.masks.setdefault(bytes(content), _mask(content, self.parameter_of))
 
 
 def _step(
     known: _Layout, entry: Step, options: list[dict[str, Any]], last: RecordedStep | None
 ) -> RecordedStep:
-    layout, parameter_of, held = known
-    own, owns = _tensor(entry.own, layout), _mask(entry.owns, parameter_of)
-    own = torch.where(owns, own, 0)
+    layout, parameter_of, held, _ = known
+    own, owns = _tensor(entry.own, layout), known.mask(entry.owns)
+    own = own if bool(owns.all()) else torch.where(owns, own, 0)
     arrived = _tensor(entry.arrived, layout) if entry.arrived else None
-    gives = _mask(entry.gives, parameter_of)
+    gives = known.mask(entry.gives)
     given = (_tensor(entry.given, layout) if entry.given else arrived) if entry.gives else None
     after = _tensor(entry.after, layout) if entry.after else None
     before = _tensor(entry.before, layout) if entry.before else None if last is None else last.after
@@ -241,7 +251,12 @@ def _completed(steps: list[RecordedStep]) -> Iterator[RecordedStep]:
 
 def _tensor(content: bytes, layout: ModelLayout) -> Tensor:
     dtype = torch.float64 if layout.wide else torch.float32
-    return torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.zeros(0, dtype=dtype)
+    return torch.frombuffer(_writable(content), dtype=dtype) if content else torch.zeros(0, dtype=dtype)
+
+
+def _writable(content: bytes) -> bytes | bytearray:
+    """Returns a copy of bytes, and what was read from a file as it is. Torch wants writable memory."""
+    return bytearray(content) if isinstance(content, bytes) else content
 
 
 def _mask(content: bytes, parameter_of: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ tell what a step does, and the optimizer's state follows from the gradients of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -157,7 +157,7 @@ def _known(names: Any) -> dict[str, Any]:
 def units_of(
     dtypes: Sequence[str],
     parameter_of: Tensor,
-    histories: Sequence[Tensor],
+    histories: Iterable[Tensor],
     among: Tensor | None = None,
 ) -> list[Unit]:
     """Returns the elements, as few units as possible.
@@ -169,7 +169,8 @@ def units_of(
         among: Which elements to return; None: all.
     """
     wanted = torch.ones(len(parameter_of), dtype=torch.bool) if among is None else among
-    history = torch.stack(list(histories)) if histories else torch.zeros(0, len(parameter_of))
+    distinct = {each.numpy().tobytes(): each for each in histories}  # most steps have the same
+    history = torch.stack(list(distinct.values())) if distinct else torch.zeros(0, len(parameter_of))
     alike: dict[tuple[str, bytes], list[int]] = {}
     for number, dtype in enumerate(dtypes):
         elements = (wanted & (parameter_of == number)).nonzero().flatten()

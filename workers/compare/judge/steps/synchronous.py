@@ -91,7 +91,7 @@ class _Optimizer:
         """Judges all steps; returns how many."""
         last = self._rounds[-1][0]
         parameter_of, eps = last.parameter_of, allowance.precision(last.layout, last.parameter_of)
-        history = [_history([one.with_parameters_of(last) for one in each]) for each in self._rounds]
+        history = (_history([one.with_parameters_of(last) for one in each]) for each in self._rounds)
         units = units_of(last.layout.dtypes, parameter_of, history)
         reference = Reference(last.layout.optimizer, units, self._rounds[0][0].options)
         drift, judged = _Drift(eps), 0

@@ -13,7 +13,7 @@ from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Rule, measured_and_predicted
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.result.findings import Crossover
-from hubring.workers.compare.result.setting_text import with_servers, without_servers, words
+from hubring.workers.compare.result.setting_text import not_decided, with_servers, without_servers, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,13 @@ def _rules(crossing: Crossover | None, x: Axis) -> list[Rule]:
 def _caption(crossing: Crossover | None) -> str:
     if crossing is None:
         return "The crossover was not determined."
-    texts = [f"{with_servers(at)} ({word})" for word, at in _known(crossing).items()]
+    known, undecided = _known(crossing), crossing.undecided
+    if undecided and crossing.measured is None:
+        del known["measured"]
+    texts = [f"{with_servers(at)} ({word})" for word, at in known.items()]
     texts.append(f"{with_servers(crossing.by_bytes)} (by bytes alone, {crossing.formula})")
-    return f"The hub is faster than the ring {', '.join(texts)}."
+    found = f"The hub is faster than the ring {', '.join(texts)}."
+    return f"{found} The measurement is {not_decided(undecided)}." if undecided else found
 
 
 def _known(crossing: Crossover | None) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ from hubring.workers.compare.page.figure import Answer, Table
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.result.drift import drift
 from hubring.workers.compare.result.findings import Pair, StepCheck
+from hubring.workers.compare.result.record_share import record_share
 
 HEADS = ("row", "compared with", "setting", "seed", "difference", "allowed", "in", "at the end", "result")
 WORDS = ("compared with", "setting", "in", "result")
@@ -33,6 +34,7 @@ def gate(material: Material) -> dict[str, Any]:
         "steps": steps,
         "advice": list(dict.fromkeys(filter(None, advice))),
         "drift": drift(judged),
+        "cost": record_share(material.findings),
     }
 
 

@@ -7,19 +7,18 @@ from typing import Any
 from hubring.ps.page.kit.figures import NOTHING, digits, percent
 from hubring.workers.compare.page.figure import Answer, Table
 from hubring.workers.compare.page.material import Material
-from hubring.workers.compare.result.findings import Load, Noise
+from hubring.workers.compare.result.noise import Load, Noise
 from hubring.workers.compare.result.ratio import EVEN
 
 
 def noise(material: Material) -> dict[str, Any]:
     """Returns what other programs did on the machine, and the spread of repeats."""
     found = material.findings.noise
-    word = "Nothing disturbed the runs." if found.quiet else "Some runs were disturbed."
     lines = [[row, NOTHING if share is None else percent(share)] for row, share in found.spread.items()]
     heads = ("row", "spread of the step time")
     return {
         "title": "How noisy was the machine?",
-        "answer": Answer(word, found.quiet),
+        "answer": Answer(found.summary, found.quiet),
         "load": _load(material),
         "said": found.said,
         "repeat": _repeat(found),

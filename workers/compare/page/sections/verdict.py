@@ -61,7 +61,7 @@ def _trust(findings: Findings) -> str:
     if gate.pairs or gate.steps:
         same = "computed the same" if gate.passed else "did not compute the same"
         texts.append(f"Rows that should compute the same {same}.")
-    texts.append("Nothing disturbed the runs." if noise.quiet else "Some runs were disturbed.")
+    texts.append(noise.summary)
     if noise.repeat is not None:
         apart, least = mean_apart(noise.repeat.ratios) - 1, max(EVEN, noise.floor) - 1
         runs = f"Two runs of {noise.repeat.row} differ by {apart:.1%} on average"
