@@ -174,8 +174,7 @@ class Coordinator:
         if not late or self.agreed_model.undecided:
             return self.agreed_model.step
         assert membership is not None
-        while self.takeover.recent:
-            await self._notifier.wait_for(lambda: not self.takeover.recent)
+        await self._notifier.wait_out(lambda: not self.takeover.recent)
         step = self._planner.activate(sender)
         await self.views.publish(membership)
         return step

@@ -6,7 +6,6 @@ confirmed it, or after it has waited for them: an answer can be lost, and a work
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -74,10 +73,7 @@ class Departures:
 
     async def see_off(self, seconds: float) -> None:
         """Waits until the workers that finished know how their job ended, at most `seconds`."""
-        now = asyncio.get_running_loop().time
-        deadline = now() + seconds
-        while self._unanswered() and now() < deadline:
-            await self._notifier.wait_for(lambda: not self._unanswered(), deadline - now())
+        await self._notifier.wait_out(lambda: not self._unanswered(), seconds)
         for sender in self._unanswered():
             log.warning("rank %d finished, but did not confirm that it knows how the job ended", sender.rank)
 

@@ -24,6 +24,13 @@ class Notifier:
             except TimeoutError:
                 return
 
+    async def wait_out(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
+        """Returns once `condition()` is true, or after `seconds`, which may be more than PATIENCE."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + seconds
+        while not condition() and now() < deadline:
+            await self.wait_for(condition, deadline - now())
+
     async def announce(self) -> None:
         """Makes all waiting calls check their conditions."""
         async with self._changed:
