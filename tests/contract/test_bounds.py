@@ -137,7 +137,8 @@ def test_connections_of_all_streams_leave_room_for_the_coordinator() -> None:
             line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
             assert line.recv(1), "the listener has accepted it"
         channel = stack.enter_context(grpc.insecure_channel(server.address))
-        assert channel.unary_unary("/test/Ask")(b"here", timeout=PATIENCE) == b"here"
+        control: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test/Ask")
+        assert control(b"here", timeout=PATIENCE) == b"here"
 
 
 def test_grpc_refuses_a_stranger_who_never_sends_a_request() -> None:

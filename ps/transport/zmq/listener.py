@@ -18,7 +18,7 @@ from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
 from hubring.ps.transport.zmq.handshake import Handshakes
-from hubring.ps.transport.zmq.newcomers import Newcomers
+from hubring.ps.transport.zmq.newcomers import BEFORE_CURVE_READY, BEFORE_READY, Newcomers
 from hubring.ps.transport.zmq.seal import MAX_FIRST_PART, Checksums, Seal
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
@@ -101,7 +101,8 @@ class ZmqListener:
                 f"cannot listen on {host} with ZeroMQ ({error}); use an address of this host"
             ) from error
         port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-        self._newcomers = Newcomers(self._router, int(port), rejections)
+        before_ready = BEFORE_CURVE_READY if lock is not None and lock.curve else BEFORE_READY
+        self._newcomers = Newcomers(self._router, int(port), rejections, before_ready)
         self._address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
 
     @property

@@ -50,7 +50,7 @@ _NEVER_MS = 2**31 - 1
 ATTEMPTS = 5
 """How often a worker connects: a shard that strangers flood may close a connection in its handshake."""
 _ATTEMPT_PAUSE = 0.1
-"""Seconds before the second attempt; doubled before each further one."""
+"""Seconds before the second attempt; doubled before each further one. By chance up to half more or less."""
 
 _ANNOUNCEMENT = b""
 """The message that announces a reply connection: an empty header without payload."""
@@ -97,7 +97,7 @@ class ZmqTransport:
                 connection.close()
                 if not isinstance(error, _Dropped) or attempt == ATTEMPTS - 1 or time.monotonic() > deadline:
                     raise
-                time.sleep(_ATTEMPT_PAUSE * 2**attempt)
+                time.sleep(_ATTEMPT_PAUSE * 2**attempt * (0.5 + secrets.randbelow(100) / 100))
             else:
                 break
         return connection
