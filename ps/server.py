@@ -186,14 +186,14 @@ class Server:
                 forget(port)
         except RuntimeError as error:
             if keyring is not None:
-                keyring.withdraw()
+                keyring.withdraw(failed=True)
             raise ConfigError(
                 f"cannot listen on {bracketed(host)}:{port}: {error}; use --port 0 for a free port, or"
                 " another --host"
             ) from error
         self._health.tell(coordinator.troubles())
         if keyring is not None and keyring.path is None:
-            keyring.publish(port)
+            keyring.publish(port, listens=True)
         return server, port
 
     def _shards_access(self) -> Access:
