@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 from msgspec.structs import replace
 
@@ -31,7 +30,7 @@ from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFini
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.core.types import MAX_WORLD_SIZE
 from hubring.ps.observe.banner import PLAIN, banner
-from hubring.ps.observe.health import CONTROL, HubHealth
+from hubring.ps.observe.health import CONTROL, SERVICE, HubHealth
 from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children
@@ -143,7 +142,7 @@ class Server:
             result = self._result(coordinator, address, site)
         finally:
             coordinator.done.set()
-            await self._health.tell(coordinator.troubles())
+            self._health.tell(coordinator.troubles())
             await asyncio.to_thread(shards.end)
             await coordinator.see_off(self._remote_shards(coordinator, shards), GOODBYE_SECONDS)
             await coordinator.fleet.dismiss(coordinator.fleet.processes)
@@ -170,7 +169,7 @@ class Server:
         server = grpc.aio.server(interceptors=interceptors, options=_bounds(self._config))
         add_ControlServicer_to_server(Control(coordinator, keyring), server)
         self._health.add_to(server)
-        reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        reflection.enable_server_reflection((CONTROL, SERVICE, reflection.SERVICE_NAME), server)
         host, port = numeric(self._config.host), self._config.port
         try:
             # Check the port first: gRPC prints an obscure line if it cannot listen.
@@ -187,14 +186,14 @@ class Server:
                 forget(port)
         except RuntimeError as error:
             if keyring is not None:
-                keyring.withdraw()
+                keyring.withdraw(failed=True)
             raise ConfigError(
                 f"cannot listen on {bracketed(host)}:{port}: {error}; use --port 0 for a free port, or"
                 " another --host"
             ) from error
-        await self._health.tell(coordinator.troubles())
+        self._health.tell(coordinator.troubles())
         if keyring is not None and keyring.path is None:
-            keyring.publish(port)
+            keyring.publish(port, listens=True)
         return server, port
 
     def _shards_access(self) -> Access:
@@ -308,7 +307,7 @@ class Server:
                     if self._succession.abandoned and coordinator.job.membership is None:
                         coordinator.done.set()
                     self._succession.watch()
-                await self._health.tell(coordinator.troubles())
+                self._health.tell(coordinator.troubles())
                 due = time.monotonic() + TICK_SECONDS
                 await asyncio.wait(ends, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -387,6 +386,7 @@ def _bounds(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", 4 << 20),
         ("grpc.max_allowed_incoming_connections", descriptors.share(members + _SPARE_CONNECTIONS, 3)),
         ("grpc.max_concurrent_streams", 256),
+        ("grpc.http2.bdp_probe", 0),  # a window that grows by itself lets strangers fill memory
         *STRANGERS,
     ]
 

@@ -3,19 +3,27 @@
 Law: a service is SERVING if and only if nothing blocks it. The protocol has no field for
 the reason, so the reply to Check carries it as trailing metadata. A client that ignores
 the metadata sees a plain NOT_SERVING.
+
+There is no Watch: it would keep a stream and a name for each caller, and any program may call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos import data_pb2
+from hubring.ps.observe.probes import MESSAGE_BYTES, MOST_WAITING, Refused, Unread, Waiting
+from hubring.ps.security.guard import in_threads
+
+SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 PROCESS = ""
 """The whole process, as in every gRPC server."""
@@ -32,79 +40,132 @@ WHY = "hubring-why-bin"
 WHY_BYTES = 2000
 """Bytes of the reason to send. gRPC refuses metadata above 8 KiB, and a failure can hold a traceback."""
 
-WATCHER_SECONDS = 0.1
-"""Seconds that a watcher which does not read can delay the hub. The next call of `tell` tries again."""
-
 Troubles = Mapping[str, str]
 """For each service the reason why it does not serve, as a clause; empty if it serves."""
 
 
 class _Health:
-    """Adds reasons to the health servicer that gRPC ships."""
+    """What the probes of one server learn. Any thread may call it."""
 
-    def __init__(self, servicer: Any) -> None:
-        self._servicer = servicer
+    def __init__(self) -> None:
         self._why: dict[str, str] = {}
-        self.Watch = servicer.Watch
+        self._waiting = Waiting()
 
-    def add_to(self, server: Any) -> None:
-        """Registers the service on a server that has not started."""
-        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+    def tell(self, troubles: Troubles) -> None:
+        """Updates the services' states."""
+        self._why.update(troubles)
 
-    def _all(self) -> Any:
-        answer = health_pb2.HealthCheckResponse
-        statuses = {service: answer(status=_status(why)) for service, why in self._why.items()}
-        return health_pb2.HealthListResponse(statuses=statuses)
+    def _add(self, server: Any, kind: Any, serve: Any) -> None:
+        """Registers methods that wait for their message themselves, since it may never come.
 
-    def _explain(self, service: str, context: Any) -> None:
-        if why := self._why.get(service):
+        Args:
+            server: Has not started.
+            kind: Makes a method handler of a behavior.
+            serve: Makes a behavior of a function from message to reply.
+        """
+        replies = {"Check": self._check, "List": self._list}
+        methods = {name: kind(serve(reply)) for name, reply in replies.items()}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+
+    def _check(self, message: bytes, context: Any) -> bytes:
+        try:
+            service = health_pb2.HealthCheckRequest.FromString(message).service
+        except DecodeError as error:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the message cannot be read") from error
+        if service not in self._why:
+            raise Refused(grpc.StatusCode.NOT_FOUND, "there is no such service here")
+        if why := self._why[service]:
             context.set_trailing_metadata(((WHY, why.encode()[:WHY_BYTES]),))
+        return bytes(_answer(why).SerializeToString())
+
+    def _list(self, message: bytes, context: Any) -> bytes:
+        statuses = {service: _answer(why) for service, why in self._why.items()}
+        return bytes(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
 
 
 class HubHealth(_Health):
-    """Health of a hub, for a server of the running event loop."""
+    """Health of a hub, for a server of an event loop."""
 
     def __init__(self) -> None:
-        super().__init__(health.aio.HealthServicer())
-        self._told: dict[str, Any] = {}
+        super().__init__()
+        self._unread = Unread()
 
-    async def tell(self, troubles: Troubles) -> None:
-        """Updates the services' states and notifies watchers of changes."""
-        self._why.update(troubles)
-        for service, why in troubles.items():
-            if self._told.get(service) != _status(why):
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._servicer.set(service, _status(why)), WATCHER_SECONDS)
-                    self._told[service] = _status(why)
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Registers the service on a server that has not started."""
+        self._add(server, grpc.stream_stream_rpc_method_handler, self._serve)
 
-    async def Check(self, request: Any, context: Any) -> Any:
-        self._explain(request.service, context)
-        return await self._servicer.Check(request, context)
+    def _serve(self, reply: Any) -> Any:
+        async def serve(requests: object, context: Any) -> None:
+            try:
+                answer: bytes = reply(_checked(await self._message(context)), context)
+                context.add_done_callback(self._unread.add(context.peer()))
+            except Refused as error:
+                await context.abort(error.code, error.text)
+            try:
+                await context.write(answer)
+            except grpc.aio.InternalError as error:  # the caller has gone; gRPC would log a traceback
+                raise asyncio.CancelledError from error
 
-    async def List(self, request: Any, context: Any) -> Any:
-        return self._all()
+        return serve
+
+    async def _message(self, context: Any) -> bytes | None:
+        """Returns a probe's message, or None if it has none.
+
+        Raises:
+            Refused: Too many other probes came meanwhile.
+        """
+        reading = asyncio.ensure_future(context.read())
+        self._waiting.enter(reading.cancel)
+        try:
+            await asyncio.wait([reading])
+        finally:
+            self._waiting.leave(reading.cancel)
+            reading.cancel()
+        if reading.cancelled():
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "other probes came before the call's message")
+        message = reading.result()
+        return message if isinstance(message, bytes) else None
 
 
 class ShardHealth(_Health):
     """Health of a shard, for a server with threads."""
 
     def __init__(self) -> None:
-        super().__init__(health.HealthServicer())
+        super().__init__()
+        # One thread more than can wait: it ends the oldest probe.
+        self._threads = ThreadPoolExecutor(MOST_WAITING + 1, thread_name_prefix="grpc probe")
 
-    def tell(self, troubles: Troubles) -> None:
-        """Updates the services' states and notifies watchers of changes. Safe from any thread."""
-        self._why.update(troubles)
-        for service, why in troubles.items():
-            self._servicer.set(service, _status(why))
+    def add_to(self, server: grpc.Server) -> None:
+        """Registers the service on a server that has not started."""
 
-    def Check(self, request: Any, context: Any) -> Any:
-        self._explain(request.service, context)
-        return self._servicer.Check(request, context)
+        def serve(reply: Any) -> Any:
+            return in_threads(self._serve(reply), self._threads)
 
-    def List(self, request: Any, context: Any) -> Any:
-        return self._all()
+        self._add(server, grpc.stream_unary_rpc_method_handler, serve)  # sends without a thread
+
+    def _serve(self, reply: Any) -> Any:
+        def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            self._waiting.enter(context.cancel)  # until the caller has its reply
+            if not context.add_callback(lambda: self._waiting.leave(context.cancel)):
+                self._waiting.leave(context.cancel)
+            try:
+                answer: bytes = reply(_checked(next(requests, None)), context)
+            except Refused as error:
+                context.abort(error.code, error.text)
+            return answer
+
+        return serve
 
 
-def _status(why: str) -> Any:
+def _checked(message: bytes | None) -> bytes:
+    if message is None:
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+    if len(message) > MESSAGE_BYTES:
+        text = f"the message has {len(message)} bytes; the maximum is {MESSAGE_BYTES}"
+        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+    return message
+
+
+def _answer(why: str) -> Any:
     answer = health_pb2.HealthCheckResponse
-    return answer.NOT_SERVING if why else answer.SERVING
+    return answer(status=answer.NOT_SERVING if why else answer.SERVING)

@@ -6,11 +6,15 @@ import secrets
 from pathlib import Path
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.security import private_file
 from hubring.ps.security.token_file import read_secret
+
+OPTION = "--page-token-file"
 
 SHORTEST = 16
 """Smallest number of characters; a shorter token could be guessed."""
 
+_CONTENT = "the page's token"
 _MAKE = "Make one with head -c 18 /dev/urandom | base64"
 
 
@@ -22,11 +26,14 @@ def settle(file: Path | None) -> str:
     """
     if file is None:
         return secrets.token_urlsafe(18)
-    token = read_secret(file, "--page-token-file", f"delete it. {_MAKE}").strip()
+    if not private_file.exists(file, OPTION, _CONTENT):
+        raise ConfigError(  # which does not repeat the name: it may be a token
+            f"{OPTION} names a file that does not exist; pass the name of a file with a token. {_MAKE}"
+        )
+    token = read_secret(file, OPTION, f"delete it. {_MAKE}", _CONTENT).strip()
     if len(token) < SHORTEST:
         raise ConfigError(
-            f"--page-token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}."
-            f" {_MAKE}"
+            f"{OPTION} {file} has {len(token)} characters; a token needs at least {SHORTEST}. {_MAKE}"
         )
     return token
 

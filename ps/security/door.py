@@ -31,10 +31,14 @@ class Door:
     name: str = NAME
     identity: Identity | None = None
 
-    @property
-    def password(self) -> str:
-        """What a worker shows to ZeroMQ without CURVE, where sniffers see it: it does not tell the secret."""
-        return hashlib.blake2s(self.secret.encode(), person=b"password").hexdigest()
+    def password(self, nonce: bytes) -> bytes:
+        """Returns what a worker shows to ZeroMQ without CURVE, once: sniffers see it. It tells no secret.
+
+        Args:
+            nonce: Random bytes, which the worker shows too.
+        """
+        key = hashlib.blake2s(self.secret.encode(), person=b"password").digest()
+        return hashlib.blake2s(nonce, key=key).hexdigest().encode()
 
     @property
     def data_key(self) -> bytes:

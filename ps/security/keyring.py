@@ -67,6 +67,7 @@ class Keyring:
             self.tokens = draw(self.identity.digest)
         self.guard = Guard(_secrets(self.tokens), kept.former if kept is not None else ())
         self.path: Path | None = None
+        self._earlier = ""
 
     @property
     def kept(self) -> Kept:
@@ -77,11 +78,27 @@ class Keyring:
         """Returns the current secret of a role; empty if the server's file has none for it."""
         return self.tokens[role].secret if role in self.tokens else ""
 
-    def publish(self, port: int) -> None:
-        """Writes the tokens, for the clients of a server that will listen on this port."""
-        self.path = self._file or files.runtime_file(port)
+    def publish(self, port: int, *, listens: bool = False) -> None:
+        """Writes the tokens, for the clients of a server on this port.
+
+        Args:
+            port: The server's.
+            listens: Whether the server listens there already.
+
+        Raises:
+            ConfigError: Another server of this user listens on this port, or the file cannot be written.
+        """
+        path = self._file or files.runtime_file(port)
         if self._file is None:
-            files.write_tokens(self.path, self.tokens)
+            earlier = _text(path)
+            if earlier not in ("", self._text) and files.listening()[port] > listens:
+                raise ConfigError(
+                    f"another server of yours listens on port {port} at another address, and both would"
+                    f" write their tokens to {path}; use another port, or name a file with --token-file"
+                )
+            self._earlier = earlier
+            files.write_tokens(path, self.tokens)
+        self.path = path
 
     def rotate(self) -> None:
         """Replaces the tokens. Workers and shards that joined stay.
@@ -101,12 +118,25 @@ class Keyring:
         self.tokens = fresh
         self.guard.rotate(_secrets(fresh))
 
-    def withdraw(self) -> None:
-        """Deletes the tokens of a server that ends, unless its user has named their file."""
+    def withdraw(self, *, failed: bool = False) -> None:
+        """Deletes the tokens of a server that ends, unless its user has named their file.
+
+        Args:
+            failed: Whether the server could not begin to listen. The file then gets its earlier tokens back:
+                they may be those of a server that began at the same time.
+        """
         if self._file is None and self.path is not None:
             with contextlib.suppress(OSError, ConfigError):
-                if files.read(self.path) == self.tokens:  # and not those of a later server on this port
+                if _text(self.path) != self._text:  # those of a later server on this port
+                    return
+                if failed and self._earlier:
+                    private_file.write(self.path, self._earlier)
+                else:
                     self.path.unlink()
+
+    @property
+    def _text(self) -> str:
+        return files.text_of(self.tokens)
 
     def _fit(self, identity: Identity) -> bool:
         return {token.digest for token in self.tokens.values()} == {identity.digest}
@@ -118,6 +148,14 @@ class Keyring:
                 f"the tokens in {file} are for another certificate than the one in {_key_file(file)}"
             )
         return identity
+
+
+def _text(file: Path) -> str:
+    """Returns the text of a file with tokens; empty if there is none, or it cannot be used."""
+    try:
+        return files.text_of(files.read(file))
+    except ConfigError:
+        return ""
 
 
 def _make(file: Path, own: Identity | None) -> None:

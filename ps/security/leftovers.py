@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hubring.ps.security.token_file import is_private, network, runtime_directory
+from hubring.ps.security.token_file import is_private, listening, network, runtime_directory
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +22,6 @@ OLD_SECONDS = 86400.0
 """A server that starts writes its files before it listens."""
 
 _NAME = re.compile(r"(?P<port>[0-9]{1,5})-(?P<network>[0-9]+)\.(token|page|state)(\.[^.]+\.new)?")
-_LISTENING = "0A"
-"""TCP_LISTEN in /proc/net/tcp."""
 
 
 def remove() -> None:
@@ -35,7 +33,7 @@ def remove() -> None:
         old = list(_old(directory))
         if not old:
             return
-        listening, named = _listening(), _environments()
+        occupied, named = listening(), _environments()
     except OSError as error:
         log.info("files of killed servers stay in %s: %s", directory, error)
         return
@@ -43,7 +41,7 @@ def remove() -> None:
         stem = f"{directory / file.name.partition('.')[0]}."  # those of one server stay together
         with contextlib.suppress(OSError):
             # A server may have started on this port since, and have replaced the file.
-            if port not in listening and stem.encode() not in named and _is_old(file):
+            if port not in occupied and stem.encode() not in named and _is_old(file):
                 file.unlink()
 
 
@@ -61,18 +59,6 @@ def _old(directory: Path) -> Iterator[tuple[Path, int]]:
 
 def _is_old(file: Path) -> bool:
     return time.time() - file.lstat().st_mtime > OLD_SECONDS
-
-
-def _listening() -> set[int]:
-    """Returns the TCP ports with a listener, whosever it is."""
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(FileNotFoundError):  # without IPv6
-            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-                _, local, _, state, *_ = line.split()
-                if state == _LISTENING:
-                    ports.add(int(local.rpartition(":")[2], 16))
-    return ports
 
 
 def _environments() -> bytes:

@@ -47,8 +47,7 @@ _KNOWN = "the service refuses processes that it does not know, so a process that
 _MEMBER = "each call also has an incarnation or a shard's token, which the service checks"
 _TIME = "the reply is only the time"
 
-_ANYBODY = Policy(open="probes of containers have no secret, and learn only whether a service serves")
-_SCHEMA = Policy(open="it describes the published .proto files")
+_PROBE = Policy(open="probes of containers have no secret, and learn only what serves, and why not")
 
 POLICIES: Mapping[str, Policy] = {
     "/hubring.v1.Control/Join": _only(Role.WORKER, former=_KNOWN),
@@ -76,9 +75,10 @@ POLICIES: Mapping[str, Policy] = {
     "/hubring.v1.ShardControl/Replicate": _only(Role.HUB),
     "/hubring.v1.ShardControl/Promote": _only(Role.HUB),
     "/hubring.v1.Data/Exchange": _only(Role.MEMBER),
-    "/grpc.health.v1.Health/Check": _ANYBODY,
-    "/grpc.health.v1.Health/List": _ANYBODY,
-    "/grpc.health.v1.Health/Watch": _ANYBODY,
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _SCHEMA,
+    "/grpc.health.v1.Health/Check": _PROBE,
+    "/grpc.health.v1.Health/List": _PROBE,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _only(
+        Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR
+    ),
 }
 """By method, as gRPC names it."""

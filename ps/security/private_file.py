@@ -20,22 +20,25 @@ _MOUNTS = ("/run/secrets", "/var/run/secrets")
 """Where engines mount Secrets."""
 
 
+TOKENS = "the tokens"
+
+
 @contextlib.contextmanager
-def readable(path: Path, option: str) -> Iterator[None]:
-    """Turns an OSError into the ConfigError of a file that cannot be read. `option` names the file."""
+def readable(path: Path, option: str, content: str = TOKENS) -> Iterator[None]:
+    """Turns an OSError into the ConfigError of a file with this content. `option` names the file."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"cannot read the tokens in {path}: {error.strerror}; check {option}") from error
+        raise ConfigError(f"cannot read {content} in {path}: {error.strerror}; check {option}") from error
 
 
-def exists(path: Path, option: str) -> bool:
+def exists(path: Path, option: str, content: str = TOKENS) -> bool:
     """Returns whether there is such a file.
 
     Raises:
         ConfigError: This user cannot find out, for example in a folder of others.
     """
-    with readable(path, option):
+    with readable(path, option, content):
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -143,5 +146,5 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write the tokens to {path}: {error.strerror}; use a file in a writable folder"
+            f"cannot write {path}: {error.strerror}; use a file in a writable folder"
         ) from error

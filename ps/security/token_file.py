@@ -10,6 +10,7 @@ import contextlib
 import os
 import stat
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from hubring.ps.config.environment import environment
@@ -18,6 +19,9 @@ from hubring.ps.security import private_file
 from hubring.ps.security.token import Tokens, parse
 
 OPTION = "--token-file"
+
+_LISTENING = "0A"
+"""TCP_LISTEN in /proc/net/tcp."""
 
 _COPY = (
     "delete it, so that the server makes new tokens; or copy the server's file again, to a folder where no"
@@ -50,10 +54,22 @@ def _name(port: int) -> str:
 
 
 def forget(port: int) -> None:
-    """Deletes the tokens of an earlier server on a port, which now is another one's."""
+    """Deletes the tokens of an earlier server on a port, on which only the caller listens now."""
     with contextlib.suppress(OSError, ConfigError):
-        if (file := find_runtime_file(port)) is not None:
+        if (file := find_runtime_file(port)) is not None and listening()[port] <= 1:
             file.unlink()
+
+
+def listening() -> Counter[int]:
+    """Returns the number of TCP listeners by port, whosever they are. Raises OSError."""
+    ports: Counter[int] = Counter()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # without IPv6
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                if state == _LISTENING:
+                    ports[int(local.rpartition(":")[2], 16)] += 1
+    return ports
 
 
 def text_of(tokens: Tokens) -> str:
@@ -75,23 +91,24 @@ def read(path: Path) -> Tokens:
     return parse(read_secret(path, OPTION, _COPY).splitlines(), str(path))
 
 
-def read_secret(path: Path, option: str, renew: str) -> str:
+def read_secret(path: Path, option: str, renew: str, content: str = private_file.TOKENS) -> str:
     """Returns the text of a file that only this user can read.
 
     Args:
         path: The file, of at most 64 KiB.
         option: The option that names it.
         renew: What to do if another user knows the text.
+        content: What the file has, for messages.
 
     Raises:
         ConfigError: The file cannot be read, belongs to another user, or others can read it.
     """
-    with private_file.readable(path, option):
-        text = private_file.read(path, "the tokens", renew)
+    with private_file.readable(path, option, content):
+        text = private_file.read(path, content, renew)
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the tokens in {path}: it is not text; check {option}") from error
+        raise ConfigError(f"cannot read {content} in {path}: it is not text; check {option}") from error
 
 
 def runtime_directory() -> Path:

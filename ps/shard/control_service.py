@@ -16,8 +16,6 @@ from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
 from torch import Tensor
 
 from hubring.protos import control_pb2 as pb
@@ -41,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class ShardControl(ShardControlServicer):
-    """Serves `ShardControl`, health and reflection on the gRPC port of the shard's data.
+    """Serves `ShardControl` and health on the gRPC port of the shard's data.
 
     The port must be open before the shard can register, and the registration returns
     the shard's number. Calls in between wait.
@@ -58,8 +56,6 @@ class ShardControl(ShardControlServicer):
         """Adds the services to a server that has not started yet."""
         add_ShardControlServicer_to_server(self, server)
         self._health.add_to(server)
-        names = (DATA, SHARD_CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
 
     def serve(
         self, loop: ShardLoop, index: int, replication: Replication | None = None, *, standby: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import uuid
@@ -108,3 +109,14 @@ def objection(host: str, port: int) -> str:
 def bracketed(host: str) -> str:
     """Returns a host as written before a colon and a port."""
     return f"[{host}]" if ":" in host else host
+
+
+def network_of(address: str) -> str:
+    """Returns the part of a peer's IP address that the peer cannot choose: of IPv6 the first 64 bits."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))

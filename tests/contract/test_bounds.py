@@ -29,6 +29,7 @@ from hubring.ps.transport.grpc.listener import (
     METHOD,
     SERVICE,
 )
+from hubring.ps.transport.grpc.open_streams import MAX_STREAMS
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.ps.transport.zmq.seal import MAX_FIRST_PART
@@ -125,6 +126,19 @@ def test_idle_streams_leave_threads_for_control(monkeypatch: pytest.MonkeyPatch)
     with Serving(GrpcTransport([add_a_service], rejections=rejections)) as server:
         asyncio.run(story(server.address))
     assert rejections.counts() == {"streams": CONNECTION_CALLS - 9, "silent stream": 1}
+
+
+@pytest.mark.slow
+def test_connections_of_all_streams_leave_room_for_the_coordinator() -> None:
+    with Serving(GrpcTransport([add_a_service])) as server, contextlib.ExitStack() as stack:
+        host, _, port = server.address.rpartition(":")
+        for _ in range(MAX_STREAMS):
+            line = stack.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            assert line.recv(1), "the listener has accepted it"
+        channel = stack.enter_context(grpc.insecure_channel(server.address))
+        control: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test/Ask")
+        assert control(b"here", timeout=PATIENCE) == b"here"
 
 
 def test_grpc_refuses_a_stranger_who_never_sends_a_request() -> None:

@@ -6,6 +6,7 @@ That is so with `--plain-data`, and on loopback.
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Callable
 from itertools import count
 
@@ -19,19 +20,20 @@ from hubring.ps.core.types import Sender, incarnation_to_wire, new_incarnation
 from hubring.ps.security.door import Door, lock
 from hubring.ps.store.consistency import BSP
 from hubring.ps.transport import wire
-from hubring.ps.transport.base import Envelope, Listener
+from hubring.ps.transport.base import Envelope, Listener, Message
 from hubring.ps.transport.checksum import DamagedHeader, sealed
-from hubring.ps.transport.zmq import handshake
+from hubring.ps.transport.zmq import handshake, transport
 from hubring.ps.transport.zmq.keyed_seal import KeyedSeal
-from hubring.ps.transport.zmq.socket import QUESTION
-from hubring.ps.transport.zmq.transport import ZmqConnection, ZmqTransport
+from hubring.ps.transport.zmq.socket import PART_BYTES, QUESTION, Sockets
+from hubring.ps.transport.zmq.transport import ATTEMPTS, ZmqConnection, ZmqTransport
 from tests.support.processes.ports import free_port
 from tests.support.transports.conformance import CHECKS
 from tests.support.transports.connection_checks import overtakes_only_by_priority
+from tests.support.transports.impostor import impostor, read_frame
 from tests.support.transports.messages import PATIENCE, ask, noise, number_of, request
 from tests.support.transports.one_shard import SOON, OneShard, begin, push
 from tests.support.transports.relay import BitFlip, Relay
-from tests.support.transports.serving import Answer, MakeTransport, Serving, await_counts
+from tests.support.transports.serving import Answer, MakeTransport, Serving
 from tests.support.transports.thief import zmq_thief
 
 LOCK = lock(tls=True, curve=False)
@@ -85,18 +87,18 @@ def test_no_part_of_a_message_shows_an_incarnation() -> None:
         assert found.sender == MEMBER
         listener.send(envelope.reply_to, request(1), stable=True)
 
-    transport = PlainData()
-    with Serving(transport, answer) as server:
+    plain = PlainData()
+    with Serving(plain, answer) as server:
         scheme, _, port = server.address.rpartition(":")
         asked = wire.encode_request(Push(MEMBER, 0, 0, torch.full((4,), 3.5), {}), 1)
         with (
             contextlib.closing(Relay(int(port), note, note)) as between,
-            contextlib.closing(transport.dial(f"{scheme}:{between.port}", PATIENCE)) as line,
+            contextlib.closing(plain.dial(f"{scheme}:{between.port}", PATIENCE)) as line,
         ):
             assert number_of(ask(line, asked)) == 1
     passed = b"".join(seen)
     assert torch.full((4,), 3.5).numpy().tobytes() in passed, "gradients are in clear"
-    assert LOCK.door.password.encode() in passed
+    assert b"PLAIN" in passed
     assert LOCK.secret.encode() not in passed
     assert LOCK.door.data_key not in passed
     assert incarnation_to_wire(MEMBER.incarnation) not in passed
@@ -152,7 +154,7 @@ def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
         context.socket(zmq.DEALER) as dealer,
     ):
         dealer.linger = 0
-        handshake.show(dealer, LOCK.door.password)  # which a sniffer has seen too
+        handshake.show(dealer, LOCK.door)
         dealer.connect(server.address)
         dealer.send(sealed(wire.encode_request(Pull(MEMBER, 0), 1)))
         assert dealer.poll(int(1000 * PATIENCE))
@@ -166,16 +168,77 @@ def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
 def test_who_took_the_port_of_a_dead_shard_gets_nothing(answer: bytes | None, apart: bool) -> None:
     port = free_port()
     seconds = PATIENCE if answer is not None else 0.5
-    with (
-        zmq_thief([port], answer) as heard,
-        pytest.raises(ServerUnreachable, match="is not the shard's any more"),
-    ):
+    says = "is not the shard's any more" if answer is not None else "did not prove within 0.5 s that it is"
+    with zmq_thief([port], answer) as heard, pytest.raises(ServerUnreachable, match=says):
         PlainData(apart=apart).dial(f"tcp://127.0.0.1:{port}", seconds)
     assert heard == [[QUESTION]]
 
 
+def test_who_took_the_port_of_a_dead_shard_cannot_fill_a_workers_memory() -> None:
+    def send_a_part_with_more_to_come(line: socket.socket) -> None:
+        line.sendall(b"\x03" + PART_BYTES.to_bytes(8) + bytes(PART_BYTES))
+        while line.recv(1000):
+            pass
+
+    with (
+        impostor(send_a_part_with_more_to_come) as (address, heard),
+        pytest.raises(ServerUnreachable, match="is not the shard's any more"),
+    ):
+        PlainData().dial(address, 3600.0)
+    assert len(heard) == 1
+
+
+def test_a_connection_that_is_lost_before_the_proof_is_made_again() -> None:
+    with (
+        impostor(read_frame) as (address, heard),
+        pytest.raises(ServerUnreachable, match=r"connection lost .* before the shard's proof"),
+    ):
+        PlainData().dial(address, PATIENCE)
+    assert len(heard) == len(set(heard)) == ATTEMPTS, "each attempt has a password of its own"
+
+
+@pytest.mark.parametrize("messages", [[], [[b"proof"], [b"proof"]], [[b"proof", b"payload"]]])
+def test_a_proof_is_one_message(messages: list[list[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = KeyedSeal(LOCK.door.data_key, b"n" * 16, serves=True, numbers=count())
+    worker = KeyedSeal(LOCK.door.data_key, b"n" * 16, serves=False, numbers=count())
+    proof = shard.seal(Message(b""))
+    came = [[zmq.Frame(proof if part == b"proof" else part) for part in parts] for parts in messages]
+    monkeypatch.setattr(transport, "receive", lambda dealer: iter(came))
+    lane = transport._Lane(Sockets(), "tcp://127.0.0.1:1", b"n" * 16, LOCK.door)
+    with contextlib.closing(lane):
+        assert not lane._has_proof(worker)
+        came[:] = [[zmq.Frame(proof)]]
+        assert lane._has_proof(worker)
+
+
+def test_a_password_that_was_seen_opens_no_connection() -> None:
+    seen = bytearray()
+
+    def note(data: bytes) -> bytes:
+        seen.extend(data)
+        return data
+
+    plain = PlainData()
+    with Serving(plain) as server:
+        scheme, _, port = server.address.rpartition(":")
+        with (
+            contextlib.closing(Relay(int(port), note)) as between,
+            contextlib.closing(plain.dial(f"{scheme}:{between.port}", PATIENCE)) as member,
+        ):
+            assert number_of(ask(member, request(1))) == 1
+            with socket.create_connection(("127.0.0.1", int(port)), PATIENCE) as sniffer:
+                hello = seen.index(b"HELLO") - 3
+                sniffer.sendall(seen[: hello + 2 + seen[hello + 1]])
+                answer = bytearray()
+                while data := sniffer.recv(1000):
+                    answer += data
+    assert answer.endswith(b"RROR\x03400"), "libzmq misspells ERROR"
+    assert b"WELCOME" not in answer
+    assert plain._rejections.counts() == {"token": 1}
+
+
 class Sniffer:
-    """Has seen the password and a member's messages, and sends to a listener under any name."""
+    """Has a password that it stopped on the way, and a member's messages; sends under any name."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -185,7 +248,7 @@ class Sniffer:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
             dealer.routing_id = name
-            handshake.show(dealer, LOCK.door.password)
+            handshake.show(dealer, LOCK.door)
             dealer.connect(self._address)
             dealer.send_multipart(parts)
             assert dealer.poll(int(1000 * PATIENCE))
@@ -201,7 +264,6 @@ def seen_and_answered(damage: list[str]) -> Answer:
 
 def test_an_old_request_is_refused_however_many_names_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubring.ps.transport.zmq.listener.MAX_REPLY_ROUTES", 3)
-    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MAX_NAMES", 3, raising=False)
     damage: list[str] = []
     name = b"v" * 16
     member = KeyedSeal(LOCK.door.data_key, name, serves=False, numbers=count())
@@ -217,21 +279,17 @@ def test_an_old_request_is_refused_however_many_names_came_since(monkeypatch: py
     assert "came again" in damage[-1]
 
 
-def test_a_shard_serves_no_more_connections_than_it_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MAX_NAMES", 1)
-    transport = PlainData()
-    rejections = transport._rejections
+def test_a_shard_lets_in_no_more_connections_than_it_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "MOST_PASSWORDS", 1)
+    plain = PlainData()
     with (
-        Serving(transport) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as first,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as second,
+        Serving(plain) as server,
+        contextlib.closing(plain.dial(server.address, PATIENCE)) as first,
     ):
-        assert number_of(ask(first, request(1))) == 1
-        second.send(request(1))
-        second.flush()
-        await_counts(rejections, {"connections": 1})
+        with pytest.raises(ServerUnreachable, match="takes no further connection"):
+            plain.dial(server.address, PATIENCE)
         assert number_of(ask(first, request(2))) == 2
-    assert rejections.counts() == {"connections": 1}
+    assert plain._rejections.counts() == {"token": 1}
 
 
 @pytest.mark.slow

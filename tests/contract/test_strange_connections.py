@@ -7,11 +7,14 @@ import os
 import resource
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,20 +25,21 @@ from hubring.ps.security.door import Lock, lock
 from hubring.ps.transport.shm.doorbell import Doorbell
 from hubring.ps.transport.shm.listener import ShmListener
 from hubring.ps.transport.shm.segment import Arena
-from hubring.ps.transport.zmq import newcomers
+from hubring.ps.transport.zmq import newcomers, tcp_line
 from hubring.ps.transport.zmq.socket import PART_BYTES
 from hubring.ps.transport.zmq.transport import ATTEMPTS, ZmqTransport
 from tests.support.processes.stopwatch import Stopwatch
 from tests.support.transports.messages import PATIENCE, ask, content, noise, request
+from tests.support.transports.relay import Relay
 from tests.support.transports.serving import Serving, await_counts
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"PLAIN".ljust(20, b"\0") + bytes(32)
 LONG_COMMAND = b"\x06" + PART_BYTES.to_bytes(8)
 
 
-def connected(address: str) -> socket.socket:
+def connected(address: str, source: str = "127.0.0.1") -> socket.socket:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    return socket.create_connection((host, int(port)), PATIENCE)
+    return socket.create_connection((host, int(port)), PATIENCE, (source, 0))
 
 
 def has_ended(line: socket.socket) -> bool:
@@ -178,3 +182,123 @@ def test_the_watch_of_newcomers_forgets_what_has_ended() -> None:
         while len(os.listdir("/proc/self/fd")) > before:
             assert watch.seconds < PATIENCE
             time.sleep(0.01)
+
+
+def replayed_hello(own: Lock, address: str, transport: ZmqTransport) -> bytes:
+    """Returns what a member's client sends up to its HELLO with CURVE, as a sniffer sees it."""
+    seen = bytearray()
+
+    def note(data: bytes) -> bytes:
+        seen.extend(data)
+        return data
+
+    scheme, _, port = address.rpartition(":")
+    with (
+        contextlib.closing(Relay(int(port), note)) as between,
+        contextlib.closing(transport.dial(f"{scheme}:{between.port}", PATIENCE, own.door)),
+    ):
+        return bytes(seen[: 64 + 2 + 200])
+
+
+def test_a_curve_hello_that_was_sent_before_does_not_end_the_watch() -> None:
+    rejections, own = Rejections(), lock(tls=True, curve=True)
+    transport = ZmqTransport(rejections=rejections, lock=own)
+    with Serving(transport) as server:
+        hello = replayed_hello(own, server.address, transport)
+        with connected(server.address) as line:
+            line.settimeout(PATIENCE)
+            line.sendall(hello)
+            welcome = b""
+            while len(welcome) < newcomers.BEFORE_CURVE_READY:
+                welcome += line.recv(1000)
+            line.sendall(LONG_COMMAND + bytes(100_000))
+            assert has_ended(line)
+        await_counts(rejections, {"handshake": 1})
+
+
+def test_strangers_of_many_addresses_take_no_place_of_members_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(newcomers, "MOST", 16)
+    rejections = Rejections()
+    with Serving(ZmqTransport(rejections=rejections, lock=Lock())) as server, contextlib.ExitStack() as stack:
+        sources = [*(f"127.0.0.{number}" for number in range(2, 16)), "127.0.0.1", "127.0.0.1", "127.0.1.1"]
+        lines = [stack.enter_context(connected(server.address, source)) for source in sources]
+        await_counts(rejections, {"connections": 1})
+        assert [is_open(line) for line in lines] == [False, *[True] * 16]
+
+
+def is_open(line: socket.socket) -> bool:
+    """Whether a connection is open; what came on it is gone then."""
+    line.setblocking(False)
+    try:
+        while line.recv(1000):
+            pass
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        pass
+    return False
+
+
+def test_idle_newcomers_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: Counter[int] = Counter()
+    look = newcomers.Newcomers._look
+
+    def counted(watch: newcomers.Newcomers, number: int) -> Any:
+        looks[number] += 1
+        return look(watch, number)
+
+    monkeypatch.setattr(newcomers.Newcomers, "_look", counted)
+    with Serving(ZmqTransport(lock=Lock())) as server, contextlib.ExitStack() as stack:
+        for count in range(1, 21):
+            stack.enter_context(connected(server.address))
+            watch = Stopwatch()
+            while len(looks) < count:
+                assert watch.seconds < PATIENCE
+                time.sleep(0.001)
+    assert max(looks.values()) < 5
+
+
+def test_the_watch_of_newcomers_survives_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add, failed = newcomers.Newcomers._add, threading.Event()
+
+    def fails_once(watch: newcomers.Newcomers, number: int) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("only once")
+        add(watch, number)
+
+    monkeypatch.setattr(newcomers.Newcomers, "_add", fails_once)
+    rejections = Rejections()
+    with Serving(ZmqTransport(rejections=rejections, lock=Lock())) as server:
+        with connected(server.address):
+            assert failed.wait(PATIENCE)
+        with connected(server.address) as line:
+            line.sendall(GREETING + LONG_COMMAND + bytes(100_000))
+            assert has_ended(line)
+        await_counts(rejections, {"handshake": 1})
+    assert "the watch goes on" in caplog.text
+
+
+def test_a_descriptor_that_became_another_kind_of_socket_is_no_newcomer() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.closing(ZmqTransport().listen("127.0.0.1")) as listener:
+        assert listener._newcomers is not None
+        before = len(os.listdir("/proc/self/fd"))
+        listener._newcomers._add(ours.fileno())
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_nobody_is_closed_where_the_kernel_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(newcomers, "MOST", 3)
+    of_a_newer_kernel = struct.Struct(f"{tcp_line._INFO.format}1000x")
+    monkeypatch.setattr(tcp_line, "_INFO", of_a_newer_kernel)
+    rejections, own = Rejections(), Lock()
+    transport = ZmqTransport(rejections=rejections, lock=own)
+    with Serving(transport) as server, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(server.address)) for _ in range(5)]
+        with contextlib.closing(transport.dial(server.address, PATIENCE, own.door)) as member:
+            assert content(ask(member, request(1, noise(5)))) == bytes(noise(5))
+        assert all(map(is_open, silent))
+    assert rejections.counts() == {}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -16,6 +15,7 @@ from hubring.ps.observe.health_check import probe
 from hubring.ps.security.access import unproved
 from hubring.ps.transport.grpc.channel import open_channel
 from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
+from tests.support.processes.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.slow
 
@@ -25,14 +25,12 @@ OF_A_HUB = ("", "hubring.v1.Control", "hubring.v1.Data", "ready")
 OF_A_SHARD = ("", "hubring.v1.ShardControl", "hubring.v1.Data")
 
 
-def watch(channel: grpc.Channel, service: str) -> Iterator[Any]:
-    request = health_pb2.HealthCheckRequest(service=service)
-    return health_pb2_grpc.HealthStub(channel).Watch(request, timeout=PATIENCE)
-
-
-def until(statuses: Iterator[Any], wanted: int) -> None:
-    """Waits until a watched service is so."""
-    assert any(answer.status == wanted for answer in statuses)
+def until(channel: grpc.Channel, service: str, wanted: int) -> None:
+    """Waits until a service is so."""
+    request, stopwatch = health_pb2.HealthCheckRequest(service=service), Stopwatch()
+    while health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE).status != wanted:
+        assert stopwatch.seconds < PATIENCE
+        time.sleep(0.02)
 
 
 def probed(cluster: Cluster, address: str, service: str = "") -> Program:
@@ -52,7 +50,7 @@ def holding(cluster: Cluster, address: str, tmp_path: Path) -> tuple[Program, Pa
 def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
     _, address = cluster.server("--shards", "2")
     with open_channel(address, unproved(address, PATIENCE)) as channel:
-        until(watch(channel, "hubring.v1.Data"), SERVING)
+        until(channel, "hubring.v1.Data", SERVING)
     shards = [shard["address"] for shard in cluster.status(address)["shards"]]
     assert len(shards) == 2
     for at, services in ((address, OF_A_HUB), *((shard, OF_A_SHARD) for shard in shards)):
@@ -67,11 +65,10 @@ def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path:
     server, address = cluster.server()
     worker, go = holding(cluster, address, tmp_path)
     with open_channel(address, unproved(address, PATIENCE)) as channel:
-        until(watch(channel, "hubring.v1.Data"), SERVING)
-        ready = watch(channel, "ready")
-        until(ready, SERVING)
+        until(channel, "hubring.v1.Data", SERVING)
+        until(channel, "ready", SERVING)
         server.process.send_signal(signal.SIGTERM)
-        until(ready, NOT_SERVING)
+        until(channel, "ready", NOT_SERVING)
     probe(address, "hubring.v1.Data", PATIENCE)  # the job goes on to its next step
     refused = probed(cluster, address, "ready").done(69)["error"]
     assert refused == f"ready at {address} is NOT_SERVING: the server is stopping"
@@ -84,11 +81,10 @@ def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster, tmp_path
     server, address = cluster.server("--shards", "2", "--lease", "60")  # it lives until its worker has left
     worker, go = holding(cluster, address, tmp_path)
     with open_channel(address, unproved(address, PATIENCE)) as channel:
-        data, ready = watch(channel, "hubring.v1.Data"), watch(channel, "ready")
-        until(data, SERVING)
+        until(channel, "hubring.v1.Data", SERVING)
         os.kill(cluster.status(address)["shards"][1]["pid"], signal.SIGKILL)
-        until(data, NOT_SERVING)
-        until(ready, NOT_SERVING)
+        until(channel, "hubring.v1.Data", NOT_SERVING)
+        until(channel, "ready", NOT_SERVING)
         refused = probed(cluster, address, "hubring.v1.Data").done(69)["error"]
         assert "the job has failed; for the reason, run: ps-server status" in refused
     go.touch()

@@ -6,11 +6,13 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from hubring.ps.security.access import unproved
+from hubring.ps.security.access import find, unproved
+from hubring.ps.security.policy import Role
 from hubring.ps.transport.grpc.channel import open_channel
 from tests.support.processes.cluster import PATIENCE, SMALL, TRAIN, Cluster, Program
 from tests.support.processes.ports import free_port
@@ -123,12 +125,15 @@ def test_a_worker_may_come_before_its_server(cluster: Cluster) -> None:
     server.done()
 
 
-def test_health_and_reflection_are_served(cluster: Cluster) -> None:
+def test_health_is_served_to_all_and_reflection_with_a_token(cluster: Cluster) -> None:
     _, address = cluster.server()
     with open_channel(address, unproved(address, PATIENCE)) as channel:
         asked = health_pb2.HealthCheckRequest(service="hubring.v1.Control")
         answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=5)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError, match="the call has no token"):
+            ProtoReflectionDescriptorDatabase(channel).get_services()
+    with open_channel(address, find(address, Role.READER, None, PATIENCE)) as channel:
         services = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {"hubring.v1.Control", "grpc.health.v1.Health"} <= set(services)
 

@@ -1,33 +1,47 @@
 """Lets in clients that know the listener's password, before ZeroMQ accepts a message of them.
 
 ZeroMQ asks this process about each new connection over its own protocol, ZAP (https://rfc.zeromq.org/spec/27).
-The mechanism is PLAIN: it shows the password to a sniffer, who can then connect. The seal of each message
-(`keyed_seal`) keeps the sniffer from more, because the password does not tell its key. With CURVE a client
-proves by its knowledge of the listener's public key, which only admitted workers get, that it may connect.
+The mechanism is PLAIN, which shows a sniffer all. So the user name is a nonce, and the password made from the
+nonce and the listener's secret: it opens one connection. With CURVE a client proves by its knowledge of the
+listener's public key, which only admitted workers get, that it may connect.
+
+Law: only who knows the secret gets in, since ZeroMQ limits no connection whose handshake has ended.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
+import secrets
 
 import zmq
 
 from hubring.ps.core.rejections import Rejections
+from hubring.ps.security.door import Door
 from hubring.ps.transport.zmq.socket import NOW, Sockets, descriptor_of, has_message
 
 log = logging.getLogger(__name__)
 
-USER = b"member"
-"""The user name of every worker."""
+MOST_PASSWORDS = 131_072
+"""Maximum number of passwords of a shard's lifetime; it lets in no further connection.
+
+None is forgotten, because a sniffer could then use it again. A worker has one or two connections.
+"""
+
+FULL = 500
+"""ZAP's status code for a connection beyond that."""
+
+_NONCE_BYTES = 16
 
 _ENDPOINT = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
+_ALLOWED, _REFUSED = 200, 400
 
 
-def show(dealer: zmq.Socket[bytes], password: str) -> None:
-    """Makes a worker's socket show a password when it connects."""
-    dealer.plain_username, dealer.plain_password = USER, password.encode()
+def show(dealer: zmq.Socket[bytes], door: Door) -> None:
+    """Makes a worker's socket show a new password when it connects, which it can do once."""
+    nonce = secrets.token_hex(_NONCE_BYTES).encode()
+    dealer.plain_username, dealer.plain_password = nonce, door.password(nonce)
 
 
 class Handshakes:
@@ -36,15 +50,16 @@ class Handshakes:
     Args:
         sockets: Those of the ROUTER; no other listener may use them.
         router: Asks for the password from now on.
-        password: What a worker must show.
+        door: Whose passwords a worker must show.
         rejections: Counts connections without it.
     """
 
     def __init__(
-        self, sockets: Sockets, router: zmq.Socket[bytes], password: str, rejections: Rejections
+        self, sockets: Sockets, router: zmq.Socket[bytes], door: Door, rejections: Rejections
     ) -> None:
         self._sockets = sockets
-        self._password = password.encode()
+        self._door = door
+        self._used: set[bytes] = set()
         self._rejections = rejections
         self._questions = sockets.open(zmq.REP, "")
         self._questions.bind(_ENDPOINT)
@@ -59,12 +74,22 @@ class Handshakes:
         """Answers all waiting questions. Never blocks."""
         while has_message(self._questions):
             _, number, _, peer, _, _, *credentials = self._questions.recv_multipart(NOW)
-            allowed = credentials[0] == USER and hmac.compare_digest(credentials[1], self._password)
-            if not allowed:
-                text = f"refused a ZeroMQ connection of {peer.decode()}: its token is not this shard's"
-                self._rejections.add("token", log, text)
-            verdict = (b"200", b"OK") if allowed else (b"400", b"wrong token")
-            self._questions.send_multipart([_VERSION, number, *verdict, USER, b""], NOW)
+            code, why = self._verdict(credentials)
+            if code != _ALLOWED:
+                self._rejections.add("token", log, f"refused a ZeroMQ connection of {peer.decode()}: {why}")
+            self._questions.send_multipart([_VERSION, number, b"%d" % code, why.encode(), b"", b""], NOW)
+
+    def _verdict(self, credentials: list[bytes]) -> tuple[int, str]:
+        """Returns ZAP's status code for a nonce and a password, and its reason."""
+        nonce, password = credentials
+        if not hmac.compare_digest(password, self._door.password(nonce)):
+            return _REFUSED, "its token is not this shard's"
+        if nonce in self._used:
+            return _REFUSED, "its password was used before"
+        if len(self._used) >= MOST_PASSWORDS:
+            return FULL, f"this shard has let in {MOST_PASSWORDS} before"
+        self._used.add(nonce)
+        return _ALLOWED, ""
 
     def close(self) -> None:
         self._sockets.close(self._questions)

@@ -18,7 +18,7 @@ from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
 from hubring.ps.transport.zmq.handshake import Handshakes
-from hubring.ps.transport.zmq.newcomers import Newcomers
+from hubring.ps.transport.zmq.newcomers import BEFORE_CURVE_READY, BEFORE_READY, Newcomers
 from hubring.ps.transport.zmq.seal import MAX_FIRST_PART, Checksums, Seal
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
@@ -42,12 +42,6 @@ log = logging.getLogger(__name__)
 
 MAX_REPLY_ROUTES = 4096
 """Maximum number of reply connections to remember, including those of workers that have gone."""
-
-MAX_NAMES = 65_536
-"""Maximum number of connections of a shard's lifetime with a key for each; it serves no further ones.
-
-None is forgotten: its requests could then be sent again by who has seen them.
-"""
 
 
 class ZmqListener:
@@ -73,7 +67,8 @@ class ZmqListener:
         self._seals: dict[bytes, Seal] = {}
         """With a key, what seals the messages of each connection, by the name of that for requests.
 
-        Only connections that have sent a message with the key have a place.
+        Only connections that have sent a message with the key have a place. None is forgotten, because its
+        requests could then be sent again.
         """
         self._numbers = itertools.count()
         self._outboxes: dict[bytes, Outbox[Message]] = {}
@@ -88,7 +83,7 @@ class ZmqListener:
             self._router.curve_secretkey, self._router.curve_publickey = private.encode(), public.encode()
             self._router.curve_server = True
         elif lock is not None:
-            self._handshakes = Handshakes(sockets, self._router, lock.door.password, rejections)
+            self._handshakes = Handshakes(sockets, self._router, lock.door, rejections)
         self._bell = Bell()
         asked = [] if self._handshakes is None else [self._handshakes.descriptor]
         self._epoll = poller(descriptor_of(self._router), self._bell.waitable, *asked)
@@ -101,7 +96,8 @@ class ZmqListener:
                 f"cannot listen on {host} with ZeroMQ ({error}); use an address of this host"
             ) from error
         port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-        self._newcomers = Newcomers(self._router, int(port), rejections)
+        before_ready = BEFORE_CURVE_READY if lock is not None and lock.curve else BEFORE_READY
+        self._newcomers = Newcomers(self._router, int(port), rejections, before_ready)
         self._address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
 
     @property
@@ -137,8 +133,8 @@ class ZmqListener:
                 route = sender.bytes
                 seal = self._seal(route)
                 message = _message(frames, seal)
-                if not message.damage and not self._keep(route, seal):
-                    continue
+                if self._data_key and not message.damage:  # its requests may not count again
+                    self._seals[route[:NAME_BYTES]] = seal
                 envelopes.append(Envelope(message, self._reply_routes.get(route, route)))
         self.flush()
         return envelopes
@@ -159,17 +155,6 @@ class ZmqListener:
         from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
 
         return KeyedSeal(self._data_key, name, serves=True, numbers=self._numbers)
-
-    def _keep(self, route: bytes, seal: Seal) -> bool:
-        """Remembers the number of a connection's last message. Returns whether there is a place for it."""
-        name = route[:NAME_BYTES]
-        if self._data_key and name not in self._seals:
-            if len(self._seals) >= MAX_NAMES:
-                text = f"dropped a message of a new ZeroMQ connection: this shard had {MAX_NAMES} before"
-                self._rejections.add("connections", log, text)
-                return False
-            self._seals[name] = seal
-        return True
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         if message.payload is not None and not stable:

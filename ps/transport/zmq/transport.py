@@ -7,8 +7,10 @@ ZeroMQ's memory. A worker of one shard has a second DEALER for replies, which fi
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
+import socket
 import threading
 import time
 
@@ -28,6 +30,7 @@ from hubring.ps.transport.shm.segment import Arena
 from hubring.ps.transport.shm.window import Window, Windows
 from hubring.ps.transport.zmq import handshake
 from hubring.ps.transport.zmq.listener import ZmqListener
+from hubring.ps.transport.zmq.newcomers import HANDSHAKE_RECEIVED
 from hubring.ps.transport.zmq.seal import Checksums, Seal
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
@@ -44,13 +47,17 @@ from hubring.ps.transport.zmq.socket import (
     put,
     receive,
 )
+from hubring.ps.transport.zmq.tcp_line import counts, duplicate
 
 _NEVER_MS = 2**31 - 1
 
 ATTEMPTS = 5
 """How often a worker connects: a shard that strangers flood may close a connection in its handshake."""
 _ATTEMPT_PAUSE = 0.1
-"""Seconds before the second attempt; doubled before each further one."""
+"""Seconds before the second attempt; doubled before each further one. By chance up to half more or less."""
+
+_PROOF_LOOK_MS = 2
+"""How often a worker looks at what a peer has sent before its proof."""
 
 _ANNOUNCEMENT = b""
 """The message that announces a reply connection: an empty header without payload."""
@@ -97,7 +104,7 @@ class ZmqTransport:
                 connection.close()
                 if not isinstance(error, _Dropped) or attempt == ATTEMPTS - 1 or time.monotonic() > deadline:
                     raise
-                time.sleep(_ATTEMPT_PAUSE * 2**attempt)
+                time.sleep(_ATTEMPT_PAUSE * 2**attempt * (0.5 + secrets.randbelow(100) / 100))
             else:
                 break
         return connection
@@ -157,10 +164,10 @@ class ZmqConnection:
         for lane in self._lanes:  # one by one: ZeroMQ assigns each to the thread with the fewest connections
             if not lane.connect(deadline):
                 raise ServerUnreachable(f"no ZeroMQ handshake with {self._address} within {timeout:g} s")
-        if self._keyed and not self._lanes[0].is_proved(self._seal, deadline):
-            raise ServerUnreachable(
-                f"{self._address} is not the shard's any more: the process there does not know its key"
-            )
+            if self._keyed and not lane.prove(self._seal, deadline):
+                raise ServerUnreachable(
+                    f"{self._address} did not prove within {timeout:.1f} s that it is the shard"
+                )
         for lane in self._lanes[1:]:
             lane.dealer.send(_ANNOUNCEMENT, NOW)
         self._bell.ring()  # a monitor that was not read to its end signals no more events
@@ -240,9 +247,14 @@ class _Lane:
             self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
             self.dealer.curve_serverkey = door.curve.encode()
         elif door.secret:
-            handshake.show(self.dealer, door.password)
+            handshake.show(self.dealer, door)
         self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
-        self._monitor = self.dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._monitor = self.dealer.get_monitor_socket(
+            _BROKEN | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
+        self._line: socket.socket | None = None
+        """Another descriptor of the connection, until the peer has proved to be the shard."""
+        self._proves = bool(door.data_key)
         self.descriptors = descriptor_of(self.dealer), descriptor_of(self._monitor)
 
     def connect(self, deadline: float) -> bool:
@@ -255,32 +267,60 @@ class _Lane:
             self.dealer.connect(self._address)
         except zmq.ZMQError as error:
             raise ServerUnreachable(f"invalid ZeroMQ address {self._address}: {error}") from error
-        if not self._monitor.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-            return False
-        event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+        while self._monitor.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+            message = parse_monitor_message(self._monitor.recv_multipart())
+            if message["event"] != zmq.EVENT_CONNECTED:
+                self._check_handshake(zmq.Event(message["event"]), message["value"])
+                return True
+            if self._proves:
+                with contextlib.suppress(OSError):  # the connection has ended
+                    self._line = duplicate(message["value"])
+        return False
+
+    def _check_handshake(self, event: zmq.Event, value: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == handshake.FULL:
+            raise ServerUnreachable(f"{self._address} takes no further connection; restart the job")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise ServerUnreachable(f"{self._address} is another job's: it refused this worker's token")
         if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             raise _Dropped(f"{self._address} closed the connection before the end of ZeroMQ's handshake")
         if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            raise ServerUnreachable(f"no process listens at {self._address} ({zmq.Event(event).name})")
-        return True
+            raise ServerUnreachable(f"no process listens at {self._address} ({event.name})")
 
-    def is_proved(self, seal: Seal, deadline: float) -> bool:
+    def prove(self, seal: Seal, deadline: float) -> bool:
         """Returns whether the peer answers a question with the key of the seal before `deadline`.
 
-        Nothing else is sent before: a process that took the port of a dead shard would read gradients.
+        Nothing else is sent before: a process that took the port of a dead shard would read gradients. It may
+        send little before, as ZeroMQ would store any number of parts.
+
+        Raises:
+            ServerUnreachable: The peer does not know the key, or the connection was lost.
         """
         self.dealer.send(QUESTION, NOW)
         waiting = zmq.Poller()
         waiting.register(self.dealer, zmq.POLLIN)
         waiting.register(self._monitor, zmq.POLLIN)
-        ready = dict(waiting.poll(max(0, int(1000 * (deadline - time.monotonic())))))
-        if self.dealer not in ready:
-            return False
+        while self.dealer not in dict(waiting.poll(_PROOF_LOOK_MS)):
+            self.look_for_loss()
+            if self.lost:
+                raise _Dropped(f"{self._address}: connection lost ({self.lost}) before the shard's proof")
+            if self._line is not None and counts(self._line).received > HANDSHAKE_RECEIVED:
+                break
+            if time.monotonic() > deadline:
+                return False
+        if not self._has_proof(seal):
+            raise ServerUnreachable(
+                f"{self._address} is not the shard's any more: the process there does not know its key"
+            )
+        self._close_line()
+        return True
+
+    def _has_proof(self, seal: Seal) -> bool:
+        """Returns whether the peer sent one message with the seal, which is empty."""
+        messages = list(receive(self.dealer))
         try:
-            return all(message_of(frames, seal).header == b"" for frames in receive(self.dealer))
-        except DamagedHeader:
+            return len(messages) == len(messages[0]) == 1 and message_of(messages[0], seal).header == b""
+        except (DamagedHeader, IndexError):
             return False
 
     def look_for_loss(self) -> None:
@@ -290,8 +330,14 @@ class _Lane:
             if event & _BROKEN:
                 self.lost = str(zmq.Event(event).name)
 
+    def _close_line(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
     def close(self) -> None:
         """Closes the connection. Can be called twice."""
+        self._close_line()
         if not self.dealer.closed:
             self.dealer.disable_monitor()
             self._monitor.close()

@@ -80,18 +80,14 @@ def test_a_token_comes_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "cannot read the tokens in .*check --page-token-file"),
         (b"short\n", "5 characters"),
-        (b"\xff", "cannot read"),
+        (b"\xff", "cannot read the page's token in .*check --page-token-file"),
     ],
 )
-def test_a_token_file_that_is_none_is_reported_with_a_fix(
-    tmp_path: Path, content: bytes | None, words: str
-) -> None:
+def test_a_token_file_that_is_none_is_reported_with_a_fix(tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / "token"
-    if content is not None:
-        file.write_bytes(content)
-        file.chmod(0o600)
+    file.write_bytes(content)
+    file.chmod(0o600)
     with pytest.raises(ConfigError, match=words):
         tokens.settle(file)
 
@@ -100,5 +96,12 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("a token that is long enough\n")
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match=f"other users can read the tokens in {file}"):
+    with pytest.raises(ConfigError, match=f"other users can read the page's token in {file}"):
         tokens.settle(file)
+
+
+def test_a_token_in_place_of_its_file_is_not_repeated() -> None:
+    token = tokens.settle(None)
+    with pytest.raises(ConfigError, match="--page-token-file names a file that does not exist") as refused:
+        tokens.settle(Path(token))
+    assert token not in str(refused.value)

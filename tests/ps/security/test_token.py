@@ -287,9 +287,7 @@ def test_rotation_that_cannot_write_changes_no_token(tmp_path: Path) -> None:
     keyring.publish(5555)
     before = dict(keyring.tokens)
     shutil.rmtree(folder)
-    with pytest.raises(
-        ConfigError, match=r"were not rotated: cannot write the tokens to .* submit the job again"
-    ):
+    with pytest.raises(ConfigError, match=r"were not rotated: cannot write .* submit the job again"):
         keyring.rotate()
     assert keyring.tokens == before
     call = "/hubring.v1.Control/RotateToken", [(HEADER, SCHEME + before[Role.OPERATOR].secret)]

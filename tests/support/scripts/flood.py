@@ -16,14 +16,19 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import grpc
+from grpc_health.v1 import health_pb2
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.core.errors import ServerUnreachable
+from hubring.ps.security.access import NO_ACCESS, Access, unproved
+from hubring.ps.transport.grpc.channel import open_async_channel
 from hubring.ps.transport.zmq.socket import PART_BYTES
+from tests.support.transports.http2 import unread_calls
 
 NOBODY = 65534
 SECONDS = 6.0
@@ -38,6 +43,10 @@ GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01"
 """The start of ZeroMQ's protocol, version 3.1; a mechanism of 20 bytes, a role and 31 bytes follow."""
 LONG, MORE, COMMAND = 2, 1, 4
 Call = Callable[..., Any]
+CHECK = "/grpc.health.v1.Health/Check"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+UNREAD = 1000
+"""Calls to each port whose replies nobody reads."""
 METHODS = ("Join", "Heartbeat", "Plan", "Rendezvous", "Status", "Checkpoint")
 
 
@@ -65,6 +74,7 @@ class Flood:
     def __init__(self, target: Target) -> None:
         self._at = target
         self.count: Counter[str] = Counter()
+        self._access: dict[int, Access] = {}
         self._ends = time.monotonic() + SECONDS
 
     # Calls.
@@ -72,7 +82,7 @@ class Flood:
     async def calls(self, secret: str = "") -> None:
         """Calls of all kinds, without a token."""
         metadata = [("authorization", f"Bearer {secret}")] if secret else []
-        async with grpc.aio.insecure_channel(f"{self._at.host}:{self._at.control}") as channel:
+        async with self._channel(self._at.control) as channel:
 
             async def one(name: str) -> None:
                 call: Call = channel.unary_unary(f"/hubring.v1.Control/{name}")
@@ -91,10 +101,9 @@ class Flood:
             (self._at.control, "Control/Connect"),
             *((port, "Data/Exchange") for port in self._at.data),
         ):
-            options = [("grpc.use_local_subchannel_pool", 1)]
             async with Channels() as channels:
                 for _ in range(STREAMS // 50):
-                    channel = grpc.aio.insecure_channel(f"{self._at.host}:{port}", options=options)
+                    channel = self._channel(port)
                     channels.add(channel)
                     call: Call = channel.stream_stream(f"/hubring.v1.{method}")
                     channels.tasks += [
@@ -108,10 +117,50 @@ class Flood:
             (self._at.control, "Control/Rendezvous"),
             *((p, "ShardControl/SetView") for p in self._at.data),
         ):
-            options = [("grpc.max_send_message_length", -1)]
-            async with grpc.aio.insecure_channel(f"{self._at.host}:{port}", options=options) as channel:
+            async with self._channel(port) as channel:
                 call: Call = channel.unary_unary(f"/hubring.v1.{name}")
                 await asyncio.gather(*(self._note(call(large, timeout=SECONDS / 2)) for _ in range(4)))
+
+    async def probes(self) -> None:
+        """Probes without a message, with a long one, or whose replies nobody reads; streams of probes."""
+        never = asyncio.Event()
+
+        async def no_message() -> AsyncIterator[bytes]:
+            await never.wait()
+            yield b""
+
+        with ExitStack() as stack:
+            async with Channels() as channels:
+                for port in (self._at.control, *self._at.data):
+                    for _ in range(UNREAD // 50):
+                        with suppress(OSError):
+                            address = f"{self._at.host}:{port}"
+                            stack.enter_context(unread_calls(address, CHECK, b"", 50, tls=True))
+                    for number in range(STREAMS // 50):
+                        channel = self._channel(port)
+                        channels.add(channel)
+                        check: Call = channel.stream_unary(CHECK)
+                        watch: Call = channel.stream_stream("/grpc.health.v1.Health/Watch")
+                        reflect: Call = channel.stream_stream(REFLECTION)
+                        name = f"{number:04}" + "x" * (2 * MEBI)
+                        long = health_pb2.HealthCheckRequest(service=name).SerializeToString()
+                        calls = [
+                            *(check(no_message(), timeout=SECONDS / 2) for _ in range(20)),
+                            *(check(iter([long]), timeout=SECONDS / 2) for _ in range(2)),
+                            *(_idle(watch, SECONDS / 2, iter([long])) for _ in range(2)),
+                            *(_idle(reflect, SECONDS / 2) for _ in range(20)),
+                        ]
+                        channels.tasks += [asyncio.create_task(self._note(call)) for call in calls]
+
+    def _channel(self, port: int) -> grpc.aio.Channel:
+        """Opens a channel with a connection of its own, as a program without a token can."""
+        address = f"{self._at.host}:{port}"
+        if port not in self._access:
+            self._access[port] = NO_ACCESS
+            with suppress(ServerUnreachable):  # a port of ZeroMQ
+                self._access[port] = unproved(address, ANSWER_SECONDS)
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+        return open_async_channel(address, self._access[port], options)
 
     async def _note(self, call: Awaitable[object]) -> None:
         try:
@@ -119,6 +168,8 @@ class Flood:
             self.count["allowed"] += 1
         except grpc.aio.AioRpcError as error:
             self.count[error.code().name] += 1
+        except asyncio.CancelledError:  # as gRPC raises for a call that the server cancelled
+            self.count["CANCELLED"] += 1
 
     # Bytes.
 
@@ -234,8 +285,8 @@ class Channels:
             await channel.close()
 
 
-async def _idle(call: Call, seconds: float) -> None:
-    stream = call(timeout=seconds)
+async def _idle(call: Call, seconds: float, messages: Iterator[bytes] | None = None) -> None:
+    stream = call(messages, timeout=seconds)
     async for _ in stream:
         pass
 
