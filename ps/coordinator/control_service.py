@@ -298,7 +298,9 @@ class Control(ControlServicer):
         self, request: pb.ShardHeartbeatRequest, context: Context
     ) -> pb.ShardHeartbeatReply:
         stays = self._coordinator.beat_shard(request.token)
-        ruling = self._coordinator.standbys.ruling(request.token, request.unreachable)
+        ruling = self._coordinator.standbys.ruling(
+            request.token, request.stream, unreachable=request.unreachable
+        )
         return pb.ShardHeartbeatReply(stop=not stays, replaced=ruling.replaced, given_up=ruling.given_up)
 
 

@@ -21,7 +21,7 @@ _CONTROL = f"/{DESCRIPTOR.services_by_name['Control'].full_name}/"
 
 _ROUTINE: Mapping[str, frozenset[str]] = {
     "Heartbeat": frozenset({"rank", "incarnation", "step", "loss", "waiting", "telemetry"}),
-    "ShardHeartbeat": frozenset({"token"}),
+    "ShardHeartbeat": frozenset({"token", "stream"}),
     "Rendezvous": frozenset({"rank", "incarnation", "key", "wait_seconds"}),
     "Clock": frozenset(),
     "Status": frozenset(),

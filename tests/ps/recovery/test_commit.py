@@ -115,6 +115,8 @@ def test_the_state_is_written_before_a_reply_that_may_tell_of_a_change(
                 (stub.Heartbeat, pb.HeartbeatRequest(**place, stopping=True), 1),
                 (stub.Rendezvous, pb.RendezvousRequest(**place, key="k", value="v"), 1),
                 (stub.Rendezvous, pb.RendezvousRequest(**place, key="k", wait_seconds=1), 0),
+                (stub.ShardHeartbeat, pb.ShardHeartbeatRequest(token="t", stream=b"s"), 0),
+                (stub.ShardHeartbeat, pb.ShardHeartbeatRequest(token="t", stream=b"s", unreachable=True), 1),
                 (stub.Leave, pb.LeaveRequest(**place), 1),
             ]
             for call, request, changes in calls:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.core.messages import Command, CoordinatorCall
 from hubring.ps.core.types import incarnation_to_wire
 from hubring.ps.shard.coordinator_calls import action
-from hubring.ps.shard.following import Following
+from hubring.ps.shard.following import Following, promote
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.replication import Replication
 from hubring.ps.standby.reconnection import Verdict
@@ -29,21 +30,31 @@ class Duo:
     def __init__(self, wire: str, consistency: Consistency) -> None:
         self.verdict = Verdict.WAIT
         self.asked = threading.Event()
+        self.unreachable = False
+        """Whether the last question was about a standby that cannot be reached."""
         self.replaced = threading.Event()
         self.shard = OneShard(consistency, 1, transport(wire))
         self.standby = OneShard(consistency, 1, transport(wire))
         self.standby.tell(lambda: setattr(self.standby.loop, "following", Following(SECRET, 0)))
         self.replication = Replication(self.ask, lambda why: self.replaced.set())
-        place = ShardAddress(host_id(), {wire: self.standby.address})
-        self.replication.begin(self.shard.loop, place, SECRET)
+        self.place = ShardAddress(host_id(), {wire: self.standby.address})
+        self.replicate(SECRET)
+
+    def replicate(self, stream: bytes, *, wanted: bool = True) -> None:
+        """Returns once the standby has the shard's state."""
+        self.replication.begin(self.shard.loop, self.place, stream, lambda: wanted).result(SOON)
+
+    def follow(self, stream: bytes) -> None:
+        self.standby.tell(lambda: self.standby.loop.follow(Following(stream, 0)))
 
     def ask(self, stream: bytes, unreachable: bool) -> Verdict:
         assert stream == SECRET
+        self.unreachable = unreachable
         self.asked.set()
         return self.verdict
 
     def promote(self) -> None:
-        self.standby.tell(lambda: setattr(self.standby.loop, "following", None))
+        self.standby.tell(lambda: promote(self.standby.loop))
 
     def stop(self) -> None:
         self.verdict = Verdict.STOP
@@ -103,6 +114,52 @@ def test_answers_wait_for_a_standby_that_is_lost_until_it_is_given_up(duo: Duo) 
     assert into.tolist() == [1.0] * 6
     push(client, torch.ones(6), into).wait(SOON)
     client.close()
+
+
+OTHER = b"another stream"
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+def test_a_shard_whose_standby_follows_another_stream_goes_on_alone(duo: Duo, promoted: bool) -> None:
+    client = duo.shard.client(0)
+    into = begin(client)
+    duo.follow(OTHER)
+    if promoted:
+        duo.promote()
+    duo.verdict = Verdict.ALONE
+    push(client, torch.ones(6), into).wait(SOON)
+    assert duo.unreachable
+    assert not duo.replaced.is_set()
+    client.close()
+
+
+def test_a_late_call_of_a_coordinator_that_was_killed_does_not_replace_a_stream() -> None:
+    duo = Duo("shm", ASP())
+    try:
+        client = duo.shard.client(0)
+        into = begin(client)
+        duo.replicate(OTHER, wanted=False)
+        assert duo.shard.loop.stream == SECRET
+        push(client, torch.ones(6), into).wait(SOON)
+        assert torch.equal(values(duo.standby), into)
+        client.close()
+    finally:
+        duo.stop()
+
+
+def test_a_transfer_that_the_end_of_its_shard_interrupts_is_cancelled() -> None:
+    duo = Duo("shm", ASP())
+    held = threading.Event()
+    duo.follow(OTHER)
+    duo.standby.loop.command(lambda: held.wait(SOON))
+    duo.shard.tell(lambda: duo.shard.loop.leave_standby(SECRET))
+    received = duo.replication.begin(duo.shard.loop, duo.place, OTHER, lambda: True)
+    duo.shard.until(lambda loop: loop.stream == OTHER)
+    duo.shard.stop()
+    with pytest.raises(CancelledError):
+        received.result(SOON)
+    held.set()
+    duo.standby.stop()
 
 
 def test_a_call_of_the_coordinator_returns_once_the_standby_has_it_too(duo: Duo) -> None:
