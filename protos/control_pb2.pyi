@@ -1327,24 +1327,24 @@ class ShardHeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STOP_FIELD_NUMBER: _builtins.int
-    REPLACED_FIELD_NUMBER: _builtins.int
+    DISMISSED_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """the server no longer needs this shard"""
-    replaced: _builtins.str
-    """with stop: the error, if a standby has replaced this shard"""
+    dismissed: _builtins.str
+    """with stop: the error, if a standby has replaced this shard, or is given up"""
     given_up: _builtins.bool
     """the standby of that stream is given up: go on without it"""
     def __init__(
         self,
         *,
         stop: _builtins.bool = ...,
-        replaced: _builtins.str = ...,
+        dismissed: _builtins.str = ...,
         given_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up", "replaced", b"replaced", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dismissed", b"dismissed", "given_up", b"given_up", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -301,7 +301,7 @@ class Control(ControlServicer):
         ruling = self._coordinator.standbys.ruling(
             request.token, request.stream, unreachable=request.unreachable
         )
-        return pb.ShardHeartbeatReply(stop=not stays, replaced=ruling.replaced, given_up=ruling.given_up)
+        return pb.ShardHeartbeatReply(stop=not stays, dismissed=ruling.dismissed, given_up=ruling.given_up)
 
 
 def _sender(

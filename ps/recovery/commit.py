@@ -84,6 +84,7 @@ class Commits:
 
     def _fail(self, error: OSError) -> None:
         self._file.remove()  # a standby must not continue with an old state
+        self._written = b""
         if not self._failed:
             log.error(
                 "cannot write %s (%s): while that lasts, the job ends if the coordinator is killed",

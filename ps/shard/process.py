@@ -147,12 +147,12 @@ class Registration:
             log.debug("the coordinator does not answer: %s", error.code().name)
             return Verdict.WAIT
         if reply.stop:
-            self.replaced(reply.replaced)
+            self.dismissed(reply.dismissed)
             return Verdict.STOP
         return Verdict.ALONE if reply.given_up else Verdict.WAIT
 
-    def replaced(self, why: str) -> None:
-        """Notes that a standby has taken this shard's place; `why` is empty if none has."""
+    def dismissed(self, why: str) -> None:
+        """Notes that the job goes on without this process; `why` is empty if the server ends."""
         if why and self.failure is None:
             self.failure = Fenced(why)
             self._orphaned.set()
@@ -185,7 +185,7 @@ class Registration:
                 with pauses.within(timeout):
                     reply = self._stub.ShardHeartbeat(request, timeout=timeout)
                 if reply.stop:
-                    self.replaced(reply.replaced)
+                    self.dismissed(reply.dismissed)
                     break
                 if reply.given_up:
                     given_up(request.stream)
@@ -250,7 +250,7 @@ def main() -> None:
     loop = ShardLoop(registration.consistency, list(doors.listeners.values()), memory, trace, rejections)
     if settings.standby:
         loop.follow(Following(None, registration.index))
-    replication = Replication(registration.ask, registration.replaced, settings.access.identity)
+    replication = Replication(registration.ask, registration.dismissed, settings.access.identity)
     control.serve(loop, registration.index, replication, standby=settings.standby)
     registration.keep(
         loop.stop,

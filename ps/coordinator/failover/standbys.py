@@ -23,7 +23,7 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.failover.pairing import pairs
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
-from hubring.ps.core.errors import SHARD_REPLACED
+from hubring.ps.core.errors import SHARD_REPLACED, STANDBY_GIVEN_UP
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.transport.grpc.call_error import describe
 
@@ -43,11 +43,12 @@ class Ruling(NamedTuple):
     """What a shard learns with its heartbeat.
 
     Attributes:
-        replaced: The error for a shard whose standby has taken its place; empty for any other.
+        dismissed: The error for a shard whose standby has taken its place, or for a standby that is given up;
+            empty for any other process.
         given_up: Whether the standby of the shard's stream is given up.
     """
 
-    replaced: str
+    dismissed: str
     given_up: bool
 
 
@@ -84,8 +85,8 @@ class Standbys:
         """What brings a shard's state to a standby, by the stream's secret."""
         self._pair_at = 0.0
         """When to try again to pair shards with standbys."""
-        self._replaced: set[str] = set()
-        """Tokens of the shards whose standby has taken their place."""
+        self._dismissed: dict[str, str] = {}
+        """Why shards that were replaced and standbys that were given up must exit, by their tokens."""
         fleet.successor = self.successor
         fleet.guarded = not wanted
 
@@ -134,16 +135,21 @@ class Standbys:
             process.lost = True
             self._fail(f"{process} {what}")
 
-    async def child_ended(self, pid: int, name: str, what: str) -> bool:
-        """Handles the end of a child of this server; returns whether to start a standby in its place."""
+    async def child_ended(self, pid: int, name: str, what: str, *, standby: bool) -> None:
+        """Handles the end of a child of this server.
+
+        Args:
+            pid: Its process id.
+            name: Its name.
+            what: How it ended, as a clause.
+            standby: Whether it was started as a standby. Until it registers, no shard needs it.
+        """
         for process in self._fleet.processes:
             if (process.host, process.pid) == (socket.gethostname(), pid):
                 await self.lose(process, what)
-                return not process.lost
-        if pid in self._fleet.departed:
-            return True
-        self._fail(f"{name} {what}")
-        return False
+                return
+        if not standby and pid not in self._fleet.departed:
+            self._fail(f"{name} {what}")
 
     def ruling(self, token: str, stream: bytes, *, unreachable: bool) -> Ruling:
         """Returns what a shard learns with its heartbeat.
@@ -155,7 +161,7 @@ class Standbys:
         """
         shard = self._fleet.find(token)
         if shard is None:
-            return Ruling(SHARD_REPLACED if token in self._replaced else "", given_up=False)
+            return Ruling(self._dismissed.get(token, ""), given_up=False)
         standby = next((each for each in self._fleet.standbys if stream and each.stream == stream), None)
         if standby is not None and unreachable and not self._deciding.locked():
             self._give_up(standby, f"cannot be reached by {shard}")
@@ -229,7 +235,7 @@ class Standbys:
                 self._give_up(standby, f"does not answer ({describe(error)})")
                 return False
             self._fleet.replace(shard, standby)
-        self._replaced.add(shard.token)
+        self._dismissed[shard.token] = SHARD_REPLACED
         self.failovers += 1
         line = f"{shard} {what}; its standby ({standby.host} pid {standby.pid}) has taken its place"
         log.warning("%s, and no step is lost", line)
@@ -240,6 +246,7 @@ class Standbys:
     def _give_up(self, standby: Shard, what: str) -> None:
         """Removes a standby for good. Its shard learns it with its heartbeat."""
         shard = self._fleet.give_up(standby)
+        self._dismissed[standby.token] = STANDBY_GIVEN_UP
         self._fleet.before_call()
         if (pairing := self._pairings.get(standby.stream)) is not None:
             pairing.cancel()
