@@ -28,7 +28,7 @@ def main() -> int:
     try:
         inherited = StateFile(Path(settings.state)).read() if settings.predecessor else None
     except HubringError as error:
-        return _conclude(settings, _failed(error))
+        return _conclude(settings, Report.of(error))
     succession = Succession(settings, inherited)
     try:
         return _conclude(settings, _run(settings, succession))
@@ -40,12 +40,8 @@ def _run(settings: Settings, succession: Succession) -> Report:
     try:
         code, result = asyncio.run(Server(settings.config, succession).run())
     except HubringError as error:
-        return _failed(error)
+        return Report.of(error)
     return Report(code, {**result, "exit_code": code})
-
-
-def _failed(error: HubringError) -> Report:
-    return Report(error.exit_code, {"error": str(error), "exit_code": error.exit_code}, str(error))
 
 
 def _conclude(settings: Settings, ended: Report) -> int:

@@ -137,8 +137,11 @@ def test_members_of_a_ring_connect_across_a_takeover(cluster: Cluster) -> None:
 
 
 @pytest.mark.full
-def test_a_job_outlives_the_process_that_a_person_started(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = served(cluster, "--no-page")
+@pytest.mark.parametrize("flags", [(), ("--restarts", "2")])
+def test_a_job_outlives_the_process_that_a_person_started(
+    cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    server, address = served(cluster, "--no-page", *flags)
     workers, go = held(cluster, address, tmp_path)
     words, (coordinator, _) = "the server goes on until its job ends", coordinators()
     kill(server.process.pid)
