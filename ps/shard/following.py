@@ -60,12 +60,13 @@ class Following:
         return acknowledged
 
     def _apply(self, loop: ShardLoop, change: Change) -> None:
+        if isinstance(change, CoordinatorCall):  # it succeeded on the primary: an error ends this process
+            loop.obey(change, action(change, self._index))
+            return
         try:
             match change:
                 case Round() | Transfer():
                     loop.store.apply(change)
-                case CoordinatorCall():
-                    loop.obey(change, action(change, self._index))
                 case Contribute():
                     # The primary reuses its memory once this change is acknowledged.
                     own = replace(change, tensors=tuple(tensor.clone() for tensor in change.tensors))

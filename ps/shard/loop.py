@@ -19,7 +19,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -27,6 +26,7 @@ from hubring.ps.core.counters import Service, Traffic
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.messages import (
     Code,
+    Command,
     Contribute,
     CoordinatorCall,
     Delivery,
@@ -41,13 +41,14 @@ from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import BucketSpec, Sender, Slice
 from hubring.ps.shard import following
 from hubring.ps.shard.following import Following
-from hubring.ps.standby.call_history import CallHistory
+from hubring.ps.shard.ticket import Ticket
+from hubring.ps.standby.call_history import CallHistory, without_checkpoint
 from hubring.ps.standby.stream import Stream, lasting
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport import wire
-from hubring.ps.transport.base import Connection, Envelope, Listener, ReturnPath
+from hubring.ps.transport.base import Connection, Envelope, Listener
 from hubring.ps.transport.poller import poller
 from hubring.ps.transport.spin_wait import SpinWait
 
@@ -57,28 +58,6 @@ _T = TypeVar("_T")
 
 _NO_SENDER = Sender(-1, 0)
 """The sender of a message that cannot be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """The return path of one reply.
-
-    Attributes:
-        listener: The listener that received the request.
-        reply_to: The listener's return path to the sender.
-        request: The sender's number of the request.
-        sender: The sender.
-        since: When the loop began to handle the request, by `time.monotonic_ns`.
-    """
-
-    listener: Listener
-    reply_to: ReturnPath
-    request: int
-    sender: Sender
-    since: int
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 class ShardLoop:
@@ -199,13 +178,20 @@ class ShardLoop:
 
         def run() -> None:
             self._changes.add(changed)
-            if self._stream is not None:
-                self._stream.append(call)
-            self.obey(call, action)
-            if self._stream is not None:
-                self._stream.hold(lambda: changed.set_result(None))
-            else:
+            if self._stream is None:
+                self.obey(call, action)
                 changed.set_result(None)
+                return
+            if call.command is Command.SET_PLAN:  # the standby hears of it if it succeeds, and reads no file
+                self.obey(call, action)
+                plan, restored = without_checkpoint(call)
+                self._stream.append(plan)
+                for change in self.store.transfer(restored):
+                    self._stream.append(change)
+            else:
+                self._stream.append(call)
+                self.obey(call, action)
+            self._stream.hold(lambda: changed.set_result(None))
 
         changed.add_done_callback(self._changes.discard)
         self.command(run).add_done_callback(lambda done: pass_failure(done, changed))

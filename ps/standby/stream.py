@@ -34,7 +34,7 @@ from hubring.ps.transport.base import Connection, Message
 from hubring.ps.transport.poller import poller
 
 SILENT_SECONDS = 30.0
-"""Seconds without an acknowledgement after which a standby counts as lost. It may restore a checkpoint."""
+"""Seconds without an acknowledgement after which a standby counts as lost."""
 
 
 class StandbyLost(ConnectionLost):
@@ -141,6 +141,8 @@ class Stream:
 
     def check(self) -> None:
         """Gives up a connection whose peer is silent."""
+        if self.patience == 0.0:
+            self.receive()  # this thread may have been busy for as long
         if self.patience == 0.0:
             self._drop(StandbyLost(f"no acknowledgement for {SILENT_SECONDS:g} s"))
 

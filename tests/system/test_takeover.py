@@ -236,3 +236,42 @@ def test_a_server_runs_the_next_job_after_a_takeover(cluster: Cluster, tmp_path:
     assert [worker.done()["steps"] for worker in again] == [5, 5]
     server.process.send_signal(signal.SIGINT)
     assert server.done(128 + signal.SIGINT)["failovers"] == 2
+
+
+@pytest.mark.full
+def test_a_coordinator_that_is_killed_while_a_standby_joins_a_shard_costs_no_step(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    server, address = served(cluster, "--no-page", "--once")
+    workers, go = held(cluster, address, tmp_path)
+    shard = cluster.status(address)["shards"][0]
+    os.kill(shard["pid"], signal.SIGSTOP)  # so that the next standby waits for its state
+    kill(shard["standby"]["pid"])
+    server.until(lambda: server.said().count("gets the state of shard 0") == 2, "another standby")
+    kill(coordinators()[0])
+    server.until_said("its standby has taken over")
+    os.kill(shard["pid"], signal.SIGCONT)
+    server.until(lambda: cluster.status(address)["shards"][0]["standby"] is not None, "pair")
+    kill(shard["pid"])
+    server.until_said("has taken its place, and no step is lost")
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    assert server.done()["failovers"] == 2
+    assert is_trained(tmp_path)
+
+
+@pytest.mark.full
+def test_a_resumed_job_survives_its_shard(cluster: Cluster, tmp_path: Path) -> None:
+    saved = ("--checkpoint-dir", str(tmp_path / "saved"))
+    server, address = cluster.server("--workers", "2", "--once", *saved, name="first")
+    for worker in [cluster.worker(address, SMALL, str(HELD_AT - 2), "16") for _ in range(2)]:
+        worker.done()
+    server.done()
+    server, address = served(cluster, "--no-page", "--once", *saved)
+    workers, go = held(cluster, address, tmp_path)
+    kill(cluster.status(address)["shards"][0]["pid"])
+    server.until_said("has taken its place, and no step is lost")
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    assert server.done()["failovers"] == 1
+    assert is_trained(tmp_path)

@@ -202,6 +202,7 @@ class Standbys:
         shard.joining = standby.stream = stream
         standby.index = shard.index
         self._fleet.before_call()
+        log.info("%s gets the state of %s", standby, shard)
         self._pairings[stream] = asyncio.create_task(self._join(shard, standby, stream))
 
     async def _join(self, shard: Shard, standby: Shard, stream: bytes) -> None:

@@ -165,6 +165,16 @@ def test_a_silent_standby_counts_as_lost(story: Story) -> None:
     assert isinstance(story.lost[0], StandbyLost)
 
 
+def test_a_standby_that_answered_while_its_shard_was_busy_is_not_silent(story: Story) -> None:
+    story.stream.append(drain())
+    story.stream.append(drain())
+    story.time.advance(SILENT_SECONDS)
+    story.connection.answer(0)
+    story.stream.check()
+    assert not story.lost
+    assert story.stream.patience == SILENT_SECONDS
+
+
 def test_memory_of_a_round_is_used_again_once_the_round_is_acknowledged(story: Story) -> None:
     story.round(0)
     story.round(1)
