@@ -1300,19 +1300,23 @@ class ShardHeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     UNREACHABLE_FIELD_NUMBER: _builtins.int
     token: _builtins.str
-    unreachable: _builtins.bytes
-    """the secret of the stream whose standby the shard cannot reach; empty: none"""
+    stream: _builtins.bytes
+    """the secret of the stream to the shard's standby; empty: it has none"""
+    unreachable: _builtins.bool
+    """the shard cannot reach that standby, and asks to go on without it"""
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
-        unreachable: _builtins.bytes = ...,
+        stream: _builtins.bytes = ...,
+        unreachable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream", "token", b"token", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1323,24 +1327,24 @@ class ShardHeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STOP_FIELD_NUMBER: _builtins.int
-    REPLACED_FIELD_NUMBER: _builtins.int
+    DISMISSED_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """the server no longer needs this shard"""
-    replaced: _builtins.str
-    """with stop: the error, if a standby has replaced this shard"""
-    given_up: _builtins.bytes
-    """the secret of the stream whose standby is given up: go on without it"""
+    dismissed: _builtins.str
+    """with stop: the error, if a standby has replaced this shard, or is given up"""
+    given_up: _builtins.bool
+    """the standby of that stream is given up: go on without it"""
     def __init__(
         self,
         *,
         stop: _builtins.bool = ...,
-        replaced: _builtins.str = ...,
-        given_up: _builtins.bytes = ...,
+        dismissed: _builtins.str = ...,
+        given_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up", "replaced", b"replaced", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dismissed", b"dismissed", "given_up", b"given_up", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,6 +139,8 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     """a gradient, or the sum of all, is NaN or infinite"""
     RESEND: _Code.ValueType  # 9
     """the payload does not match its checksum; with number 2^64-1: a header does not"""
+    OTHER_STREAM: _Code.ValueType  # 10
+    """the standby follows another stream"""
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper): ...
 
@@ -157,6 +159,8 @@ NOT_FINITE: Code.ValueType  # 8
 """a gradient, or the sum of all, is NaN or infinite"""
 RESEND: Code.ValueType  # 9
 """the payload does not match its checksum; with number 2^64-1: a header does not"""
+OTHER_STREAM: Code.ValueType  # 10
+"""the standby follows another stream"""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 @_typing.final

@@ -188,11 +188,13 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
     from hubring.ps.core.descriptors import raise_limit
     from hubring.ps.observe import logs
     from hubring.ps.process.end_with_parent import PARENT, follow
-    from hubring.ps.process.supervised import is_supervised
+    from hubring.ps.process.supervised import as_child, is_supervised
 
     config = load_server(flags, config_file)
-    if config.restarts and not is_supervised(environment()):
-        return _start_again_and_again(config.restarts, config.checkpoint_dir), None
+    guards = config.standby and config.join is None
+    if config.restarts and not guards and not is_supervised(environment()):
+        begin = as_child("ps-server", "hubring.ps.cli", environment())
+        return _start_again_and_again(config, begin), None
     follow(int(environment().get(PARENT, 0)))
     logs.configure(config.log_format).role = "hub"
     raise_limit()  # children inherit it
@@ -200,13 +202,13 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
         from hubring.ps.shard import gpu
 
         gpu.find(config.device)  # raises here if there is no GPU, before any process starts
-    if config.standby and config.join is None:
-        from hubring.ps.recovery.guardian import guard
+    if guards:
+        from hubring.ps.recovery.guardian import Guarded, guard
 
-        ended = guard(config)
-        if ended.error:
-            print(f"ps-server: {ended.error}", file=sys.stderr)
-        return ended.exit_code, ended.result
+        if config.restarts:  # without a process in between, which would be taken for the server
+            return _start_again_and_again(config, lambda: Guarded(config, _conclude)), None
+        _conclude(ended := guard(config))
+        return ended.exit_code, None
     from hubring.ps.server import Server
     from hubring.ps.shard.host_shards import join
 
@@ -216,17 +218,25 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
     return asyncio.run(_serve(Server(config)))
 
 
-def _start_again_and_again(restarts: int, folder: Path | None) -> int:
+def _conclude(ended: Any) -> None:
+    """Prints how a server with standbys ended."""
+    if ended.error:
+        print(f"ps-server: {ended.error}", file=sys.stderr)
+    terminal.last_line(ended.result)
+
+
+def _start_again_and_again(config: Any, begin: Any) -> int:
     from hubring.ps.checkpoint.checkpoint_folder import newest_step
-    from hubring.ps.config.environment import environment
     from hubring.ps.process.restarts import Restarts
     from hubring.ps.process.supervised import supervise
+
+    folder = config.checkpoint_dir
 
     def start() -> str:
         step = newest_step(folder) if folder is not None else None
         return "without a checkpoint" if step is None else f"from the checkpoint of step {step}"
 
-    return supervise("ps-server", "hubring.ps.cli", Restarts(restarts), environment(), start)
+    return supervise("ps-server", begin, Restarts(config.restarts), start)
 
 
 async def _serve(server: Any) -> tuple[int, dict[str, Any]]:

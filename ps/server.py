@@ -37,9 +37,8 @@ from hubring.ps.process.children import Children
 from hubring.ps.process.process import Adopted
 from hubring.ps.process.stop_signals import STOP_SIGNALS
 from hubring.ps.recovery.commit import CommitFirst
-from hubring.ps.recovery.records import PageRecord, ServerRecord, State
-from hubring.ps.recovery.state import capture as capture_hub
-from hubring.ps.recovery.state import restore, steps
+from hubring.ps.recovery.records import ChildRecord, PageRecord, ServerRecord, State
+from hubring.ps.recovery.state import capture, restore, steps
 from hubring.ps.recovery.succession import Succession
 from hubring.ps.security import leftovers
 from hubring.ps.security.access import NO_ACCESS, Access
@@ -49,7 +48,7 @@ from hubring.ps.security.keyring import Keyring
 from hubring.ps.security.own_certificate import load
 from hubring.ps.security.policy import Role
 from hubring.ps.security.token_file import forget
-from hubring.ps.shard.host_shards import settings_of, start_shards, start_standby
+from hubring.ps.shard.host_shards import began_as_standby, replacements, settings_of, start_shards
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.readable_calls import ReadableCalls
@@ -121,14 +120,15 @@ class Server:
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
         lives_on = self._succession is not None
-        self._settings = settings_of(control, config, self._shards_access(), self._own, lives_on=lives_on)
+        settings = settings_of(control, config, self._shards_access(), self._own, lives_on=lives_on)
         shards: Children[Child | Adopted] = Children()
+        self._missing = replacements(shards, config, settings)
         site: Site | None = None
         opening: asyncio.Task[None] | None = None
         try:
             site = None if config.no_page else self._site()
             if self._inherited is None:
-                start_shards(shards, config, self._settings)
+                start_shards(shards, config, settings)
             if self._succession is not None:
                 self._succeed(self._succession, coordinator, shards, site)
             else:
@@ -142,6 +142,7 @@ class Server:
             result = self._result(coordinator, address, site)
         finally:
             coordinator.done.set()
+            coordinator.fleet.before_call()  # a process that takes over from here on must not miss the shards
             self._health.tell(coordinator.troubles())
             await asyncio.to_thread(shards.end)
             await coordinator.see_off(self._remote_shards(coordinator, shards), GOODBYE_SECONDS)
@@ -153,8 +154,6 @@ class Server:
             await server.stop(GOODBYE_SECONDS if coordinator.failure else 0.5)
             if self._keyring is not None:
                 self._keyring.withdraw()
-            if self._succession is not None:
-                await asyncio.to_thread(self._succession.end)
         return self._exit_code(coordinator), result
 
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
@@ -226,17 +225,17 @@ class Server:
         inherited = self._inherited
         if inherited is not None:
             for each in inherited.server.shards:
-                shards.add(Adopted("a shard process", each))
+                shards.add(Adopted(each.name, each.process))
         page = None if site is None else PageRecord(site.port, site.token)
         keyring, port = self._keyring, coordinator.config.port
 
-        def capture() -> State:
+        def state() -> State:
             kept = None if keyring is None else keyring.kept
-            own = [each.process for each in shards.started]
+            own = [ChildRecord(each.name, each.process) for each in shards.started]
             server = ServerRecord(port, list(self._signals), page, kept, own)
-            return State(server, capture_hub(coordinator), steps(coordinator))
+            return State(server, capture(coordinator), steps(coordinator))
 
-        succession.begin(port, coordinator.fleet, capture)
+        succession.begin(port, coordinator.fleet, state)
         if inherited is not None:
             for number in inherited.server.signals:
                 self._on_signal(signal.Signals(number), coordinator)
@@ -294,12 +293,13 @@ class Server:
         ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._quit.wait())]
         due = time.monotonic()
         try:
-            while not any(task.done() for task in ends):
-                late = time.monotonic() - due
-                if late > HELD_UP_SECONDS:
+            while not (coordinator.done.is_set() or self._quit.is_set()):
+                if (late := time.monotonic() - due) > HELD_UP_SECONDS:
                     coordinator.excuse(late)
                 for shard in [each for each in shards.started if each.ended]:
                     await self._on_ended(coordinator, shards, shard)
+                if coordinator.failure is None:
+                    self._missing.fill(len(shards.started))
                 if self._draining is not None and self._draining.done():
                     self._draining.result()
                 await coordinator.tick()
@@ -318,13 +318,15 @@ class Server:
     async def _on_ended(
         self, coordinator: Coordinator, shards: Children[Child | Adopted], ended: Child | Adopted
     ) -> None:
-        """Handles the exit of a shard's process. With `--standby`, starts a standby in its place."""
+        """Handles the exit of a shard's process. With `--standby`, a standby starts in its place."""
         if not self._config.standby:
             coordinator.shard_lost(f"{ended} {ended.ended}")
             return
         shards.started.remove(ended)
-        if await coordinator.standbys.child_ended(ended.pid, str(ended), ended.ended):
-            start_standby(shards, self._settings)
+        standby = began_as_standby(ended)
+        await coordinator.standbys.child_ended(ended.pid, str(ended), ended.ended, standby=standby)
+        if coordinator.failure is None:
+            self._missing.note(f"{ended} {ended.ended}", ended.process.age)
 
     @staticmethod
     def _remote_shards(coordinator: Coordinator, shards: Children[Child | Adopted]) -> list[Shard]:
@@ -337,14 +339,13 @@ class Server:
         ]
 
     def _result(self, coordinator: Coordinator, address: str, site: Site | None) -> dict[str, Any]:
-        outcome = coordinator.outcome or coordinator.job.outcome
         return {
             "address": address,
             "page": site.address if site is not None else "",
             "job": coordinator.last_job,
             "mode": self._config.mode,
             "steps": coordinator.last_step,
-            **ends(outcome),
+            **ends(coordinator.outcome or coordinator.job.outcome),
             "error": str(self._failure(coordinator) or ""),
             "shards": coordinator.last_stats,
             "checkpoint": str(coordinator.checkpoints.last or ""),

@@ -25,19 +25,30 @@ def main() -> int:
     if settings.predecessor:
         site.load()
         await_end(settings.predecessor)  # one that ends by itself kills its standby
-    ended = _run(settings)
+    try:
+        inherited = StateFile(Path(settings.state)).read() if settings.predecessor else None
+    except HubringError as error:
+        return _conclude(settings, Report.of(error))
+    succession = Succession(settings, inherited)
+    try:
+        return _conclude(settings, _run(settings, succession))
+    finally:
+        succession.end()  # until then the standby takes over if this process is killed
+
+
+def _run(settings: Settings, succession: Succession) -> Report:
+    try:
+        code, result = asyncio.run(Server(settings.config, succession).run())
+    except HubringError as error:
+        return Report.of(error)
+    return Report(code, {**result, "exit_code": code})
+
+
+def _conclude(settings: Settings, ended: Report) -> int:
+    """Reports how the server ended; returns the exit code."""
     if not report(settings, ended):
         terminal.last_line(ended.result)
     return ended.exit_code
-
-
-def _run(settings: Settings) -> Report:
-    try:
-        inherited = StateFile(Path(settings.state)).read() if settings.predecessor else None
-        code, result = asyncio.run(Server(settings.config, Succession(settings, inherited)).run())
-    except HubringError as error:
-        return Report(error.exit_code, {"error": str(error), "exit_code": error.exit_code}, str(error))
-    return Report(code, {**result, "exit_code": code})
 
 
 if __name__ == "__main__":

@@ -298,8 +298,10 @@ class Control(ControlServicer):
         self, request: pb.ShardHeartbeatRequest, context: Context
     ) -> pb.ShardHeartbeatReply:
         stays = self._coordinator.beat_shard(request.token)
-        ruling = self._coordinator.standbys.ruling(request.token, request.unreachable)
-        return pb.ShardHeartbeatReply(stop=not stays, replaced=ruling.replaced, given_up=ruling.given_up)
+        ruling = self._coordinator.standbys.ruling(
+            request.token, request.stream, unreachable=request.unreachable
+        )
+        return pb.ShardHeartbeatReply(stop=not stays, dismissed=ruling.dismissed, given_up=ruling.given_up)
 
 
 def _sender(

@@ -81,8 +81,8 @@ class Shard:
     """Whether it waits to take the place of the shard with its number."""
     stream: bytes = b""
     """The secret of the stream between a shard and its standby; empty for a shard without a standby."""
-    given_up: bytes = b""
-    """The secret of the last stream whose standby was given up."""
+    joining: bytes = b""
+    """As `stream`, while a shard's state goes to a standby, which cannot take its place yet."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the shard has received the request to exit."""
 
@@ -142,7 +142,7 @@ class Fleet:
         return next((shard for shard in self.shards if shard.index == index), None)
 
     def standby_of(self, shard: Shard) -> Shard | None:
-        """Returns the standby that follows a shard."""
+        """Returns the standby that can take a shard's place."""
         return next((each for each in self.standbys if shard.stream and each.stream == shard.stream), None)
 
     def replace(self, shard: Shard, standby: Shard) -> None:
@@ -153,12 +153,12 @@ class Fleet:
         self.departed.add(shard.pid)
 
     def give_up(self, standby: Shard) -> Shard | None:
-        """Removes a standby; returns the shard that it followed."""
+        """Removes a standby; returns the shard that it followed or joined."""
         self.standbys.remove(standby)
         self.departed.add(standby.pid)
         for shard in self.shards:
-            if standby.stream and shard.stream == standby.stream:
-                shard.stream, shard.given_up = b"", standby.stream
+            if standby.stream and standby.stream in (shard.stream, shard.joining):
+                shard.stream = shard.joining = b""
                 return shard
         return None
 

@@ -52,6 +52,7 @@ class Takeover:
         line = f"the coordinator was lost; its standby has taken over ({self.failovers} in all)"
         log.warning("%s", line)
         hub.job.tell(line)
+        hub.standbys.take_over()
         if saving:
             hub.checkpoints.hasten()
 

@@ -27,6 +27,10 @@ SHARD_REPLACED = (
     "the standby of this shard has taken its place, because this shard was suspended or not reachable."
     " The job goes on without this shard"
 )
+STANDBY_GIVEN_UP = (
+    "this standby was given up, because it was suspended or its shard could not reach it. The shard goes on"
+    " without it"
+)
 
 
 class HubringError(Exception):

@@ -62,6 +62,7 @@ class Code(enum.IntEnum):
     BAD_REQUEST = 7
     NOT_FINITE = 8
     RESEND = 9
+    OTHER_STREAM = 10
 
 
 NO_REQUEST = 2**64 - 1

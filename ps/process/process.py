@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,11 @@ class Process(NamedTuple):
 
     pid: int
     started: int
+
+    @property
+    def age(self) -> float:
+        """Seconds since it started; very many if that is unknown."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started / os.sysconf("SC_CLK_TCK")
 
 
 def process(pid: int) -> Process:

@@ -50,6 +50,11 @@ def wait(seconds: float, signals: Sequence[int]) -> int:
     return 128 + signal.SIGINT if signals[0] == signal.SIGINT else Preempted.exit_code
 
 
+def pause_after(failures: int, first: float = FIRST_PAUSE_SECONDS) -> float:
+    """Returns the seconds to wait after this many failures in a row; at least one."""
+    return min(first * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_SECONDS)
+
+
 class Restarts:
     """Counts the restarts of one job or program.
 
@@ -78,7 +83,6 @@ class Restarts:
 
     def next_pause(self) -> float:
         """Takes one of the restarts that are left; returns the seconds to wait before it."""
-        pause = min(self._first_pause * 2.0**self._in_a_row, LONGEST_PAUSE_SECONDS)
         self._in_a_row += 1
         self.total += 1
-        return pause
+        return pause_after(self._in_a_row, self._first_pause)

@@ -1,8 +1,8 @@
 """A program that starts itself again: `ps-server start --restarts N` and `ps-worker --restarts N`.
 
-Law: the program runs as a child of itself, which starts it again after a loss. A wrong setting ends the first
-run for good. After a restart it may mean that what the lost process held is not free yet, such as its rank,
-so it counts as a loss then.
+Law: the process that a person starts begins each run, usually a child, and another one after a loss. A wrong
+setting ends the first run for good. After a restart it may mean that what the lost process held is not free
+yet, such as its rank, so it counts as a loss then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.process.child import Child
@@ -31,49 +32,71 @@ def is_supervised(variables: Mapping[str, str]) -> bool:
     return variables.get(SUPERVISOR) == str(os.getppid())
 
 
-def supervise(
-    name: str,
-    module: str,
-    restarts: Restarts,
-    variables: Mapping[str, str],
-    start: Callable[[], str] = lambda: "",
-) -> int:
-    """Runs this program as a child until it ends in a way that a restart does not help.
+class Run(Protocol):
+    """One run of a program; a `Child` is one."""
+
+    @property
+    def ended(self) -> str:
+        """How it ended, as a clause."""
+
+    def signal(self, number: int) -> None:
+        """Passes a signal on."""
+
+    def exit_code(self) -> int:
+        """Waits for the end."""
+
+    def kill(self) -> None:
+        """Ends what it left behind."""
+
+
+def as_child(name: str, module: str, variables: Mapping[str, str]) -> Callable[[], Run]:
+    """Returns what runs a program as a child of this process.
 
     Args:
         name: The program's name in messages.
         module: Its module, which gets the arguments of this process.
-        restarts: How many restarts are allowed.
         variables: The environment variables of this process.
+    """
+    command, own = module_command(module, *sys.argv[1:]), str(os.getpid())
+    return lambda: Child(name, command, {**variables, SUPERVISOR: own, PARENT: own})
+
+
+def supervise(
+    name: str, begin: Callable[[], Run], restarts: Restarts, start: Callable[[], str] = lambda: ""
+) -> int:
+    """Runs a program until it ends in a way that a restart does not help.
+
+    Args:
+        name: The program's name in messages.
+        begin: Begins a run.
+        restarts: How many restarts are allowed.
         start: Returns where the next run starts, in words; may be empty.
 
     Returns:
         The program's exit code.
     """
-    command = module_command(module, *sys.argv[1:])
-    own = str(os.getpid())
     signals: list[int] = []
-    children: list[Child] = []
+    runs: list[Run] = []
 
     def forward(number: int) -> None:
         signals.append(number)
-        for child in children[-1:]:
-            child.signal(number)
+        for run in runs[-1:]:
+            run.signal(number)
 
     with passing_on(STOP_SIGNALS, forward):
         while True:
             began = time.monotonic()
-            child = Child(name, command, {**variables, SUPERVISOR: own, PARENT: own})
-            children.append(child)
-            code = child.exit_code()
-            child.kill()  # what it left behind
+            run = begin()
+            runs.append(run)
+            code = run.exit_code()
+            run.kill()
             if time.monotonic() - began > STEADY_SECONDS:
                 restarts.note_progress()
             again = helps(code) or (restarts.total and code == ConfigError.exit_code)
             if signals or not again or not restarts.left:
                 return code
             pause = restarts.next_pause()
-            text = f"{name}: it {child.ended}; restarting it in {pause:g} s {start()}".rstrip()
+            text = f"{name}: it {run.ended}; restarting it in {pause:g} s {start()}".rstrip()
             print(f"{text} ({restarts.left} left)", file=sys.stderr, flush=True)
             if stopped := wait(pause, signals):
                 return stopped

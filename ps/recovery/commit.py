@@ -21,7 +21,7 @@ _CONTROL = f"/{DESCRIPTOR.services_by_name['Control'].full_name}/"
 
 _ROUTINE: Mapping[str, frozenset[str]] = {
     "Heartbeat": frozenset({"rank", "incarnation", "step", "loss", "waiting", "telemetry"}),
-    "ShardHeartbeat": frozenset({"token"}),
+    "ShardHeartbeat": frozenset({"token", "stream"}),
     "Rendezvous": frozenset({"rank", "incarnation", "key", "wait_seconds"}),
     "Clock": frozenset(),
     "Status": frozenset(),
@@ -84,6 +84,7 @@ class Commits:
 
     def _fail(self, error: OSError) -> None:
         self._file.remove()  # a standby must not continue with an old state
+        self._written = b""
         if not self._failed:
             log.error(
                 "cannot write %s (%s): while that lasts, the job ends if the coordinator is killed",

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.core.errors import ServerUnreachable
+from hubring.ps.core.errors import HubringError, ServerUnreachable
+from hubring.ps.process.child import Child, ending
 from hubring.ps.process.children import passing_on
 from hubring.ps.process.stop_signals import STOP_SIGNALS
 from hubring.ps.recovery.settings import Settings, start
@@ -33,31 +35,68 @@ class Report(msgspec.Struct):
     result: dict[str, Any]
     error: str = ""
 
+    @classmethod
+    def of(cls, error: HubringError) -> Report:
+        """Returns the report on a server that an error ended."""
+        return cls(error.exit_code, {"error": str(error), "exit_code": error.exit_code}, str(error))
+
+
+class Guarded:
+    """One run of a server whose coordinator has a standby.
+
+    Args:
+        config: The server's settings.
+        conclude: Called with how the server ended.
+    """
+
+    def __init__(self, config: ServerConfig, conclude: Callable[[Report], object]) -> None:
+        self._config, self._conclude = config, conclude
+        self._orders, order = os.pipe()
+        self._order: int | None = order
+        self.ended = ""
+
+    def signal(self, number: int) -> None:
+        """Passes a signal on, also one that comes before the start or after the end."""
+        if self._order is not None:
+            with contextlib.suppress(BrokenPipeError):  # the server has ended
+                os.write(self._order, f"{number}\n".encode())
+
+    def exit_code(self) -> int:
+        """Starts the coordinator, and waits for the end of the server."""
+        reports, report = os.pipe()
+        with open(reports, "rb") as lines:
+            coordinator = start("the coordinator", Settings(self._config, self._orders, report))
+            os.close(self._orders)
+            os.close(report)
+            # Ends after the last coordinator, since all have the other end.
+            found = [msgspec.json.decode(line, type=Report) for line in lines]
+            coordinator.wait()
+        ended = found[0] if found else _lost(coordinator)
+        self.ended = ending(ended.exit_code)
+        self._conclude(ended)
+        return ended.exit_code
+
+    def kill(self) -> None:
+        """Closes the pipe of a server that has ended."""
+        order, self._order = self._order, None
+        if order is not None:
+            os.close(order)
+
 
 def guard(config: ServerConfig) -> Report:
-    """Runs a server whose coordinator has a standby; returns how it ended.
+    """Runs a server whose coordinator has a standby; returns how it ended."""
+    found: list[Report] = []
+    run = Guarded(config, found.append)
+    with passing_on(STOP_SIGNALS, run.signal):
+        run.exit_code()
+    run.kill()
+    return found[0]
 
-    Raises:
-        ServerUnreachable: The coordinator and its standby were killed.
-    """
-    orders, order = os.pipe()
-    reports, report = os.pipe()
 
-    def pass_on(number: int) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the server has ended
-            os.write(order, f"{number}\n".encode())
-
-    with passing_on(STOP_SIGNALS, pass_on), open(reports, "rb") as lines:
-        coordinator = start("the coordinator", Settings(config, orders, report))
-        os.close(orders)
-        os.close(report)
-        # Ends after the last coordinator, since all have the other end.
-        found = [msgspec.json.decode(line, type=Report) for line in lines]
-        coordinator.wait()
-    os.close(order)
-    if found:
-        return found[0]
-    raise ServerUnreachable(
+def _lost(coordinator: Child) -> Report:
+    """Returns the report on a server that could send none."""
+    error = ServerUnreachable(
         f"{coordinator} {coordinator.ended}, and so did its standby, so the job's state is lost. Restart the"
         " server with the same --checkpoint-dir, then restart the workers"
     )
+    return Report.of(error)

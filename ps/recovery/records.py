@@ -166,7 +166,7 @@ class StandbysRecord(Struct):
     """As `Standbys`."""
 
     failovers: int
-    replaced: set[str]
+    dismissed: dict[str, str]
 
 
 class FleetRecord(Struct):
@@ -220,6 +220,13 @@ class PageRecord(Struct):
     token: str
 
 
+class ChildRecord(Struct):
+    """As `Child`."""
+
+    name: str
+    process: Process
+
+
 class ServerRecord(Struct):
     """What a server has beside its coordinator."""
 
@@ -227,7 +234,7 @@ class ServerRecord(Struct):
     signals: list[int]
     page: PageRecord | None
     keyring: Kept | None
-    shards: list[Process]
+    shards: list[ChildRecord]
 
 
 class State(Struct):

@@ -8,6 +8,7 @@ can read it, because it has the secrets of the server and its members.
 from __future__ import annotations
 
 import contextlib
+import os
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,12 @@ class StateFile:
             ) from error
 
     def remove(self) -> None:
-        """Deletes the state of a server that ends."""
-        with contextlib.suppress(OSError):
+        """Deletes the state, or at least what the file holds."""
+        try:
             self.path.unlink(missing_ok=True)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, 0)
 
 
 def encode(value: object) -> bytes:

@@ -26,8 +26,8 @@ from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import Command, CoordinatorCall
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite
-from hubring.ps.shard.coordinator_calls import action, checked_path
-from hubring.ps.shard.following import Following
+from hubring.ps.shard.coordinator_calls import Action, action, checked_path
+from hubring.ps.shard.following import Following, promote
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.replication import Replication
 from hubring.ps.store.snapshot import Snapshot
@@ -101,9 +101,11 @@ class ShardControl(ShardControlServicer):
     # The standby.
 
     def Follow(self, request: pb.FollowRequest, context: grpc.ServicerContext) -> pb.Ack:
-        self._await_ready(context)
-        self._index = request.shard
-        self._in_loop(lambda loop: loop.follow(Following(request.stream, request.shard)), context)
+        def follow(loop: ShardLoop) -> None:
+            self._index = request.shard
+            loop.follow(Following(request.stream, request.shard))
+
+        self._in_loop(_if_wanted(follow, context), context)
         return pb.Ack()
 
     def Replicate(self, request: pb.ReplicateRequest, context: grpc.ServicerContext) -> pb.Ack:
@@ -111,13 +113,14 @@ class ShardControl(ShardControlServicer):
         assert self._replication is not None
         standby = ShardAddress.from_proto(request.standby, self._replication.identity)
         try:
-            self._replication.begin(self._loop, standby, request.stream)
+            received = self._replication.begin(self._loop, standby, request.stream, context.is_active)
+            self._result(received, context)
         except HubringError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.Ack()
 
     def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.Ack:
-        self._in_loop(_promote, context)
+        self._in_loop(_if_wanted(promote, context), context)
         self._health.tell({DATA: ""})
         return pb.Ack()
 
@@ -246,8 +249,9 @@ class ShardControl(ShardControlServicer):
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"shard {self._index} is busy")
 
 
-def _promote(loop: ShardLoop) -> None:
-    loop.following = None
+def _if_wanted(act: Action, context: grpc.ServicerContext) -> Action:
+    """Returns an action that does nothing if its coordinator was killed; the next one calls again."""
+    return lambda loop: act(loop) if context.is_active() else None
 
 
 def _name_unsound(loop: ShardLoop, *, key: int, values: Tensor) -> str:

@@ -1,6 +1,7 @@
 """What a standby does: it applies what its primary forwards.
 
-Law: until it is promoted it serves only its primary. From then on it refuses its primary, which must exit.
+Law: until it is promoted it serves only its primary. From then on it refuses its primary, which must exit. A
+shard with another stream is not its primary, and asks the coordinator what becomes of that stream.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ class Following:
     """
 
     def __init__(self, stream: bytes | None, index: int) -> None:
+        self.stream = stream
         self._follower = None if stream is None else Follower(stream)
         self._index = index
 
     def take(self, loop: ShardLoop, number: int, forwarded: Forwarded, ticket: Ticket) -> list[Delivery]:
         """Applies a change of the primary, in its turn; returns the acknowledgements."""
         if self._follower is None or self._follower.stream != forwarded.stream:
-            return [Delivery(ticket, _SUPERSEDED)]
+            return [Delivery(ticket, _OTHER_STREAM)]
         acknowledged = []
         for change, taken in self._follower.take(number, forwarded.change, ticket):
             if change is not None:
@@ -58,12 +60,13 @@ class Following:
         return acknowledged
 
     def _apply(self, loop: ShardLoop, change: Change) -> None:
+        if isinstance(change, CoordinatorCall):  # it succeeded on the primary: an error ends this process
+            loop.obey(change, action(change, self._index))
+            return
         try:
             match change:
                 case Round() | Transfer():
                     loop.store.apply(change)
-                case CoordinatorCall():
-                    loop.obey(change, action(change, self._index))
                 case Contribute():
                     # The primary reuses its memory once this change is acknowledged.
                     own = replace(change, tensors=tuple(tensor.clone() for tensor in change.tensors))
@@ -81,9 +84,17 @@ def answer(
     if not isinstance(request, Forwarded):
         return [Delivery(ticket, _NOT_SERVING)]
     if loop.following is None:
-        return [Delivery(ticket, _SUPERSEDED)]
+        replaced = request.stream == loop.succeeded
+        return [Delivery(ticket, _SUPERSEDED if replaced else _OTHER_STREAM)]
     return loop.following.take(loop, number, request, ticket)
 
 
+def promote(loop: ShardLoop) -> None:
+    """Takes the primary's place; in the loop's thread. A second call changes nothing."""
+    if loop.following is not None:
+        loop.succeeded, loop.following = loop.following.stream, None
+
+
 _SUPERSEDED = Refusal(Code.FENCED, SHARD_REPLACED)
+_OTHER_STREAM = Refusal(Code.OTHER_STREAM, "this process is not the standby of this stream")
 _NOT_SERVING = Refusal(Code.BAD_REQUEST, "this shard is a standby and serves no workers yet")

@@ -22,6 +22,7 @@ from hubring.ps.process.stop_signals import STOP_SIGNALS
 from hubring.ps.security.access import CONNECT_SECONDS, Access, find
 from hubring.ps.security.own_certificate import Own, load
 from hubring.ps.security.policy import Role
+from hubring.ps.shard.replacements import Replacements
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.transport.port_probe import probe
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
 """Seconds between two looks at the shards."""
+_SHARD, _STANDBY = "a shard process", "a standby process"
 
 
 def settings_of(
@@ -71,18 +73,37 @@ def start_shards(
 ) -> None:
     """Starts this host's shards and standbys; none if the workers start the shards."""
     for _ in range(0 if config.colocate else config.shards):
-        shards.add(start("a shard process", settings))
+        shards.add(start(_SHARD, settings))
         if config.standby:
             start_standby(shards, settings)
 
 
 def start_standby(shards: Children[Child] | Children[Child | Adopted], settings: Settings) -> None:
     """Starts one standby."""
-    shards.add(start("a standby process", replace(settings, standby=True)))
+    shards.add(start(_STANDBY, replace(settings, standby=True)))
+
+
+def replacements(
+    shards: Children[Child] | Children[Child | Adopted], config: ServerConfig, settings: Settings
+) -> Replacements:
+    """Returns what starts a standby in the place of each process of this host that ends."""
+    wanted = (1 + config.standby) * config.shards if config.standby else 0
+    return Replacements(wanted, lambda: start_standby(shards, settings))
+
+
+def began_as_standby(process: Child | Adopted) -> bool:
+    """Returns whether a process was started as a standby; it may be a shard by now."""
+    return process.name == _STANDBY
 
 
 def _may_be_replaced(ended: Child) -> bool:
-    """Returns whether a standby may have taken the place of a shard that ended."""
+    """Returns whether a job may go on without a process that ended.
+
+    A standby may have taken the place of a shard. A shard goes on without its standby, unless the standby
+    reports the end of the server.
+    """
+    if ended.code is not None and began_as_standby(ended):
+        return ended.code not in (0, ServerUnreachable.exit_code)
     return ended.code is not None and (ended.code < 0 or ended.code == Fenced.exit_code)
 
 
@@ -121,6 +142,7 @@ async def join(config: ServerConfig) -> int:
     left = max(0.0, CONNECT_SECONDS + began - time.monotonic())
     settings = settings_of(there, config, access, own, left)
     start_shards(shards, config, settings)
+    missing = replacements(shards, config, settings)
     if config.sends_plain:
         log.warning(PLAIN)
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
@@ -130,10 +152,10 @@ async def join(config: ServerConfig) -> int:
             await asyncio.wait_for(quit_.wait(), LOOK_SECONDS)
         ended = first_ended(shards.started, 0.0)
         if ended is not None and config.standby and _may_be_replaced(ended):
-            log.warning("%s %s; starting a standby", ended, ended.ended)
+            missing.note(f"{ended} {ended.ended}", ended.process.age)
             shards.started.remove(ended)
-            start_standby(shards, settings)
             ended = None
+        missing.fill(len(shards.started))
     await asyncio.to_thread(shards.end)
     if ended is not None and (ended.code or 0) < 0:
         raise JobFailed(f"{ended} {ended.ended}")

@@ -19,17 +19,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
-
-from torch import Tensor
 
 from hubring.ps.core.counters import Service, Traffic
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.messages import (
     Code,
-    Coded,
+    Command,
     Contribute,
     CoordinatorCall,
     Delivery,
@@ -37,22 +34,21 @@ from hubring.ps.core.messages import (
     Missing,
     Probe,
     Refusal,
-    Reply,
     Request,
-    Values,
 )
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import BucketSpec, Sender, Slice
 from hubring.ps.shard import following
 from hubring.ps.shard.following import Following
-from hubring.ps.standby.call_history import CallHistory
-from hubring.ps.standby.stream import Stream
+from hubring.ps.shard.ticket import Ticket
+from hubring.ps.standby.call_history import CallHistory, without_checkpoint
+from hubring.ps.standby.stream import Stream, lasting
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport import wire
-from hubring.ps.transport.base import Connection, Envelope, Listener, ReturnPath
+from hubring.ps.transport.base import Connection, Envelope, Listener
 from hubring.ps.transport.poller import poller
 from hubring.ps.transport.spin_wait import SpinWait
 
@@ -62,28 +58,6 @@ _T = TypeVar("_T")
 
 _NO_SENDER = Sender(-1, 0)
 """The sender of a message that cannot be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """The return path of one reply.
-
-    Attributes:
-        listener: The listener that received the request.
-        reply_to: The listener's return path to the sender.
-        request: The sender's number of the request.
-        sender: The sender.
-        since: When the loop began to handle the request, by `time.monotonic_ns`.
-    """
-
-    listener: Listener
-    reply_to: ReturnPath
-    request: int
-    sender: Sender
-    since: int
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 class ShardLoop:
@@ -119,6 +93,8 @@ class ShardLoop:
         """Forwards all changes to the standby; None without one."""
         self.following: Following | None = None
         """What a standby does until it is promoted; None in a shard."""
+        self.succeeded: bytes | None = None
+        """The stream of the shard whose place this one has taken."""
         self._history = CallHistory()
         self._changes: set[Future[None]] = set()
         """The coordinator's calls that wait for the standby."""
@@ -159,7 +135,7 @@ class ShardLoop:
             self._run_commands()
             if self._stream is not None:
                 self._stream.close()
-            for future in self._changes:
+            for future in list(self._changes):
                 future.cancel()
             self._news.close()
             for listener in self._listeners:
@@ -202,22 +178,23 @@ class ShardLoop:
 
         def run() -> None:
             self._changes.add(changed)
-            if self._stream is not None:
-                self._stream.append(call)
-            self.obey(call, action)
-            if self._stream is not None:
-                self._stream.hold(lambda: changed.set_result(None))
-            else:
+            if self._stream is None:
+                self.obey(call, action)
                 changed.set_result(None)
-
-        def failed(done: Future[None]) -> None:
-            if done.cancelled():
-                changed.cancel()
-            elif (error := done.exception()) is not None:
-                changed.set_exception(error)
+                return
+            if call.command is Command.SET_PLAN:  # the standby hears of it if it succeeds, and reads no file
+                self.obey(call, action)
+                plan, restored = without_checkpoint(call)
+                self._stream.append(plan)
+                for change in self.store.transfer(restored):
+                    self._stream.append(change)
+            else:
+                self._stream.append(call)
+                self.obey(call, action)
+            self._stream.hold(lambda: changed.set_result(None))
 
         changed.add_done_callback(self._changes.discard)
-        self.command(run).add_done_callback(failed)
+        self.command(run).add_done_callback(lambda done: pass_failure(done, changed))
         return changed
 
     def obey(self, call: CoordinatorCall, action: Callable[[ShardLoop], None]) -> None:
@@ -225,10 +202,21 @@ class ShardLoop:
         action(self)
         self._history.note(call)
 
-    def replicate(self, stream: Stream) -> None:
+    @property
+    def stream(self) -> bytes:
+        """The secret of the stream to the standby; empty without one; from any thread."""
+        stream = self._stream
+        return b"" if stream is None else stream.secret
+
+    def replicate(self, stream: Stream, connection: Connection, received: Future[None]) -> None:
         """Forwards the job's state, and all changes from now on.
 
         Replaces an earlier stream, whose standby is given up.
+
+        Args:
+            stream: The stream.
+            connection: Leads to the standby.
+            received: Gets a result once the standby has the state, or is given up.
         """
         if self._stream is not None:
             self.leave_standby(self._stream.secret)
@@ -237,6 +225,10 @@ class ShardLoop:
         for change in (*self._history.calls(), *self.store.transfer()):
             stream.append(change)
         self.store.replicate(stream)
+        self._changes.add(received)
+        received.add_done_callback(self._changes.discard)
+        stream.hold(lambda: received.set_result(None))
+        stream.attach(connection)
 
     def rejoin(self, secret: bytes, connection: Connection) -> None:
         """Uses a new connection for the stream with this secret."""
@@ -259,6 +251,7 @@ class ShardLoop:
     def follow(self, following: Following) -> None:
         """Becomes a standby, which applies what its primary forwards."""
         self.reset()
+        self._history = CallHistory()
         self.following = following
 
     def _tend(self, stream: Stream, ready: Collection[int]) -> None:
@@ -287,7 +280,7 @@ class ShardLoop:
         if self._stream is None or not deliveries:
             self._send_now(deliveries)
         else:
-            kept = [Delivery(ticket, _kept(reply)) for ticket, reply in deliveries]
+            kept = [Delivery(ticket, lasting(reply)) for ticket, reply in deliveries]
             self._stream.hold(lambda: self._send_now(kept))
 
     def _send_now(self, deliveries: list[Delivery]) -> None:
@@ -374,14 +367,12 @@ class ShardLoop:
         return Missing(tuple(n for n in probe.requests if (probe.sender, n) not in self._unanswered))
 
 
-def _kept(reply: Reply) -> Reply:
-    """Returns a reply that stays as it is while it waits."""
-    if isinstance(reply, Values) and not reply.stable:
-        values = reply.values
-        if isinstance(values, Coded):
-            values = replace(values, payload=values.payload.clone())
-        return replace(reply, values=values.clone() if isinstance(values, Tensor) else values)
-    return reply
+def pass_failure(done: Future[None], waiting: Future[None]) -> None:
+    """Ends a future that waits for more than another one, if that other one failed."""
+    if done.cancelled():
+        waiting.cancel()
+    elif (error := done.exception()) is not None:
+        waiting.set_exception(error)
 
 
 def _title(request: Request) -> str:

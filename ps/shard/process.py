@@ -140,48 +140,55 @@ class Registration:
             stream: The stream's secret.
             unreachable: Whether this shard cannot reach the standby any more, and wants to give it up.
         """
-        request = pb.ShardHeartbeatRequest(token=self._token, unreachable=stream if unreachable else b"")
+        request = pb.ShardHeartbeatRequest(token=self._token, stream=stream, unreachable=unreachable)
         try:
             reply = self._stub.ShardHeartbeat(request, timeout=self._reply.silent_seconds)
         except grpc.RpcError as error:
             log.debug("the coordinator does not answer: %s", error.code().name)
             return Verdict.WAIT
         if reply.stop:
-            self.replaced(reply.replaced)
+            self.dismissed(reply.dismissed)
             return Verdict.STOP
-        return Verdict.ALONE if reply.given_up == stream else Verdict.WAIT
+        return Verdict.ALONE if reply.given_up else Verdict.WAIT
 
-    def replaced(self, why: str) -> None:
-        """Notes that a standby has taken this shard's place; `why` is empty if none has."""
+    def dismissed(self, why: str) -> None:
+        """Notes that the job goes on without this process; `why` is empty if the server ends."""
         if why and self.failure is None:
             self.failure = Fenced(why)
             self._orphaned.set()
 
-    def keep(self, lost: Callable[[], None], given_up: Callable[[bytes], object]) -> None:
+    def keep(
+        self, lost: Callable[[], None], stream: Callable[[], bytes], given_up: Callable[[bytes], object]
+    ) -> None:
         """Renews the lease in a thread.
 
         Args:
             lost: Called once the coordinator requests the exit, or the coordinator or the parent is gone.
-            given_up: Called with a stream's secret once the coordinator has given up its standby.
+            stream: Returns the secret of the stream to the standby; empty without one.
+            given_up: Called with that secret once the coordinator has given up the standby.
         """
-        threading.Thread(target=self._beat, args=(lost, given_up), name="heartbeat", daemon=True).start()
+        threading.Thread(
+            target=self._beat, args=(lost, stream, given_up), name="heartbeat", daemon=True
+        ).start()
 
-    def _beat(self, lost: Callable[[], None], given_up: Callable[[bytes], object]) -> None:
+    def _beat(
+        self, lost: Callable[[], None], stream: Callable[[], bytes], given_up: Callable[[bytes], object]
+    ) -> None:
         lease, silent_seconds = self._reply.lease_seconds, self._reply.silent_seconds
         timeout = max(lease, silent_seconds)
-        request = pb.ShardHeartbeatRequest(token=self._token)
         presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(shard=self._token)))
         heard, allowed, pauses = time.monotonic(), timeout, Pauses()
         while time.monotonic() - heard - pauses.seconds < allowed:
             presence.keep()
+            request = pb.ShardHeartbeatRequest(token=self._token, stream=stream())
             try:
                 with pauses.within(timeout):
                     reply = self._stub.ShardHeartbeat(request, timeout=timeout)
                 if reply.stop:
-                    self.replaced(reply.replaced)
+                    self.dismissed(reply.dismissed)
                     break
                 if reply.given_up:
-                    given_up(reply.given_up)
+                    given_up(request.stream)
                 heard = time.monotonic()
                 pauses.clear()
             except grpc.RpcError as error:
@@ -243,9 +250,13 @@ def main() -> None:
     loop = ShardLoop(registration.consistency, list(doors.listeners.values()), memory, trace, rejections)
     if settings.standby:
         loop.follow(Following(None, registration.index))
-    replication = Replication(registration.ask, registration.replaced, settings.access.identity)
+    replication = Replication(registration.ask, registration.dismissed, settings.access.identity)
     control.serve(loop, registration.index, replication, standby=settings.standby)
-    registration.keep(loop.stop, lambda stream: loop.command(lambda: loop.leave_standby(stream)))
+    registration.keep(
+        loop.stop,
+        lambda: loop.stream,
+        lambda stream: loop.command(lambda: loop.leave_standby(stream)),
+    )
     loop.run()
     if registration.failure is not None:
         raise registration.failure

@@ -8,7 +8,7 @@ from functools import partial
 
 from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.security.certificate import Identity
-from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.shard.loop import ShardLoop, pass_failure
 from hubring.ps.standby import reconnection
 from hubring.ps.standby.reconnection import Verdict
 from hubring.ps.standby.stream import Stream
@@ -16,8 +16,6 @@ from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import FASTEST_FIRST, ShardAddress, dial_by, reach, transport
 
 DIAL_SECONDS = 2.0
-TRANSFER_SECONDS = 300.0
-"""How long a running job's state may take to the standby."""
 
 
 class Replication:
@@ -41,8 +39,19 @@ class Replication:
         self._replaced = replaced
         self._kinds: dict[str, Transport] = {name: transport(name) for name in FASTEST_FIRST}
 
-    def begin(self, loop: ShardLoop, standby: ShardAddress, secret: bytes) -> None:
-        """Forwards a loop's state and all changes to a standby; returns once it has the state.
+    def begin(
+        self, loop: ShardLoop, standby: ShardAddress, secret: bytes, wanted: Callable[[], bool]
+    ) -> Future[None]:
+        """Forwards a loop's state and all changes to a standby.
+
+        Args:
+            loop: The loop.
+            standby: Where the standby is.
+            secret: The stream's secret.
+            wanted: Whether to begin; called in the loop's thread.
+
+        Returns:
+            A result once the standby has the state, or is given up.
 
         Raises:
             ServerUnreachable: The standby cannot be reached.
@@ -62,11 +71,13 @@ class Replication:
             )
 
         def begin() -> None:
+            if not wanted():
+                connection.close()
+                received.set_result(None)
+                return
             stream = Stream(secret, kind.allocate, restore, self._replaced)
-            loop.replicate(stream)
-            stream.attach(connection)
-            stream.hold(lambda: acknowledged.set_result(None))
+            loop.replicate(stream, connection, received)
 
-        acknowledged: Future[None] = Future()
-        loop.command(begin).result(TRANSFER_SECONDS)
-        acknowledged.result(TRANSFER_SECONDS)
+        received: Future[None] = Future()
+        loop.command(begin).add_done_callback(lambda done: pass_failure(done, received))
+        return received

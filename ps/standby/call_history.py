@@ -6,6 +6,14 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.core.messages import Command, CoordinatorCall
 
 
+def without_checkpoint(call: CoordinatorCall) -> tuple[CoordinatorCall, list[int]]:
+    """Returns a plan for a standby, and the keys whose restored state must follow it."""
+    plan = pb.ShardAssignment.FromString(call.message)
+    restored = [piece.key for piece in plan.slices] if plan.restore else []
+    plan.restore = ""
+    return CoordinatorCall(call.command, plan.SerializeToString()), restored
+
+
 class CallHistory:
     """Keeps the calls that made a store what it is, besides what its workers sent."""
 
@@ -19,11 +27,10 @@ class CallHistory:
             self._plans.clear()
             self._last.clear()
         elif call.command is Command.SET_PLAN:
-            plan = pb.ShardAssignment.FromString(call.message)
-            plan.restore = ""  # what was restored is transferred
-            if not plan.extends:
+            plan, _ = without_checkpoint(call)
+            if not pb.ShardAssignment.FromString(plan.message).extends:
                 self._plans.clear()
-            self._plans.append(CoordinatorCall(call.command, plan.SerializeToString()))
+            self._plans.append(plan)
         elif call.command is not Command.CONFIRM:
             self._last[call.command] = call
 

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from math import inf
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
-from hubring.ps.standby.stream import StandbySilent
+from hubring.ps.standby.stream import StandbyLost
 from hubring.ps.transport.base import Connection
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _restore(
     leave: Callable[[], object],
 ) -> None:
     log.debug("the connection to the standby broke (%s); connecting again", lost)
-    began = -inf if isinstance(lost, StandbySilent) else time.monotonic()
+    began = -inf if isinstance(lost, StandbyLost) else time.monotonic()
     while True:
         unreachable = time.monotonic() - began > UNREACHABLE_SECONDS
         if not unreachable:

@@ -12,6 +12,7 @@ import select
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,21 +21,24 @@ from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.core.messages import (
     Change,
     Code,
+    Coded,
     Command,
     CoordinatorCall,
     Refusal,
+    Reply,
     Round,
+    Values,
 )
 from hubring.ps.transport import wire
 from hubring.ps.transport.base import Connection, Message
 from hubring.ps.transport.poller import poller
 
 SILENT_SECONDS = 30.0
-"""Seconds without an acknowledgement after which a standby counts as lost. It may restore a checkpoint."""
+"""Seconds without an acknowledgement after which a standby counts as lost."""
 
 
-class StandbySilent(ConnectionLost):
-    """A standby is connected, but acknowledges nothing."""
+class StandbyLost(ConnectionLost):
+    """A standby is connected, but acknowledges nothing, or follows another stream."""
 
 
 class Stream:
@@ -138,7 +142,9 @@ class Stream:
     def check(self) -> None:
         """Gives up a connection whose peer is silent."""
         if self.patience == 0.0:
-            self._drop(StandbySilent(f"no acknowledgement for {SILENT_SECONDS:g} s"))
+            self.receive()  # this thread may have been busy for as long
+        if self.patience == 0.0:
+            self._drop(StandbyLost(f"no acknowledgement for {SILENT_SECONDS:g} s"))
 
     def attach(self, connection: Connection) -> None:
         """Uses a new connection, and sends all unacknowledged changes on it."""
@@ -174,6 +180,8 @@ class Stream:
         number, reply = wire.decode_reply(message)
         if isinstance(reply, Refusal) and reply.code is Code.FENCED:
             self._replaced(reply.text)
+        elif isinstance(reply, Refusal) and reply.code is Code.OTHER_STREAM:
+            raise StandbyLost(reply.text)
         elif isinstance(reply, Refusal):  # damaged on its way
             raise ConnectionLost(f"the standby received {reply.text}")
         else:
@@ -197,6 +205,16 @@ class Stream:
             connection.close()
             if lost is not None:
                 self._lost(lost)
+
+
+def lasting(reply: Reply) -> Reply:
+    """Returns a reply that stays as it is while it waits."""
+    if isinstance(reply, Values) and not reply.stable:
+        values = reply.values
+        if isinstance(values, Coded):
+            values = replace(values, payload=values.payload.clone())
+        return replace(reply, values=values.clone() if isinstance(values, Tensor) else values)
+    return reply
 
 
 def _shared(one: Tensor, other: Tensor) -> bool:

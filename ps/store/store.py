@@ -251,9 +251,9 @@ class KVStore:
         """Forwards all changes by workers from now on; None ends it."""
         self._replica = self._pushes.replica = replica
 
-    def transfer(self) -> Iterator[Change]:
-        """Yields the state since the last plan and view, for `apply` and `handle` of a standby's store."""
-        return transfer.changes(self._entries, self._ledger, self._rounds)
+    def transfer(self, restored: Sequence[int] | None = None) -> Iterator[Change]:
+        """Yields the state since the last plan and view, or only that of restored keys, for a standby."""
+        return transfer.changes(self._entries, self._ledger, self._rounds, restored)
 
     def apply(self, done: Round | Transfer) -> None:
         """Applies a round that this store's primary closed, or a part of the primary's state."""

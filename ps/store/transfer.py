@@ -6,7 +6,7 @@ come from, except for its counters. The plans make the keys, so a transfer has o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -52,8 +52,16 @@ class _SenderFacts(msgspec.Struct):
     refusals: dict[int, tuple[int, str]]
 
 
-def changes(entries: KeyTable, ledger: Ledger, book: RoundBook) -> Iterator[Change]:
-    """Yields a store's state. The tensors are copies, or do not change while their round is open."""
+def changes(
+    entries: KeyTable, ledger: Ledger, book: RoundBook, restored: Sequence[int] | None = None
+) -> Iterator[Change]:
+    """Yields a store's state, or only that of its keys that were just restored: nothing of them is open.
+
+    The tensors are copies, or do not change while their round is open.
+    """
+    if restored is not None:
+        yield from (_of_key(entries[key], ledger) for key in restored if key in entries)
+        return
     for entry in entries.values():
         yield _of_key(entry, ledger)
         yield from entry.writes.writes(entry.key, entry.version)

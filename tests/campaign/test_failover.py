@@ -13,6 +13,7 @@ from tests.campaign.job import SCRIPT
 from tests.campaign.states import progress
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.fork_server import ForkServer
+from tests.support.processes.process_tree import below, command
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,46 @@ def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster) 
     server.until_said("has taken its place, and no step is lost")
     assert [program.wait() for program in (server, *workers, join)] == [0, 0, 0, 0]
     assert "was killed by signal 9 (SIGKILL); starting a standby" in join.said()
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_joined_host_goes_on_without_a_standby_that_was_given_up(cluster: Cluster) -> None:
+    server, address = cluster.server(*SERVER, "--await-shards", "1", "--lease", "2")
+    join = cluster.run("join", "hubring.ps.cli", *("start", "--join", address, "--standby", "1"))
+    workers = start(cluster, address)
+    trained(server, cluster, address)
+    theirs = join.children("hubring.ps.shard.process")
+    rows = cluster.status(address)["shards"]
+    (pid,) = [row["standby"]["pid"] for row in rows if row["standby"]["pid"] in theirs]
+    os.kill(pid, signal.SIGSTOP)
+    server.until_said("goes on without a standby")
+    os.kill(pid, signal.SIGCONT)
+    join.until_said(f"a standby process (pid {pid}) exited with 75; starting a standby")
+    assert [program.wait() for program in (server, *workers, join)] == [0, 0, 0, 0]
+    assert "this standby was given up, because it was suspended" in join.said()
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_standby_that_is_killed_before_it_registers_fails_no_job(cluster: Cluster) -> None:
+    server, address = cluster.server(*SERVER)
+    workers = start(cluster, address)
+    standby = trained(server, cluster, address)["standby"]["pid"]
+    known = set(shards())
+    os.kill(standby, signal.SIGKILL)
+    server.until(lambda: set(shards()) - known != set(), "another standby")
+    (pid,) = set(shards()) - known
+    os.kill(pid, signal.SIGKILL)
+    server.until_said(f"(pid {pid}) was killed by signal 9 (SIGKILL); starting a standby in 1 s")
+    assert [program.wait() for program in (server, *workers)] == [0, 0, 0]
+
+
+def shards() -> list[int]:
+    """Returns the processes of shards and standbys below this process."""
+    return [pid for pid in below(os.getpid()) if "hubring.ps.shard.process" in command(pid)]
 
 
 SERVER = ("--workers", "2", "--once", "--no-page", "--standby", "1")

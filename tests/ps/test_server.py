@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.job.outcome import Outcome
+from hubring.ps.process.children import Children
+from hubring.ps.process.process import Adopted, Process
 from hubring.ps.server import Server
 from tests.support.fakes.coordinator import Hub, run
 
@@ -53,5 +56,21 @@ def test_a_last_checkpoint_that_was_not_written_fails_the_server(
         assert server._exit_code(coordinator) == 0
         coordinator.checkpoints.failure = ConfigError("no space left")
         assert server._exit_code(coordinator) == 78
+
+    run(story())
+
+
+def test_a_server_that_takes_over_from_one_that_was_ending_does_not_miss_its_shards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        server, coordinator = Server(ServerConfig(once=True)), Hub(monkeypatch, once=True).coordinator
+        shards: Children[Any] = Children()
+        ended = shards.add(Adopted("a shard process", Process(2**22, 0)))
+        assert ended.ended
+        coordinator.done.set()
+        await server._supervise(coordinator, shards)
+        assert coordinator.failure is None
+        assert shards.started == [ended]
 
     run(story())

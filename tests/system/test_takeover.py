@@ -137,8 +137,11 @@ def test_members_of_a_ring_connect_across_a_takeover(cluster: Cluster) -> None:
 
 
 @pytest.mark.full
-def test_a_job_outlives_the_process_that_a_person_started(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = served(cluster, "--no-page")
+@pytest.mark.parametrize("flags", [(), ("--restarts", "2")])
+def test_a_job_outlives_the_process_that_a_person_started(
+    cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    server, address = served(cluster, "--no-page", *flags)
     workers, go = held(cluster, address, tmp_path)
     words, (coordinator, _) = "the server goes on until its job ends", coordinators()
     kill(server.process.pid)
@@ -233,3 +236,37 @@ def test_a_server_runs_the_next_job_after_a_takeover(cluster: Cluster, tmp_path:
     assert [worker.done()["steps"] for worker in again] == [5, 5]
     server.process.send_signal(signal.SIGINT)
     assert server.done(128 + signal.SIGINT)["failovers"] == 2
+
+
+@pytest.mark.full
+def test_a_coordinator_that_is_killed_as_a_standby_joins_a_shard_costs_no_step(cluster: Cluster) -> None:
+    server, address = served(cluster, "--no-page", "--once")
+    workers = [cluster.worker(address, SMALL, "1000", "16", "pace", "0.02") for _ in range(2)]
+    workers[0].until(lambda: any(row["step"] for row in cluster.status(address)["workers"]), "steps")
+    coordinator, shard = coordinators()[0], cluster.status(address)["shards"][0]
+    kill(shard["standby"]["pid"])
+    server.until(lambda: server.said().count("follows shard 0") == 2, "another standby")
+    kill(coordinator)  # it has not recorded yet that the standby has the state
+    server.until_said("its standby has taken over")
+    server.until(lambda: cluster.status(address)["shards"][0]["standby"] is not None, "pair")
+    kill(shard["pid"])
+    server.until_said("has taken its place, and no step is lost")
+    assert [worker.done()["steps"] for worker in workers] == [1000] * 2
+    assert server.done()["failovers"] == 2
+
+
+@pytest.mark.full
+def test_a_resumed_job_survives_its_shard(cluster: Cluster, tmp_path: Path) -> None:
+    saved = ("--checkpoint-dir", str(tmp_path / "saved"))
+    server, address = cluster.server("--workers", "2", "--once", *saved, name="first")
+    for worker in [cluster.worker(address, SMALL, str(HELD_AT - 2), "16") for _ in range(2)]:
+        worker.done()
+    server.done()
+    server, address = served(cluster, "--no-page", "--once", *saved)
+    workers, go = held(cluster, address, tmp_path)
+    kill(cluster.status(address)["shards"][0]["pid"])
+    server.until_said("has taken its place, and no step is lost")
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    assert server.done()["failovers"] == 1
+    assert is_trained(tmp_path)

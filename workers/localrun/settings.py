@@ -14,6 +14,7 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.settings import flag, refuse_unknown
 from hubring.ps.config.sources import load_server, load_worker
 from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import ConfigError
 from hubring.ps.security.access import check
 from hubring.ps.security.policy import Role
 
@@ -86,6 +87,11 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
     if workers_save:
         worker |= {name: server.pop(name) for name in _OF_BOTH if name in server}
     hub = load_server({**server, "workers": size, "port": 0}, environment=variables)
+    if hub.standby:
+        raise ConfigError(
+            f"PS_STANDBY={hub.standby} is for a server that you start; ps-run starts its own, and restarts it"
+            " from the last checkpoint. Unset PS_STANDBY, or use ps-server start --standby 1 and ps-worker"
+        )
     for file in (hub.token_file, config.token_file):
         check(file, Role.WORKER)
     checkpoints = hub.checkpoint_dir

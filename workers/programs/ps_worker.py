@@ -74,7 +74,7 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
     from hubring.ps.core.errors import HubringError
     from hubring.ps.observe import logs
     from hubring.ps.process.restarts import Restarts
-    from hubring.ps.process.supervised import is_supervised, supervise
+    from hubring.ps.process.supervised import as_child, is_supervised, supervise
     from hubring.ps.security.access import check
     from hubring.ps.security.own_certificate import load
     from hubring.ps.security.policy import Role
@@ -87,7 +87,8 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
             load(config.tls, serves=False)
         if config.restarts and not is_supervised(environment()):
             restarts = Restarts(config.restarts, WORKER_PAUSE_SECONDS)
-            return supervise("ps-worker", "hubring.workers.programs.ps_worker", restarts, environment())
+            begin = as_child("ps-worker", "hubring.workers.programs.ps_worker", environment())
+            return supervise("ps-worker", begin, restarts)
         origin = logs.configure(config.log_format)
         if node_launcher.wanted(config):  # the launcher does not train, and does not import torch
             again = ["--module"] if is_module else []

@@ -1,8 +1,12 @@
 """Standbys: pairs them with shards, and lets them take the place of shards that are lost.
 
-Law: only this object, in the coordinator's one loop, decides. A standby whose shard is lost is promoted. A
-standby that is lost, or that its shard cannot reach, is given up for good, and its shard goes on alone. Until
-the shard learns which, it answers no worker. So at most one process answers for a shard.
+Law: only this object, in the coordinator's one loop, decides. A standby joins a shard until it has the
+shard's state, and then follows it. If the shard is lost, a standby that follows it is promoted. A standby
+that is lost, or that its shard cannot reach, is given up for good, and its shard goes on alone. Until the
+shard learns which, it answers no worker. So at most one process answers for a shard.
+
+Streams are on record before a shard or a standby hears of them. A stream that is not on record, or no longer,
+is given up: a coordinator that takes over begins anew with each standby that was joining.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.failover.pairing import pairs
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
-from hubring.ps.core.errors import SHARD_REPLACED
+from hubring.ps.core.errors import SHARD_REPLACED, STANDBY_GIVEN_UP
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.transport.grpc.call_error import describe
 
@@ -39,12 +43,13 @@ class Ruling(NamedTuple):
     """What a shard learns with its heartbeat.
 
     Attributes:
-        replaced: The error for a shard whose standby has taken its place; empty for any other.
-        given_up: The secret of the stream whose standby is given up; empty if none is.
+        dismissed: The error for a shard whose standby has taken its place, or for a standby that is given up;
+            empty for any other process.
+        given_up: Whether the standby of the shard's stream is given up.
     """
 
-    replaced: str
-    given_up: bytes
+    dismissed: str
+    given_up: bool
 
 
 class Standbys:
@@ -76,17 +81,27 @@ class Standbys:
         self._fail = fail
         self._tell = tell
         self._deciding = asyncio.Lock()
-        self._pairing: asyncio.Task[None] | None = None
+        self._pairings: dict[bytes, asyncio.Task[None]] = {}
+        """What brings a shard's state to a standby, by the stream's secret."""
         self._pair_at = 0.0
         """When to try again to pair shards with standbys."""
-        self._replaced: set[str] = set()
-        """Tokens of the shards whose standby has taken their place."""
+        self._dismissed: dict[str, str] = {}
+        """Why shards that were replaced and standbys that were given up must exit, by their tokens."""
         fleet.successor = self.successor
         fleet.guarded = not wanted
 
     def begin(self) -> None:
         """Prepares the next job, which waits until every shard has its standby again."""
         self._fleet.guarded = not self._wanted
+
+    def take_over(self) -> None:
+        """Ends what a coordinator that was killed had begun: standbys that were joining are free again."""
+        for shard in self._fleet.shards:
+            shard.joining = b""
+        following = [shard.stream for shard in self._fleet.shards]
+        for standby in self._fleet.standbys:
+            if standby.stream not in following:
+                standby.stream = b""
 
     async def check(self) -> bool:
         """Handles leases that have expired, and begins to pair shards with standbys.
@@ -97,11 +112,13 @@ class Standbys:
         for process in self._fleet.silent(self._clock.now()):
             silent = self._clock.now() - process.heard
             await self.lose(process, f"sent no heartbeat for {silent:.1f} s")
-        if self._pairing is not None and self._pairing.done():
-            self._pairing.result()
-            self._pairing = None
-        if self._pairing is None and self._clock.now() >= self._pair_at and self._unpaired():
-            self._pairing = asyncio.create_task(self._pair())
+        for stream in [stream for stream, pairing in self._pairings.items() if pairing.done()]:
+            pairing = self._pairings.pop(stream)
+            if not pairing.cancelled():
+                pairing.result()
+        if self._clock.now() >= self._pair_at:
+            for shard, standby in self._unpaired():
+                self._pair(shard, standby)
         before, self._fleet.guarded = self._fleet.guarded, self._fleet.guarded or self._all_paired
         return self._fleet.guarded and not before
 
@@ -118,31 +135,37 @@ class Standbys:
             process.lost = True
             self._fail(f"{process} {what}")
 
-    async def child_ended(self, pid: int, name: str, what: str) -> bool:
-        """Handles the end of a child of this server; returns whether to start a standby in its place."""
+    async def child_ended(self, pid: int, name: str, what: str, *, standby: bool) -> None:
+        """Handles the end of a child of this server.
+
+        Args:
+            pid: Its process id.
+            name: Its name.
+            what: How it ended, as a clause.
+            standby: Whether it was started as a standby. Until it registers, no shard needs it.
+        """
         for process in self._fleet.processes:
             if (process.host, process.pid) == (socket.gethostname(), pid):
                 await self.lose(process, what)
-                return not process.lost
-        if pid in self._fleet.departed:
-            return True
-        self._fail(f"{name} {what}")
-        return False
+                return
+        if not standby and pid not in self._fleet.departed:
+            self._fail(f"{name} {what}")
 
-    def ruling(self, token: str, unreachable: bytes) -> Ruling:
+    def ruling(self, token: str, stream: bytes, *, unreachable: bool) -> Ruling:
         """Returns what a shard learns with its heartbeat.
 
         Args:
             token: The shard's.
-            unreachable: The secret of the stream to a standby that the shard cannot reach; empty if none.
+            stream: The secret of the stream to its standby; empty if it has none.
+            unreachable: Whether it cannot reach that standby.
         """
         shard = self._fleet.find(token)
         if shard is None:
-            return Ruling(SHARD_REPLACED if token in self._replaced else "", b"")
-        standby = self._fleet.standby_of(shard)
-        if standby is not None and unreachable == shard.stream and not self._deciding.locked():
+            return Ruling(self._dismissed.get(token, ""), given_up=False)
+        standby = next((each for each in self._fleet.standbys if stream and each.stream == stream), None)
+        if standby is not None and unreachable and not self._deciding.locked():
             self._give_up(standby, f"cannot be reached by {shard}")
-        return Ruling("", shard.given_up)
+        return Ruling("", given_up=bool(stream) and stream not in (shard.stream, shard.joining))
 
     async def successor(self, shard: Shard) -> Shard | None:
         """Waits until a shard that did not answer a call is replaced; None if it is not."""
@@ -161,7 +184,7 @@ class Standbys:
 
     def _unpaired(self) -> list[tuple[Shard, Shard]]:
         """Returns the shards without a standby and their new standbys; before a job only if all get one."""
-        alone = [shard for shard in self._fleet.shards if not shard.stream]
+        alone = [shard for shard in self._fleet.shards if not shard.stream and not shard.joining]
         free = [standby for standby in self._fleet.standbys if not standby.stream]
         waits = not self._fleet.guarded
         if waits and (len(self._fleet.shards) < self._wanted or len(alone) > len(free)):
@@ -173,29 +196,30 @@ class Standbys:
         shards = self._fleet.shards
         return len(shards) >= self._wanted and all(shard.stream for shard in shards)
 
-    async def _pair(self) -> None:
-        for shard, standby in self._unpaired():
-            await self._follow(shard, standby)
-
-    async def _follow(self, shard: Shard, standby: Shard) -> None:
+    def _pair(self, shard: Shard, standby: Shard) -> None:
+        """Lets a standby join a shard."""
         stream = secrets.token_bytes(16)
-        follow = pb.FollowRequest(shard=shard.index, stream=stream)
+        shard.joining = standby.stream = stream
+        standby.index = shard.index
         self._fleet.before_call()
+        log.info("%s gets the state of %s", standby, shard)
+        self._pairings[stream] = asyncio.create_task(self._join(shard, standby, stream))
+
+    async def _join(self, shard: Shard, standby: Shard, stream: bytes) -> None:
+        follow = pb.FollowRequest(shard=shard.index, stream=stream)
+        replicate = pb.ReplicateRequest(standby=standby.to_proto(), stream=stream)
         try:
             await standby.stub.Follow(follow, timeout=CALL_SECONDS)
-            replicate = pb.ReplicateRequest(standby=standby.to_proto(), stream=stream)
             await shard.stub.Replicate(replicate, timeout=TRANSFER_SECONDS)
         except grpc.aio.AioRpcError as error:
-            shard.given_up = stream
-            log.warning("%s cannot follow %s (%s)", standby, shard, describe(error))
-            self._pair_at = self._clock.now() + PAIR_SECONDS
+            if shard.joining == stream:
+                log.warning("%s cannot follow %s (%s)", standby, shard, describe(error))
+                self._pair_at = self._clock.now() + PAIR_SECONDS
+                shard.joining = standby.stream = b""
             return
-        if shard not in self._fleet.shards or standby not in self._fleet.standbys:
-            shard.given_up = stream  # one of the two was lost meanwhile
-            return
-        shard.stream = standby.stream = stream
-        standby.index = shard.index
-        log.info("%s follows %s", standby, shard)
+        if shard.joining == stream:  # otherwise the standby was given up, which ends the call too
+            shard.stream, shard.joining = stream, b""
+            log.info("%s follows %s", standby, shard)
 
     async def _promote(self, shard: Shard, what: str) -> bool:
         """Returns whether a standby has taken the shard's place."""
@@ -212,7 +236,7 @@ class Standbys:
                 self._give_up(standby, f"does not answer ({describe(error)})")
                 return False
             self._fleet.replace(shard, standby)
-        self._replaced.add(shard.token)
+        self._dismissed[shard.token] = SHARD_REPLACED
         self.failovers += 1
         line = f"{shard} {what}; its standby ({standby.host} pid {standby.pid}) has taken its place"
         log.warning("%s, and no step is lost", line)
@@ -223,6 +247,10 @@ class Standbys:
     def _give_up(self, standby: Shard, what: str) -> None:
         """Removes a standby for good. Its shard learns it with its heartbeat."""
         shard = self._fleet.give_up(standby)
+        self._dismissed[standby.token] = STANDBY_GIVEN_UP
+        self._fleet.before_call()
+        if (pairing := self._pairings.get(standby.stream)) is not None:
+            pairing.cancel()
         if shard is None:
             log.warning("%s %s", standby, what)
         else:

@@ -5,83 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
 import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.failover.pairing import pairs
-from hubring.ps.coordinator.failover.standbys import Standbys
-from hubring.ps.coordinator.shard_fleet import GUARDED_RETURN_SECONDS, Fleet, Shard, ShardSilent
-from hubring.ps.security.door import OPEN
-from tests.support.fakes.clock import FakeTime
+from hubring.ps.coordinator.shard_fleet import GUARDED_RETURN_SECONDS, ShardSilent
 from tests.support.fakes.coordinator import run
-
-
-class Stub:
-    """Answers all calls, until it is told not to."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.lives = True
-
-    def __getattr__(self, name: str) -> Any:
-        async def call(request: Any, timeout: float) -> pb.Ack:
-            if not self.lives:
-                none: Any = grpc.aio.Metadata()
-                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "gone")
-            self.calls.append(name)
-            return pb.Ack()
-
-        return call
-
-
-class Channel:
-    async def close(self) -> None:
-        """Does nothing."""
-
-
-def process(index: int, host: str = "here", *, standby: bool = False) -> Shard:
-    none: Any = Channel()
-    pid = index + 100 * standby
-    stub: Any = Stub()
-    return Shard(index, f"token {pid}", host, pid, host, {}, OPEN, none, stub, 0.0, standby=standby)
-
-
-class Story:
-    """A fleet of shards, all on one host, and their standbys."""
-
-    def __init__(self, shards: int = 2) -> None:
-        self.time = FakeTime()
-        self.fleet = Fleet(90.0)
-        self.failures: list[str] = []
-        self.news: list[str] = []
-        self.standbys = Standbys(shards, self.fleet, self.time, self.failures.append, self.news.append)
-        self.fleet.shards = [process(index) for index in range(shards)]
-        self.fleet.standbys = [process(index, standby=True) for index in range(shards)]
-        for each in (*self.fleet.shards, *self.fleet.standbys):
-            each.heard = self.time.now()
-
-    async def checked(self) -> None:
-        """Returns once every shard has its standby."""
-        while not await self.standbys.check():
-            await asyncio.sleep(0)
-
-    async def paired(self) -> tuple[Shard, Shard]:
-        """Returns shard 0 and its standby."""
-        await self.checked()
-        standby = self.fleet.standby_of(self.fleet.shards[0])
-        assert standby is not None
-        return self.fleet.shards[0], standby
-
-
-def calls(process: Shard) -> list[str]:
-    stub: Any = process.stub
-    return list(stub.calls)
-
-
-def kill(process: Shard) -> None:
-    stub: Any = process.stub
-    stub.lives = False
+from tests.support.fakes.standbys import Story, calls, gives_up, kill, process
 
 
 @pytest.mark.parametrize(
@@ -166,12 +96,12 @@ def test_a_standby_takes_the_place_of_a_lost_shard(monkeypatch: pytest.MonkeyPat
     async def story() -> None:
         hub = Story()
         shard, standby = await hub.paired()
-        assert await hub.standbys.child_ended(shard.pid, "a shard process", KILLED)
+        await hub.standbys.child_ended(shard.pid, "a shard process", KILLED, standby=False)
         assert hub.fleet.shards[0] is standby
         assert (calls(standby)[-1], hub.standbys.failovers, hub.failures) == ("Promote", 1, [])
         assert f"{KILLED}; its standby (here pid 100) has taken its place" in hub.news[0]
-        assert "has taken its place" in hub.standbys.ruling(shard.token, b"").replaced
-        assert hub.standbys.ruling(standby.token, b"") == ("", b"")
+        assert "has taken its place" in hub.standbys.ruling(shard.token, b"", unreachable=False).dismissed
+        assert hub.standbys.ruling(standby.token, b"", unreachable=False) == ("", False)
 
     run(story())
 
@@ -193,9 +123,11 @@ def test_a_standby_that_cannot_be_reached_is_given_up_for_good() -> None:
         hub = Story()
         shard, standby = await hub.paired()
         stream = shard.stream
-        assert hub.standbys.ruling(shard.token, b"") == ("", b"")
-        assert hub.standbys.ruling(shard.token, b"of an earlier stream") == ("", b"")
-        assert hub.standbys.ruling(shard.token, stream) == ("", stream)
+        assert not gives_up(hub, shard, b"")
+        assert not gives_up(hub, shard, stream)
+        assert gives_up(hub, shard, b"an earlier stream", unreachable=True)
+        assert standby in hub.fleet.standbys
+        assert gives_up(hub, shard, stream, unreachable=True)
         assert standby not in hub.fleet.standbys
         await hub.standbys.lose(shard, "was killed")
         assert "Promote" not in calls(standby)
@@ -243,5 +175,28 @@ def test_a_call_to_a_lost_shard_without_a_standby_fails_at_once() -> None:
         kill(hub.fleet.shards[0])
         with pytest.raises(ShardSilent, match=r"shard 0 \(here pid 0\) does not answer"):
             await hub.fleet.drain()
+
+    run(story())
+
+
+def test_a_standby_that_is_given_up_learns_why() -> None:
+    async def story() -> None:
+        hub = Story(1)
+        _, standby = await hub.paired()
+        assert hub.standbys.ruling(standby.token, b"", unreachable=False).dismissed == ""
+        await hub.standbys.lose(standby, "sent no heartbeat")
+        why = hub.standbys.ruling(standby.token, b"", unreachable=False).dismissed
+        assert why.startswith("this standby was given up")
+
+    run(story())
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_process_that_ends_before_it_registers_fails_a_job_only_if_it_is_a_shard(standby: bool) -> None:
+    async def story() -> None:
+        hub = Story(1)
+        await hub.checked()
+        await hub.standbys.child_ended(4711, "a process", KILLED, standby=standby)
+        assert hub.failures == ([] if standby else [f"a process {KILLED}"])
 
     run(story())

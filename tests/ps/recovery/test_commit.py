@@ -91,6 +91,29 @@ def test_a_state_that_cannot_be_written_is_removed_and_reported_once(
     run(story())
 
 
+def test_a_state_that_returns_to_what_was_written_before_a_failure_is_written_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        hub, path = Hub(monkeypatch), tmp_path / "state"
+        writer = commits(hub, path)
+        writer.commit()
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("hubring.ps.security.private_file.replace", full)
+            hub.coordinator.stopping = True
+            writer.commit()
+        assert not path.exists()
+        hub.coordinator.stopping = False
+        writer.commit()
+        assert path.exists()
+
+    run(story())
+
+
 def test_the_state_is_written_before_a_reply_that_may_tell_of_a_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -115,6 +138,8 @@ def test_the_state_is_written_before_a_reply_that_may_tell_of_a_change(
                 (stub.Heartbeat, pb.HeartbeatRequest(**place, stopping=True), 1),
                 (stub.Rendezvous, pb.RendezvousRequest(**place, key="k", value="v"), 1),
                 (stub.Rendezvous, pb.RendezvousRequest(**place, key="k", wait_seconds=1), 0),
+                (stub.ShardHeartbeat, pb.ShardHeartbeatRequest(token="t", stream=b"s"), 0),
+                (stub.ShardHeartbeat, pb.ShardHeartbeatRequest(token="t", stream=b"s", unreachable=True), 1),
                 (stub.Leave, pb.LeaveRequest(**place), 1),
             ]
             for call, request, changes in calls:

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.process.child import Child
+from hubring.ps.process.restarts import Restarts
+from hubring.ps.process.supervised import supervise
 from hubring.ps.recovery import guardian
 from hubring.ps.recovery.settings import Settings
 
@@ -46,8 +47,34 @@ report(job='train.py')
 
 def test_a_server_whose_processes_were_all_killed_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     played_by(monkeypatch, "os.kill(os.getpid(), 9)")
-    with pytest.raises(ServerUnreachable, match=r"killed by signal 9 \(SIGKILL\), and so did its standby"):
-        guardian.guard(ServerConfig())
+    ended = guardian.guard(ServerConfig())
+    assert (ended.exit_code, ended.result) == (69, {"error": ended.error, "exit_code": 69})
+    assert "killed by signal 9 (SIGKILL), and so did its standby" in ended.error
+
+
+def test_a_server_whose_processes_were_all_killed_is_restarted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played_by(monkeypatch, "os.kill(os.getpid(), 9)")
+    ends: list[guardian.Report] = []
+    restarts = Restarts(2, first_pause=0.0)
+    assert supervise("ps-server", lambda: guardian.Guarded(ServerConfig(), ends.append), restarts) == 69
+    assert [ended.exit_code for ended in ends] == [69] * 3
+    assert "ps-server: it exited with 69; restarting it in 0 s (1 left)" in capsys.readouterr().err
+
+
+def test_a_server_that_was_asked_to_stop_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    played_by(
+        monkeypatch,
+        f"""
+os.kill(os.getppid(), {signal.SIGTERM:d})
+assert os.read(ORDERS, 100)
+os.write(REPORT, json.dumps({{"exit_code": 75, "result": {{}}}}).encode() + b"\\n")
+""",
+    )
+    ends: list[guardian.Report] = []
+    assert supervise("ps-server", lambda: guardian.Guarded(ServerConfig(), ends.append), Restarts(2)) == 75
+    assert len(ends) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])

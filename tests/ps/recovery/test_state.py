@@ -63,7 +63,7 @@ LEFT_OUT = {
     "counters": "counted",
     "departures": "_job _notifier",
     "rejections": "_lock",
-    "standbys": "_wanted _fleet _clock _fail _tell _deciding _pairing _pair_at",
+    "standbys": "_wanted _fleet _clock _fail _tell _deciding _pairings _pair_at",
     "fleet": "shards standbys before_call successor lease_seconds identity _call_seconds",
     "takeover": "_begun _clock _coordinator _reconnected_by",
     "reporter": "_coordinator _version",

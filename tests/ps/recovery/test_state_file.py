@@ -68,3 +68,14 @@ def test_a_state_is_replaced_in_one_piece(file: StateFile) -> None:
         assert before.read().endswith(state())
     assert file.path.read_bytes().endswith(b'"a later state"')
     assert list(file.path.parent.iterdir()) == [file.path]
+
+
+def test_a_state_that_cannot_be_deleted_is_emptied(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    assert file.read()
+    monkeypatch.setattr(Path, "unlink", busy)
+    file.remove()
+    with pytest.raises(StateDamaged):
+        file.read()

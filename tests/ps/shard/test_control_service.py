@@ -218,6 +218,27 @@ def test_a_standby_that_follows_a_shard_before_it_serves_keeps_that_shard_s_numb
     assert save(loop, tmp_path, -1, Caller(), control).file == "shard-1.safetensors"
 
 
+def test_late_calls_of_a_coordinator_that_was_killed_change_no_standby(loop: ShardLoop) -> None:
+    control, late = ShardControl(), Caller()
+    dead: Any = late
+    late.killed = True
+    control.serve(loop, 0, standby=True)
+    control.Follow(pb.FollowRequest(shard=1, stream=b"current"), CALLER)
+    control.Follow(pb.FollowRequest(shard=2, stream=b"of the dead"), dead)
+    control.Promote(pb.PromoteRequest(), dead)
+    assert loop.following is not None
+    assert (loop.following.stream, control._index) == (b"current", 1)
+
+
+def test_a_standby_that_follows_another_shard_forgets_what_it_knew(loop: ShardLoop) -> None:
+    control = ShardControl()
+    control.serve(loop, 0, standby=True)
+    control.SetPlan(PLAN, CALLER)
+    control.Drain(pb.DrainRequest(), CALLER)
+    control.Follow(pb.FollowRequest(shard=1, stream=b"secret"), CALLER)
+    assert loop._history.calls() == []
+
+
 def test_a_shard_gets_its_standby_once_it_serves() -> None:
     control, hurried = ShardControl(), Caller()
     hurried.patience = 0.0

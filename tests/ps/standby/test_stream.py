@@ -11,7 +11,7 @@ import torch
 from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.core.messages import Code, Command, CoordinatorCall, Forwarded, Refusal, Reply, Result, Round
 from hubring.ps.standby.follower import Follower
-from hubring.ps.standby.stream import SILENT_SECONDS, StandbySilent, Stream
+from hubring.ps.standby.stream import SILENT_SECONDS, StandbyLost, Stream
 from hubring.ps.transport import wire
 from hubring.ps.transport.base import Message
 from tests.support.fakes.clock import FakeTime
@@ -144,6 +144,15 @@ def test_a_replaced_shard_releases_nothing(story: Story) -> None:
     assert (story.replaced, story.released) == (["its standby has taken its place"], [])
 
 
+def test_a_standby_of_another_stream_counts_as_lost(story: Story) -> None:
+    story.stream.append(drain())
+    story.hold("reply")
+    story.connection.answer(0, Refusal(Code.OTHER_STREAM, "not the standby of this stream"))
+    story.stream.receive()
+    assert isinstance(story.lost[0], StandbyLost)
+    assert (story.replaced, story.released) == ([], [])
+
+
 def test_a_silent_standby_counts_as_lost(story: Story) -> None:
     assert [story.stream.patience] == [None]
     story.stream.append(drain())
@@ -153,7 +162,17 @@ def test_a_silent_standby_counts_as_lost(story: Story) -> None:
     assert not story.lost
     story.time.advance(1.0)
     story.stream.check()
-    assert isinstance(story.lost[0], StandbySilent)
+    assert isinstance(story.lost[0], StandbyLost)
+
+
+def test_a_standby_that_answered_while_its_shard_was_busy_is_not_silent(story: Story) -> None:
+    story.stream.append(drain())
+    story.stream.append(drain())
+    story.time.advance(SILENT_SECONDS)
+    story.connection.answer(0)
+    story.stream.check()
+    assert not story.lost
+    assert story.stream.patience == SILENT_SECONDS
 
 
 def test_memory_of_a_round_is_used_again_once_the_round_is_acknowledged(story: Story) -> None:

@@ -42,6 +42,7 @@ def test_workers_get_settings_as_variables_too() -> None:
             "PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup",
         ),
         ({}, {"PS_TOPOLOGY": "star"}, "PS_TOPOLOGY='star' in the environment: expected one of hub, ring"),
+        ({}, {"PS_STANDBY": "1"}, "Unset PS_STANDBY, or use ps-server start --standby 1"),
         ({"mode": "async"}, {}, "--mode async: expected one of bsp"),
         ({"staleness": 2}, {}, "--staleness 2 requires --mode ssp"),
         ({"topology": "ring", "aggregate": True}, {}, "--aggregate requires --topology hub"),
