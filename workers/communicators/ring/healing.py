@@ -317,12 +317,13 @@ class HealingRing(Communicator):
             positions = tuple(samples.freeze(step) for samples in self._samples)
             histories = tuple(samples.history for samples in self._samples if boundary)
             rank = self._members.index(self._meeting.identity) if self._members else 0
-            return Note(rank, self._log.latest.number, step, self._results.count, positions, histories)
+            done = self._log.latest.number, step, self._results.count
+            return Note(rank, *done, positions, histories, self._calls.sends)
 
     def _accept(self, agreed: Agreed) -> None:
         """Accepts the next generation, which is certain now, whether or not the members can connect."""
-        rank = agreed.members.index(self._meeting.identity)
-        enters = rank >= len(agreed.old_notes)
+        enters = agreed.members.index(self._meeting.identity) >= len(agreed.old_notes)
+        self._calls.settle(agreed, self._members)
         with self._changed:
             self.generation, self._members = agreed.number, agreed.members
             self._changes_at = agreed.step + 1
