@@ -115,6 +115,14 @@ class Generations:
         """Whether a generation is over or must end. There is no generation 0."""
         return generation > 0 and (generation != self.current.number or self.broken(live) > 0)
 
+    @property
+    def ring_broke(self) -> bool:
+        """Whether a member came within a step: its ring broke."""
+        return any(
+            not arrival.boundary and member in self.current.members
+            for member, arrival in self._arrivals.items()
+        )
+
     def newcomers(self, live: Collection[Member]) -> list[Member]:
         """Returns the workers that wait to enter a ring that has begun."""
         return self._outside(live) if self.current.number else []

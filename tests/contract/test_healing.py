@@ -12,7 +12,10 @@ from torch import nn
 from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives import allgather, allreduce, allreduce_async, broadcast, new_group
+from hubring.workers.communicators.ring.call_log import Results
+from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from hubring.workers.communicators.ring.healing import HealingRing
+from hubring.workers.communicators.ring.meeting import Agreed, Meeting
 from hubring.workers.optimizer import newcomers
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.newcomers import give_states
@@ -195,6 +198,56 @@ def test_the_next_member_gives_the_state_if_the_first_is_lost(monkeypatch: pytes
     assert one[0] == two[0] == newcomer[0] == 3
     torch.testing.assert_close(one[1], newcomer[1], rtol=0, atol=0)
     torch.testing.assert_close(two[1], newcomer[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("lost", [0, 3], ids=["first", "newcomer"])
+def test_members_that_could_not_connect_to_newcomers_give_the_state_too(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Member 1 sees the newcomer's generation break when member 2 goes on in it already."""
+    ranks, steps, opened = HealingRanks(3), 8, threading.Event()
+    broken: list[int] = []
+    real = Meeting.connect
+
+    def connect(meeting: Meeting, agreed: Agreed, results: Results) -> AllreduceCommunicator:
+        ring = real(meeting, agreed, results)
+        if meeting.identity == 1 and len(agreed.members) > 3 and not broken:
+            broken.append(agreed.number)
+            assert opened.wait(LIMIT)
+            ranks.lose(lost)
+            error = RingBroken("a member was lost while it connected")
+            ring.abort(error)
+            raise error
+        return ring
+
+    monkeypatch.setattr(Meeting, "connect", connect)
+
+    def live(ring: HealingRing) -> Any:
+        own = 3 if ring.late else ring.rank
+        model = small(int(ring.late))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        try:
+            optimizer = DistributedOptimizer(sgd, model, communicator=ring)
+            ranks.release()
+            while optimizer.completed_steps < steps:
+                if optimizer.completed_steps == 2:
+                    ranks.await_newcomer()
+                optimizer.zero_grad()
+                squares(model, optimizer.completed_steps, ring.rank).backward()
+                optimizer.step()
+                if ring.between_steps(optimizer.completed_steps):
+                    if own == 2:
+                        opened.set()
+                    give_states(ring, [optimizer])
+        except RingBroken:
+            assert own == lost
+            return None
+        return ring.size, parameters(model)
+
+    results = [result for result in together(ranks, live, 3) if result is not None]
+    assert [size for size, _ in results] == [3, 3, 3]
+    for _, trained in results[1:]:
+        torch.testing.assert_close(trained, results[0][1], rtol=0, atol=0)
 
 
 def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on() -> None:

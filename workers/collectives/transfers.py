@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hubring.ps.core.errors import UsageError
-from hubring.ps.core.messages import Call, Collective
 from hubring.workers.collectives.start import tensor_of
 from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.communicators.transfer_call import transfer_call
 from hubring.workers.runtime import context
 
 __all__ = [
@@ -66,7 +66,4 @@ def _transfer(
     if other == communicator.rank or not 0 <= other < communicator.size:
         allowed = f"a rank from 0 to {communicator.size - 1} other than this rank, {communicator.rank}"
         raise UsageError(f"cannot send from rank {source} to rank {to}: pass {allowed}")
-    # One name may be in use in both directions at the same time.
-    spelt = f"{name or 'transfer'} from {source} to {to}"
-    call = Call(Collective.TRANSFER, spelt, root=source, ranks=tuple(sorted((source, to))))
-    return communicator.collective(call, *tensors)
+    return communicator.collective(transfer_call(name or "transfer", source, to), *tensors)

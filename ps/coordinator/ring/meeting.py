@@ -1,8 +1,9 @@
 """Where the members of a ring that heals agree on its next generation.
 
-Law: a member is lost at once if its connection has closed while the others meet. It has lost its connections
-to the server and to the ring, so this is no failure of one network path, and the usual grace would only
-delay the others. A member that is silent but connected has its lease.
+Law: a member is lost at once if its connection has closed while the others meet because their ring broke. It
+has lost its connections to the server and to the ring, so this is no failure of one network path, and the
+usual grace would only delay the others. If all that came are between two steps, to let newcomers in, the ring
+need not have broken, and the member keeps its grace. A member that is silent but connected has its lease.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Meeting:
         assert membership is not None
         now = self._clock.now()
         if generations.gathering_since is not None:
-            membership.hurry()
+            if generations.ring_broke:
+                membership.hurry()
             self._job.expire(now)
         live = frozenset(self._job.members)
         if generations.is_stranded(live):

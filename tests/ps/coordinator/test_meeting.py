@@ -34,6 +34,24 @@ def test_a_member_whose_connection_closed_is_lost_as_soon_as_the_others_meet(
     run(story())
 
 
+def test_a_member_whose_connection_closed_keeps_its_grace_while_newcomers_are_let_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, workers=3)
+        one, two, three = await ring(hub, 3)
+        await disconnect(hub, pb.ConnectRequest(rank=two.rank, incarnation=two.incarnation))
+        for member in (one, three):
+            assert (await regroup(hub, member, 1, wait=0.0)).generation == 0
+        assert not (await hub.beat(two)).fenced
+        replies = await asyncio.gather(*(regroup(hub, member, 1) for member in (one, two, three)))
+        for reply in replies:
+            assert ranks(reply) == [one.rank, two.rank, three.rank]
+        assert not hub.coordinator.job.outcome.lost
+
+    run(story())
+
+
 def test_a_member_that_is_connected_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         hub = Hub(monkeypatch)

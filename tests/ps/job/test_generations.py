@@ -80,6 +80,18 @@ def test_newcomers_enter_behind_the_members_and_only_at_a_boundary() -> None:
     assert generations.newcomers([A, B, C]) == []
 
 
+def test_a_ring_broke_only_if_a_member_comes_within_a_step() -> None:
+    generations = begun(A, B)
+    generations.come(C, "", 0.0, boundary=True)
+    generations.come(A, "", 1.0, boundary=True)
+    broke = [generations.ring_broke]
+    generations.come(B, "", 1.0, boundary=False)
+    broke.append(generations.ring_broke)
+    assert generations.begin([A, B, C], 1.0)
+    broke.append(generations.ring_broke)
+    assert broke == [False, True, False]
+
+
 def test_a_lost_newcomer_is_not_waited_for() -> None:
     generations = begun(A, B)
     generations.come(D, "", 0.0, boundary=True)

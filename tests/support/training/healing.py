@@ -74,6 +74,15 @@ class HealingRanks:
             self._changed.notify_all()
         self.rings[rank].close(finished=False)
 
+    def beat(self) -> None:
+        """Tells all members what the server tells them with a heartbeat."""
+        with self._changed:
+            waits = self.newcomers()
+            for ring in list(self.rings.values()):
+                ring.hear(self._generations.broken(self.live.values()), newcomers=waits)
+            if waits:
+                self._newcomer_came.set()
+
     def regroup(self, rank: int, generation: int, note: str, boundary: bool) -> RingGeneration:
         with self._changed:
             member, all_ = self.live.get(rank), self._generations
@@ -81,11 +90,7 @@ class HealingRanks:
                 raise JobFailed(f"rank {rank} is lost")
             all_.come(member, note, 0.0, boundary=boundary)
             self._changed.notify_all()
-            waits = self.newcomers()
-            for ring in list(self.rings.values()):
-                ring.hear(all_.broken(self.live.values()), newcomers=waits)
-            if waits:
-                self._newcomer_came.set()
+            self.beat()
 
             def entered() -> bool:
                 live = [self.live[one] for one in sorted(self.live)]

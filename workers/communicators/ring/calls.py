@@ -15,9 +15,15 @@ from hubring.ps.store.collective import ROOTED
 from hubring.workers.communicators.base import CollectiveWork, Communicator
 from hubring.workers.communicators.ring.call_log import Result
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+from hubring.workers.communicators.ring.meeting import Agreed
+from hubring.workers.communicators.ring.transfers import ConfirmedWork, Held
+from hubring.workers.communicators.transfer_call import moved, receiver
 
 Broke = Callable[[AllreduceCommunicator], None]
 """Called when an operation of a generation fails because a member is lost."""
+
+LOST = -1
+"""Stands for a lost member. A newcomer may have its rank in the job."""
 
 
 class RootLost(RingBroken):
@@ -29,13 +35,17 @@ class _Pending:
     """A call without its result.
 
     Attributes:
-        members: The members by rank, as the script knew them when it called.
+        members: The members by rank, as the script knew them when it called; LOST for one that is lost.
+        passed: The work of the newest generation.
+        accepted: Whether that work ends the call.
     """
 
     call: Call
     tensors: tuple[Tensor, ...]
     work: CollectiveWork
     members: tuple[int, ...]
+    passed: ConfirmedWork | None = None
+    accepted: bool = False
 
 
 class Calls:
@@ -73,10 +83,38 @@ class Calls:
         self._ring = None
         self._groups.clear()
 
+    @property
+    def sends(self) -> tuple[int, ...]:
+        """The numbers of the tensors that this member has begun to send, and must send again."""
+        with self._lock:
+            open_ = [one.passed for one in self._pending if one.passed is not None and not one.accepted]
+        return tuple(passed.number for passed in open_ if passed.number)
+
+    def settle(self, agreed: Agreed, before: tuple[int, ...]) -> None:
+        """Ends calls that have received a tensor whose sender does not send it again.
+
+        Args:
+            agreed: The next generation.
+            before: The members of the generation before it.
+        """
+        lost = {member for rank, member in enumerate(before) if rank not in agreed.stays}
+        sends = {member: note.sends for member, note in zip(agreed.members, agreed.notes, strict=True)}
+        done: list[tuple[_Pending, Held]] = []
+        with self._lock:
+            for pending in self._pending:
+                pending.members = tuple(LOST if one in lost else one for one in pending.members)
+                held = pending.passed.held if pending.passed is not None else None
+                if held is not None and held.number not in sends.get(pending.members[pending.call.root], ()):
+                    done.append((pending, held))
+            for pending, _ in done:
+                self._drop(pending)
+        for pending, held in done:
+            pending.work.deliver([held.tensor])
+
     def go_on(self, ring: AllreduceCommunicator, members: tuple[int, ...]) -> None:
         """Passes all calls to a generation of these members."""
         self._ring, self._members = ring, members
-        for pending in list(self._pending):
+        for pending in [one for one in self._pending if not one.accepted]:
             error = self._objection(pending.call)
             if error is None:
                 self._submit(pending)
@@ -96,7 +134,7 @@ class Calls:
                 self._end(pending, RingBroken(f"{result.name!r}: {text}; call it again on all ranks"))
             else:
                 with self._lock:
-                    self._pending.remove(pending)
+                    self._drop(pending)
                 pending.work.deliver(result.tensors)
 
     def fail(self, error: HubringError) -> None:
@@ -136,30 +174,56 @@ class Calls:
         if ring is None:
             return
         if call.collective in ROOTED and pending.members != self._members:
-            root = pending.members[call.root]
-            if root not in self._members:
-                self._end(pending, RootLost(f"{call.name!r}: its root, rank {call.root}, is lost"))
+            try:
+                call = self._moved(call, pending.members)
+            except RingBroken as error:
+                self._end(pending, error)
                 return
-            call = replace(call, root=self._members.index(root))
+
+        def accept() -> bool:
+            with self._lock:
+                mine = self._ring is ring and pending in self._pending
+                pending.accepted = pending.accepted or mine
+            return pending.accepted
 
         def ended(work: Work) -> None:
             if isinstance(work.error, RingBroken):
                 self._broke(ring)
-                return
-            with self._lock:
-                mine = self._ring is ring and pending in self._pending
-                if mine:
-                    self._pending.remove(pending)
-            if mine and work.error is None:
-                pending.work.deliver(passed.result)
-            elif mine and work.error is not None:
-                pending.work.fail(work.error)
+            elif accept():
+                with self._lock:
+                    if pending in self._pending:
+                        self._drop(pending)
+                if work.error is None:
+                    pending.work.deliver(passed.result)
+                else:
+                    pending.work.fail(work.error)
 
-        passed = CollectiveWork(call, list, self._communicator)
+        pending.passed = passed = ConfirmedWork(call, self._communicator, accept)
         passed.when_done(ended)
         ring.take_part(call, pending.tensors, passed)
 
+    def _moved(self, call: Call, members: tuple[int, ...]) -> Call:
+        """Returns a call of ranks in the current generation, from one of the ranks of these members.
+
+        Raises:
+            RingBroken: The root, or the other end of a transfer, is lost.
+        """
+        transfer = call.collective is Collective.TRANSFER
+        ranks = [call.root, receiver(call)] if transfer else [call.root]
+        for rank in ranks:
+            if members[rank] not in self._members:
+                if transfer:
+                    raise RingBroken(f"{call.name!r}: rank {rank} is lost")
+                raise RootLost(f"{call.name!r}: its root, rank {rank}, is lost")
+        source, *to = [self._members.index(members[rank]) for rank in ranks]
+        return moved(call, source, *to) if transfer else replace(call, root=source)
+
+    def _drop(self, pending: _Pending) -> None:
+        """Forgets a call that ends, and with it, at once, the ring that its work belongs to."""
+        self._pending.remove(pending)
+        pending.passed = None
+
     def _end(self, pending: _Pending, error: HubringError) -> None:
         with self._lock:
-            self._pending.remove(pending)
+            self._drop(pending)
         pending.work.fail(error)

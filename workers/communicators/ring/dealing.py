@@ -3,7 +3,8 @@
 Law: every sample of an epoch is dealt once, except for a remainder smaller than the number of ranks. A rank
 keeps what it has drawn, and trains on it. What a lost rank had drawn and not trained on is dealt again, with
 all that no rank had drawn. All ranks have equal shares, so that they take the same steps. A newcomer begins
-behind what the others have trained on; the samples before that are only there to be counted.
+behind what the others have trained on; the samples before that are only there to be counted. All ranks have
+the same batches: where one has found an end, before more was dealt, the others and newcomers find one too.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ class Change(NamedTuple):
         drawn: How many samples of its share a rank had drawn at most.
         stays: The ranks before the change that stay, by rank after it.
         size: Ranks after the change; the last ones are newcomers.
+        ends: How often a rank had found the end of its share behind the `drawn` samples.
     """
 
     trained: int
     drawn: int
     stays: tuple[int, ...]
     size: int
+    ends: int = 0
 
 
 class Epoch(NamedTuple):
@@ -48,6 +51,10 @@ class Epoch(NamedTuple):
         """Ranks after the last change."""
         return self.changes[-1].size if self.changes else self.size
 
+    def ends(self, drawn: int) -> int:
+        """Returns how often every rank finds an end behind its first `drawn` samples, though more follow."""
+        return max((change.ends for change in self.changes if change.drawn == drawn), default=0)
+
 
 def shares(length: int, epoch: Epoch) -> list[Tensor]:
     """Returns the share of each rank after the last change.
@@ -62,7 +69,7 @@ def shares(length: int, epoch: Epoch) -> list[Tensor]:
     order = torch.arange(length)
     taken = torch.zeros(length, dtype=torch.bool)
     dealt = _dealt(order, epoch.size)
-    for trained, drawn, stays, size in epoch.changes:
+    for trained, drawn, stays, size, _ in epoch.changes:
         for rank, share in enumerate(dealt):
             taken[share[: drawn if rank in stays else trained]] = True
         rest, ahead, new = order[~taken], drawn - trained, size - len(stays)

@@ -73,12 +73,7 @@ class HealingRing(Communicator):
     tunable = False
 
     def __init__(
-        self,
-        meeting: Meeting,
-        *,
-        late: bool = False,
-        size: int = 0,
-        timeout: float = 300.0,
+        self, meeting: Meeting, *, late: bool = False, size: int = 0, timeout: float = 300.0
     ) -> None:
         self.timeout: float = timeout
         self.traffic = Traffic()
@@ -107,12 +102,15 @@ class HealingRing(Communicator):
         self._breaks = False
         self._broken_at = 0.0
         self._attempts = 0
-        self._at_boundary = self._opened_at_boundary = False
+        self._at_boundary = False
+        self._agreed_at_boundary: Agreed | None = None
+        """All members of it learn its members, even if some could not connect and are in a later one."""
+        self._newcomers_entered = False
         self._error: HubringError | None = None
         self._thread = threading.Thread(target=self._keep_healed, name="ring healer", daemon=True)
         if not late:
             self._open_first()
-            self._learn_members()
+            self._learn(self._members)
         self._thread.start()
 
     def _open_first(self) -> None:
@@ -218,20 +216,18 @@ class HealingRing(Communicator):
 
     def between_steps(self, step: int) -> bool:
         if self._known != self._members and step >= self._changes_at:
-            self._learn_members()
+            self._learn(self._members)
         if not self._admits_at or step < self._admits_at:
             return False
         self._admits_at = 0
-        before = self._known
         self.let_in()
-        return bool(set(self._known) - set(before))
+        return self._newcomers_entered
 
     def let_in(self) -> None:
         while True:
             self.collective(Call(Collective.BARRIER, "ring.boundary")).get()  # all members are here
             if self._open_at_boundary():
                 break
-        self._learn_members()
 
     def enter(self) -> None:
         """Enters the ring as a newcomer, after the members' next step.
@@ -241,21 +237,25 @@ class HealingRing(Communicator):
         """
         self._open_at_boundary()
         self.late = False
-        self._learn_members()
 
     def _open_at_boundary(self) -> bool:
         """Opens a generation between two steps; returns False if a member had not completed its step."""
         with self._changed:
+            before, self._newcomers_entered = self.generation, False
             self._at_boundary = self._breaks = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._at_boundary or self._error is not None)
             if self._error is not None:
                 raise self._error
-            return self._opened_at_boundary
+            agreed = self._agreed_at_boundary
+            if agreed is None or agreed.number <= before:
+                return False
+            self._learn(agreed.members)
+            return True
 
-    def _learn_members(self) -> None:
+    def _learn(self, members: tuple[int, ...]) -> None:
         with self._changed:
-            self._known = self._members
+            self._known = members
             self.rank, self.size = self._known.index(self._meeting.identity), len(self._known)
 
     def _broke(self, ring: AllreduceCommunicator) -> None:
@@ -317,16 +317,20 @@ class HealingRing(Communicator):
             positions = tuple(samples.freeze(step) for samples in self._samples)
             histories = tuple(samples.history for samples in self._samples if boundary)
             rank = self._members.index(self._meeting.identity) if self._members else 0
-            return Note(rank, self._log.latest.number, step, self._results.count, positions, histories)
+            done = self._log.latest.number, step, self._results.count
+            return Note(rank, *done, positions, histories, self._calls.sends)
 
     def _accept(self, agreed: Agreed) -> None:
         """Accepts the next generation, which is certain now, whether or not the members can connect."""
-        rank = agreed.members.index(self._meeting.identity)
-        enters = rank >= len(agreed.old_notes)
+        enters = agreed.members.index(self._meeting.identity) >= len(agreed.old_notes)
+        self._calls.settle(agreed, self._members)
         with self._changed:
             self.generation, self._members = agreed.number, agreed.members
             self._changes_at = agreed.step + 1
             self.newcomers_wait = self.newcomers_wait and not agreed.boundary
+            if agreed.boundary:
+                self._agreed_at_boundary = agreed
+                self._newcomers_entered |= len(agreed.members) > len(agreed.stays)
             if enters:
                 self._log.follow(max(note.exchanges for note in agreed.old_notes), agreed.step)
                 self._results.count = max(note.collectives for note in agreed.old_notes)
@@ -349,7 +353,7 @@ class HealingRing(Communicator):
         with self._changed:
             ring.traffic = self.traffic
             self._ring, self._breaks = ring, False
-            self._opened_at_boundary, self._at_boundary = agreed.boundary, False
+            self._at_boundary = False
             exchange = self._log.in_flight
             if exchange is not None and not exchange.complete:
                 for sent in exchange.sent:

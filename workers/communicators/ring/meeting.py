@@ -35,6 +35,7 @@ class Note(NamedTuple):
         collectives: Its last complete collective.
         positions: Its position in the samples of each sampler.
         histories: What a newcomer must know of each sampler, by iteration.
+        sends: The numbers of the transfers that it has begun to send, and sends again.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Note(NamedTuple):
     collectives: int
     positions: tuple[Position, ...] = ()
     histories: tuple[dict[int, Epoch], ...] = ()
+    sends: tuple[int, ...] = ()
 
 
 class Agreed(NamedTuple):

@@ -80,11 +80,11 @@ class Ring:
         self.size = size
         self.device = device
         self.timeout = None if patient else timeout
-        self.operations = Operations(rank)
         self._connections = GroupConnections(host) if abortable else None
         self._group = open_group(
             rank, size, store, backend, device, host, connect_timeout or timeout, self._connections
         )
+        self.operations = Operations(rank)  # its thread would stay if the ranks could not connect
         if patient or connect_timeout is not None:
             self._group.set_timeout(FOREVER if patient else timedelta(seconds=timeout))
         self._store = store

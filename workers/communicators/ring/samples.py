@@ -20,6 +20,7 @@ class Position(NamedTuple):
         trained: Samples of the member's share up to its last complete exchange.
         drawn: Samples of the share that it has drawn.
         per_step: Samples of the share in one step; 0 if not known yet.
+        ends: How often it has found the end of its share since it drew the last one.
     """
 
     iteration: int = 0
@@ -27,6 +28,7 @@ class Position(NamedTuple):
     trained: int = 0
     drawn: int = 0
     per_step: int = 0
+    ends: int = 0
 
 
 class Samples:
@@ -48,7 +50,7 @@ class Samples:
         """By iteration: those that have changes, and the current one."""
         self._iteration = 0
         self._share: list[int] = []
-        self._drawn = self._trained_before = self._steps = self._first = self._per_step = 0
+        self._drawn = self._ends = self._trained_before = self._steps = self._first = self._per_step = 0
         self._last_step = -1
         self._changed = threading.Condition()
         self._frozen = False
@@ -63,6 +65,7 @@ class Samples:
             self._deal(known)
             trained = known.changes[-1].trained if known.changes else 0  # a newcomer begins behind these
             self._trained_before, self._steps, self._first, self._drawn = max(skip, trained), 0, 0, skip
+            self._ends = 0
             return _Draws(self, self._iteration, self._order(epoch), skip)
 
     def count(self, skip: int) -> int:
@@ -75,9 +78,12 @@ class Samples:
         """Returns the position in the order of the sample behind the first `drawn` ones; None at the end."""
         with self._changed:
             self._await_thaw()
-            if iteration != self._iteration or drawn >= len(self._share):
+            if iteration != self._iteration:
                 return None
-            self._drawn = drawn + 1
+            if drawn >= len(self._share) or self._ends < self._epochs[iteration].ends(drawn):
+                self._ends += 1
+                return None
+            self._drawn, self._ends = drawn + 1, 0
             return self._share[drawn]
 
     def _await_thaw(self) -> None:
@@ -127,7 +133,7 @@ class Samples:
             before = self._trained_before
             trained = min(before + steps * per_step, max(before, self._drawn))
             epoch = self._epoch_of(self._iteration, 0)
-            return Position(self._iteration, epoch, trained, self._drawn, self._per_step)
+            return Position(self._iteration, epoch, trained, self._drawn, self._per_step, self._ends)
 
     def thaw(self) -> None:
         """Draws on."""
@@ -153,7 +159,8 @@ class Samples:
                 trained = max(position.trained for position in here)
                 drawn = max(position.drawn for position in here)
                 epoch = here[0].epoch
-                change = Change(trained, drawn, stays, size)
+                ends = max(position.ends for position in here if position.drawn == drawn)
+                change = Change(trained, drawn, stays, size, ends)
                 self._epochs[newest] = epoch._replace(changes=(*epoch.changes, change))
                 if newest == self._iteration:
                     self._deal(self._epochs[newest])

@@ -3,6 +3,11 @@
 Transfers with different names need no order: the tag is computed from the name. Transfers with
 one name run one after another. A transfer can wait long for the other rank, so each name has
 its own thread while it has transfers.
+
+On a ring that heals, the loss of a member ends the transfers of the others too. Law: a transfer is then done
+on both ends, or both run it again. So the receiver confirms the tensor and holds it. The sender's call ends
+with that, and the receiver's call once the sender has acknowledged it. If the generation ends before, the
+receiver looks whether the sender's note says that it sends the tensor again.
 """
 
 from __future__ import annotations
@@ -10,6 +15,9 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from typing import NamedTuple
 
 import msgspec
@@ -19,16 +27,50 @@ from torch import Tensor
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.core.messages import Call
 from hubring.ps.core.types import Layout
-from hubring.workers.communicators.base import CollectiveWork
+from hubring.ps.core.work import Work
+from hubring.workers.communicators.base import CollectiveWork, Communicator
 from hubring.workers.communicators.ring.process_group import Ring
+from hubring.workers.communicators.transfer_call import receiver
 
 HEAD_BYTES = 2048
 """Size of the header before each tensor: its name and layout, padded with spaces."""
 
 
+class Held(NamedTuple):
+    """A received tensor.
+
+    Attributes:
+        number: The sender's number for the transfer.
+    """
+
+    number: int
+    tensor: Tensor
+
+
+class ConfirmedWork(CollectiveWork):
+    """The work of a call in one generation of a ring that heals.
+
+    Args:
+        call: The call.
+        communicator: See `CollectiveWork`.
+        accept: Ends the sender's call, if its generation has not ended; returns whether it does.
+
+    Attributes:
+        number: The sender's number for a transfer whose tensor it sends; 0 before.
+        held: The tensor that the receiver of a transfer has.
+    """
+
+    def __init__(self, call: Call, communicator: Communicator, accept: Callable[[], bool]) -> None:
+        super().__init__(call, list, communicator)
+        self.accept = accept
+        self.number = 0
+        self.held: Held | None = None
+
+
 class _Head(NamedTuple):
     name: str
     layout: Layout
+    number: int
 
 
 class _Transfer(NamedTuple):
@@ -46,6 +88,7 @@ class Transfers:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
+        self._numbers = count(1)
         self._lock = threading.Lock()
         self._lines: dict[str, deque[_Transfer]] = {}
         """Waiting transfers by name. The name's thread runs one more."""
@@ -81,41 +124,62 @@ class Transfers:
                 transfer.work.fail(error)
 
     def _carry(self, transfer: _Transfer) -> None:
-        call = transfer.call
-        source, to = call.root, next(rank for rank in call.ranks if rank != call.root)
-        tag = zlib.crc32(call.name.encode()) >> 1
-        if self._ring.rank == source:
-            (tensor,) = transfer.tensors
-            self._send(transfer, _encode(call), to, tag)
-            if tensor.numel():
-                self._send(transfer, tensor.reshape(-1).view(torch.uint8), to, tag)
-            transfer.work.deliver([])
+        if self._ring.rank == transfer.call.root:
+            self._give(*transfer)
         else:
-            transfer.work.deliver([self._receive(transfer, source, tag)])
+            self._take(transfer.call, transfer.work)
 
-    def _send(self, transfer: _Transfer, memory: Tensor, to: int, tag: int) -> None:
-        self._ring.exchange(transfer.work, lambda group: group.send([memory], to, tag))
+    def _give(self, call: Call, tensors: tuple[Tensor, ...], work: CollectiveWork) -> None:
+        (tensor,) = tensors
+        number, to = next(self._numbers), receiver(call)
+        if isinstance(work, ConfirmedWork):
+            work.number = number
+        self._send(work, _encode(call, number), to, call)
+        if tensor.numel():
+            self._send(work, tensor.reshape(-1).view(torch.uint8), to, call)
+        if isinstance(work, ConfirmedWork):
+            self._receive(work, _byte(), to, call)
+            if not work.accept():
+                return
+            with suppress(HubringError):  # the receiver learns it in the next generation
+                self._send(Work(work.what), _byte(), to, call)
+        work.deliver([])
 
-    def _receive(self, transfer: _Transfer, source: int, tag: int) -> Tensor:
+    def _take(self, call: Call, work: CollectiveWork) -> None:
         head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
-        self._ring.exchange(transfer.work, lambda group: group.recv([head], source, tag))
-        name, (dtype, shape) = _heads.decode(bytes(head.numpy()))
-        if name != transfer.call.name:
-            raise HubringError(
-                f"transfers {name!r} and {transfer.call.name!r} have the same tag: rename one of them"
-            )
+        self._receive(work, head, call.root, call)
+        name, (dtype, shape), number = _heads.decode(bytes(head.numpy()))
+        if name != call.name:
+            raise HubringError(f"transfers {name!r} and {call.name!r} have the same tag: rename one of them")
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
         if tensor.numel():
-            memory = tensor.view(-1).view(torch.uint8)
-            self._ring.exchange(transfer.work, lambda group: group.recv([memory], source, tag))
-        return tensor
+            self._receive(work, tensor.view(-1).view(torch.uint8), call.root, call)
+        if isinstance(work, ConfirmedWork):
+            work.held = Held(number, tensor)
+            self._send(work, _byte(), call.root, call)
+            self._receive(work, _byte(), call.root, call)
+        work.deliver([tensor])
+
+    def _send(self, whose: Work, memory: Tensor, to: int, call: Call) -> None:
+        self._ring.exchange(whose, lambda group: group.send([memory], to, _tag(call)))
+
+    def _receive(self, whose: Work, memory: Tensor, source: int, call: Call) -> None:
+        self._ring.exchange(whose, lambda group: group.recv([memory], source, _tag(call)))
+
+
+def _tag(call: Call) -> int:
+    return zlib.crc32(call.name.encode()) >> 1
+
+
+def _byte() -> Tensor:
+    return torch.zeros(1, dtype=torch.uint8)
 
 
 _heads = msgspec.json.Decoder(_Head)
 
 
-def _encode(call: Call) -> Tensor:
-    packed = msgspec.json.encode(_Head(call.name, call.layouts[0]))
+def _encode(call: Call, number: int) -> Tensor:
+    packed = msgspec.json.encode(_Head(call.name, call.layouts[0], number))
     if len(packed) > HEAD_BYTES:
         raise UsageError(
             f"the transfer's name has {len(call.name)} characters, and name and layout must fit in"

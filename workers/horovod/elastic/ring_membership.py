@@ -102,6 +102,7 @@ class RingMembership:
             rows = collectives.allgather(
                 mine, "horovod.entry", communicator=self._world.communicator
             ).tolist()
+            self._world.communicator.between_steps(sys.maxsize)  # one that has just been let in may be lost
         self._continue_with(tuple(life for life, _ in rows), 1 + max(generation for _, generation in rows))
 
     def _continue_with(self, lives: tuple[int, ...], generation: int) -> None:

@@ -15,6 +15,7 @@ from torch import distributed
 
 from hubring.ps.core.errors import JobFailed, RingBroken
 from hubring.workers.communicators.ring.group import Notes, RingStore, open_group
+from hubring.workers.communicators.ring.process_group import Ring
 from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT
 
@@ -84,6 +85,22 @@ def test_a_rank_that_does_not_come_is_named() -> None:
             f"rank {rank} of 3 could not connect to the other ranks within 0.5 s (--timeout):"
             " rank 2 did not publish where it listens"
         )
+
+
+def test_a_group_that_does_not_connect_leaves_no_thread() -> None:
+    """A ring that heals opens groups as often as members are lost."""
+    before = set(threading.enumerate())
+    with pytest.raises(RingBroken, match="rank 1 did not publish"):
+        Ring(
+            0,
+            2,
+            RingStore(SharedNotes(), "ring", LIMIT),
+            backend="gloo",
+            device=CPU,
+            host="127.0.0.1",
+            timeout=0.1,
+        )
+    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.parametrize("error", [JobFailed("rank 2 left"), RingBroken("a member of the ring is lost")])

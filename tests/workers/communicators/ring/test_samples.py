@@ -58,6 +58,28 @@ def test_what_is_left_of_the_last_batch_is_drawn_after_the_end() -> None:
     assert list(islice(draws[0], 3)) == [7, 9]
 
 
+def test_all_members_end_a_batch_where_one_has_ended_its_share() -> None:
+    """One member has its smaller last batch, the other one draws it later, and a newcomer counts them."""
+    members, newcomer = [made(rank, 3, 20) for rank in range(3)], made(2, 3, 20)
+    draws = [member.begin(0, 0) for member in members]
+    for draw, member in zip(draws, members, strict=True):
+        list(islice(draw, 4))
+        member.exchanged(0)
+    batches = [[list(islice(draws[0], 4))], []]
+    assert batches[0] == [[12, 15]]
+    positions = [member.freeze(1) for member in members[:2]]
+    for rank, member in enumerate(members[:2]):
+        member.change(positions, (0, 1), rank, 2)
+        member.thaw()
+    for place, draw in enumerate(draws[:2]):
+        while batch := list(islice(draw, 4)):
+            batches[place].append(batch)
+    assert [[len(batch) for batch in each] for each in batches] == [[2, 2], [2, 2]]
+    newcomer.follow(members[0].history, 3)
+    counted = newcomer.begin(0, 0)
+    assert [len(list(islice(counted, 4))) for _ in range(4)] == [4, 2, 2, 0]
+
+
 def test_samples_drawn_ahead_are_kept_by_those_that_stay() -> None:
     """A loader with processes draws batches ahead."""
     member = made(0, 2, 40)
