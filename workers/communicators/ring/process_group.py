@@ -159,12 +159,13 @@ class Ring:
         Args:
             error: What the operations of this member fail with.
         """
-        group = self._group
+        group, connections = self._group, self._connections
         if group is None:
             return
         self.operations.fail(error)
-        assert self._connections is not None
-        self._connections.cut()
+        assert connections is not None
+        connections.cut()
+        self._connections = None  # its device ends with the group, though a traceback may keep this ring
         if self.operations.end_thread(ABORT_SECONDS):
             self._release(group)
         self._group = None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import distributed
@@ -87,20 +88,29 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         )
 
 
+def ring_of(rank: int, store: RingStore, timeout: float = LIMIT) -> Ring:
+    """Opens a ring of two that can be aborted."""
+    return Ring(rank, 2, store, backend="gloo", device=CPU, host="127.0.0.1", timeout=timeout, abortable=True)
+
+
 def test_a_group_that_does_not_connect_leaves_no_thread() -> None:
     """A ring that heals opens groups as often as members are lost."""
     before = set(threading.enumerate())
     with pytest.raises(RingBroken, match="rank 1 did not publish"):
-        Ring(
-            0,
-            2,
-            RingStore(SharedNotes(), "ring", LIMIT),
-            backend="gloo",
-            device=CPU,
-            host="127.0.0.1",
-            timeout=0.1,
-        )
+        ring_of(0, RingStore(SharedNotes(), "ring", LIMIT), timeout=0.1)
     assert set(threading.enumerate()) == before
+
+
+def test_a_ring_that_is_aborted_leaves_no_listener_though_something_keeps_it() -> None:
+    def listeners() -> int:
+        return sum(one.status == psutil.CONN_LISTEN for one in psutil.Process().net_connections("tcp"))
+
+    before, store = listeners(), RingStore(SharedNotes(), "ring", LIMIT)
+    rings = [each.result(LIMIT) for each in on_threads(2, lambda rank: ring_of(rank, store))]
+    assert listeners() == before + 2
+    for ring in rings:
+        ring.abort(RingBroken("a member is lost"))
+    assert listeners() == before
 
 
 @pytest.mark.parametrize("error", [JobFailed("rank 2 left"), RingBroken("a member of the ring is lost")])
