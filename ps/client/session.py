@@ -40,7 +40,7 @@ from hubring.ps.core.peer_text import MESSAGE, clean, clean_message
 from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing, incarnation_from_wire
 from hubring.ps.core.waiting import Waiting, wait_message
 from hubring.ps.job.job import Reason
-from hubring.ps.job.membership import SILENT_SECONDS, heartbeat_seconds
+from hubring.ps.job.membership import RETRY_SECONDS, SILENT_SECONDS, answer_seconds, heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Exporter, Telemetry
 from hubring.ps.security.own_certificate import NOTHING, Own
@@ -210,20 +210,22 @@ class Session:
 
     def _keep_alive(self) -> None:
         self._presence.keep()
-        interval = heartbeat_seconds(self._lease)
-        silence = self._silence
-        while not self._leaves(interval):
+        interval, timeout = heartbeat_seconds(self._lease), answer_seconds(self._lease)
+        pause, silence = interval, self._silence
+        while not self._leaves(pause):
             self._presence.keep()
             beat = self._beat()
             try:
-                with silence.pauses.within(silence.timeout):
-                    reply: Any = self._stub.Heartbeat(beat, timeout=silence.timeout)
+                with silence.pauses.within(timeout):
+                    reply: Any = self._stub.Heartbeat(beat, timeout=timeout)
             except grpc.RpcError as error:
+                pause = RETRY_SECONDS
                 lost = silence.meaning(error)
                 if lost is not None and not self._left.is_set():
                     self._fail(lost)
                     return
             else:
+                pause = interval
                 silence.end()
                 if reply is None:  # damaged on the wire: gRPC reports success without a message
                     log.warning("a reply of the server at %s was damaged; asking again", self.address)

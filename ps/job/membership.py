@@ -34,6 +34,9 @@ SILENT_SECONDS = 4.0
 reachable but does not answer gets at least the lease, because it can recover.
 """
 
+RETRY_SECONDS = 0.1
+"""Seconds from a heartbeat that failed to the next."""
+
 BUSY_SECONDS = 90.0
 """How long a server that is reachable may not answer a worker or a shard that joins."""
 
@@ -49,6 +52,11 @@ MOST_DEPARTED = 1000
 def heartbeat_seconds(lease_seconds: float) -> float:
     """Returns the seconds between heartbeats: several fit in a lease, so that one may be late."""
     return min(1.0, lease_seconds / 5)
+
+
+def answer_seconds(lease_seconds: float) -> float:
+    """Returns the seconds that a heartbeat waits for its reply: a lost one is repeated within the lease."""
+    return min(5.0, lease_seconds / 4)
 
 
 class Departure(NamedTuple):

@@ -35,7 +35,7 @@ from hubring.ps.core.peer_text import clean_message
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
-from hubring.ps.job.membership import BUSY_SECONDS, heartbeat_seconds
+from hubring.ps.job.membership import BUSY_SECONDS, RETRY_SECONDS, answer_seconds, heartbeat_seconds
 from hubring.ps.observe import logs
 from hubring.ps.process import stop_signals
 from hubring.ps.process.end_with_parent import await_end
@@ -175,9 +175,9 @@ class Registration:
         self, lost: Callable[[], None], stream: Callable[[], bytes], given_up: Callable[[bytes], object]
     ) -> None:
         lease, silent_seconds = self._reply.lease_seconds, self._reply.silent_seconds
-        timeout = max(lease, silent_seconds)
+        timeout = answer_seconds(lease)
         presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(shard=self._token)))
-        heard, allowed, pauses = time.monotonic(), timeout, Pauses()
+        heard, allowed, pauses = time.monotonic(), max(lease, silent_seconds), Pauses()
         while time.monotonic() - heard - pauses.seconds < allowed:
             presence.keep()
             request = pb.ShardHeartbeatRequest(token=self._token, stream=stream())
@@ -189,13 +189,13 @@ class Registration:
                     break
                 if reply.given_up:
                     given_up(request.stream)
-                heard = time.monotonic()
+                heard, pause = time.monotonic(), heartbeat_seconds(lease)
                 pauses.clear()
             except grpc.RpcError as error:
                 log.debug("the coordinator does not answer: %s", error.code().name)
-                allowed = patience(error, lease, silent_seconds)
-            with pauses.within(heartbeat_seconds(lease)):
-                orphaned = self._orphaned.wait(heartbeat_seconds(lease))
+                allowed, pause = patience(error, lease, silent_seconds), RETRY_SECONDS
+            with pauses.within(pause):
+                orphaned = self._orphaned.wait(pause)
             if orphaned:
                 break
         else:

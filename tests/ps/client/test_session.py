@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from hubring.protos import control_pb2 as pb
@@ -16,6 +17,7 @@ from hubring.ps.client.silence import Silence
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.waiting import Waiting
 from hubring.ps.job.job import Reason
+from hubring.ps.job.membership import RETRY_SECONDS, answer_seconds, heartbeat_seconds
 
 
 def bare(stub: Any = None) -> Session:
@@ -78,6 +80,40 @@ def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
     session._keep_alive()
     assert str(session.failure) == "shard 0 is lost"
     assert "a reply of the server at host:1 was damaged; asking again" in caplog.text
+
+
+class Losing(Replies):
+    """As Replies, but the first heartbeat is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timeouts: list[float] = []
+
+    def Heartbeat(self, request: pb.HeartbeatRequest, timeout: float) -> pb.HeartbeatReply | None:  # noqa: N802
+        self.timeouts.append(timeout)
+        if len(self.timeouts) == 1:
+            raise Lost
+        return super().Heartbeat(request, timeout)
+
+
+class Lost(grpc.RpcError):
+    """A call without an answer."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return "no answer"
+
+
+def test_a_lost_heartbeat_is_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, pauses = bare(stub := Losing()), list[float]()
+    session.locations = ShardLocations(session._stub, (0, b""), ())
+    monkeypatch.setattr(session, "_leaves", pauses.append)
+    monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
+    session._keep_alive()
+    assert stub.timeouts == [answer_seconds(2.0)] * 3
+    assert pauses == [heartbeat_seconds(2.0), RETRY_SECONDS, heartbeat_seconds(2.0)]
 
 
 class Acknowledging:

@@ -6,7 +6,15 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Member, Sender
-from hubring.ps.job.membership import JOIN_SECONDS, MOST_DEPARTED, RETURN_SECONDS, Membership
+from hubring.ps.job.membership import (
+    JOIN_SECONDS,
+    MOST_DEPARTED,
+    RETRY_SECONDS,
+    RETURN_SECONDS,
+    Membership,
+    answer_seconds,
+    heartbeat_seconds,
+)
 
 
 def join(members: Membership, token: str, rank: int | None = None, now: float = 0.0) -> Member:
@@ -20,6 +28,11 @@ def sender(member: Member) -> Sender:
 def full(world_size: int = 2, lease: float = 10.0) -> tuple[Membership, list[Member]]:
     members = Membership(world_size, lease)
     return members, [join(members, f"token{rank}") for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("lease", [1.0, 2.0, 10.0, 90.0, 3600.0])
+def test_two_lost_heartbeats_fit_in_a_lease(lease: float) -> None:
+    assert heartbeat_seconds(lease) + 2 * (answer_seconds(lease) + RETRY_SECONDS) < lease
 
 
 def test_the_view_begins_once_all_places_are_held() -> None:
