@@ -56,7 +56,7 @@ def heartbeat_seconds(lease_seconds: float) -> float:
 
 def answer_seconds(lease_seconds: float) -> float:
     """Returns the seconds that a heartbeat waits for its reply: a lost one is repeated within the lease."""
-    return min(5.0, lease_seconds / 4)
+    return min(5.0, lease_seconds / 2)
 
 
 class Departure(NamedTuple):
