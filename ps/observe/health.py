@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos import data_pb2
-from hubring.ps.observe.probes import MESSAGE_BYTES, MOST_WAITING, Refused, Unread, Waiting
+from hubring.ps.observe.probes import MESSAGE_BYTES, MOST_WAITING, Refused, Turns, Unread, Waiting
 from hubring.ps.security.guard import in_threads
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -88,6 +88,7 @@ class HubHealth(_Health):
 
     def __init__(self) -> None:
         super().__init__()
+        self._turns = Turns(self._waiting)
         self._unread = Unread()
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -96,11 +97,12 @@ class HubHealth(_Health):
 
     def _serve(self, reply: Any) -> Any:
         async def serve(requests: object, context: Any) -> None:
-            try:
-                answer: bytes = reply(_checked(await self._message(context)), context)
-                context.add_done_callback(self._unread.add(context.peer()))
-            except Refused as error:
-                await context.abort(error.code, error.text)
+            async with self._turns.take():
+                try:
+                    answer: bytes = reply(_checked(await self._message(context)), context)
+                    context.add_done_callback(self._unread.add(context.peer()))
+                except Refused as error:
+                    await context.abort(error.code, error.text)
             try:
                 await context.write(answer)
             except grpc.aio.InternalError as error:  # the caller has gone; gRPC would log a traceback

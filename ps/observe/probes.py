@@ -7,9 +7,11 @@ the call. Nothing ends a reply that its caller does not read on an event loop, s
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 
@@ -18,8 +20,8 @@ from hubring.ps.transport.host import network_of
 MESSAGE_BYTES = 1024
 """Maximum bytes of a probe's message: the name of a service."""
 
-MOST_WAITING = 4
-"""Probes that wait for their message. It can have as many bytes as the server takes of members."""
+MOST_WAITING = 2
+"""Probes that wait for their message, which may have up to 8 MiB, as the port also serves members."""
 
 ADDRESS_UNREAD = 16
 """Maximum number of replies that the callers at one address have not read."""
@@ -52,7 +54,14 @@ class Waiting:
         """
         with self._lock:
             self._ends[end] = None
-            oldest = next(iter(self._ends)) if len(self._ends) > MOST_WAITING else None
+            is_full = len(self._ends) > MOST_WAITING
+        if is_full:
+            self.end_oldest()
+
+    def end_oldest(self) -> None:
+        """Ends the oldest probe, if there is one."""
+        with self._lock:
+            oldest = next(iter(self._ends), None)
             if oldest is not None:
                 del self._ends[oldest]
         if oldest is not None:
@@ -62,6 +71,38 @@ class Waiting:
         """Removes a probe, if it is still there."""
         with self._lock:
             self._ends.pop(end, None)
+
+
+class Turns:
+    """Lets few probes of an event loop wait for their message at once, or gRPC would receive all of them.
+
+    While others wait for their turn, the oldest of those that have one ends.
+
+    Args:
+        waiting: Those that wait for their message.
+    """
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._free = asyncio.Semaphore(MOST_WAITING)
+        self._queued = 0
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        """Waits for a turn, which lasts as long as the body."""
+        self._queued += 1
+        try:
+            if self._free.locked():
+                self._waiting.end_oldest()
+            await self._free.acquire()
+        finally:
+            self._queued -= 1
+        try:
+            if self._queued:
+                self._waiting.end_oldest()
+            yield
+        finally:
+            self._free.release()
 
 
 class Unread:

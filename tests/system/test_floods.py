@@ -14,8 +14,8 @@ from tests.campaign.fuzz.ports import listening, ports
 from tests.support.processes.cluster import SMALL, Cluster, Program
 
 ATTACKS = (
-    *("calls", "wrong_tokens", "streams", "large_calls", "probes", "noise", "connections", "half_open"),
-    *("pages", "zmq_frames", "zmq_handshakes", "shared_memory"),
+    *("calls", "wrong_tokens", "streams", "large_calls", "idle_probes", "long_probes", "unread_probes"),
+    *("noise", "connections", "half_open", "pages", "zmq_frames", "zmq_handshakes", "shared_memory"),
 )
 MOST_BYTES = 64 << 20
 WORKERS = 2

@@ -19,7 +19,7 @@ from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.observe import probes
 from hubring.ps.observe.health import READY, SERVICE, HubHealth
-from hubring.ps.observe.probes import MESSAGE_BYTES, MOST_WAITING, Refused, Unread, Waiting
+from hubring.ps.observe.probes import MESSAGE_BYTES, MOST_WAITING, Refused, Turns, Unread, Waiting
 from hubring.ps.security.access import Access
 from hubring.ps.security.door import lock
 from hubring.ps.shard.control_service import ShardControl
@@ -227,6 +227,32 @@ def test_the_oldest_of_too_many_probes_ends() -> None:
         waiting.enter(end)
     assert ended == [0, 2]
     waiting.leave(ends[0])
+
+
+def test_few_probes_have_a_turn_and_none_keeps_it_from_the_next() -> None:
+    async def story() -> None:
+        waiting, ongoing, most = Waiting(), set[int](), 0
+        turns = Turns(waiting)
+
+        async def wait(number: int) -> None:
+            nonlocal most
+            async with turns.take():
+                ended = asyncio.Event()
+                waiting.enter(ended.set)
+                ongoing.add(number)
+                most = max(most, len(ongoing))
+                await ended.wait()
+                ongoing.remove(number)
+
+        tasks = [asyncio.create_task(wait(number)) for number in range(20)]
+        await asyncio.wait_for(asyncio.gather(*tasks[:-MOST_WAITING]), SOON)
+        assert ongoing == set(range(20 - MOST_WAITING, 20))
+        assert most == MOST_WAITING
+        for _ in range(MOST_WAITING):
+            waiting.end_oldest()
+        await asyncio.gather(*tasks)
+
+    run(story())
 
 
 def test_unread_replies_are_counted_by_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,10 +43,9 @@ GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01"
 """The start of ZeroMQ's protocol, version 3.1; a mechanism of 20 bytes, a role and 31 bytes follow."""
 LONG, MORE, COMMAND = 2, 1, 4
 Call = Callable[..., Any]
+WATCH = "/grpc.health.v1.Health/Watch"
 CHECK = "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-UNREAD = 1000
-"""Calls to each port whose replies nobody reads."""
 METHODS = ("Join", "Heartbeat", "Plan", "Rendezvous", "Status", "Checkpoint")
 
 
@@ -121,36 +120,57 @@ class Flood:
                 call: Call = channel.unary_unary(f"/hubring.v1.{name}")
                 await asyncio.gather(*(self._note(call(large, timeout=SECONDS / 2)) for _ in range(4)))
 
-    async def probes(self) -> None:
-        """Probes without a message, with a long one, or whose replies nobody reads; streams of probes."""
-        never = asyncio.Event()
+    async def idle_probes(self) -> None:
+        """Probes and streams of probes that never send a message."""
 
-        async def no_message() -> AsyncIterator[bytes]:
-            await never.wait()
+        async def never() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
             yield b""
 
+        def calls(channel: grpc.aio.Channel, number: int) -> list[Awaitable[object]]:
+            check: Call = channel.stream_unary(CHECK)
+            return [
+                *(check(never(), timeout=SECONDS / 2) for _ in range(20)),
+                *(_idle(channel.stream_stream(WATCH), SECONDS / 2) for _ in range(10)),
+                *(_idle(channel.stream_stream(REFLECTION), SECONDS / 2) for _ in range(20)),
+            ]
+
+        await self._probes(calls)
+
+    async def long_probes(self) -> None:
+        """Probes and streams of probes whose message has 1 MiB."""
+
+        def calls(channel: grpc.aio.Channel, number: int) -> list[Awaitable[object]]:
+            name = f"{number:04}" + "x" * MEBI
+            long = health_pb2.HealthCheckRequest(service=name).SerializeToString()
+            check: Call = channel.unary_unary(CHECK)
+            return [
+                *(check(long, timeout=SECONDS / 2) for _ in range(2)),
+                *(_idle(channel.stream_stream(WATCH), SECONDS / 2, iter([long])) for _ in range(2)),
+            ]
+
+        await self._probes(calls)
+
+    async def unread_probes(self) -> None:
+        """Probes whose replies nobody reads."""
         with ExitStack() as stack:
-            async with Channels() as channels:
-                for port in (self._at.control, *self._at.data):
-                    for _ in range(UNREAD // 50):
-                        with suppress(OSError):
-                            address = f"{self._at.host}:{port}"
-                            stack.enter_context(unread_calls(address, CHECK, b"", 50, tls=True))
-                    for number in range(STREAMS // 50):
-                        channel = self._channel(port)
-                        channels.add(channel)
-                        check: Call = channel.stream_unary(CHECK)
-                        watch: Call = channel.stream_stream("/grpc.health.v1.Health/Watch")
-                        reflect: Call = channel.stream_stream(REFLECTION)
-                        name = f"{number:04}" + "x" * (2 * MEBI)
-                        long = health_pb2.HealthCheckRequest(service=name).SerializeToString()
-                        calls = [
-                            *(check(no_message(), timeout=SECONDS / 2) for _ in range(20)),
-                            *(check(iter([long]), timeout=SECONDS / 2) for _ in range(2)),
-                            *(_idle(watch, SECONDS / 2, iter([long])) for _ in range(2)),
-                            *(_idle(reflect, SECONDS / 2) for _ in range(20)),
-                        ]
-                        channels.tasks += [asyncio.create_task(self._note(call)) for call in calls]
+            for port in (self._at.control, *self._at.data):
+                for _ in range(STREAMS // 50):
+                    with suppress(OSError):
+                        address = f"{self._at.host}:{port}"
+                        stack.enter_context(unread_calls(address, CHECK, b"", 50, tls=True))
+                        self.count["sent"] += 50
+            await asyncio.sleep(max(0.0, self._ends - time.monotonic()))
+
+    async def _probes(self, calls: Callable[[grpc.aio.Channel, int], list[Awaitable[object]]]) -> None:
+        async with Channels() as channels:
+            for port in (self._at.control, *self._at.data):
+                for number in range(STREAMS // 50):
+                    channel = self._channel(port)
+                    channels.add(channel)
+                    channels.tasks += [
+                        asyncio.create_task(self._note(call)) for call in calls(channel, number)
+                    ]
 
     def _channel(self, port: int) -> grpc.aio.Channel:
         """Opens a channel with a connection of its own, as a program without a token can."""
