@@ -45,6 +45,7 @@ from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Exporter, Telemetry
 from hubring.ps.security.own_certificate import NOTHING, Own
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
+from hubring.ps.transport.grpc.insistent_call import insist
 from hubring.ps.transport.grpc.open_call import OpenCall
 
 log = logging.getLogger(__name__)
@@ -210,14 +211,14 @@ class Session:
 
     def _keep_alive(self) -> None:
         self._presence.keep()
-        interval, timeout = heartbeat_seconds(self._lease), answer_seconds(self._lease)
+        interval, again = heartbeat_seconds(self._lease), answer_seconds(self._lease)
         pause, silence = interval, self._silence
         while not self._leaves(pause):
             self._presence.keep()
             beat = self._beat()
             try:
-                with silence.pauses.within(timeout):
-                    reply: Any = self._stub.Heartbeat(beat, timeout=timeout)
+                with silence.pauses.within(silence.timeout):
+                    reply = insist(self._stub.Heartbeat, beat, again, silence.timeout)
             except grpc.RpcError as error:
                 pause = RETRY_SECONDS
                 lost = silence.meaning(error)

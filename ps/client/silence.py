@@ -38,6 +38,11 @@ class Silence:
         self._refusing = silent_seconds
         self._heard = self._clock.now()
 
+    @property
+    def timeout(self) -> float:
+        """How long one call may take, in seconds."""
+        return max(self._lease, self._refusing)
+
     def end(self) -> None:
         """Notes a reply."""
         self._heard = self._clock.now()

@@ -55,8 +55,8 @@ def heartbeat_seconds(lease_seconds: float) -> float:
 
 
 def answer_seconds(lease_seconds: float) -> float:
-    """Returns the seconds that a heartbeat waits for its reply: a lost one is repeated within the lease."""
-    return min(5.0, lease_seconds / 2)
+    """Returns the seconds after which a heartbeat without a reply is repeated, as it may be lost."""
+    return min(5.0, lease_seconds / 4)
 
 
 class Departure(NamedTuple):

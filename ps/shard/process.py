@@ -53,6 +53,7 @@ from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.call_error import describe, details, patience
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
+from hubring.ps.transport.grpc.insistent_call import insist
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.port_probe import probe
 from hubring.ps.transport.registry import host_id, open_doors
@@ -175,15 +176,15 @@ class Registration:
         self, lost: Callable[[], None], stream: Callable[[], bytes], given_up: Callable[[bytes], object]
     ) -> None:
         lease, silent_seconds = self._reply.lease_seconds, self._reply.silent_seconds
-        timeout = answer_seconds(lease)
+        again, timeout = answer_seconds(lease), max(lease, silent_seconds)
         presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(shard=self._token)))
-        heard, allowed, pauses = time.monotonic(), max(lease, silent_seconds), Pauses()
+        heard, allowed, pauses = time.monotonic(), timeout, Pauses()
         while time.monotonic() - heard - pauses.seconds < allowed:
             presence.keep()
             request = pb.ShardHeartbeatRequest(token=self._token, stream=stream())
             try:
                 with pauses.within(timeout):
-                    reply = self._stub.ShardHeartbeat(request, timeout=timeout)
+                    reply = insist(self._stub.ShardHeartbeat, request, again, timeout)
                 if reply.stop:
                     self.dismissed(reply.dismissed)
                     break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from hubring.ps.client.silence import Silence
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.waiting import Waiting
 from hubring.ps.job.job import Reason
-from hubring.ps.job.membership import RETRY_SECONDS, answer_seconds, heartbeat_seconds
+from hubring.ps.job.membership import RETRY_SECONDS, heartbeat_seconds
 
 
 def bare(stub: Any = None) -> Session:
@@ -63,8 +64,14 @@ class Replies:
     def __init__(self) -> None:
         self._replies = [None, pb.HeartbeatReply(failed="shard 0 is lost", exit_code=69)]
 
-    def Heartbeat(self, request: pb.HeartbeatRequest, timeout: float) -> pb.HeartbeatReply | None:  # noqa: N802
-        return self._replies.pop(0)
+    @property
+    def Heartbeat(self) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(future=self._call)
+
+    def _call(self, request: pb.HeartbeatRequest, timeout: float) -> Future[pb.HeartbeatReply | None]:
+        call: Future[pb.HeartbeatReply | None] = Future()
+        call.set_result(self._replies.pop(0))
+        return call
 
     def keep(self) -> None:
         """Does nothing."""
@@ -83,17 +90,19 @@ def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
 
 
 class Losing(Replies):
-    """As Replies, but the first heartbeat is lost."""
+    """As Replies, but the first heartbeat fails."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.timeouts: list[float] = []
+        self.calls = 0
 
-    def Heartbeat(self, request: pb.HeartbeatRequest, timeout: float) -> pb.HeartbeatReply | None:  # noqa: N802
-        self.timeouts.append(timeout)
-        if len(self.timeouts) == 1:
-            raise Lost
-        return super().Heartbeat(request, timeout)
+    def _call(self, request: pb.HeartbeatRequest, timeout: float) -> Future[pb.HeartbeatReply | None]:
+        self.calls += 1
+        if self.calls > 1:
+            return super()._call(request, timeout)
+        lost: Future[pb.HeartbeatReply | None] = Future()
+        lost.set_exception(Lost())
+        return lost
 
 
 class Lost(grpc.RpcError):
@@ -106,13 +115,13 @@ class Lost(grpc.RpcError):
         return "no answer"
 
 
-def test_a_lost_heartbeat_is_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_that_failed_is_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     session, pauses = bare(stub := Losing()), list[float]()
     session.locations = ShardLocations(session._stub, (0, b""), ())
     monkeypatch.setattr(session, "_leaves", pauses.append)
     monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
     session._keep_alive()
-    assert stub.timeouts == [answer_seconds(2.0)] * 3
+    assert stub.calls == 3
     assert pauses == [heartbeat_seconds(2.0), RETRY_SECONDS, heartbeat_seconds(2.0)]
 
 
