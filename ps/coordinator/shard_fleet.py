@@ -143,7 +143,11 @@ class Fleet:
 
     def standby_of(self, shard: Shard) -> Shard | None:
         """Returns the standby that can take a shard's place."""
-        return next((each for each in self.standbys if shard.stream and each.stream == shard.stream), None)
+        return self.standby_with(shard.stream)
+
+    def standby_with(self, stream: bytes) -> Shard | None:
+        """Returns the standby to which a stream leads."""
+        return next((each for each in self.standbys if stream and each.stream == stream), None)
 
     def replace(self, shard: Shard, standby: Shard) -> None:
         """Puts a standby in the place of its shard."""

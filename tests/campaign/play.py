@@ -121,7 +121,7 @@ def _wait_for_moment(job: Job) -> None:
 def _replace(job: Job, holds: list[str]) -> None:
     """Starts another worker for the lost one, once it is lost; returns once it has joined.
 
-    A worker that was asked to stop while it holds keeps its rank until all go on, so nobody can replace it.
+    A worker that was asked to stop while it holds keeps its rank until all go on: it cannot be replaced.
     """
     scenario = job.scenario
     if not (scenario.loses_a_worker and scenario.replaced):

@@ -26,6 +26,16 @@ from tests.support.training.ranks import LIMIT
 pytestmark = pytest.mark.slow
 
 
+def trained_a_step(ranks: HealingRanks, ring: HealingRing, model: nn.Module, optimizer: Any) -> bool:
+    """Trains one step, the third one once a newcomer waits; returns whether newcomers entered after it."""
+    if optimizer.completed_steps == 2:
+        ranks.await_newcomer()
+    optimizer.zero_grad()
+    squares(model, optimizer.completed_steps, ring.rank).backward()
+    optimizer.step()
+    return ring.between_steps(optimizer.completed_steps)
+
+
 def exchange(ring: HealingRing, buckets: list[Bucket], step: int, value: float) -> list[float]:
     """Takes a step with this gradient; returns each bucket's mean."""
     for bucket in buckets:
@@ -181,12 +191,7 @@ def test_the_next_member_gives_the_state_if_the_first_is_lost(monkeypatch: pytes
             ranks.release()
         try:
             while optimizer.completed_steps < steps:
-                if optimizer.completed_steps == 2:
-                    ranks.await_newcomer()
-                optimizer.zero_grad()
-                squares(model, optimizer.completed_steps, ring.rank).backward()
-                optimizer.step()
-                if ring.between_steps(optimizer.completed_steps):
+                if trained_a_step(ranks, ring, model, optimizer):
                     give_states(ring, [optimizer])
         except RingBroken:
             assert 0 not in ranks.live
@@ -230,12 +235,7 @@ def test_members_that_could_not_connect_to_newcomers_give_the_state_too(
             optimizer = DistributedOptimizer(sgd, model, communicator=ring)
             ranks.release()
             while optimizer.completed_steps < steps:
-                if optimizer.completed_steps == 2:
-                    ranks.await_newcomer()
-                optimizer.zero_grad()
-                squares(model, optimizer.completed_steps, ring.rank).backward()
-                optimizer.step()
-                if ring.between_steps(optimizer.completed_steps):
+                if trained_a_step(ranks, ring, model, optimizer):
                     if own == 2:
                         opened.set()
                     give_states(ring, [optimizer])
@@ -265,12 +265,7 @@ def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on() -> None
         )
         ranks.release()
         while optimizer.completed_steps < steps:
-            if optimizer.completed_steps == 2:
-                ranks.await_newcomer()
-            optimizer.zero_grad()
-            squares(model, optimizer.completed_steps, ring.rank).backward()
-            optimizer.step()
-            if ring.between_steps(optimizer.completed_steps):
+            if trained_a_step(ranks, ring, model, optimizer):
                 give_states(ring, [optimizer])
         return ring.size
 

@@ -134,16 +134,21 @@ for step in range(10):
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["fsdp2", "zero1"])
-def test_rank_0_may_evaluate_alone_at_any_time(cluster: Cluster, tmp_path: Path, name: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(EVALUATES)
+def assert_like_the_ring(cluster: Cluster, name: str, script: Path) -> None:
+    """Trains a script with a peer and with a ring: both must end with the same parameters."""
     train(cluster, name, [str(script)])
     apart, where = gate.difference(
         ring(cluster, [str(script)]), load_file(cluster.folder / "peer.safetensors")
     )
     assert apart <= gate.TOLERANCE, where
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["fsdp2", "zero1"])
+def test_rank_0_may_evaluate_alone_at_any_time(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EVALUATES)
+    assert_like_the_ring(cluster, name, script)
     assert_recorded(cluster.folder, 10)
 
 
@@ -181,11 +186,7 @@ def test_a_rank_may_report_nan_before_a_step_and_all_may_leave_steps_out(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(LEAVES_STEPS_OUT)
-    train(cluster, name, [str(script)])
-    apart, where = gate.difference(
-        ring(cluster, [str(script)]), load_file(cluster.folder / "peer.safetensors")
-    )
-    assert apart <= gate.TOLERANCE, where
+    assert_like_the_ring(cluster, name, script)
 
 
 @pytest.mark.full

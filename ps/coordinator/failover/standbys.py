@@ -6,7 +6,7 @@ that is lost, or that its shard cannot reach, is given up for good, and its shar
 shard learns which, it answers no worker. So at most one process answers for a shard.
 
 Streams are on record before a shard or a standby hears of them. A stream that is not on record, or no longer,
-is given up: a coordinator that takes over begins anew with each standby that was joining.
+is given up: a coordinator that takes over pairs each standby that was joining again.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Standbys:
         shard = self._fleet.find(token)
         if shard is None:
             return Ruling(self._dismissed.get(token, ""), given_up=False)
-        standby = next((each for each in self._fleet.standbys if stream and each.stream == stream), None)
+        standby = self._fleet.standby_with(stream)
         if standby is not None and unreachable and not self._deciding.locked():
             self._give_up(standby, f"cannot be reached by {shard}")
         return Ruling("", given_up=bool(stream) and stream not in (shard.stream, shard.joining))

@@ -10,7 +10,7 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.types import incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
-from tests.support.fakes.coordinator import Hub, Refused, disconnect, opened, run, shard_token
+from tests.support.fakes.coordinator import Hub, Refused, disconnect, opened, run, shard_token, vanish
 
 
 def test_a_worker_that_disconnects_is_lost_long_before_its_lease_ends(
@@ -20,7 +20,7 @@ def test_a_worker_that_disconnects_is_lost_long_before_its_lease_ends(
         hub = Hub(monkeypatch, lease=1000.0)
         one, other = await hub.started()
         for worker in (one, other):
-            await disconnect(hub, pb.ConnectRequest(rank=worker.rank, incarnation=worker.incarnation))
+            await vanish(hub, worker)
         await hub.beat(other)
         hub.time.advance(RETURN_SECONDS + 0.1)
         await hub.coordinator.tick()

@@ -119,14 +119,20 @@ def test_a_worker_that_wakes_late_learns_how_its_job_ended(
     run(story())
 
 
+async def over(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Returns a hub whose only job is over: all workers finished."""
+    hub = Hub(monkeypatch, once=True)
+    for joined in await hub.started():
+        await hub.leave(joined)
+    await hub.coordinator.tick()
+    return hub
+
+
 def test_a_replacement_that_comes_too_late_is_told_that_the_job_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story() -> None:
-        hub = Hub(monkeypatch, once=True)
-        for joined in await hub.started():
-            await hub.leave(joined)
-        await hub.coordinator.tick()
+        hub = await over(monkeypatch)
         late = await hub.join("late")
         assert (late.state, late.exit_code) == (pb.JoinReply.REFUSED, 78)
         assert "job 'train.py' is over (2 finished)" in late.text
@@ -160,10 +166,7 @@ def test_a_server_does_not_wait_forever_for_a_finished_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        hub = Hub(monkeypatch, once=True)
-        for joined in await hub.started():
-            await hub.leave(joined)
-        await hub.coordinator.tick()
+        hub = await over(monkeypatch)
         await hub.coordinator.see_off([], 0.0)
 
     run(story())

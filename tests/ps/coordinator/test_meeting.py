@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from tests.support.fakes.coordinator import Hub, Refused, disconnect, regroup, ring, run
+from tests.support.fakes.coordinator import Hub, Refused, regroup, ring, run, vanish
 
 
 def ranks(reply: pb.RegroupReply) -> list[int]:
@@ -20,7 +20,7 @@ def test_a_member_whose_connection_closed_is_lost_as_soon_as_the_others_meet(
     async def story() -> None:
         hub = Hub(monkeypatch, workers=3)
         one, two, three = await ring(hub, 3)
-        await disconnect(hub, pb.ConnectRequest(rank=two.rank, incarnation=two.incarnation))
+        await vanish(hub, two)
         await hub.coordinator.tick()
         assert len(hub.coordinator.job.members) == 3  # perhaps only its connection is lost
         replies = await asyncio.gather(
@@ -40,7 +40,7 @@ def test_a_member_whose_connection_closed_keeps_its_grace_while_newcomers_are_le
     async def story() -> None:
         hub = Hub(monkeypatch, workers=3)
         one, two, three = await ring(hub, 3)
-        await disconnect(hub, pb.ConnectRequest(rank=two.rank, incarnation=two.incarnation))
+        await vanish(hub, two)
         for member in (one, three):
             assert (await regroup(hub, member, 1, wait=0.0)).generation == 0
         assert not (await hub.beat(two)).fenced

@@ -9,7 +9,7 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.ring import rendezvous
-from tests.support.fakes.coordinator import CONTEXT, Hub, disconnect, regroup, ring, run
+from tests.support.fakes.coordinator import CONTEXT, Hub, regroup, ring, run, vanish
 
 
 async def ask(hub: Hub, member: pb.JoinReply, **fields: Any) -> pb.RendezvousReply:
@@ -69,7 +69,7 @@ def test_members_stop_waiting_for_one_that_is_lost(
     async def story() -> None:
         hub = Hub(monkeypatch, workers=3)
         one, two, three = await ring(hub, 3)
-        await disconnect(hub, pb.ConnectRequest(rank=three.rank, incarnation=three.incarnation))
+        await vanish(hub, three)
         assert not (await ask(hub, one, key="ring.1/0/2", generation=1)).broken  # it may come back
         waiting = [
             asyncio.create_task(ask(hub, member, key="ring.1/0/2", generation=1, wait_seconds=10.0))

@@ -1,4 +1,4 @@
-"""Programs without a token can ask a hub and a shard how they are, and hold up nobody."""
+"""Probes of programs without a token are answered by hub and shard, and block no other call."""
 
 from __future__ import annotations
 

@@ -223,6 +223,11 @@ async def disconnect(hub: Hub, request: pb.ConnectRequest) -> None:
         await call
 
 
+async def vanish(hub: Hub, joined: pb.JoinReply) -> None:
+    """Closes a worker's connection, as the end of its process does."""
+    await disconnect(hub, pb.ConnectRequest(rank=joined.rank, incarnation=joined.incarnation))
+
+
 def run(story: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(story, LIMIT))
 

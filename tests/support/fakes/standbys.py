@@ -16,7 +16,7 @@ from tests.support.fakes.clock import FakeTime
 
 
 class Stub:
-    """Answers all calls, until it is told not to."""
+    """Answers all calls, until a test forbids it."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

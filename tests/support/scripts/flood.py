@@ -152,7 +152,7 @@ class Flood:
         await self._probes(calls)
 
     async def unread_probes(self) -> None:
-        """Probes whose replies nobody reads."""
+        """Probes whose caller does not read the replies."""
         with ExitStack() as stack:
             for port in (self._at.control, *self._at.data):
                 for _ in range(STREAMS // 50):

@@ -1,4 +1,4 @@
-"""What disturbs a run is told apart from the run's own load, on each machine by itself."""
+"""Disturbances of a run are separated from its own load, on each machine by itself."""
 
 from __future__ import annotations
 
