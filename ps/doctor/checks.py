@@ -35,7 +35,7 @@ def _software(subject: Subject) -> list[Check]:
         Check(
             software.PACKAGES,
             software.examine_packages,
-            f"pip install --upgrade --force-reinstall {software.PACKAGE}",
+            "install Hubring again: pip install --force-reinstall . in its clone",
         ),
         Check(
             software.TORCH,

@@ -66,6 +66,19 @@ def test_a_stopped_worker_is_ended_before_the_restart(cluster: Cluster, tmp_path
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["hub", "ring"])
+def test_a_job_that_stops_on_request_is_not_restarted(cluster: Cluster, tmp_path: Path, kind: str) -> None:
+    """The request comes from the status page, or as here from a scheduler that warns one process."""
+    job = Job(cluster, tmp_path / "job", kind, *PACE, "hold", str(tmp_path / "go"), str(STEPS - 5))
+    job.until_saved(1)
+    os.kill(job.processes("worker")[0], signal.SIGUSR1)
+    (tmp_path / "go").touch()
+    assert job.program.wait() == 75, job.program.said()
+    assert not job.restarts
+    assert "ps-run: stopped on request after" in job.program.said().splitlines()[-1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["hub", "ring"])
 def test_a_script_that_fails_is_not_restarted(cluster: Cluster, tmp_path: Path, kind: str) -> None:
     script = tmp_path / "small.py"
     script.write_text(Path(SMALL).read_text().replace("loss.backward()", "loss.backward(); 1 / (step < 10)"))

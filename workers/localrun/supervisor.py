@@ -1,6 +1,6 @@
 """Starts a job again from its newest checkpoint after it lost a process.
 
-Law: only a loss restarts a job (`ps/process/restarts.py`), and never after a signal to `ps-run`. A checkpoint
+Law: only a loss restarts a job (`ps/process/restarts.py`), and never a request to stop. A checkpoint
 of a later step is progress: it allows all restarts again.
 """
 

@@ -21,6 +21,7 @@ from subprocess import DEVNULL, PIPE
 from threading import Lock
 from typing import Any
 
+from hubring.ps.core.errors import Preempted
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, first_ended
 from hubring.ps.process.output import Output
@@ -179,8 +180,12 @@ class Team:
 
     @property
     def asked(self) -> bool:
-        """Whether the caller forwarded a signal, or the output was lost."""
-        return bool(self._signals)
+        """Whether the caller forwarded a signal, the output was lost, or all workers stopped on request.
+
+        The request can come from the status page, or as a signal to a worker or to the server.
+        """
+        stopped = [result for result in self.results.values() if _stopped(result)]
+        return bool(self._signals) or len(stopped) == len(self._commands)
 
     def say(self, text: str) -> None:
         """Writes a line to standard error, between the workers' lines."""
@@ -316,6 +321,11 @@ class Team:
             self._lost_output = self._lost_output or error
         if first:
             self._send(SIGTERM)
+
+
+def _stopped(result: Mapping[str, Any]) -> bool:
+    """Returns whether a worker stopped on request. One that lost its place has the same code and an error."""
+    return result["exit_code"] == Preempted.exit_code and "error" not in result
 
 
 def _killed(children: Sequence[Child]) -> list[Child]:

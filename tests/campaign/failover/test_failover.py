@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.campaign.failover import Failovers, Kill
+from tests.campaign.failover.plan import KINDS, Plan
+from tests.campaign.failover.play import Failovers
 from tests.campaign.job import SCRIPT
 from tests.campaign.states import progress
 from tests.support.processes.cluster import Cluster, Program
@@ -17,25 +18,27 @@ from tests.support.processes.process_tree import below, command
 
 
 @pytest.fixture(scope="module")
-def failovers(fork_server: ForkServer) -> Failovers:
+def failovers(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Failovers:
     """Plays each undisturbed job once."""
-    return Failovers(fork_server)
+    return Failovers(fork_server, tmp_path_factory.mktemp("failovers"))
 
 
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(1, 16))
-def test_no_step_is_lost_with_a_shard_in_any_mode_and_on_any_wire(seed: int, failovers: Failovers) -> None:
-    result = failovers.play(Kill.drawn(seed))
-    assert not result.wrong
+@pytest.mark.parametrize("seed", range(1, 1 + len(KINDS)))
+def test_no_step_is_lost_with_a_process_of_the_server(seed: int, failovers: Failovers) -> None:
+    """Each mode on each wire, and the ring."""
+    assert not failovers.play(Plan.of(seed)).faults
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_killed_shard_changes_no_bit(failovers: Failovers) -> None:
-    kill = Kill(0, "bsp", "shm", 2, victim="shard", number=0, step=10)
-    assert not failovers.play(kill).wrong
+@pytest.mark.parametrize("victim", ["shard", "coordinator"])
+def test_a_killed_process_of_the_server_changes_no_bit(victim: str, failovers: Failovers) -> None:
+    played = failovers.play(Plan(0, "bsp", "shm", 2, victim))
+    assert not played.faults
+    assert not played.late
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.campaign import healing
-from tests.campaign.healing import FEWEST, MEMBERS, Run
+from tests.campaign.healing import run as healing
+from tests.campaign.healing.run import FEWEST, MEMBERS, Run
 from tests.campaign.resources import Held
 from tests.support.processes.cluster import Cluster
 

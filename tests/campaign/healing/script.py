@@ -1,4 +1,4 @@
-"""What the members of a ring train while some are killed: healing_script.py STOP TRAIL SAMPLES BATCH.
+"""What the members of a ring train while some are killed: script.py STOP TRAIL SAMPLES BATCH.
 
 The ledger has a slot for each sample of each epoch. A sample that is trained on leaves one part of the mean
 in its slot: 1/n with n members. Training ends with the epoch in which the file STOP exists. TRAIL gets a line

@@ -1,0 +1,1 @@
+"""Kills a server's processes while they have standbys."""

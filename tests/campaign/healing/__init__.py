@@ -1,0 +1,1 @@
+"""Kills members of one ring while it trains."""
