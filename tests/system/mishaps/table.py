@@ -40,9 +40,9 @@ MISHAPS = [mishap for section in SECTIONS.values() for mishap in section]
 HEAD = """# Error messages by mistake and mishap
 
 What Hubring prints when something goes wrong. A waiting program reports the cause, here within 15 seconds:
-who is at fault, since when, why, and how to fix it. The last column is the exit code of the program that prints the
-message; 0 means that the program continued and finished. [TROUBLESHOOTING.md](TROUBLESHOOTING.md) is sorted
-by symptom.
+who is at fault, since when, why, and how to fix it. The last column is the exit code of the program that
+prints the message; 0 means that the program continued and finished.
+[TROUBLESHOOTING.md](TROUBLESHOOTING.md) is sorted by symptom.
 
 A program that is stopped or cut off keeps its connection, so it is noticed after its lease: 90 s by default
 (`--lease`), 8 s in these programs.
