@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -284,6 +285,27 @@ def test_many_members_are_lost_one_after_another() -> None:
         return ring.size, ring.generation
 
     assert together(ranks, live)[0] == (1, 6)
+
+
+def test_a_sampler_that_is_made_after_a_loss_deals_as_those_made_before() -> None:
+    ranks, drawn = HealingRanks(3), threading.Event()
+
+    def live(ring: HealingRing) -> Any:
+        own, began = ring.rank, list[int]()
+        if own == 0:
+            draws = ring.deal(12, lambda _: torch.arange(12)).begin(0, 0)
+            began = list(islice(draws, 3))
+            drawn.set()
+        assert drawn.wait(LIMIT)
+        if own == 2:
+            return ranks.lose(2)
+        allreduce(torch.ones(1), communicator=ring)
+        if own == 1:
+            draws = ring.deal(12, lambda _: torch.arange(12)).begin(0, 0)
+        return began + list(draws)
+
+    first, second, _ = together(ranks, live)
+    assert sorted([*first, *second]) == list(range(12))
 
 
 def test_works_end_with_the_error_of_a_job_that_failed() -> None:

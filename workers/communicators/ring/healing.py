@@ -89,7 +89,7 @@ class HealingRing(Communicator):
         self._calls = Calls(self, self._broke, lock)
         self._samples: list[Samples] = []
         self._missed: list[Agreed] = []
-        """On a newcomer: the generations from its entry on, for samplers that it makes later."""
+        """The generations since another member has a sampler that this one makes later."""
         self._known: tuple[int, ...] = ()
         """The members that the script knows, by rank: their ranks in the job."""
         self._members: tuple[int, ...] = ()
@@ -334,8 +334,10 @@ class HealingRing(Communicator):
             if enters:
                 self._log.follow(max(note.exchanges for note in agreed.old_notes), agreed.step)
                 self._results.count = max(note.collectives for note in agreed.old_notes)
-            if enters or self._missed:
+            if any(len(note.positions) > len(self._samples) for note in agreed.old_notes):
                 self._missed.append(agreed)
+            else:
+                self._missed.clear()
             for place, samples in enumerate(self._samples):
                 self._deal(place, samples, agreed)
 
