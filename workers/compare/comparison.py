@@ -240,18 +240,18 @@ class Comparison:
 
     def _check_finished(self, watcher: Watcher) -> None:
         """Fails on a finished run that cannot be measured, before hours of other runs."""
-        finished = [run for run in runs(self.experiment) if outcome.finished(self.place(run))]
-        for run in finished:
-            measure(self._outcome(run), self.experiment.yardstick)
-        script = self.experiment.script
-        if script is not None and script.is_file():
-            changed = script.stat().st_mtime
-            older = [run.label for run in finished if outcome.finished_at(self.place(run)) < changed]
-            if older:
-                watcher.warn(
-                    f"{script.name} changed after {older[0]}, one of {len(older)} finished runs that are not"
-                    " repeated; to run all with the changed script, use another --out"
-                )
+        script, older = self.experiment.script, list[str]()
+        now = outcome.digest(script)
+        for run in runs(self.experiment):
+            if outcome.finished(self.place(run)):
+                left = self._outcome(run)
+                measure(left, self.experiment.yardstick)
+                older += [run.label] if now and left.script not in ("", now) else []
+        if script is not None and older:
+            watcher.warn(
+                f"{script.name} changed after {older[0]}, one of {len(older)} finished runs that are not"
+                " repeated; to run all with the changed script, use another --out"
+            )
 
     def _outcome(self, run: Run) -> Outcome:
         if not outcome.finished(self.place(run)):
@@ -288,7 +288,7 @@ def _check_same_site(there: Mapping[str, Any], here: Mapping[str, Any], folder: 
     ]
     if differing:
         raise UsageError(
-            f"{folder} was begun on another machine or with other packages: {'; '.join(differing)}."
+            f"{folder} was begun on another machine or with other versions: {'; '.join(differing)}."
             " Resume there, or use another --out"
         )
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hubring.ps.page.kit.figures import NOTHING, digits, size
 from hubring.workers.compare.result.findings import Number
+
+PART = "(2/3): only 2 of 3 seeds have a value, and the median and its interval are of those seeds."
+"""What such a mark at a number means."""
+
+
+def partial(numbers: Iterable[Number | None]) -> str:
+    """Returns `PART` if a number has no value for some seeds; empty if none is like that."""
+    return "" if all(number is None or number.complete for number in numbers) else PART
 
 
 def _four(value: float) -> str:
@@ -35,9 +43,11 @@ class Figure:
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
     def interval(self, number: Number | None) -> str:
+        """Returns the `span`, and ` (2/3)` if only 2 of 3 seeds have a value."""
+        return NOTHING if number is None else f"{self.span(number)}{number.part}"
+
+    def span(self, number: Number) -> str:
         """Returns `median (low–high)`; a single value if there is only one, or for `worst`."""
-        if number is None:
-            return NOTHING
         if self.worst:
             return self.write(number.most)
         low, high = self.write(number.low), self.write(number.high)

@@ -19,7 +19,7 @@ from hubring.workers.compare.judge.results import results
 from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.load_results import encode
 from hubring.workers.compare.run.noise import Noise
-from hubring.workers.compare.run.outcome import Line, Outcome
+from hubring.workers.compare.run.outcome import Line, Outcome, digest
 
 QUIET = Noise((0.1, 0.2), 0.01)
 MACHINE = {"processor": "an abacus", "cores": 2}
@@ -76,6 +76,7 @@ class Replayed:
         noise: Of every run.
         noises: Of a run, on each machine; None: `noise`.
         disturbed: Machines that are not idle.
+        script: The script whose digest every run records; None: a built-in job.
         ran: Labels of the requested runs, in order.
     """
 
@@ -86,6 +87,7 @@ class Replayed:
     noise: Noise = QUIET
     noises: Callable[[Run], Sequence[Noise]] | None = None
     disturbed: Sequence[str] = ()
+    script: Path | None = None
     ran: list[str] = field(default_factory=list)
 
     def busy(self) -> list[str]:
@@ -112,6 +114,7 @@ class Replayed:
             results=[self._result(run, rank) for rank in range(workers)],
             server={"shards": []} if run.row.on_hub else None,
             failed=self.failed.get(run.row.name) if run.setting.fault else None,
+            script=digest(self.script),
         )
         outcome.write()
         return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Collection
@@ -12,14 +13,16 @@ from typing import Any
 import pytest
 
 from hubring.ps.core.errors import NonFinite
+from hubring.workers.compare.experiment.experiment import FaultTable
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.experiment.row import ROWS
 from hubring.workers.compare.experiment.setting import Setting
-from hubring.workers.compare.run.outcome import Line, Outcome, divergence
+from hubring.workers.compare.run.outcome import Line, Outcome, divergence, read
 from hubring.workers.compare.run.process import Process, ProcessFailed, Start
 from hubring.workers.compare.run.runner import Runner
 from hubring.workers.compare.run.site import ThisMachine
 from tests.support.compare.replayed import Replayed, carried_out, experiment, record, row
+from tests.support.pages.html_tree import html_tree
 
 ERROR = f"rank 1's gradient holds nan; {NonFinite.fix} (train.py line 9)"
 LAST = {"steps": 41, "exit_code": 1, "error": ERROR}
@@ -47,6 +50,10 @@ class Diverging(Replayed):
         return outcome
 
 
+def page_text(folder: Path) -> str:
+    return html_tree((folder / "report.html").read_text()).text
+
+
 def test_who_said_that_it_diverged_is_told_without_the_mend() -> None:
     assert divergence([{"steps": 50}, LAST], {"error": ERROR}) == SAID
     assert divergence([None, {}], {"steps": 41, "error": ERROR}) == SAID.replace("worker 1", "server")
@@ -71,6 +78,26 @@ def test_a_run_that_diverges_is_reported_and_the_others_are_compared(
     assert results["verdict"][0] == f"hub-asp failed in 1 of 2 runs: {SAID}."
     assert row(results, "ring")["numbers"]["samples_per_second"] is not None
     assert SAID in (tmp_path / "report.html").read_text().replace("&#x27;", "'").replace("&#39;", "'")
+
+
+def test_a_seed_that_diverged_does_not_end_the_line_of_its_row(tmp_path: Path) -> None:
+    results, _ = carried_out(tmp_path, Diverging(diverging=["n2 k1 hub-asp seed1"]))
+    drawn = [each["seed"] for each in results["curves"] if each["row"] == "hub-asp"]
+    assert drawn == [0]
+    text = page_text(tmp_path)
+    assert "Line and band of hub-asp are of 1 of 2 seeds." in text
+    assert "Not drawn" not in text
+
+
+def test_a_row_that_diverged_with_every_seed_is_named_as_such_where_it_is_not_drawn(tmp_path: Path) -> None:
+    carried_out(tmp_path, Diverging(diverging=[f"n2 k1 hub-asp seed{seed}" for seed in (0, 1)]))
+    assert "Not drawn: hub-asp (failed)." in page_text(tmp_path)
+
+
+def test_a_row_that_the_fault_leaves_alone_does_not_fail_after_it(tmp_path: Path) -> None:
+    fault = FaultTable(victim="shard", step=40)
+    results, _ = carried_out(tmp_path, Diverging(diverging=["n2 k1 ring seed1"]), fault=fault)
+    assert f"ring failed in 1 of 2 runs: {SAID}." in results["verdict"]
 
 
 def test_a_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
@@ -109,17 +136,26 @@ class Scripted(ThisMachine):
         )
 
 
-def scripted(folder: Path, last: dict[str, Any]) -> Outcome:
+def scripted(folder: Path, last: dict[str, Any], **changes: Any) -> Outcome:
     """What is left of a run of one process that ends so."""
     code = f"import sys; print({json.dumps(last)!r}); print('the cause', file=sys.stderr); sys.exit(1)"
     run = Run(Setting(workers=2), ROWS["local"], seed=0)
-    return Runner(experiment(), site=Scripted(code)).run(run, folder / "run", lambda line: None)
+    return Runner(experiment(**changes), site=Scripted(code)).run(run, folder / "run", lambda line: None)
 
 
 def test_a_process_that_ends_by_diverging_leaves_an_outcome(tmp_path: Path) -> None:
     left = scripted(tmp_path, LAST)
     assert left.failed == SAID.replace("worker 1", "worker 0")
     assert json.loads((tmp_path / "run" / "outcome.json").read_text())["failed"] == left.failed
+
+
+def test_a_run_records_which_version_of_the_script_it_ran(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print()")
+    own = {"job": None, "script": script, "metric": "loss", "arguments": ("{seed}",)}
+    left = scripted(tmp_path, LAST, **own)
+    assert left.script == hashlib.sha256(b"print()").hexdigest()
+    assert read(left.folder, left.run).script == left.script
 
 
 def test_a_process_that_fails_otherwise_ends_the_comparison(tmp_path: Path) -> None:

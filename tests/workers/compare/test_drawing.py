@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +17,17 @@ from hubring.ps.page.kit.figures import digits, percent, signed, size
 from hubring.ps.page.kit.scale import Linear, Log
 from hubring.workers.compare.experiment import toml
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
+from hubring.workers.compare.page import page
 from hubring.workers.compare.page.mark import DASHES, KNOWN, SHAPES, marks
-from hubring.workers.compare.page.panel import panels
+from hubring.workers.compare.page.panel import panels, unaffected
 from hubring.workers.compare.page.sections.progress import course
 from hubring.workers.compare.page.sections.scaling import overtaking
 from hubring.workers.compare.result.findings import Curve, Point, Scaling
 from hubring.workers.compare.result.setting_text import without_servers, words
 from hubring.workers.slowdown.straggler import Straggler
+from tests.support.compare.replayed import compared
 from tests.support.compare.results import full, read
+from tests.support.pages.html_tree import html_tree
 
 FINITE = st.floats(-1e9, 1e9, allow_subnormal=False)
 
@@ -160,6 +164,36 @@ def test_rows_that_a_setting_makes_no_difference_to_stand_in_all_its_panels() ->
 def test_hub_rows_never_stand_under_another_number_of_servers() -> None:
     for panel in panels(read(full())):
         assert {entry.setting for entry in panel.entries if entry.row.startswith("hub-")} == {panel.setting}
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "same"),
+    [
+        ("ring", {"fault": Fault(victim="shard", step=9)}, True),
+        ("ring", {"fault": Fault(rank=1, step=9)}, False),
+        ("hub-colocated", {"servers": 2}, True),
+        ("hub-bsp", {"servers": 2}, False),
+        ("rpc", {"servers": 2}, False),
+        ("local", {"link": Link(rate=1e9)}, True),
+        ("local", {"compute": 0.1}, False),
+    ],
+)
+def test_a_row_is_shown_where_its_runs_are_the_same(row: str, changes: dict[str, Any], same: bool) -> None:
+    assert unaffected(row, Setting(workers=2), Setting(workers=2, **changes)) is same
+
+
+def test_a_row_that_ignores_servers_is_drawn_in_every_panel_with_one_time(tmp_path: Path) -> None:
+    results = compared(tmp_path, rows=("ring", "hub-bsp", "hub-colocated"), servers=(1, 2), workers=(2,))
+    tree = html_tree(page(read(results)))
+    assert "Not drawn" not in tree.text
+    (section,) = [each for each in tree.all("section") if each.attributes["id"] == "scaling"]
+    cells = [[cell.text for cell in line.all("*")] for line in section.all("tr")]
+    assert [line[:2] for line in cells[1:]] == [
+        ["ring", "any"],
+        ["hub-bsp", "1"],
+        ["hub-bsp", "2"],
+        ["hub-colocated", "any"],
+    ]
 
 
 @pytest.mark.parametrize(

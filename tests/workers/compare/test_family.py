@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from hubring.workers.compare.experiment.experiment import FaultTable
 from hubring.workers.compare.judge.verdict import verdict as verdict_on
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.family import Family
@@ -69,6 +71,17 @@ def claims(folder: Path, rows: tuple[str, ...], seeds: int, random: Random) -> b
     trainer = Replayed(records=lambda run: record(0.01 * math.exp(random.gauss(0, 0.05)), pause=0.0))
     said = verdict(folder, trainer, rows=rows, seeds=tuple(range(seeds)))
     return any(word in said for word in WINNERS)
+
+
+@pytest.mark.parametrize("changes", [{"workers": (1,)}, {"fault": FaultTable(rank=1, step=9)}])
+def test_what_the_report_does_not_compare_with_one_process_does_not_count(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    found = findings(tmp_path, paced({}), rows=("local", "ring", "hub-bsp"), seeds=(0, 1, 2), **changes)
+    family = Family()
+    verdict_on(Comparisons(found, family))
+    alone = [each for each in family._chances if "samples_per_second" in str(each) and "local" in str(each)]
+    assert alone == []
 
 
 def test_who_is_first_counts_all_pairs(tmp_path: Path) -> None:

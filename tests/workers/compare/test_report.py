@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hubring.ps.core.errors import DeadlineExceeded
+from hubring.workers.compare.comparison import Comparison
+from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.page import page
 from hubring.workers.compare.run.child_reaper_start import Lifeline
-from hubring.workers.compare.run.outcome import latest, read_record
+from hubring.workers.compare.run.outcome import Line, Outcome, latest, read_record
 from hubring.workers.compare.run.process import Process, Processes, ProcessFailed
 from tests.support.compare.replayed import Replayed, carried_out, compared
 from tests.support.compare.results import read
@@ -42,6 +45,30 @@ def test_the_page_leads_with_the_verdict_and_has_the_command(tmp_path: Path) -> 
     tree = html_tree(page(read(results)))
     assert tree.one("h1").text.replace("\u00a0", " ") == results["answer"]
     assert next(tree.all("code")).text == results["command"]
+
+
+class Edited(Replayed):
+    """Changes the script after every run."""
+
+    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+        left = Replayed.run(self, run, folder, progress)
+        assert self.script is not None
+        self.script.write_text(f"# {run.label}")
+        return left
+
+
+def test_versions_of_the_script_are_told_on_the_page_and_in_every_later_report(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    own = {"job": None, "script": script, "metric": "loss", "rising": False, "arguments": ("{seed}",)}
+    results, _ = carried_out(tmp_path / "out", Edited(script=script), rows=("ring",), **own)
+    said = (
+        "train.py changed between runs: n2 k1 ring seed0 and n2 k1 ring seed1 ran different versions of it,"
+        " so do not compare them. To run one version everywhere, use another --out."
+    )
+    assert said in results["verdict"]
+    assert said in html_tree((tmp_path / "out" / "report.html").read_text()).text
+    assert said in Comparison.open(tmp_path / "out").report().verdict
 
 
 def test_mlperfs_lines_tell_every_run_from_start_to_stop(folder: Path) -> None:

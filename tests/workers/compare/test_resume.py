@@ -89,12 +89,12 @@ def test_who_goes_on_with_a_script_that_was_changed_is_warned(tmp_path: Path) ->
     script = tmp_path / "train.py"
     script.touch()
     own = {"job": None, "script": script, "metric": "loss", "rising": False, "arguments": ("{seed}",)}
-    carried_out(tmp_path / "out", Replayed(), rows=("ring",), **own)
-    _, heard = carried_out(tmp_path / "out", Replayed(), rows=("ring",), **own)
+    carried_out(tmp_path / "out", Replayed(script=script), rows=("ring",), **own)
+    script.touch()
+    _, heard = carried_out(tmp_path / "out", Replayed(script=script), rows=("ring",), **own)
     assert heard.warnings == []
-    finished = max(file.stat().st_mtime for file in tmp_path.glob("out/runs/*/outcome.json"))
-    os.utime(script, times=(finished, finished + 1))
-    _, heard = carried_out(tmp_path / "out", Replayed(), rows=("ring",), **own)
+    script.write_text("# changed")
+    _, heard = carried_out(tmp_path / "out", Replayed(script=script), rows=("ring",), **own)
     [warning] = heard.warnings
     assert "train.py changed after n2 k1 ring seed0, one of 2 finished runs" in warning
 
@@ -151,7 +151,9 @@ def cluster(host: str) -> dict[str, Any]:
             r"machine or .*cores was 2 and is now 3\. Resume there, or .* --out",
         ),
         (MACHINE, MACHINE | {"gpus": "8 x NVIDIA H100"}, "gpus was None and is now 8 x NVIDIA H100"),
-        (MACHINE, MACHINE | {"torch": "3.0"}, "with other packages: torch was None and is now 3.0"),
+        (MACHINE, MACHINE | {"torch": "3.0"}, "with other versions: torch was None and is now 3.0"),
+        (MACHINE, MACHINE | {"python": "3.14.1"}, "python was None and is now 3.14.1"),
+        (MACHINE, MACHINE | {"system": "Linux-7"}, "system was None and is now Linux-7"),
     ],
 )
 def test_what_was_begun_elsewhere_does_not_go_on_here(

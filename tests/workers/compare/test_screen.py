@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from hubring.workers.compare.experiment.setting import Setting
-from hubring.workers.compare.figures import figures
+from hubring.workers.compare.figures import PART, figures
 from hubring.workers.compare.output.exchange_table import HEADS, exchanges
 from hubring.workers.compare.output.screen import show
 from hubring.workers.compare.output.table import columns, lines, notes
 from hubring.workers.compare.page import page as render
+from hubring.workers.compare.result.findings import Number
 from tests.support.compare.results import EMULATED, GIGABIT, full, minimal, read, summary
+from tests.support.pages.html_tree import html_tree
 
 GIGABIT_KEY = Setting(workers=4, link=GIGABIT).key
 
@@ -41,6 +43,14 @@ def test_medians_come_with_half_their_interval_and_with_who_has_them() -> None:
     findings = read(full())
     (slow,) = [line for line in lines(findings, "n4 k1 200mbit") if line[0] == "hub-asp"]
     assert slow[3] == "24.55 ±2% (2/3)"
+
+
+def test_numbers_of_some_seeds_only_say_so() -> None:
+    shown = figures("images", "accuracy")["seconds_to_target"]
+    assert shown.interval(Number.of([24.1, None, 25.0])) == "24.6 (24.1–25.0) (2/3)"
+    assert shown.interval(Number.of([24.1, 25.0])) == "24.6 (24.1–25.0)"
+    assert PART in html_tree(render(read(full()))).text
+    assert "2 of 3 seeds have a value" not in render(read(minimal()))
 
 
 def test_exchanges_stand_in_nccl_tests_columns_and_those_of_a_withheld_row_without_times() -> None:

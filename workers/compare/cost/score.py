@@ -18,7 +18,7 @@ from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.crossing import overtaking
 from hubring.workers.compare.cost.prediction import SEEDS, Forecast, Job, predict
 from hubring.workers.compare.cost.row_case import Reading, read
-from hubring.workers.compare.experiment.row import EVERY
+from hubring.workers.compare.experiment.row import meets
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.result.findings import Accuracy, Entry, Prediction, Scaling
 
@@ -69,8 +69,11 @@ class Score:
         return Accuracy(fmean(errors), len(errors)) if errors else None
 
     def scaling(self) -> list[Scaling]:
-        """Returns samples per second by workers, otherwise in each row's first setting."""
-        return [self._scaling(first) for first in self._calibrating]
+        """Returns samples per second by workers, otherwise in each row's first setting.
+
+        Rows of one process are not in it.
+        """
+        return [self._scaling(first) for first in self._calibrating if not first.reading.alone]
 
     def predict(self, reading: Reading, setting: Setting) -> Forecast:
         """Returns a row's predicted step in any setting, with calibration."""
@@ -148,12 +151,8 @@ def _distinct(found: Sequence[Point]) -> list[Point]:
     """Returns one point per run: a ring's run counts in several settings that differ in servers."""
     runs: dict[tuple[str, Setting], Point] = {}
     for point in found:
-        runs.setdefault((point.row, _met(point)), point)
+        runs.setdefault((point.row, meets(point.row, point.setting)), point)
     return list(runs.values())
-
-
-def _met(point: Point) -> Setting:
-    return EVERY[point.row].meets(point.setting) if point.row in EVERY else point.setting
 
 
 def _calibrating(found: Sequence[Point]) -> list[Point]:

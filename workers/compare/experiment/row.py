@@ -184,6 +184,11 @@ EVERY = OURS | {peer.name: Row(peer.name, peer.about, None, peer=peer) for peer 
 """All rows including peers, some of which need their own libraries."""
 
 
+def meets(name: str, setting: Setting) -> Setting:
+    """Returns the part of a setting that affects the row with this name; of an unknown row, all of it."""
+    return EVERY[name].meets(setting) if name in EVERY else setting
+
+
 def select(names: Iterable[str]) -> list[Row]:
     """Returns the rows with these names, in this order.
 

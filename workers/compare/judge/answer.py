@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hubring.workers.compare.judge.hub_vs_ring import chosen, on_a_cluster
+from hubring.workers.compare.judge.hub_vs_ring import chosen, on_a_cluster, racing
 from hubring.workers.compare.result.comparisons import Comparisons
-from hubring.workers.compare.result.findings import Entry, Findings
+from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.ratio import EVEN, Ratio
 from hubring.workers.compare.result.setting_text import Scope, listed, scopes
 
@@ -35,26 +35,20 @@ def answer(compared: Comparisons) -> str:
 
 
 def _contest(scope: Scope) -> tuple[str, str, Ratio] | None:
-    """Returns the two rows to compare, hub and ring or else the first two with a speed, and their ratio."""
-    raced = [row for row in scope.rows if row.number("samples_per_second") and scope.setting.fault is None]
-    first, second = _hub_and_ring(raced) or _first_two(raced)
-    if not (first and second):
+    """Returns the names of the two rows to compare, and their ratio; None if fewer than two can be compared.
+
+    The rows are hub and ring, or else the first two that compute the same.
+    """
+    raced = [] if scope.setting.fault is not None else racing(scope)
+    hubs = [name for name in raced if name.startswith("hub-")]
+    if hubs and "ring" in raced:
+        ratio = scope.ratio("samples_per_second", chosen(hubs), "ring")
+        return None if ratio is None else ("hub", "ring", ratio)
+    if len(raced) < 2:
         return None
+    first, second, *_ = sorted(raced, key=lambda name: name == "local")  # one process comes last
     ratio = scope.ratio("samples_per_second", first, second)
-    if ratio is None:
-        return None
-    names = ("hub", "ring") if second == "ring" and first.startswith("hub-") else (first, second)
-    return (*names, ratio)
-
-
-def _hub_and_ring(rows: list[Entry]) -> tuple[str, str] | None:
-    hubs = [row.row for row in rows if row.synchronous and row.exact and row.row.startswith("hub-")]
-    return (chosen(hubs), "ring") if hubs and any(row.row == "ring" for row in rows) else None
-
-
-def _first_two(rows: list[Entry]) -> tuple[str, str]:
-    names = sorted((row.row for row in rows), key=lambda name: name == "local")  # one process comes last
-    return (names[0], names[1]) if len(names) > 1 else ("", "")
+    return None if ratio is None else (first, second, ratio)
 
 
 def _count(contests: list[tuple[str, str, Ratio]]) -> str:
@@ -73,9 +67,14 @@ def _count(contests: list[tuple[str, str, Ratio]]) -> str:
 
 
 def _nothing(findings: Findings) -> str:
-    if not findings.gate.passed:
-        return "No row is called faster, because rows that should compute the same do not: see the gate."
-    return "This experiment measured no two rows that can be compared."
+    gate = findings.gate
+    wrong = list(dict.fromkeys(each.row for each in gate.steps if not each.passed))
+    reasons = [] if gate.agree else ["rows that should compute the same do not"]
+    if wrong:
+        reasons.append(f"{listed(wrong) if len(wrong) < 3 else f'{len(wrong)} rows'} took wrong steps")
+    if reasons:
+        return f"No row is called faster, because {' and '.join(reasons)}: see the gate."
+    return "This experiment measured no two rows that can be compared by speed alone."
 
 
 def _here(findings: Findings) -> str:

@@ -88,8 +88,8 @@ class Judgement:
     def gate(self) -> Gate:
         """The result of all pairs and of all steps."""
         pairs, steps = [each.pair for each in self.held], list(self.checks.values())
-        passed = all(pair.passed for pair in pairs) and all(step.passed for step in steps)
-        return Gate(passed, self.tolerance, pairs, steps)
+        found = Gate(True, self.tolerance, pairs, steps)
+        return replace(found, passed=found.agree and found.right)
 
     def closed_to(self, runs: Collection[str]) -> str | None:
         """Returns why the speed of these runs, by label, is withheld; None if it is not.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from hubring.workers.compare.experiment.row import meets
 from hubring.workers.compare.experiment.setting import Fault
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.ratio import Ratio
@@ -24,7 +25,8 @@ def _slowed(scope: Scope, others: list[Scope]) -> list[str]:
     calm = next((other for other in others if other.setting == wanted), None)
     if calm is None or scope.setting.straggler is None:
         return []
-    steps = {name: _step_ratio(name, scope, calm) for name in scope.names}
+    delayed = [name for name in scope.names if meets(name, scope.setting).straggler]
+    steps = {name: _step_ratio(name, scope, calm) for name in delayed}
     ratios = {name: each for name, each in steps.items() if each}
     slowed = [f"{name} {each}" for name, each in ratios.items() if each.more]
     spared = [name for name, each in ratios.items() if each.even or (each.decided and each.value < 1)]
@@ -48,7 +50,7 @@ def _survived(scope: Scope, fault: Fault) -> list[str]:
     rows = [
         row.row
         for row in scope.rows
-        if row.failed is None and row.number("final_metric") and row.row != "local"
+        if row.failed is None and row.number("final_metric") and meets(row.row, scope.setting).fault
     ]
     if not rows:
         return []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hubring.workers.compare.cost.model.crossing import FORMULA, servers_needed
 from hubring.workers.compare.cost.model.exchange_terms import goodput
+from hubring.workers.compare.experiment.row import EVERY
 from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.ratio import Ratio
@@ -54,9 +55,7 @@ def _to_decide(ratio: Ratio) -> str:
 
 def hub_against_ring(scope: Scope) -> list[str]:
     """Compares the ring with a synchronous hub row, which computes the same."""
-    raced = [
-        row.row for row in scope.rows if row.synchronous and row.exact and row.number("samples_per_second")
-    ]
+    raced = racing(scope)
     hubs = [name for name in raced if name.startswith("hub-")]
     # After a fault, the speed includes the time to detect it.
     if "ring" not in raced or not hubs or scope.setting.fault:
@@ -66,6 +65,13 @@ def hub_against_ring(scope: Scope) -> list[str]:
     because = _because(scope, hub)
     faster = _faster_hubs(scope, hub, hubs)
     return [scope.say(each) for each in (result, because, faster) if each]
+
+
+def racing(scope: Scope) -> list[str]:
+    """Returns the rows with a speed that should compute the same, so that speed alone decides."""
+    return [
+        row.row for row in scope.rows if row.synchronous and row.exact and row.number("samples_per_second")
+    ]
 
 
 def chosen(rows: Sequence[str]) -> str:
@@ -94,9 +100,12 @@ def _because(scope: Scope, hub: str) -> str:
     if ratio is None or not ratio.decided:
         return ""
     wins = ratio.value > 1
-    reasons = [*_waits(scope, hub, wins), *_wires(scope, wins), *_latencies(scope, wins)]
+    # A hub that is colocated, or has standbys, has another number of servers than the setting.
+    counted = EVERY[hub].hosts(scope.setting)[1] == scope.setting.servers
+    wires = _wires(scope, wins) if counted else []
+    reasons = [*_waits(scope, hub, wins), *wires, *_latencies(scope, wins)]
     # A straggler slows every row that waits for it. A hub never has more of the cores than the ring.
-    if not wins and not scope.setting.straggler and not on_a_cluster(scope.findings):
+    if counted and not wins and not scope.setting.straggler and not on_a_cluster(scope.findings):
         beyond = _beyond_wires(scope, hub) if scope.setting.link else _cores(scope)
         reasons += [f"but {each}" if reasons and scope.setting.link else each for each in beyond]
     return f"the hub {'wins' if wins else 'loses'} here because {'; '.join(reasons)}." if reasons else ""

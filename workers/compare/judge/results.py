@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -17,7 +17,7 @@ from hubring.workers.compare.judge.answer import answer
 from hubring.workers.compare.judge.bandwidth import bandwidth
 from hubring.workers.compare.judge.curve import curve
 from hubring.workers.compare.judge.gate import Judgement
-from hubring.workers.compare.judge.measure import Numbers, staleness, steps_of
+from hubring.workers.compare.judge.measure import Numbers, staleness
 from hubring.workers.compare.judge.predictions import predicted
 from hubring.workers.compare.judge.scaling import won_from
 from hubring.workers.compare.judge.summary import summarise
@@ -67,9 +67,10 @@ def results(
         settings=experiment.settings,
         gate=judged.gate,
         rows=rows,
-        curves=list(_curves(experiment, outcomes, judged, job)),
+        curves=list(_curves(experiment, outcomes, judged, failures)),
         bandwidth=bandwidth(experiment, outcomes, judged, rows),
         commands={label: list(outcome.commands) for label, outcome in outcomes.items()},
+        scripts={label: outcome.script for label, outcome in outcomes.items() if outcome.script},
         clocks=worst(outcome.clocks for outcome in outcomes.values()),
     )
     found, family = predicted(measured, constants), Family()
@@ -91,15 +92,21 @@ def _failure(outcome: Outcome, numbers: Numbers, job: Job) -> str | None:
 
 
 def _curves(
-    experiment: Experiment, outcomes: Mapping[str, Outcome], judged: Judgement, job: Job
+    experiment: Experiment,
+    outcomes: Mapping[str, Outcome],
+    judged: Judgement,
+    failures: Collection[str],
 ) -> Iterator[Curve]:
-    """Returns curves of the first turn; a run that counts in several settings is drawn in the first."""
+    """Returns curves of the first turn; a run that counts in several settings is drawn in the first.
+
+    A run that failed has none: its end is not that of its row, and would end the line of the other seeds.
+    """
     for label, outcome in outcomes.items():
         run = outcome.run
-        if run.turn or judged.closed_to({label}) or not all(map(steps_of, outcome.records)):
+        if run.turn or label in failures or judged.closed_to({label}):
             continue
         key = next(each.key for each in experiment.settings if run.row.meets(each) == run.setting)
-        yield curve(outcome, key, job.metric)
+        yield curve(outcome, key, experiment.yardstick.metric)
 
 
 def _disturbed(outcomes: Mapping[str, Outcome]) -> dict[str, str]:

@@ -10,7 +10,6 @@ from hubring.workers.compare.cost.model.crossing import FORMULA, servers_needed
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.findings import Crossover, Entry, Scaling
-from hubring.workers.compare.result.ratio import Ratio
 from hubring.workers.compare.result.setting_text import without_servers
 
 
@@ -47,34 +46,32 @@ def crossovers(
 
 
 def won_from(compared: Comparisons) -> list[Crossover]:
-    """Returns the crossovers with the fewest servers from which the hub's steps are clearly shorter.
+    """Returns the crossovers with the fewest servers from which the hub is clearly faster.
 
-    With numbers of servers that are not decided, they say which these are.
+    With numbers of servers that are not decided, they say which these are. Speeds are samples per second, as
+    in the rest of the verdict, so that the two cannot contradict each other.
     """
-    found = compared.findings
-    wins: dict[str, dict[int, bool | None]] = {}
-    for setting in found.settings:
-        raced = {row.row: row for row in found.under(setting.key)}
-        if _measured(raced.values(), setting.key):
-            times_as_long = compared.ratio("step_ms", raced["ring"], raced["hub-bsp"])
-            assert times_as_long is not None
-            wins.setdefault(without_servers(setting.key), {})[setting.servers] = _won(times_as_long)
     crossed = []
-    for each in found.crossover:
-        first, undecided = _from_on({servers: wins[each.setting][servers] for servers in each.tried})
+    for each in compared.findings.crossover:
+        group = [one for one in compared.findings.settings if without_servers(one.key) == each.setting]
+        by_servers = {setting.servers: setting.key for setting in group}
+        first, undecided = _from_on({n: _won(compared, by_servers[n]) for n in each.tried})
         crossed.append(replace(each, measured=first, undecided=undecided))
     return crossed
 
 
-def _won(times_as_long: Ratio) -> bool | None:
-    """Whether the ring's steps are longer; None if it is not decided."""
-    return times_as_long.value > 1 if times_as_long.decided else False if times_as_long.even else None
+def _won(compared: Comparisons, setting: str) -> bool | None:
+    """Whether the hub is faster than the ring in this setting; None if it is not decided."""
+    raced = {row.row: row for row in compared.findings.under(setting)}
+    times_as_fast = compared.ratio("samples_per_second", raced["hub-bsp"], raced["ring"])
+    assert times_as_fast is not None
+    return times_as_fast.value > 1 if times_as_fast.decided else False if times_as_fast.even else None
 
 
 def _measured(rows: Iterable[Entry], setting: str) -> bool:
-    """Whether the steps of both hub-bsp and the ring were measured, with a common seed."""
-    times = {row.row: row.number("step_ms") for row in rows if row.setting == setting}
-    hub, ring = times.get("hub-bsp"), times.get("ring")
+    """Whether the speeds of both hub-bsp and the ring were measured, with a common seed."""
+    speeds = {row.row: row.number("samples_per_second") for row in rows if row.setting == setting}
+    hub, ring = speeds.get("hub-bsp"), speeds.get("ring")
     if hub is None or ring is None:
         return False
     return any(a and b for a, b in zip(hub.values, ring.values, strict=True))
@@ -101,7 +98,10 @@ def _from_on(wins: Mapping[int, bool | None]) -> tuple[int | None, list[int]]:
 
 
 def scaling(settings: Sequence[Setting], rows: Sequence[Entry]) -> list[Scaling]:
-    """Returns samples per second by workers, from the first settings that differ only in workers."""
+    """Returns samples per second by workers, from the first settings that differ only in workers.
+
+    `local` has one process whatever the setting, so it is not in it.
+    """
     group = next((group for group in _groups(settings, "workers") if len(group) > 1), [])
     if not group:
         return []
@@ -113,7 +113,7 @@ def scaling(settings: Sequence[Setting], rows: Sequence[Entry]) -> list[Scaling]
             measured=[speeds.get((setting.key, name)) for setting in group],
             predicted=[None] * len(group),
         )
-        for name in dict.fromkeys(row.row for row in rows)
+        for name in dict.fromkeys(row.row for row in rows if row.row != "local")
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import combinations
 from statistics import fmean
 
+from hubring.workers.compare.experiment.row import meets
 from hubring.workers.compare.judge import hub_vs_ring
 from hubring.workers.compare.judge.hardships import hardships
 from hubring.workers.compare.result.comparisons import Comparisons
@@ -44,11 +45,12 @@ def _withheld(scope: Scope) -> list[str]:
 
 def _failed(scope: Scope) -> list[str]:
     failed = {row.row: row.failed.rstrip(".") for row in scope.rows if row.failed is not None}
-    fault = scope.setting.fault
-    if fault is None:
-        return [scope.say(f"{name} failed in {why}.") for name, why in failed.items()]
-    loss = f"{fault.words} was lost at step {fault.step}"
-    return [scope.say(f"{name} failed after {loss}, in {why}.") for name, why in failed.items()]
+    return [scope.say(f"{name} failed {_after_loss(scope, name)}in {why}.") for name, why in failed.items()]
+
+
+def _after_loss(scope: Scope, row: str) -> str:
+    fault = meets(row, scope.setting).fault
+    return "" if fault is None else f"after {fault.words} was lost at step {fault.step}, "
 
 
 def _to_target(scope: Scope) -> list[str]:
@@ -109,12 +111,15 @@ def _missing(scope: Scope) -> dict[str, list[str]]:
 
 def _against_one_process(scope: Scope) -> list[str]:
     """Compares the workers with a single process."""
+    setting = scope.setting
+    if setting.workers < 2 or setting.fault is not None:
+        return []
     ratios = {
         name: ratio
         for name in scope.names
         if name != "local" and (ratio := scope.ratio("samples_per_second", name, "local"))
     }
-    if not ratios or scope.setting.workers < 2 or scope.setting.fault:
+    if not ratios:
         return []
     name = hub_vs_ring.chosen(list(ratios))
     alone = "a single process with as many threads as each worker"
@@ -122,7 +127,8 @@ def _against_one_process(scope: Scope) -> list[str]:
     ahead = [other for other, ratio in ratios.items() if ratio.more]
     if ahead and name not in ahead:
         return [scope.say(f"{contest[:-1]}; faster than the single process: {listed(ahead)}.")]
-    if not all(ratio.decided and ratio.value < 1 for ratio in ratios.values()):
+    hindered = setting.link is not None or setting.straggler is not None
+    if hindered or not all(ratio.decided and ratio.value < 1 for ratio in ratios.values()):
         return [scope.say(contest)]
     machines = "these machines have" if hub_vs_ring.on_a_cluster(scope.findings) else "this machine has"
     why = f"the job is too small, or {machines} too few cores, to gain from several workers"
@@ -144,7 +150,7 @@ def _crossover(findings: Findings) -> list[str]:
 
 def _measured(crossover: Crossover) -> str:
     """Returns with how many servers the hub was measured to win, and what is not decided."""
-    faster, open_ = "the hub steps faster than the ring", crossover.undecided
+    faster, open_ = "the hub is faster than the ring", crossover.undecided
     if open_ and crossover.measured is None:
         return f"whether {faster} is {not_decided(open_)}"
     known = f"{faster} {with_servers(crossover.measured)}"
@@ -167,7 +173,7 @@ def _caveats(findings: Findings) -> list[str]:
         texts.append(
             "Rows that should agree do not. One of them is wrong, or this job amplifies rounding, as wide"
             " layers and high learning rates can. If it is rounding, allow more with ps-compare report FOLDER"
-            " --tolerance 0.001."
+            f" --tolerance {10 * gate.tolerance:g}."
         )
         if gate.steps and all(each.passed and each.steps == each.judged for each in gate.steps):
             texts.append(
@@ -177,6 +183,7 @@ def _caveats(findings: Findings) -> list[str]:
     texts += dict.fromkeys(pair.advice for pair in gate.pairs if pair.advice)
     texts += dict.fromkeys(each.advice for each in gate.steps if each.advice)
     texts += _unjudged(gate)
+    texts += _script_changes(findings)
     if any(row.emulated for row in findings.rows):
         texts.append("Workers slept for part of every step, so the times are those of an emulated machine.")
     if not findings.noise.quiet:
@@ -188,6 +195,20 @@ def _caveats(findings: Findings) -> list[str]:
     if len(experiment.seeds) == 1:
         texts.append("One seed decides nothing, because any difference can be chance; use three or more.")
     return texts
+
+
+def _script_changes(findings: Findings) -> list[str]:
+    """Returns that runs used different versions of the user's script; empty if they did not."""
+    runs: dict[str, str] = {}
+    for label, digest in findings.scripts.items():
+        runs.setdefault(digest, label)
+    if len(runs) < 2:
+        return []
+    one, other, *_ = runs.values()
+    return [
+        f"{findings.job.name} changed between runs: {one} and {other} ran different versions of it, so do not"
+        " compare them. To run one version everywhere, use another --out."
+    ]
 
 
 def _unjudged(gate: Gate) -> list[str]:

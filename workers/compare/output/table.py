@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hubring.ps.page.kit.figures import NOTHING, size
+from hubring.workers.compare.figures import PART
 from hubring.workers.compare.output.unevenness import uneven
 from hubring.workers.compare.result.clock import sentence
 from hubring.workers.compare.result.drift import drift
@@ -75,10 +76,7 @@ def _gate(findings: Findings) -> list[str]:
 def _spread_note(seeds: int) -> str:
     if seeds == 1:
         return "One seed: there is no interval, and any difference can be chance."
-    return (
-        f"Medians over {seeds} seeds. ± is half of an interval that {interval_words(seeds)}. (2/3): 2 of 3"
-        " seeds have a value."
-    )
+    return f"Medians over {seeds} seeds. ± is half of an interval that {interval_words(seeds)}. {PART}"
 
 
 def _reasons(findings: Findings) -> list[str]:
@@ -118,8 +116,7 @@ def _number(number: Number | None, form: str) -> str:
         return NOTHING
     half = (number.high - number.low) / 2 / abs(number.median or 1.0)
     spread = f" ±{half:.0%}" if half >= 0.005 else ""
-    some = f" ({number.seeds}/{len(number.values)})" if number.seeds < len(number.values) else ""
-    return f"{number.median:{form}}{spread}{some}"
+    return f"{number.median:{form}}{spread}{number.part}"
 
 
 def _bytes(entry: Entry) -> str:

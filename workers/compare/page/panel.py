@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hubring.workers.compare.experiment.row import meets
+from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.result.findings import Entry, Findings
-from hubring.workers.compare.result.setting_text import without_servers, words
+from hubring.workers.compare.result.setting_text import words
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +41,14 @@ def panels(findings: Findings) -> list[Panel]:
 
 
 def _borrowed(findings: Findings, key: str) -> list[Entry]:
-    there = {entry.row for entry in findings.under(key)}
+    there, setting = {entry.row for entry in findings.under(key)}, findings.setting(key)
     fitting: dict[str, Entry] = {}
     for entry in findings.rows:
-        if entry.row not in there and unaffected(entry.row, entry.setting, key):
-            fitting[entry.row] = max(fitting.get(entry.row, entry), entry, key=lambda each: len(each.setting))
+        if entry.row not in there and unaffected(entry.row, findings.setting(entry.setting), setting):
+            fitting.setdefault(entry.row, entry)
     return list(fitting.values())
 
 
-def unaffected(row: str, one: str, other: str) -> bool:
-    """Whether a run of this row would be the same in both settings."""
-    mine, theirs = without_servers(one).split(), without_servers(other).split()
-    if row == "local":
-        return mine[:1] == theirs[:1] and set(mine) <= set(theirs)
-    return mine == theirs and not row.startswith("hub-")
+def unaffected(row: str, one: Setting, other: Setting) -> bool:
+    """Whether a run of this row is the same in both settings."""
+    return meets(row, one) == meets(row, other)

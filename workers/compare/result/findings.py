@@ -50,6 +50,11 @@ class Number(Struct, frozen=True):
         return sum(value is not None for value in self.values)
 
     @property
+    def part(self) -> str:
+        """How many seeds have a value, such as ` (2/3)`; empty if all have."""
+        return "" if self.complete else f" ({self.seeds}/{len(self.values)})"
+
+    @property
     def most(self) -> float:
         """The largest value of all seeds."""
         return max(value for value in self.values if value is not None)
@@ -202,6 +207,21 @@ class Gate(Struct, frozen=True):
     pairs: list[Pair] = []
     steps: list[StepCheck] = []
 
+    @property
+    def agree(self) -> bool:
+        """Whether no pair differs, except by right."""
+        return all(pair.passed for pair in self.pairs)
+
+    @property
+    def excused(self) -> int:
+        """How many pairs differ by right."""
+        return sum(bool(pair.advice) for pair in self.pairs)
+
+    @property
+    def right(self) -> bool:
+        """Whether no step is wrong."""
+        return all(step.passed for step in self.steps)
+
 
 class Prediction(Struct, frozen=True):
     """A predicted step time and the measured one."""
@@ -216,10 +236,10 @@ class Prediction(Struct, frozen=True):
 
 
 class Accuracy(Struct, frozen=True):
-    """Mean relative error of predictions, without the settings that calibrated the model."""
+    """Mean relative error of predictions, without those that calibrated the model."""
 
     mean_error: float
-    settings: int
+    predictions: int = field(name="settings")
 
 
 class Crossover(Struct, frozen=True):
@@ -283,6 +303,8 @@ class Findings(Struct, frozen=True, kw_only=True):
         machine: The machine of the runs, with versions.
         curves: Without rows whose speed is withheld.
         commands: Commands of each run by label.
+        scripts: SHA-256 of the user's script when each run started, by label; without runs of an earlier
+            version, which did not record it.
         predictions: The cost model's predictions and the measurements; `score`, `crossover` and
             `scaling` belong to it.
         clocks: The hosts' clocks in the timelines, the worst of all runs; empty for one host.
@@ -302,6 +324,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     curves: list[Curve] = []
     bandwidth: list[Bandwidth] = []
     commands: dict[str, list[str]] = {}
+    scripts: dict[str, str] = {}
     predictions: list[Prediction] = []
     score: Accuracy | None = None
     crossover: list[Crossover] = []

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hubring.workers.compare.experiment.row import meets
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.findings import Entry, Findings, Number
@@ -53,7 +54,8 @@ def legend(settings: Iterable[Setting]) -> str:
 
 def emulation(entry: Entry, setting: Setting) -> str | None:
     """Returns which part of a row's time was slept instead of computed, in words; None if none was."""
-    parts = {"compute": setting.compute, "stragglers": setting.straggler}
+    met = meets(entry.row, setting)
+    parts = {"compute": met.compute, "stragglers": met.straggler}
     slept = [word for word, value in parts.items() if value is not None]
     return f"emulated {' and '.join(slept)}".strip() if entry.emulated else None
 

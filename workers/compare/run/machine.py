@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-DECIDING = ("processor", "cores", "gpus", "hubring", "torch", "grpcio", "pyzmq")
+DECIDING = ("processor", "cores", "gpus", "system", "python", "hubring", "torch", "grpcio", "pyzmq")
 """Keys of `describe` on which numbers depend."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")

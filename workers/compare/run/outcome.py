@@ -5,6 +5,7 @@ A run with that file is finished and is not repeated. The folder can be copied.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -49,6 +50,8 @@ class Outcome:
         server: The server's last line; None without a server.
         failed: Why training did not finish, after an injected fault or divergence; None: it finished.
         clocks: The clock of each host in the run's timeline.
+        script: `digest` of the user's script when the run started; empty for a built-in job, and if an
+            earlier version did not record it.
     """
 
     run: Run
@@ -61,6 +64,7 @@ class Outcome:
     server: Mapping[str, Any] | None
     failed: str | None = None
     clocks: Sequence[Clock] = ()
+    script: str = ""
 
     @cached_property
     def records(self) -> list[list[Line]]:
@@ -104,6 +108,7 @@ class Outcome:
             "server": self.server,
             "failed": self.failed,
             "clocks": to_builtins(list(self.clocks)),
+            "script": self.script,
         }
         write_whole(self.folder / FILE, json.dumps(content, indent=1))
 
@@ -123,6 +128,11 @@ def divergence(results: Sequence[Mapping[str, Any] | None], server: Mapping[str,
     return None
 
 
+def digest(script: Path | None) -> str:
+    """Returns the SHA-256 of a script; empty if there is none."""
+    return hashlib.sha256(script.read_bytes()).hexdigest() if script is not None and script.is_file() else ""
+
+
 def audit_file(folder: Path, rank: int) -> Path:
     """Returns the file of a worker's sampled steps in a run's folder."""
     return folder / f"audit {rank}.msgpack"
@@ -131,11 +141,6 @@ def audit_file(folder: Path, rank: int) -> Path:
 def finished(folder: Path) -> bool:
     """Whether the run of this folder is finished."""
     return (folder / FILE).is_file()
-
-
-def finished_at(folder: Path) -> float:
-    """Returns when the run finished, in seconds since the epoch."""
-    return (folder / FILE).stat().st_mtime
 
 
 def discard(folder: Path) -> None:
@@ -156,6 +161,7 @@ def read(folder: Path, run: Run) -> Outcome:
             folder=folder,
             noise=convert(content.get("noise") or [_noise_of_old(content)], list[Noise]),
             clocks=convert(content.get("clocks", []), list[Clock]),
+            script=content.get("script", ""),
             **{
                 name: content[name]
                 for name in ("commands", "began", "seconds", "results", "server", "failed")

@@ -22,7 +22,7 @@ from hubring.workers.compare.experiment.setting import Fault
 from hubring.workers.compare.hardship.loss import Loss, outlived
 from hubring.workers.compare.run import timeline
 from hubring.workers.compare.run.child_reaper_start import Lifeline
-from hubring.workers.compare.run.outcome import Line, Outcome, divergence, latest
+from hubring.workers.compare.run.outcome import Line, Outcome, digest, divergence, latest
 from hubring.workers.compare.run.process import Processes, ProcessFailed, RunProcess
 from hubring.workers.compare.run.programs import Programs
 from hubring.workers.compare.run.site import Site, ThisMachine
@@ -81,6 +81,7 @@ class Runner:
         """
         _empty(folder)
         heard, began, watch = self.site.listen(), datetime.now(UTC), time.monotonic()
+        script = digest(self.experiment.script)
         broken: HubringError | None = None
         with self.site.hosts(run.setting) as machines:
             programs = Programs(self.experiment, run, folder.absolute(), machines)
@@ -111,6 +112,7 @@ class Runner:
             server=last,
             failed=diverged or lost,
             clocks=merged.clocks,
+            script=script,
         )
         outcome.write()
         return outcome

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from hubring.workers.compare.cost.measured import model_bytes, points
 from hubring.workers.compare.cost.score import Score
 from hubring.workers.compare.result.findings import Accuracy
-from tests.support.compare.modelled import experiment, listed, rounded, score
+from tests.support.compare.modelled import entry, experiment, listed, rounded, score
 
 
 def test_the_model_size_is_what_a_worker_sends() -> None:
@@ -48,6 +48,12 @@ def test_scaling_has_what_was_measured_and_what_lies_beyond() -> None:
     assert ring.workers == [1, 2, 4, 8, 16]
     assert [speed is not None for speed in ring.measured] == [False, False, True, False, False]
     assert ring.predicted[2] == pytest.approx(ring.measured[2])
+
+
+def test_a_single_process_does_not_scale() -> None:
+    found = experiment()
+    alone = replace(found, rows=[*found.rows, entry("local", found.settings[0], 0.1)])
+    assert {each.row for each in score(alone).scaling()} == {"ring", "hub-bsp"}
 
 
 def test_withheld_and_unknown_rows_are_left_out() -> None:

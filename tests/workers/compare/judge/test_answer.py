@@ -13,6 +13,7 @@ from tests.support.compare.paced import SEEDS, paced
 from tests.support.compare.replayed import Replayed, compared
 
 TWICE = "is 2.00 times as fast as"
+NOTHING = "This experiment measured no two rows that can be compared by speed alone."
 
 
 def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
@@ -55,12 +56,10 @@ def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
             {"workers": (2, 4)},
             "Of 2 settings, the hub wins in 2.",
         ),
-        (paced({}), {"rows": ("ring",)}, "This experiment measured no two rows that can be compared."),
-        (
-            paced({}),
-            {"fault": FaultTable(rank=1, step=9)},
-            "This experiment measured no two rows that can be compared.",
-        ),
+        (paced({}), {"rows": ("ring",)}, NOTHING),
+        (paced({}), {"fault": FaultTable(rank=1, step=9)}, NOTHING),
+        (paced({"hub-asp": 0.001}), {"rows": ("hub-asp", "ring")}, NOTHING),
+        (paced({"ring-int8": 0.001}), {"rows": ("ring", "ring-int8")}, NOTHING),
     ],
 )
 def test_it_says_who_won_and_by_how_much(
@@ -86,3 +85,10 @@ def test_rows_that_do_not_compute_the_same_have_no_winner(tmp_path: Path) -> Non
     trainer = Replayed(parameters={f"n2 k1 ring seed{seed}": 1.5 for seed in SEEDS})
     said = answer(tmp_path, trainer, rows=("ring", "hub-bsp"))
     assert said == "No row is called faster, because rows that should compute the same do not: see the gate."
+
+
+def test_without_the_ring_s_speed_an_asynchronous_hub_does_not_take_its_place(tmp_path: Path) -> None:
+    trainer = paced({"hub-ssp": 0.001})
+    trainer.parameters = {f"n2 k1 ring seed{seed}": 1.5 for seed in SEEDS}
+    said = answer(tmp_path, trainer, rows=("ring", "hub-ssp", "hub-bsp", "local"))
+    assert said == f"On this machine hub-bsp {TWICE} local for this job."

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from hubring.workers.compare.experiment.experiment import FaultTable
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.judge.gate import Parameters, bits_difference, bits_wrong, difference, wrong
+from hubring.workers.compare.result.drift import drift
+from hubring.workers.compare.result.findings import Gate, Pair
 from hubring.workers.compare.run.outcome import EARLY, Outcome
 from tests.support.compare.replayed import Replayed, carried_out, compared, row
 
@@ -207,6 +209,24 @@ def test_rounding_that_has_grown_by_the_end_is_told_and_not_held_against_a_row(t
     ]
     assert gate["pairs"][2]["final"] == pytest.approx(0.01)
     assert gate["passed"]
+
+
+def test_drift_from_different_references_is_told_apart() -> None:
+    def pair(first: str, second: str, final: float | str, *, advice: str = "", passed: bool = True) -> Pair:
+        known: dict[str, Any] = {"difference": 0.0, "tensor": "w", "limit": 1e-4, "steps": EARLY}
+        return Pair(first=first, second=second, final=final, advice=advice, passed=passed, **known)
+
+    pairs = [
+        pair("ring", "hub-bsp", 0.01),
+        pair("ring", "hub-bsp", 0.02),
+        pair("hub-bsp", "hub-bsp again", "nan"),
+        pair("local", "ring", 0.5, advice="BatchNorm"),
+        pair("local", "ddp", 0.5, passed=False),
+    ]
+    assert drift(Gate(True, 1e-4, pairs)) == (
+        "End drift, the largest differences after the last step, from ring: hub-bsp 0.02; from hub-bsp:"
+        " hub-bsp again nan. After 20 steps rows must agree; later, training amplifies rounding."
+    )
 
 
 def test_one_synchronous_row_has_nothing_to_be_held_against(tmp_path: Path) -> None:

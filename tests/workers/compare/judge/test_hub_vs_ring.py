@@ -142,6 +142,17 @@ def test_links_are_not_blamed_for_what_takes_far_longer_than_they_do(
     assert ("; but at line rate its bytes take 0 ms, so" in said) == beyond
 
 
+@pytest.mark.parametrize("row", ["hub-colocated", "hub-standby"])
+@pytest.mark.parametrize("link", [None, LinkTable(rate=(1e9,))])
+def test_a_hub_with_another_number_of_servers_has_no_reason_that_counts_them(
+    tmp_path: Path, row: str, link: LinkTable | None
+) -> None:
+    asked = {"rows": ("ring", row), "workers": (4,), "servers": (2,), "link": link}
+    said = verdict(tmp_path, paced({row: 0.02}), **asked)
+    assert f"The hub ({row}) loses to the ring" in said
+    assert "The hub loses here because" not in said
+
+
 def test_one_worker_behind_a_link_has_no_crossover(tmp_path: Path) -> None:
     link = LinkTable(rate=(1e9,))
     said = verdict(tmp_path, paced({"hub-bsp": 0.02}), workers=(1,), servers=(1,), link=link)

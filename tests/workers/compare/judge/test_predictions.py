@@ -70,7 +70,7 @@ def test_a_row_that_nothing_calibrated_is_neither_predicted_nor_scored() -> None
     found = predicted_of(both, CONSTANTS)
     assert {each.row for each in found.predictions} == {"ring"}
     assert found.score is not None
-    assert found.score.settings == 3
+    assert found.score.predictions == 3
     assert {each.row for each in found.scaling} == {"ring", "hub-bsp"}
 
 

@@ -11,11 +11,13 @@ from hubring.workers.compare.experiment.experiment import (
     LinkTable,
 )
 from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.judge.scaling import won_from
 from hubring.workers.compare.judge.verdict import verdict as in_words
 from hubring.workers.compare.page import page
 from hubring.workers.compare.result.comparisons import Comparisons
+from hubring.workers.compare.result.family import Family
 from hubring.workers.compare.run.outcome import Line
-from tests.support.compare.replayed import Replayed, compared, record
+from tests.support.compare.replayed import Replayed, compared, findings, record
 from tests.support.compare.results import read
 from tests.support.pages.html_tree import html_tree
 
@@ -45,7 +47,7 @@ def test_it_says_from_how_many_servers_on_the_hub_wins(tmp_path: Path) -> None:
         }
     ]
     assert (
-        "n4 200mbit, 1, 2, 4 servers tried: the hub steps faster than the ring with 4 or more"
+        "n4 200mbit, 1, 2, 4 servers tried: the hub is faster than the ring with 4 or more"
         " servers; no prediction; by bytes alone (k > n^2/(2(n-1))): with 3 or more servers."
     ) in results["verdict"]
 
@@ -85,14 +87,14 @@ NOISY = {0: 0.5, 1: 1.5, 2: 1.0}
             [2, 4],
             None,
             [2, 4],
-            "whether the hub steps faster than the ring is not decided with 2 and 4 servers;",
+            "whether the hub is faster than the ring is not decided with 2 and 4 servers;",
         ),
         (
             {1: 0.08, 2: 0.02, 4: 0.08},
             [2],
             None,
             [],
-            "the hub steps faster than the ring with no number of servers;",
+            "the hub is faster than the ring with no number of servers;",
         ),
     ],
 )
@@ -120,6 +122,26 @@ def test_what_is_not_decided_is_no_loss(
     assert ("with no number of servers (measured)" in text) is (measured is None and not undecided)
 
 
+def test_a_crossover_does_not_contradict_the_verdict_where_few_steps_are_slow(tmp_path: Path) -> None:
+    def records(run: Run) -> list[Line]:
+        if run.row.name == "ring":
+            return record(0.03, pause=0.0)
+        lines = record(0.02, pause=0.0)
+        return [{**line, "seconds": line["seconds"] + 0.06 * (line["step"] // 4)} for line in lines]
+
+    asked = {"rows": ("ring", "hub-bsp"), "link": LinkTable(rate=(2e8,))}
+    results = compared(tmp_path, Replayed(records=records), workers=(4,), servers=(1, 2), **asked)
+    assert "With 2 servers: the hub (hub-bsp) loses to the ring" in "\n".join(results["verdict"])
+    (crossover,) = results["crossover"]
+    assert (crossover["measured"], crossover["undecided"]) == (None, [])
+
+
+def test_where_no_crossover_is_shown_none_is_compared(tmp_path: Path) -> None:
+    family = Family()
+    assert won_from(Comparisons(findings(tmp_path, rows=("ring", "hub-bsp")), family)) == []
+    assert not family._chances
+
+
 def test_one_seed_decides_no_crossover(tmp_path: Path) -> None:
     results = by_servers(tmp_path, {1: 0.08, 4: 0.015}, seeds=(0,))
     (crossover,) = results["crossover"]
@@ -137,13 +159,13 @@ def test_a_prediction_stands_beside_the_measured_crossover(tmp_path: Path) -> No
     results["crossover"][0] |= {"predicted": 5, "calibrated": True}
     found = read(results)
     assert (
-        "n4 200mbit, 1, 4 servers tried: the hub steps faster than the ring with no number of servers;"
+        "n4 200mbit, 1, 4 servers tried: the hub is faster than the ring with no number of servers;"
         " predicted: with 5 or more servers; by bytes alone (k > n^2/(2(n-1))): with 3 or more servers."
     ) in in_words(Comparisons(found))
 
 
 def test_speed_by_workers_is_listed(tmp_path: Path) -> None:
-    results = compared(tmp_path, rows=("ring",), workers=(2, 4))
+    results = compared(tmp_path, rows=("ring", "local"), workers=(2, 4))
     assert results["scaling"] == [
         {
             "row": "ring",

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from hubring.workers.compare.experiment.experiment import (
     ComputeTable,
+    LinkTable,
+    StragglerTable,
 )
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.run.noise import Noise
@@ -72,6 +77,18 @@ def test_one_process_alone_that_is_faster_is_named(tmp_path: Path) -> None:
     assert "the job is too small, or this machine has too few cores, to gain from several workers." in said
 
 
+@pytest.mark.parametrize(
+    "hindered",
+    [{"link": LinkTable(rate=(1e8,))}, {"straggler": StragglerTable(seconds=(0.02,), ranks=(1,))}],
+)
+def test_what_links_or_a_straggler_may_have_done_is_not_put_down_to_a_small_job(
+    tmp_path: Path, hindered: dict[str, Any]
+) -> None:
+    said = verdict(tmp_path, paced({"local": 0.001}), **hindered)
+    assert "loses to a single process with as many threads as each worker:" in said
+    assert "too small" not in said
+
+
 def test_the_row_held_against_one_process_is_not_picked_by_its_speed(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"local": 0.004, "ring": 0.005}))
     assert "hub-bsp loses to a single process" in said
@@ -83,6 +100,8 @@ def test_a_difference_that_may_be_rounding_comes_with_what_allows_more(tmp_path:
     apart = {f"n2 k1 hub-bsp seed0{turn}": 1.01 for turn in ("", " turn1")}
     said = verdict(tmp_path, Replayed(parameters=apart), rows=("ring", "hub-bsp"), seeds=(0,))
     assert "If it is rounding, allow more with ps-compare report FOLDER --tolerance 0.001." in said
+    asked = {"rows": ("ring", "hub-bsp"), "seeds": (0,), "tolerance": 0.001}
+    assert "FOLDER --tolerance 0.01." in verdict(tmp_path / "more", Replayed(parameters=apart), **asked)
 
 
 def test_a_hub_that_does_not_repeat_itself_is_no_matter_of_rounding(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from itertools import chain
 from hubring.ps.page.kit.chart import Axis
 from hubring.ps.page.kit.figures import NOTHING, digits
 from hubring.ps.page.kit.scale import Linear, Log
+from hubring.workers.compare.experiment.row import meets
+from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Rule, measured_and_predicted
 from hubring.workers.compare.page.material import Material
@@ -47,15 +49,22 @@ def _keys(material: Material) -> list[str]:
 
 
 def _times(material: Material, key: str) -> list[Times]:
-    """Returns the times of the ring and of every hub row. The ring's time is the same for all servers."""
+    """Returns the times of the ring and of every hub row. A row that ignores servers has one time for all."""
     findings = material.findings
     keys = [each for each in findings.setting_keys if without_servers(each) == key]
     servers = sorted({n for each in keys if (n := findings.setting(each).get("servers"))})
     rows = [row for row in findings.row_names if row == "ring" or row.startswith("hub-")]
-    found = [Times(row, _of(material, row, keys)) for row in rows]
-    ring = next((both for each in found if each.row == "ring" for both in each.by.values()), None)
-    across = [Times("ring", dict.fromkeys(servers, ring))] if ring is not None else []
-    return [*across, *(each for each in found if each.row != "ring" and each.known)]
+    known = [each for row in rows if (each := Times(row, _of(material, row, keys))).known]
+    return [_across(each, servers) if _fixed(each.row) else each for each in known]
+
+
+def _fixed(row: str) -> bool:
+    """Whether a row ignores the number of servers, as a ring and a colocated hub do."""
+    return meets(row, Setting(workers=2, servers=2)).servers != 2
+
+
+def _across(times: Times, servers: Sequence[int]) -> Times:
+    return Times(times.row, dict.fromkeys(servers, next(iter(times.by.values()))))
 
 
 def _of(material: Material, row: str, keys: Sequence[str]) -> dict[int, tuple[float | None, float | None]]:
@@ -87,12 +96,12 @@ def _figure(material: Material, index: int, key: str) -> Figure:
 def _lines(material: Material, times: Times, keys: Sequence[str]) -> list[Line]:
     label, mark = material.name_under(times.row, keys), material.marks[times.row]
     both = measured_and_predicted(mark, label, ((n, *pair) for n, pair in times.by.items()))
-    return both if times.row != "ring" else [both[0], Line(mark, label, both[1].spots)]
+    return [both[0], Line(mark, label, both[1].spots)] if _fixed(times.row) else both
 
 
 def _cells(material: Material, found: Iterable[Times], keys: Sequence[str]) -> Iterable[Sequence[str]]:
     for each in found:
-        by = {"any": next(iter(each.by.values()))} if each.row == "ring" else each.by
+        by = {"any": next(iter(each.by.values()))} if _fixed(each.row) else each.by
         for servers, both in by.items():
             times = (NOTHING if value is None else digits(value) for value in both)
             yield [material.name_under(each.row, keys), str(servers), *times]

@@ -1,4 +1,4 @@
-"""The gate: whether rows that should compute the same did so."""
+"""The gate: whether rows that should compute the same agree, and whether their steps are right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gate(material: Material) -> dict[str, Any]:
     pairs = Table("All pairs of runs that were compared", HEADS, lines, WORDS)
     checked = [_step_line(each) for each in sorted(judged.steps, key=lambda each: each.passed)]
     steps = Table("All runs whose steps were re-checked", STEP_HEADS, checked, STEP_WORDS)
-    title = "Did the rows compute the same?"
+    title = "Do the rows agree, and is every step right?"
     advice = [each.advice for each in judged.pairs] + [each.advice for each in judged.steps]
     return {
         "title": title,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hubring.workers.compare.figures import partial
 from hubring.workers.compare.page.figure import Label, Table
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.result.setting_text import words
@@ -26,6 +27,7 @@ def numbers(material: Material) -> dict[str, Any] | None:
     return {
         "title": "All numbers",
         "interval": interval_words(findings.seeds),
+        "partial": partial(each.number(name) for each in findings.rows for name in shown),
         "meanings": [terms for terms in (rows, settings) if terms],
         "table": Table("All numbers: median over seeds, and its interval", heads, lines, ("setting",)),
     }

@@ -47,7 +47,7 @@ def _metric(material: Material, panel: Panel, name: str) -> Figure | None:
     target = [] if goal.target is None else [goal.target]
     y = Axis(Linear.around([*_values(drawn), *target]), goal.title)
     drawing = Lines(drawn, _across(drawn, "seconds"), y, [Rule(at, f"target {at:g}") for at in target])
-    caption = _ends(drawn, "after {x} s", goal.title) + _missing(material, panel, drawn)
+    caption = _ends(drawn, "after {x} s", goal.title) + _missing(material, panel, "metric")
     return _figure(name, panel, caption, drawing, goal.title)
 
 
@@ -59,7 +59,7 @@ def _loss(material: Material, panel: Panel, name: str) -> Figure | None:
     y = Axis(Linear.around(values), "training loss")
     if min(values) > 0:
         y = Axis(Log.around(values), "training loss, log scale")
-    caption = _ends(drawn, f"after {{x}} {samples}", "loss") + _missing(material, panel, drawn)
+    caption = _ends(drawn, f"after {{x}} {samples}", "loss") + _missing(material, panel, "loss")
     return _figure(name, panel, caption, Lines(drawn, _across(drawn, samples), y), "loss")
 
 
@@ -90,10 +90,10 @@ def _lines(material: Material, panel: Panel, kind: Kind) -> list[Line]:
 
 def _curves(material: Material, entry: Entry) -> list[Curve]:
     """Returns a row's curves; a run that counts in several settings is recorded under one of them."""
-    mine = [each for each in material.findings.curves if each.row == entry.row]
-    here = [each for each in mine if each.setting == entry.setting]
-    same = [each for each in mine if unaffected(entry.row, each.setting, entry.setting)]
-    return here or [each for each in same if each.setting == same[0].setting]
+    findings = material.findings
+    here = findings.setting(entry.setting)
+    mine = [each for each in findings.curves if each.row == entry.row]
+    return [each for each in mine if unaffected(entry.row, findings.setting(each.setting), here)]
 
 
 def course(curves: Sequence[Curve], kind: Kind) -> list[Spot]:
@@ -103,10 +103,15 @@ def course(curves: Sequence[Curve], kind: Kind) -> list[Spot]:
     for the loss. A line ends with the seed that has the fewest readings. Above 60 readings, neighbours are
     averaged.
     """
-    runs = [readings for each in curves if (readings := each.metric if kind == "metric" else each.loss)]
+    runs = _readings(curves, kind)
     count = min(map(len, runs), default=0)
     width = -(-count // SPOTS) or 1
     return [_spot([run[at : min(at + width, count)] for run in runs], kind) for at in range(0, count, width)]
+
+
+def _readings(curves: Sequence[Curve], kind: Kind) -> list[list[Point]]:
+    """Returns the readings of every seed that has any."""
+    return [found for each in curves if (found := each.metric if kind == "metric" else each.loss)]
 
 
 def _spot(parts: Sequence[Sequence[Point]], kind: Kind) -> Spot:
@@ -126,10 +131,20 @@ def _ends(drawn: Sequence[Line], where: str, what: str) -> str:
     return f"Last {what}: {'; '.join(ends)}."
 
 
-def _missing(material: Material, panel: Panel, drawn: Sequence[Line]) -> str:
-    there = {each.label for each in drawn}
-    gone = [entry.row for entry in panel.entries if material.name(entry) not in there]
-    return f" Not drawn, because not measured or withheld: {', '.join(gone)}." if gone else ""
+def _missing(material: Material, panel: Panel, kind: Kind) -> str:
+    """Names the rows that are not drawn, and those that are not drawn with all of their seeds."""
+    gone, partly = list[str](), list[str]()
+    for entry in panel.entries:
+        drawn, seeds = len(_readings(_curves(material, entry), kind)), len(entry.seeds)
+        if not drawn:
+            gone.append(f"{entry.row} ({_why_absent(entry)})")
+        elif drawn < seeds:
+            partly.append(f" Line and band of {entry.row} are of {drawn} of {seeds} seeds.")
+    return "".join([*partly, f" Not drawn: {', '.join(gone)}." if gone else ""])
+
+
+def _why_absent(entry: Entry) -> str:
+    return "withheld" if entry.withheld else "failed" if entry.failed else "not measured"
 
 
 def _table(drawn: Sequence[Line], x: str, y: str, panel: Panel) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from hubring.workers.compare.figures import partial
 from hubring.workers.compare.output.unevenness import uneven
 from hubring.workers.compare.page.figure import Figure, Label, Table
 from hubring.workers.compare.page.mark import Mark
@@ -36,11 +37,12 @@ class Bar(NamedTuple):
 
 def throughput(material: Material) -> dict[str, Any]:
     """Returns bars with intervals, one list per setting."""
-    panels = material.panels
+    panels, findings = material.panels, material.findings
+    part = partial(entry.number(name) for entry in findings.rows for name in COLUMNS)
     return {
         "title": "Throughput and progress",
-        "interval": interval_words(material.findings.seeds),
-        "notes": uneven(material.findings),
+        "interval": interval_words(findings.seeds),
+        "notes": [*uneven(findings), *filter(None, [part])],
         "figures": [_figure(material, panel, f"throughput-{at}") for at, panel in enumerate(panels)],
     }
 
@@ -74,7 +76,7 @@ def _note(material: Material, entry: Entry) -> str:
     reached = entry.number("seconds_to_target")
     if target is not None and reached is not None:
         missed = len(entry.seeds) - reached.seeds
-        parts.append(f"{target:g} reached after {figures['seconds_to_target'].interval(reached)} s")
+        parts.append(f"{target:g} reached after {figures['seconds_to_target'].span(reached)} s")
         parts += [f"but not in {missed} of {len(entry.seeds)} seeds"] if missed else []
     elif target is not None and entry.withheld is None:
         parts.append(f"{target:g} not reached")

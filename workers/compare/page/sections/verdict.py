@@ -58,20 +58,24 @@ def _trust(findings: Findings) -> str:
     """Returns whether to trust the answer: the gate, what disturbed the runs, and a row that ran twice."""
     gate, noise = findings.gate, findings.noise
     texts = []
-    if gate.pairs or gate.steps:
-        same = "computed the same" if gate.passed else "did not compute the same"
-        texts.append(f"Rows that should compute the same {same}.")
+    if not gate.agree:
+        texts.append("Rows that should agree do not.")
+    elif gate.pairs:
+        right = ", or differ by right" if gate.excused else ""
+        texts.append(f"Rows that were compared agree{right}.")
+    if gate.steps:
+        texts.append(f"The gate found {'no wrong step' if gate.right else 'wrong steps'}.")
     texts.append(noise.summary)
     if noise.repeat is not None:
         apart, least = mean_apart(noise.repeat.ratios) - 1, max(EVEN, noise.floor) - 1
-        runs = f"Two runs of {noise.repeat.row} differ by {apart:.1%} on average"
+        runs = f"Two runs of {noise.repeat.row} with the same seed differ by {apart:.1%} on average"
         texts.append(f"{runs}; no row wins by less than {least:.1%}.")
     return " ".join(texts)
 
 
 def mean_apart(ratios: Sequence[float]) -> float:
-    """Returns the geometric mean of ratios, or its inverse if that is larger."""
-    return exp(abs(fmean(map(log, ratios))))
+    """Returns the geometric mean of ratios, each of which counts as the larger of itself and its inverse."""
+    return exp(fmean(abs(log(each)) for each in ratios))
 
 
 def _speed(material: Material, entry: Entry) -> str:
