@@ -52,7 +52,9 @@ class HealingRanks:
         regroup = partial(self.regroup, rank)
         meeting = Meeting(rank, "127.0.0.1", regroup, self.notes, compress=self.compress, timeout=LIMIT)
         ring = HealingRing(meeting, late=late, size=size, timeout=LIMIT)
-        self.rings[rank] = ring
+        with self._changed:
+            self.rings[rank] = ring
+            self._changed.notify_all()
         return ring
 
     def newcomers(self) -> bool:
@@ -70,9 +72,17 @@ class HealingRanks:
     def lose(self, rank: int) -> None:
         """Ends a member as a kill does: its connections close, and the server notices."""
         with self._changed:
+            assert self._changed.wait_for(lambda: rank in self.rings, LIMIT), f"rank {rank} has no ring"
             del self.live[rank]
             self._changed.notify_all()
         self.rings[rank].close(finished=False)
+
+    def finish(self, rank: int) -> None:
+        """Ends a member whose work is done, as the end of its script does."""
+        with self._changed:
+            self._generations.leave(self.live.pop(rank))
+            self._changed.notify_all()
+        self.rings[rank].close(finished=True)
 
     def beat(self) -> None:
         """Tells all members what the server tells them with a heartbeat."""
@@ -121,7 +131,7 @@ def together(ranks: HealingRanks, live: Live, *late: int) -> list[Any]:
             ring.close(finished=False)
             raise
         if rank in ranks.live:
-            ring.close(finished=True)
+            ranks.finish(rank)
         return result
 
     with ThreadPoolExecutor(ranks.size + len(late)) as pool:
