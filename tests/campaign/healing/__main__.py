@@ -10,6 +10,7 @@ generations, and must hold no more at the end than at the begin, however many th
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -30,6 +31,7 @@ def main() -> None:
     if arguments.kills < FEWEST:
         parser.error(f"--kills {arguments.kills}: pass {FEWEST} or more")
     take_in_orphans()
+    os.environ["MALLOC_ARENA_MAX"] = "1"  # what freed memory leaves in the arenas of ended threads is no leak
     with tempfile.TemporaryDirectory() as folder, ForkServer() as fork_server:
         cluster = Cluster(Path(folder), fork_server)
         try:
