@@ -92,7 +92,7 @@ class Coordinator:
         self._planning = asyncio.Lock()
         self._reporter = Reporter(self, clock.now())
         self._next_incarnation = restored[1].next_incarnation if restored else 1
-        self.departures = Departures(lambda: self.job, self._notifier)
+        self.departures = Departures(lambda: self.job, self._notifier, clock, config.patience)
         self.connections = Connections(lambda: self.job, self.fleet, clock, self.done)
         self.takeover = Takeover(self, clock)
         self._begin(restored)
