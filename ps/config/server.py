@@ -142,6 +142,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         """How long the coordinator may refuse connections before workers and shards give it up."""
         return 20.0 if self.standby else 4.0
 
+    @property
+    def patience(self) -> float:
+        """How long the coordinator may not answer before workers and shards give it up."""
+        return max(self.lease, self.silent_seconds)
+
     def _check_mode(self) -> None:
         if self.staleness and self.mode != "ssp":
             raise only_with(f"--staleness {self.staleness}", "--mode ssp", f"--mode {self.mode}")

@@ -92,7 +92,7 @@ class Coordinator:
         self._planning = asyncio.Lock()
         self._reporter = Reporter(self, clock.now())
         self._next_incarnation = restored[1].next_incarnation if restored else 1
-        self.departures = Departures(lambda: self.job, self._notifier)
+        self.departures = Departures(lambda: self.job, self._notifier, clock, config.patience)
         self.connections = Connections(lambda: self.job, self.fleet, clock, self.done)
         self.takeover = Takeover(self, clock)
         self._begin(restored)
@@ -287,10 +287,10 @@ class Coordinator:
         await self.shutdown.tell_failure()
 
     async def stop_with(self, sender: Sender) -> None:
-        """Stops all workers after the same step, because a worker must stop and must not leave alone."""
+        """Stops all workers after the same step, since one must stop; returns once all shards know it."""
         if not self.job.draining:
             log.warning("rank %d received a stop request; all workers stop after the same step", sender.rank)
-            await self.shutdown.drain()
+        await self.shutdown.drain()
 
     async def status(self, patience: float = LOOK_SECONDS) -> dict[str, Any]:
         """Returns the server's status as one JSON object. Waits as `shards`."""

@@ -1,7 +1,8 @@
 """Workers that left their job, and wait until it is over.
 
 Law: a worker that finished learns the verdict of its job. The server stops only after such workers have
-confirmed it, or after it has waited for them: an answer can be lost, and a worker then asks again.
+confirmed it, or after it has waited for them: an answer can be lost, and a worker then asks again. Workers of
+an earlier job, or of one that ended long ago, ask no more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.core.errors import Fenced
+from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Sender
 from hubring.ps.job.job import Job
 from hubring.ps.job.verdict import EndedJobs, Verdict
@@ -24,11 +26,19 @@ class Departures:
     Args:
         job: Returns the current job.
         notifier: Where workers wait for the end of their job.
+        clock: The source of the time.
+        patience: Seconds after which a worker without an answer gives up.
     """
 
-    def __init__(self, job: Callable[[], Job], notifier: Notifier) -> None:
+    def __init__(
+        self, job: Callable[[], Job], notifier: Notifier, clock: TimeSource, patience: float
+    ) -> None:
         self._job = job
         self._notifier = notifier
+        self._clock = clock
+        self._patience = patience
+        self._closed_at = clock.now()
+        """When the last job ended, or when this process took over."""
         self._ended = EndedJobs()
         self._waiting: set[Sender] = set()
 
@@ -40,6 +50,8 @@ class Departures:
         """Records how a job ended, and answers the workers that wait."""
         if job.membership is not None:
             self._ended.add(job.membership.departed, verdict)
+            self._waiting = {each for each in self._waiting if each.incarnation in job.membership.departed}
+        self._closed_at = self._clock.now()
         await self._notifier.announce()
 
     def verdict(self, sender: Sender) -> Verdict | None:
@@ -78,4 +90,6 @@ class Departures:
             log.warning("rank %d finished, but did not confirm that it knows how the job ended", sender.rank)
 
     def _unanswered(self) -> list[Sender]:
+        if self._clock.now() - self._closed_at > self._patience:
+            return []
         return [sender for sender in self._waiting if self.verdict(sender) is not None]

@@ -149,10 +149,11 @@ class Fleet:
         """Returns the standby to which a stream leads."""
         return next((each for each in self.standbys if stream and each.stream == stream), None)
 
-    def replace(self, shard: Shard, standby: Shard) -> None:
-        """Puts a standby in the place of its shard."""
+    def replace(self, shard: Shard, standby: Shard, now: float) -> None:
+        """Puts a standby that has just answered in the place of its shard."""
         self.standbys.remove(standby)
         standby.standby, standby.stream, standby.last_stats = False, b"", shard.last_stats
+        standby.heard, standby.returns_by = now, math.inf
         self.shards = [standby if each is shard else each for each in self.shards]
         self.departed.add(shard.pid)
 

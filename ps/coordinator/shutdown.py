@@ -2,7 +2,9 @@
 
 Law: when the last worker has left, the shards are saved and their counters read, if
 no shard is lost. The loss of a shard cancels these calls at any point: a host that
-is gone refuses no connection and never answers.
+is gone refuses no connection and never answers. What all shards must hear is sent by
+a task of this object: a caller that disconnects ends nothing. The next job begins
+once that task has ended.
 """
 
 from __future__ import annotations
@@ -44,14 +46,21 @@ class Shutdown:
         self._checkpoints = checkpoints
         self._colocate = colocate
         self._lost = asyncio.Event()
-        self._sent = False
+        self._draining: asyncio.Task[None] | None = None
+        self._failing: asyncio.Task[None] | None = None
 
     async def drain(self) -> None:
-        """Makes all workers leave after the same step."""
+        """Makes all workers leave after the same step; returns once all shards know it."""
         self._job.draining = True
         if self._job.topology == "ring":
             self._fleet.before_call()
             return  # the answer to a heartbeat tells its members, which agree on a step
+        self._draining = self._draining or asyncio.create_task(self._drain())
+        await asyncio.wait([self._draining])
+        if not self._draining.cancelled():  # as it is if a shard is lost
+            self._draining.result()
+
+    async def _drain(self) -> None:
         try:
             await self._fleet.drain()
         except ShardSilent as error:
@@ -73,10 +82,13 @@ class Shutdown:
         self._job.fail(error)
 
     async def tell_failure(self) -> None:
-        """Sends the job's failure to the shards, once, so that they refuse the waiting workers."""
-        if self._job.failure is not None and not self._sent:
-            self._sent = True
-            await self._fleet.fail(self._job.failure)
+        """Sends the job's failure to the shards, once, so that they refuse the waiting workers.
+
+        The caller waits for a slow shard only for a moment.
+        """
+        if self._job.failure is not None and self._failing is None:
+            self._failing = asyncio.create_task(self._fleet.fail(self._job.failure))
+            await asyncio.wait([self._failing], timeout=TURN_SECONDS)
 
     async def settle(self, *, save: bool) -> list[dict[str, Any]]:
         """Ends a job without members; returns the counters of each shard, or none if a shard is lost.
@@ -85,6 +97,7 @@ class Shutdown:
             save: Whether to write a last checkpoint, because the shards hold parameters.
         """
         await self._checkpoints.give_up()
+        await self._finish_calls()
         if save:
             await self._unless_lost(self._checkpoints.save_last())
         try:
@@ -93,6 +106,14 @@ class Shutdown:
             if not self._colocate:
                 self.lose_shard(error.cause)
             return [{"error": str(error)}]
+
+    async def _finish_calls(self) -> None:
+        """Waits until the shards have heard what they are being told; cancels that once a shard is lost."""
+        calls = [call for call in (self._draining, self._failing) if call is not None]
+        if calls:
+            await self._unless_lost(asyncio.wait(calls))
+        for call in calls:
+            call.cancel()
 
     async def _unless_lost(self, work: Coroutine[Any, Any, _T]) -> _T | None:
         """Returns the work's result; cancels the work and returns None once a shard is lost."""

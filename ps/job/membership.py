@@ -46,7 +46,10 @@ JOIN_SECONDS = 30.0
 It may have to start a shard, and the shards may be slow to learn of it.
 """
 MOST_DEPARTED = 1000
-"""How many former holders a job remembers, so that a job that often replaces workers does not grow."""
+"""How many former holders a job remembers, so that a job that often replaces workers does not grow.
+
+It remembers one more for each rank, because every worker that finished asks how the job ended.
+"""
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
@@ -304,6 +307,6 @@ class Membership:
         for lease, why in zip(freed, reasons.values(), strict=True):
             self.departed[lease.member.incarnation] = Departure(lease.member, lease.token, why, left)
         self._epoch += any(lease.active for lease in freed)
-        while len(self.departed) > MOST_DEPARTED:
+        while len(self.departed) > MOST_DEPARTED + self.world_size:
             oldest = self.departed.pop(next(iter(self.departed)))
             del self._tokens[oldest.token]

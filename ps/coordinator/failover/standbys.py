@@ -110,8 +110,9 @@ class Standbys:
             Whether every shard has its standby since the last call, so that a job can begin.
         """
         for process in self._fleet.silent(self._clock.now()):
-            silent = self._clock.now() - process.heard
-            await self.lose(process, f"sent no heartbeat for {silent:.1f} s")
+            if not self._fleet.lives(process, self._clock.now()):  # unless it has been promoted meanwhile
+                silent = self._clock.now() - process.heard
+                await self.lose(process, f"sent no heartbeat for {silent:.1f} s")
         for stream in [stream for stream, pairing in self._pairings.items() if pairing.done()]:
             pairing = self._pairings.pop(stream)
             if not pairing.cancelled():
@@ -130,7 +131,8 @@ class Standbys:
             what: What happened to it, as a clause.
         """
         if process in self._fleet.standbys:
-            self._give_up(process, what)
+            async with self._deciding:  # a promotion that succeeds makes it a shard
+                self._give_up(process, what)
         elif process in self._fleet.shards and not await self._promote(process, what):
             process.lost = True
             self._fail(f"{process} {what}")
@@ -235,7 +237,9 @@ class Standbys:
             except grpc.aio.AioRpcError as error:
                 self._give_up(standby, f"does not answer ({describe(error)})")
                 return False
-            self._fleet.replace(shard, standby)
+            if standby not in self._fleet.standbys:
+                return shard not in self._fleet.shards  # both are dismissed if the server ends
+            self._fleet.replace(shard, standby, self._clock.now())
         self._dismissed[shard.token] = SHARD_REPLACED
         self.failovers += 1
         line = f"{shard} {what}; its standby ({standby.host} pid {standby.pid}) has taken its place"
@@ -245,7 +249,9 @@ class Standbys:
         return True
 
     def _give_up(self, standby: Shard, what: str) -> None:
-        """Removes a standby for good. Its shard learns it with its heartbeat."""
+        """Removes a standby for good, unless it is none any more. Its shard learns it with its heartbeat."""
+        if standby not in self._fleet.standbys:
+            return
         shard = self._fleet.give_up(standby)
         self._dismissed[standby.token] = STANDBY_GIVEN_UP
         self._fleet.before_call()

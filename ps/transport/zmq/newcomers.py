@@ -26,7 +26,7 @@ from hubring.ps.core.rejections import Rejections
 from hubring.ps.transport.host import network_of
 from hubring.ps.transport.zmq.malloc_settings import release_freed_memory
 from hubring.ps.transport.zmq.socket import HANDSHAKE_MS, descriptor_of, has_message
-from hubring.ps.transport.zmq.tcp_line import Counts, counts, duplicate, reset
+from hubring.ps.transport.zmq.tcp_line import counts, duplicate, reset
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,8 @@ class Newcomers:
         """Their number by network."""
         self._members: set[int] = set()
         """ZeroMQ's descriptors of the other connections."""
+        self._kernel_counts = False
+        """Whether any connection has shown that the kernel counts what is sent."""
         self._release_at = 0.0
         self._stopped = False
         self._monitor = router.get_monitor_socket(_EVENTS)
@@ -194,10 +196,11 @@ class Newcomers:
             if not self._close_one("descriptors", "no file descriptor is free"):
                 return None
 
-    def _look(self, number: int) -> Counts:
+    def _look(self, number: int) -> None:
         """Ends the watch of a connection that has completed its handshake or ended, or sends too much."""
         newcomer = self._held[number]
         seen = counts(newcomer.line)
+        self._kernel_counts |= seen.sent > 0
         if seen.sent > self._before_ready:
             self._members.add(number)
             self._forget(number)
@@ -210,7 +213,6 @@ class Newcomers:
             self._rejections.add("handshake", log, f"{text} end of its handshake")
             self._release_at = self._release_at or time.monotonic() + RELEASE_SECONDS
             self._shut(number)
-        return seen
 
     def _close_one(self, kind: Literal["connections", "descriptors"], why: str) -> bool:
         """Makes room for another connection. Returns whether it could."""
@@ -218,9 +220,9 @@ class Newcomers:
             return False
         number = self._surplus()
         network = self._held[number].network
-        seen = self._look(number)
+        self._look(number)
         if number in self._held:
-            if not seen.sent:  # this kernel's counts do not tell members from strangers
+            if not self._kernel_counts:  # so members cannot be told from strangers
                 return False
             text = f"closed a ZeroMQ connection of {network}, which had {self._counts[network]} in their"
             self._rejections.add(kind, log, f"{text} handshake: {why}")

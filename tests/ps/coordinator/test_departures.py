@@ -12,7 +12,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.types import incarnation_to_wire
+from hubring.ps.core.types import incarnation_from_wire, incarnation_to_wire
 from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, checkpointed, run
 
 
@@ -171,6 +171,43 @@ def test_a_server_does_not_wait_forever_for_a_finished_worker(
 
     run(story())
     assert "rank 0 finished, but did not confirm that it knows how the job ended" in caplog.text
+
+
+def test_a_server_that_stops_long_after_its_last_job_waits_for_no_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        hub = await over(monkeypatch)
+        hub.time.advance(hub.coordinator.config.lease + 1.0)
+        await hub.coordinator.see_off([], 10 * LIMIT)
+
+    run(story())
+    assert "did not confirm" not in caplog.text
+
+
+def test_a_server_forgets_who_did_not_confirm_an_earlier_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        earlier = [await ended(hub, "ab"), await ended(hub, "cd")]
+        waiting = {sender.incarnation for sender in hub.coordinator.departures._waiting}
+        assert waiting == set(map(incarnation_of, earlier[1]))
+
+    run(story())
+
+
+async def ended(hub: Hub, tokens: str) -> list[pb.JoinReply]:
+    """Runs a job whose workers finish, and never confirm that they know how it ended."""
+    if not hub.fleet.shards:
+        await hub.shard()
+    both = list(await asyncio.gather(*map(hub.join, tokens)))
+    for joined in both:
+        await hub.leave(joined)
+    await hub.coordinator.tick()
+    return both
+
+
+def incarnation_of(joined: pb.JoinReply) -> int:
+    return incarnation_from_wire(joined.incarnation)
 
 
 def test_a_worker_that_brings_its_shard_keeps_its_place_while_the_shards_learn_of_it(

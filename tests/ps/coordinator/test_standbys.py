@@ -200,3 +200,48 @@ def test_a_process_that_ends_before_it_registers_fails_a_job_only_if_it_is_a_sha
         assert hub.failures == ([] if standby else [f"a process {KILLED}"])
 
     run(story())
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_a_standby_that_is_lost_while_it_is_promoted_is_given_up_unless_it_answers(lives: bool) -> None:
+    async def story() -> None:
+        hub = Story(1)
+        shard, standby = await hub.paired()
+        stub: Any = standby.stub
+        stub.slow = "Promote"
+        promoting = asyncio.create_task(hub.standbys.lose(shard, KILLED))
+        while "Promote" not in calls(standby):
+            await asyncio.sleep(0)
+        losing = asyncio.create_task(hub.standbys.lose(standby, "sent no heartbeat"))
+        await asyncio.sleep(0)
+        stub.lives = lives
+        stub.ends.set()
+        await asyncio.gather(promoting, losing)
+        assert hub.fleet.shards == [standby if lives else shard]
+        assert hub.failures == ([] if lives else [f"shard 0 (here pid 0) {KILLED}"])
+        assert hub.fleet.standbys == []
+
+    run(story())
+
+
+def test_a_silent_standby_that_another_call_promotes_is_a_shard_that_lives() -> None:
+    async def story() -> None:
+        hub = Story()
+        (first, second), standby = hub.fleet.shards, (await hub.paired())[1]
+        silent = hub.fleet.standby_of(second)
+        hub.time.advance(91.0)
+        second.heard = standby.heard = hub.time.now()
+        stub: Any = standby.stub
+        stub.slow = "Promote"
+        checking = asyncio.create_task(hub.standbys.check())
+        while "Promote" not in calls(standby):
+            await asyncio.sleep(0)
+        losing = asyncio.create_task(hub.standbys.lose(second, KILLED))
+        await asyncio.sleep(0)
+        stub.ends.set()
+        await asyncio.gather(checking, losing)
+        assert first not in hub.fleet.shards
+        assert hub.fleet.shards == [standby, silent]
+        assert hub.failures == []
+
+    run(story())

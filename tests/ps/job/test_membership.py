@@ -178,9 +178,16 @@ def test_a_job_that_often_replaces_workers_does_not_grow() -> None:
     members = Membership(1, 10.0)
     for index in range(MOST_DEPARTED + 50):
         members.leave(sender(join(members, f"token{index}")))
-    assert (len(members.departed), len(members._tokens)) == (MOST_DEPARTED, MOST_DEPARTED)
+    assert len(members.departed) == len(members._tokens) == MOST_DEPARTED + 1
     assert not members.holds("token0")
     assert members.holds(f"token{MOST_DEPARTED + 49}")
+
+
+def test_each_worker_of_a_large_job_that_finished_can_ask_again() -> None:
+    members, everyone = full(MOST_DEPARTED + 50)
+    for member in everyone:
+        members.leave(sender(member))
+    assert [members.leave(sender(member)) for member in everyone] == [None] * len(everyone)
 
 
 def test_who_lost_its_place_cannot_leave() -> None:

@@ -61,7 +61,7 @@ LEFT_OUT = {
     "board": "_notifier",
     "checkpoints": "_clock _directory _every _held _passing _saving _under_way _writer failure",
     "counters": "counted",
-    "departures": "_job _notifier",
+    "departures": "_clock _closed_at _job _notifier _patience",
     "rejections": "_lock",
     "standbys": "_wanted _fleet _clock _fail _tell _deciding _pairings _pair_at",
     "fleet": "shards standbys before_call successor lease_seconds identity _call_seconds",

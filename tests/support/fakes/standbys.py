@@ -27,12 +27,13 @@ class Stub:
 
     def __getattr__(self, name: str) -> Any:
         async def call(request: Any, timeout: float) -> pb.Ack:
+            if self.lives:
+                self.calls.append(name)
+                if name == self.slow:
+                    await self.ends.wait()
             if not self.lives:
                 none: Any = grpc.aio.Metadata()
                 raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "gone")
-            self.calls.append(name)
-            if name == self.slow:
-                await self.ends.wait()
             return pb.Ack()
 
         return call
