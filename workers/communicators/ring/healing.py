@@ -334,10 +334,8 @@ class HealingRing(Communicator):
             if enters:
                 self._log.follow(max(note.exchanges for note in agreed.old_notes), agreed.step)
                 self._results.count = max(note.collectives for note in agreed.old_notes)
-            if any(len(note.positions) > len(self._samples) for note in agreed.old_notes):
-                self._missed.append(agreed)
-            else:
-                self._missed.clear()
+            ahead = any(len(note.positions) > len(self._samples) for note in agreed.old_notes)
+            self._missed = [*self._missed, agreed] if ahead else []
             for place, samples in enumerate(self._samples):
                 self._deal(place, samples, agreed)
 
