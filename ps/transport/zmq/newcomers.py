@@ -26,7 +26,7 @@ from hubring.ps.core.rejections import Rejections
 from hubring.ps.transport.host import network_of
 from hubring.ps.transport.zmq.malloc_settings import release_freed_memory
 from hubring.ps.transport.zmq.socket import HANDSHAKE_MS, descriptor_of, has_message
-from hubring.ps.transport.zmq.tcp_line import Counts, counts, duplicate, reset
+from hubring.ps.transport.zmq.tcp_line import counts, duplicate, reset
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,9 @@ BEFORE_CURVE_READY = 64 + 170
 
 RELEASE_SECONDS = 5.0
 """How long after a stranger that sent too much the memory that it filled goes back to the kernel."""
+
+_AGAIN_SECONDS = 0.05
+"""After this time the thread tries again to close connections, as ZeroMQ may not have greeted any of them."""
 
 _BATCH = 256
 """Events of the monitor between two looks at the connections."""
@@ -96,6 +99,8 @@ class Newcomers:
         """Their number by network."""
         self._members: set[int] = set()
         """ZeroMQ's descriptors of the other connections."""
+        self._kernel_counts = False
+        """Whether any connection has shown that the kernel counts what is sent."""
         self._release_at = 0.0
         self._stopped = False
         self._monitor = router.get_monitor_socket(_EVENTS)
@@ -130,6 +135,7 @@ class Newcomers:
             if self._stopped or not has_message(self._monitor):
                 break
             self._take(self._monitor.recv_multipart())
+        self._make_room()
         now = time.monotonic()
         while self._held and (oldest := next(iter(self._held))) and now > self._end_of(oldest):
             self._members.add(oldest)
@@ -144,6 +150,7 @@ class Newcomers:
             return 0.0
         ends = [self._end_of(oldest) for oldest in list(self._held)[:1]]
         ends += [self._release_at] if self._release_at else []
+        ends += [time.monotonic() + _AGAIN_SECONDS] if self._is_full() else []
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _end_of(self, number: int) -> float:
@@ -179,9 +186,15 @@ class Newcomers:
         self._held[number] = _Newcomer(line, network, time.monotonic())
         self._numbers[line.fileno()] = number
         self._counts[network] += 1
-        room = min(descriptors.share(MOST, 16), descriptors.limit() // 2 - len(self._members))
-        while len(self._held) > room and self._close_one("connections", "too many are open"):
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self._is_full() and self._close_one("connections", "too many are open"):
             pass
+
+    def _is_full(self) -> bool:
+        room = min(descriptors.share(MOST, 16), descriptors.limit() // 2 - len(self._members))
+        return len(self._held) > max(0, room)
 
     def _own(self, number: int) -> socket.socket | None:
         """Returns another descriptor of a connection; None if the connection has ended, or none is free."""
@@ -194,10 +207,11 @@ class Newcomers:
             if not self._close_one("descriptors", "no file descriptor is free"):
                 return None
 
-    def _look(self, number: int) -> Counts:
+    def _look(self, number: int) -> None:
         """Ends the watch of a connection that has completed its handshake or ended, or sends too much."""
         newcomer = self._held[number]
         seen = counts(newcomer.line)
+        self._kernel_counts |= seen.sent > 0
         if seen.sent > self._before_ready:
             self._members.add(number)
             self._forget(number)
@@ -210,7 +224,6 @@ class Newcomers:
             self._rejections.add("handshake", log, f"{text} end of its handshake")
             self._release_at = self._release_at or time.monotonic() + RELEASE_SECONDS
             self._shut(number)
-        return seen
 
     def _close_one(self, kind: Literal["connections", "descriptors"], why: str) -> bool:
         """Makes room for another connection. Returns whether it could."""
@@ -218,14 +231,20 @@ class Newcomers:
             return False
         number = self._surplus()
         network = self._held[number].network
-        seen = self._look(number)
+        self._look(number)
         if number in self._held:
-            if not seen.sent:  # this kernel's counts do not tell members from strangers
+            if not self._tells_members():
                 return False
             text = f"closed a ZeroMQ connection of {network}, which had {self._counts[network]} in their"
             self._rejections.add(kind, log, f"{text} handshake: {why}")
             self._shut(number)
         return True
+
+    def _tells_members(self) -> bool:
+        """Whether the kernel's counts tell members from strangers, as they do if any of them is not 0."""
+        lines = (each.line for each in self._held.values())
+        self._kernel_counts = self._kernel_counts or any(counts(line).sent for line in lines)
+        return self._kernel_counts
 
     def _surplus(self) -> int:
         """Returns the oldest connection, since a member's handshake is short.

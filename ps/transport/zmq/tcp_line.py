@@ -22,8 +22,8 @@ class Counts(NamedTuple):
     Attributes:
         closed: Whether it has ended.
         received: Bytes that the peer sent.
-        sent: Bytes that the peer was sent, each counted once. 0 if the kernel does not count, because ZeroMQ
-            greets a peer at once.
+        sent: Bytes that the peer was sent, each counted once. ZeroMQ greets a peer at once, so this is 0 only
+            if the peer grants no room, or if the kernel does not count.
     """
 
     closed: bool
