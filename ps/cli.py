@@ -331,7 +331,7 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
     from hubring.ps.core.errors import ServerUnreachable
     from hubring.ps.security.access import find, look_seconds, no_entry
     from hubring.ps.security.policy import Role
-    from hubring.ps.transport.grpc.call_error import describe, details
+    from hubring.ps.transport.grpc.call_error import describe, details, whole
     from hubring.ps.transport.grpc.channel import open_channel
 
     address(server)
@@ -339,7 +339,7 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
         seconds, insecure = look_seconds(server), access["insecure"]
         found = find(server, Role(role), access["token_file"], seconds, _own(access), insecure=insecure)
         with open_channel(server, found) as channel:
-            return call(ControlStub(channel))
+            return whole(call(ControlStub(channel)))
     except ServerUnreachable as error:
         raise _silent(server) from error
     except grpc.RpcError as error:

@@ -19,7 +19,7 @@ from hubring.ps.core.errors import BY_EXIT_CODE, HubringError, JobFailed, Server
 from hubring.ps.core.peer_text import MESSAGE, clean, clean_message
 from hubring.ps.core.waiting import LOG_EVERY
 from hubring.ps.process.child import Child
-from hubring.ps.transport.grpc.call_error import describe, patience
+from hubring.ps.transport.grpc.call_error import describe, patience, whole
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,8 @@ class Departure:
         began, logged = time.monotonic(), False
         while True:
             try:
-                reply = self._stub.Leave(self._request, timeout=self._request.wait_seconds + ANSWER_SECONDS)
+                seconds = self._request.wait_seconds + ANSWER_SECONDS
+                reply = whole(self._stub.Leave(self._request, timeout=seconds))
             except grpc.RpcError as error:
                 silent = time.monotonic() - began
                 if not insists or silent > patience(error, self._lease, self._silent):

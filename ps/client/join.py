@@ -31,7 +31,7 @@ from hubring.ps.security.own_certificate import NOTHING, Own, load
 from hubring.ps.security.policy import Role
 from hubring.ps.shard.colocated import place
 from hubring.ps.shard.spawn import Settings, start
-from hubring.ps.transport.grpc.call_error import describe, details, patience
+from hubring.ps.transport.grpc.call_error import describe, details, patience, whole
 from hubring.ps.transport.port_probe import probe
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Admission:
         deadline = self._began + CONNECT_SECONDS
         while True:
             try:
-                reply = self._stub.Join(request, timeout=CONNECT_SECONDS)
+                reply = whole(self._stub.Join(request, timeout=CONNECT_SECONDS))
                 reply.text = clean_message(reply.text)
                 return reply
             except grpc.RpcError as error:

@@ -14,6 +14,7 @@ import grpc
 
 from hubring.ps.core.errors import Fenced, HubringError
 from hubring.ps.core.peer_text import clean_message
+from hubring.ps.transport.grpc.call_error import whole
 
 _T = TypeVar("_T")
 
@@ -42,7 +43,7 @@ def repeated(
     began = time.monotonic()
     while True:
         try:
-            return call()
+            return whole(call())
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                 raise Fenced(clean_message(error.details() or "")) from error

@@ -44,8 +44,9 @@ from hubring.ps.job.membership import RETRY_SECONDS, SILENT_SECONDS, answer_seco
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.job.telemetry import Exporter, Telemetry
 from hubring.ps.security.own_certificate import NOTHING, Own
+from hubring.ps.transport.grpc.call_error import whole
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
-from hubring.ps.transport.grpc.insistent_call import insist
+from hubring.ps.transport.grpc.insistent_call import InsistentCalls
 from hubring.ps.transport.grpc.open_call import OpenCall
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class Session:
         self._stub = ControlStub(self._channel)
         self._admission = Admission(address, self._stub, access, own, log_format, trace, began)
         self._presence = OpenCall(self._connect)
+        self._heartbeats = InsistentCalls()
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
         request = pb.JoinRequest(
             protocol=PROTOCOL,
@@ -218,7 +220,7 @@ class Session:
             beat = self._beat()
             try:
                 with silence.pauses.within(silence.timeout):
-                    reply = insist(self._stub.Heartbeat, beat, again, silence.timeout)
+                    reply = self._heartbeats.make(self._stub.Heartbeat, beat, again, silence.timeout)
             except grpc.RpcError as error:
                 pause = RETRY_SECONDS
                 lost = silence.meaning(error)
@@ -228,9 +230,6 @@ class Session:
             else:
                 pause = interval
                 silence.end()
-                if reply is None:  # damaged on the wire: gRPC reports success without a message
-                    log.warning("a reply of the server at %s was damaged; asking again", self.address)
-                    continue
                 if beat.stopping:
                     self._stop_heard.set()
                 if (reply.fenced and self._left.is_set()) or not self._handle(reply):
@@ -328,7 +327,7 @@ class Session:
         """Measures how far the coordinator's clock is ahead of this host's."""
 
         def ask() -> int:
-            return self._stub.Clock(pb.ClockRequest(), timeout=10.0).time_ns
+            return whole(self._stub.Clock(pb.ClockRequest(), timeout=10.0)).time_ns
 
         return self._call(lambda: measure(ask))
 
@@ -366,10 +365,11 @@ class Session:
     def close(self) -> None:
         """Stops this worker's shard and its heartbeat, and closes the channel to the server."""
         self._left.set()
+        self._heartbeats.end()
         if self._admission.shard is not None:
             self._admission.shard.stop()
         if self._thread.is_alive():
-            self._thread.join()  # its last call may wait for a reply that was lost
+            self._thread.join()
         self._presence.close()
         self._channel.close()
 

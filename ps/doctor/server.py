@@ -17,7 +17,7 @@ from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
 from hubring.ps.doctor.software import PACKAGE
-from hubring.ps.transport.grpc.call_error import details
+from hubring.ps.transport.grpc.call_error import details, whole
 
 SERVER, VERSIONS, CLOCKS = "server", "versions", "clocks"
 
@@ -167,7 +167,7 @@ def _ask(server: str, config: ServerConfig, seconds: float) -> Iterator[Finding]
     with open_channel(server, access) as channel:
         stub = ControlStub(channel)
         try:
-            report = json.loads(stub.Status(pb.StatusRequest(), timeout=seconds).json)
+            report = json.loads(whole(stub.Status(pb.StatusRequest(), timeout=seconds)).json)
         except grpc.RpcError as error:
             status = error.code().name
             yield judge_refusal(server, status, details(error) or "no details", seconds)
@@ -177,7 +177,9 @@ def _ask(server: str, config: ServerConfig, seconds: float) -> Iterator[Finding]
         here = End(metadata.version(PACKAGE), PROTOCOL)
         yield judge_versions(here, End(report.get("version"), report.get("protocol")), server)
         try:
-            measured = clock_offset.measure(lambda: stub.Clock(pb.ClockRequest(), timeout=seconds).time_ns)
+            measured = clock_offset.measure(
+                lambda: whole(stub.Clock(pb.ClockRequest(), timeout=seconds)).time_ns
+            )
         except grpc.RpcError as error:
             why = f"{server} does not report its time ({error.code().name}): it has another version"
             yield skipped(CLOCKS, why)

@@ -51,9 +51,9 @@ from hubring.ps.shard.spawn import VARIABLE, Settings
 from hubring.ps.standby.reconnection import Verdict
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
-from hubring.ps.transport.grpc.call_error import describe, details, patience
+from hubring.ps.transport.grpc.call_error import describe, details, patience, whole
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
-from hubring.ps.transport.grpc.insistent_call import insist
+from hubring.ps.transport.grpc.insistent_call import InsistentCalls, insist
 from hubring.ps.transport.grpc.open_call import OpenCall
 from hubring.ps.transport.port_probe import probe
 from hubring.ps.transport.registry import host_id, open_doors
@@ -75,6 +75,7 @@ class Registration:
         self.failure: HubringError | None = None
         """Why the shard exits without a request to exit."""
         self._orphaned = orphaned
+        self._heartbeats = InsistentCalls()
         self._control, self._patience = settings.control, settings.patience
         self._stub = ControlStub(open_channel(settings.control, settings.access, FAST_REDIAL))
         self._token = lock.token
@@ -98,7 +99,7 @@ class Registration:
         heard, logged = time.monotonic(), False
         while not self._orphaned.wait(0.2):
             try:
-                reply = self._stub.RegisterShard(request, timeout=CONNECT_SECONDS)
+                reply = whole(self._stub.RegisterShard(request, timeout=CONNECT_SECONDS))
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                     raise no_entry(self._control, details(error)) from error
@@ -128,7 +129,9 @@ class Registration:
             ServerUnreachable: The coordinator does not answer.
         """
         try:
-            return measure(lambda: self._stub.Clock(pb.ClockRequest(), timeout=CONNECT_SECONDS).time_ns)
+            return measure(
+                lambda: whole(self._stub.Clock(pb.ClockRequest(), timeout=CONNECT_SECONDS)).time_ns
+            )
         except grpc.RpcError as error:
             raise ServerUnreachable(
                 f"the server at {self._control} stopped answering ({describe(error)}); restart the server"
@@ -142,8 +145,9 @@ class Registration:
             unreachable: Whether this shard cannot reach the standby any more, and wants to give it up.
         """
         request = pb.ShardHeartbeatRequest(token=self._token, stream=stream, unreachable=unreachable)
+        again, timeout = answer_seconds(self._reply.lease_seconds), self._reply.silent_seconds
         try:
-            reply = self._stub.ShardHeartbeat(request, timeout=self._reply.silent_seconds)
+            reply = insist(self._stub.ShardHeartbeat, request, again, timeout)
         except grpc.RpcError as error:
             log.debug("the coordinator does not answer: %s", error.code().name)
             return Verdict.WAIT
@@ -171,6 +175,12 @@ class Registration:
         threading.Thread(
             target=self._beat, args=(lost, stream, given_up), name="heartbeat", daemon=True
         ).start()
+        threading.Thread(target=self._end_heartbeats, name="orphan", daemon=True).start()
+
+    def _end_heartbeats(self) -> None:
+        """Ends the heartbeat that waits for an answer, once this process is not needed any more."""
+        self._orphaned.wait()
+        self._heartbeats.end()
 
     def _beat(
         self, lost: Callable[[], None], stream: Callable[[], bytes], given_up: Callable[[bytes], object]
@@ -184,7 +194,7 @@ class Registration:
             request = pb.ShardHeartbeatRequest(token=self._token, stream=stream())
             try:
                 with pauses.within(timeout):
-                    reply = insist(self._stub.ShardHeartbeat, request, again, timeout)
+                    reply = self._heartbeats.make(self._stub.ShardHeartbeat, request, again, timeout)
                 if reply.stop:
                     self.dismissed(reply.dismissed)
                     break

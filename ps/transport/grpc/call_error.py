@@ -1,10 +1,39 @@
-"""A failed call in words, and for how long calls may fail like it."""
+"""A failed call in words, for how long calls may fail like it, and calls that succeed without a reply."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import grpc
 
 from hubring.ps.core.peer_text import MESSAGE, clean
+
+_T = TypeVar("_T")
+
+
+class NoReply(grpc.RpcError):
+    """A call without a reply, for a reason that this process knows."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return str(self)
+
+
+def whole(reply: _T | None) -> _T:
+    """Returns the reply of a call that succeeded.
+
+    Raises:
+        NoReply: It has none, because it was damaged on a wire without TLS. Calling again helps.
+    """
+    if reply is None:
+        raise NoReply(grpc.StatusCode.UNAVAILABLE, "the reply was damaged on the wire")
+    return reply
 
 
 def describe(error: grpc.RpcError) -> str:

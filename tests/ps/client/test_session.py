@@ -19,6 +19,9 @@ from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.waiting import Waiting
 from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import RETRY_SECONDS, heartbeat_seconds
+from hubring.ps.transport.grpc.insistent_call import InsistentCalls
+
+SOON = 10.0
 
 
 def bare(stub: Any = None) -> Session:
@@ -30,6 +33,7 @@ def bare(stub: Any = None) -> Session:
     session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
     session.stop_after, session.draining = 0, False
     session._stub = session._presence = session._channel = stub
+    session._heartbeats = InsistentCalls()
     session.on_ring = lambda broken, newcomers: None
     return session
 
@@ -59,10 +63,10 @@ def test_a_callback_that_is_added_while_the_job_fails_is_called_once() -> None:
 
 
 class Replies:
-    """A stub and an open call: the first reply lost its message, the second ends the job."""
+    """A stub and an open call. The first two replies lost their message, the third ends the job."""
 
     def __init__(self) -> None:
-        self._replies = [None, pb.HeartbeatReply(failed="shard 0 is lost", exit_code=69)]
+        self._replies = [None, None, pb.HeartbeatReply(failed="shard 0 is lost", exit_code=69)]
 
     @property
     def Heartbeat(self) -> SimpleNamespace:  # noqa: N802
@@ -77,23 +81,21 @@ class Replies:
         """Does nothing."""
 
 
-def test_a_heartbeat_is_repeated_after_a_reply_without_a_message(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_heartbeat_is_repeated_after_replies_without_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     session = bare(Replies())
     session.locations = ShardLocations(session._stub, (0, b""), ())
     monkeypatch.setattr(session, "_leaves", lambda interval: False)
     monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
     session._keep_alive()
     assert str(session.failure) == "shard 0 is lost"
-    assert "a reply of the server at host:1 was damaged; asking again" in caplog.text
 
 
 class Losing(Replies):
-    """As Replies, but the first heartbeat fails."""
+    """As Replies, but the first heartbeat fails, and no reply loses its message."""
 
     def __init__(self) -> None:
         super().__init__()
+        del self._replies[:2]
         self.calls = 0
 
     def _call(self, request: pb.HeartbeatRequest, timeout: float) -> Future[pb.HeartbeatReply | None]:
@@ -121,12 +123,26 @@ def test_a_heartbeat_that_failed_is_repeated_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(session, "_leaves", pauses.append)
     monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
     session._keep_alive()
-    assert stub.calls == 3
-    assert pauses == [heartbeat_seconds(2.0), RETRY_SECONDS, heartbeat_seconds(2.0)]
+    assert stub.calls == 2
+    assert pauses == [heartbeat_seconds(2.0), RETRY_SECONDS]
 
 
 class Acknowledging:
-    """A stub that answers each request to leave; also a channel and an open call, which are only closed."""
+    """A stub that answers each request to leave, and no heartbeat; also a channel and an open call."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    @property
+    def Heartbeat(self) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(future=self._call)
+
+    def _call(self, request: pb.HeartbeatRequest, timeout: float) -> Future[pb.HeartbeatReply]:
+        self.asked.set()
+        return Future()
+
+    def keep(self) -> None:
+        """Does nothing."""
 
     def Leave(self, request: pb.LeaveRequest, timeout: float) -> pb.LeaveReply:  # noqa: N802
         return pb.LeaveReply()
@@ -135,16 +151,19 @@ class Acknowledging:
         """Does nothing."""
 
 
-def test_a_worker_leaves_while_a_heartbeat_waits_for_a_lost_reply() -> None:
-    session, admission = bare(Acknowledging()), SimpleNamespace(shard=None)
+def test_a_worker_leaves_and_closes_while_a_heartbeat_waits_for_a_lost_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, admission = bare(stub := Acknowledging()), SimpleNamespace(shard=None)
     session.step, session._identity, session._admission = 40, (0, b""), cast("Any", admission)
-    answered = threading.Event()
-    session._thread = threading.Thread(target=answered.wait)
+    monkeypatch.setattr(session, "_leaves", lambda interval: session._left.is_set())
+    monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
+    session._thread = threading.Thread(target=session._keep_alive, daemon=True)
     session._thread.start()
+    assert stub.asked.wait(SOON)
     session.leave(Reason.FINISHED)
     session.await_end()
     assert session._thread.is_alive()
-    answered.set()
     session.close()
     assert not session._thread.is_alive()
 
