@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos import data_pb2
-from hubring.ps.observe.probes import MESSAGE_BYTES, MOST_WAITING, Refused, Turns, Unread, Waiting
+from hubring.ps.observe.probes import MESSAGE_BYTES, MOST_WAITING, Open, Refused, Turns, Waiting
 from hubring.ps.security.guard import in_threads
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -89,7 +89,7 @@ class HubHealth(_Health):
     def __init__(self) -> None:
         super().__init__()
         self._turns = Turns(self._waiting)
-        self._unread = Unread()
+        self._open = Open()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the service on a server that has not started."""
@@ -97,12 +97,15 @@ class HubHealth(_Health):
 
     def _serve(self, reply: Any) -> Any:
         async def serve(requests: object, context: Any) -> None:
-            async with self._turns.take():
-                try:
+            refusal = None
+            try:
+                context.add_done_callback(self._open.add(context.peer()))
+                async with self._turns.take():
                     answer: bytes = reply(_checked(await self._message(context)), context)
-                    context.add_done_callback(self._unread.add(context.peer()))
-                except Refused as error:
-                    await context.abort(error.code, error.text)
+            except Refused as error:
+                refusal = context.abort(error.code, error.text)
+            if refusal is not None:
+                await refusal  # may never end: so without a turn, and without an error that holds the message
             try:
                 await context.write(answer)
             except grpc.aio.InternalError as error:  # the caller has gone; gRPC would log a traceback
@@ -117,11 +120,9 @@ class HubHealth(_Health):
             Refused: Too many other probes came meanwhile.
         """
         reading = asyncio.ensure_future(context.read())
-        self._waiting.enter(reading.cancel)
         try:
-            await asyncio.wait([reading])
+            await self._turns.use(reading)
         finally:
-            self._waiting.leave(reading.cancel)
             reading.cancel()
         if reading.cancelled():
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "other probes came before the call's message")

@@ -1,8 +1,9 @@
 """How many probes a server answers at once: their callers have no token, and may be anybody.
 
 Law: a probe takes memory until its message has come and its reply was read, and both may never happen. So few
-probes wait for their message, and a further one ends the oldest: the message of an honest caller comes with
-the call. Nothing ends a reply that its caller does not read on an event loop, so those are counted.
+probes wait for their message, and a further one ends the oldest. The message of an honest caller comes with
+the call: on an event loop no probe ends before there was time to read it. Nothing ends a reply there that its
+caller does not read, so a connection has few probes, and all together have a limit.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from hubring.ps.transport.host import network_of
-
 MESSAGE_BYTES = 1024
 """Maximum bytes of a probe's message: the name of a service."""
 
 MOST_WAITING = 2
 """Probes that wait for their message, which may have up to 8 MiB, as the port also serves members."""
 
-ADDRESS_UNREAD = 16
-"""Maximum number of replies that the callers at one address have not read."""
+TURN_SECONDS = 0.02
+"""How long a probe may wait for its message while others wait for their turn."""
 
-MOST_UNREAD = 1024
-"""The same for all addresses. Each takes 23 kB."""
+CONNECTION_OPEN = 4
+"""Maximum number of probes of one connection: one for each service."""
+
+MOST_OPEN = 1024
+"""The same for all connections. Each takes 23 kB until its caller has read the reply."""
 
 
 class Refused(Exception):
@@ -74,12 +76,12 @@ class Waiting:
 
 
 class Turns:
-    """Lets few probes of an event loop wait for their message at once, or gRPC would receive all of them.
+    """Lets few probes of an event loop read their message at once, or gRPC would receive all of them.
 
-    While others wait for their turn, the oldest of those that have one ends.
+    A turn ends after TURN_SECONDS if others wait for theirs.
 
     Args:
-        waiting: Those that wait for their message.
+        waiting: Those that have had their time, but whose message has not come.
     """
 
     def __init__(self, waiting: Waiting) -> None:
@@ -98,40 +100,45 @@ class Turns:
         finally:
             self._queued -= 1
         try:
-            if self._queued:
-                self._waiting.end_oldest()
             yield
         finally:
             self._free.release()
 
+    async def use(self, work: asyncio.Future[object]) -> None:
+        """Waits for what is done in a turn; cancels it if that takes too long while others wait."""
+        for _ in range(2):  # on a busy loop one wait can end late, at the same time as the work
+            await asyncio.wait([work], timeout=TURN_SECONDS / 2)
+        if work.done():
+            return
+        self._waiting.enter(work.cancel)
+        try:
+            if self._queued:
+                self._waiting.end_oldest()
+            await asyncio.wait([work])
+        finally:
+            self._waiting.leave(work.cancel)
 
-class Unread:
-    """The replies that were not read yet."""
+
+class Open:
+    """The probes that are not over: their message has not come, or their reply was not read."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def add(self, peer: str) -> Callable[[object], None]:
-        """Counts a reply. Returns what removes it again.
+    def add(self, connection: str) -> Callable[[object], None]:
+        """Counts a probe. Returns what removes it again.
 
         Args:
-            peer: Its reader, as gRPC names it.
+            connection: The address and port of its caller, as gRPC names them.
 
         Raises:
-            Refused: This reader, or all together, have not read too many before.
+            Refused: This connection, or all together, have too many.
         """
-        place = _place(peer)
-        if self._counts[place] >= ADDRESS_UNREAD or self._counts.total() >= MOST_UNREAD:
-            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the replies to earlier probes were not read")
-        self._counts[place] += 1
+        if self._counts[connection] >= CONNECTION_OPEN or self._counts.total() >= MOST_OPEN:
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many other probes are not over")
+        self._counts[connection] += 1
 
         def remove(_: object) -> None:
-            self._counts -= Counter([place])  # without zeros
+            self._counts -= Counter([connection])  # without zeros
 
         return remove
-
-
-def _place(peer: str) -> str:
-    """Returns the network in `ipv4:ADDRESS:PORT` or `ipv6:%5BADDRESS%5D:PORT`."""
-    address = peer.partition(":")[2].rpartition(":")[0]
-    return network_of(address.removeprefix("%5B").removesuffix("%5D"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,15 @@ from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.rejections import Rejections
 from hubring.ps.observe import probes
 from hubring.ps.observe.health import READY, SERVICE, HubHealth
-from hubring.ps.observe.probes import MESSAGE_BYTES, MOST_WAITING, Refused, Turns, Unread, Waiting
+from hubring.ps.observe.probes import (
+    CONNECTION_OPEN,
+    MESSAGE_BYTES,
+    MOST_WAITING,
+    Open,
+    Refused,
+    Turns,
+    Waiting,
+)
 from hubring.ps.security.access import Access
 from hubring.ps.security.door import lock
 from hubring.ps.shard.control_service import ShardControl
@@ -29,7 +39,7 @@ from hubring.ps.transport.grpc.channel import open_async_channel, open_channel
 from hubring.ps.transport.grpc.listener import CONTROL_THREADS, GrpcListener
 from tests.support.fakes.coordinator import run
 from tests.support.processes.stopwatch import Stopwatch
-from tests.support.transports.http2 import unread_calls
+from tests.support.transports.http2 import deaf_calls, unread_calls
 
 SOON = 10.0
 CHECK = f"/{SERVICE}/Check"
@@ -164,43 +174,127 @@ def test_probes_without_a_message_end_when_others_come() -> None:
             for _, code in zip(range(MANY - MOST_WAITING), codes, strict=False):
                 assert await code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert await hub.status() == NOT_SERVING
-            assert sum(call.done() for call in calls) < MANY, "a short call does not wait for them"
 
     run(story())
+
+
+def test_a_probe_does_not_wait_for_one_without_a_message() -> None:
+    async def story() -> None:
+        async with Hub() as hub:
+            call: Any = hub.channel.stream_unary(CHECK)(timeout=10 * SOON)
+            await waiting(hub.health._waiting, 1)
+            assert await hub.status() == NOT_SERVING
+            assert not call.done()
+
+    run(story())
+
+
+async def waiting(probes: Waiting, count: int) -> None:
+    """Waits until so many probes have had their time."""
+    watch = Stopwatch()
+    while len(probes._ends) != count:
+        assert watch.seconds < SOON
+        await asyncio.sleep(0.001)
 
 
 def test_an_unread_reply_does_not_keep_an_older_state_up() -> None:
     async def story() -> None:
         async with Hub() as hub:
             with unread_calls(hub.address, CHECK, ask(READY).SerializeToString(), 4, tls=False):
-                await unread(hub, 4)
+                await open_probes(hub, 4)
                 hub.health.tell({READY: ""})
                 assert await hub.status() == SERVING
 
     run(story())
 
 
-def test_a_hub_holds_few_unread_replies_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "ADDRESS_UNREAD", 3)
-
+def test_a_hub_holds_few_unread_replies_of_a_connection_and_answers_others_of_its_address() -> None:
     async def story() -> None:
         async with Hub() as hub:
-            with unread_calls(hub.address, CHECK, ask(READY).SerializeToString(), 10, tls=False):
-                await unread(hub, 3)
-                with pytest.raises(grpc.aio.AioRpcError, match="earlier probes were not read"):
-                    await hub.status()
-            await unread(hub, 0)
-            assert await hub.status() == NOT_SERVING
+            with unread_calls(hub.address, CHECK, ask(READY).SerializeToString(), 30, tls=False):
+                await open_probes(hub, CONNECTION_OPEN)
+                assert await hub.status() == NOT_SERVING
+            await open_probes(hub, 0)
 
     run(story())
 
 
-async def unread(hub: Hub, count: int) -> None:
-    """Waits until so many replies are unread."""
+async def open_probes(hub: Hub, count: int) -> None:
+    """Waits until so many probes are not over."""
     watch = Stopwatch()
-    while hub.health._unread._counts.total() != count:
+    while hub.health._open._counts.total() != count:
         assert watch.seconds < SOON
         await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("service", ["no such service", READY])
+def test_connections_that_read_nothing_hold_up_no_other_probe(service: str) -> None:
+    async def story() -> None:
+        async with Hub() as hub:
+            with ExitStack() as stack:
+                for _ in range(2 * MOST_WAITING):
+                    calls = hub.address, CHECK, ask(service).SerializeToString(), 30
+                    stack.enter_context(await asyncio.to_thread(deaf_calls, *calls, tls=False))
+                await open_probes(hub, 2 * MOST_WAITING * CONNECTION_OPEN)
+                assert await hub.status() == NOT_SERVING
+            await open_probes(hub, 0)
+
+    run(story())
+
+
+class Deaf:
+    """A call whose caller takes no status, and sends a message or not."""
+
+    def __init__(self, message: bytes | None) -> None:
+        self._message = message
+        self.refused = asyncio.Event()
+
+    def peer(self) -> str:
+        return f"ipv4:10.0.0.1:{id(self) % 60000}"
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        """Does nothing: the call does not end."""
+
+    async def read(self) -> bytes:
+        if self._message is None:
+            await asyncio.Event().wait()
+        return self._message or b""
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        self.refused.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("message", [b"\xff", bytes(MESSAGE_BYTES + 1), None])
+def test_a_probe_that_cannot_be_refused_has_no_turn(message: bytes | None) -> None:
+    async def story() -> None:
+        health = HubHealth()
+        calls = [Deaf(message) for _ in range(3 * MOST_WAITING)]
+        serve = health._serve(health._check)
+        tasks = [asyncio.create_task(serve(None, call)) for call in calls]
+        last = MOST_WAITING if message is None else 0  # which go on waiting for their message
+        for call in calls[: len(calls) - last]:
+            await asyncio.wait_for(call.refused.wait(), SOON)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    run(story())
+
+
+def test_a_probe_that_cannot_be_refused_keeps_no_message() -> None:
+    async def story() -> None:
+        health = HubHealth()
+        message = bytes(MESSAGE_BYTES + 1)
+        call = Deaf(message)
+        references = sys.getrefcount(message)
+        serving = asyncio.create_task(health._serve(health._check)(None, call))
+        await call.refused.wait()
+        assert sys.getrefcount(message) == references
+        serving.cancel()
+        await asyncio.wait([serving])
+
+    run(story())
 
 
 def test_a_hub_reads_only_short_messages_of_probes() -> None:
@@ -231,46 +325,64 @@ def test_the_oldest_of_too_many_probes_ends() -> None:
 
 def test_few_probes_have_a_turn_and_none_keeps_it_from_the_next() -> None:
     async def story() -> None:
-        waiting, ongoing, most = Waiting(), set[int](), 0
-        turns = Turns(waiting)
+        probes, ongoing, most = Waiting(), set[int](), 0
+        turns = Turns(probes)
 
         async def wait(number: int) -> None:
             nonlocal most
             async with turns.take():
-                ended = asyncio.Event()
-                waiting.enter(ended.set)
                 ongoing.add(number)
                 most = max(most, len(ongoing))
-                await ended.wait()
+                await turns.use(asyncio.get_running_loop().create_future())
                 ongoing.remove(number)
 
         tasks = [asyncio.create_task(wait(number)) for number in range(20)]
         await asyncio.wait_for(asyncio.gather(*tasks[:-MOST_WAITING]), SOON)
         assert ongoing == set(range(20 - MOST_WAITING, 20))
         assert most == MOST_WAITING
+        await waiting(probes, MOST_WAITING)
         for _ in range(MOST_WAITING):
-            waiting.end_oldest()
+            probes.end_oldest()
         await asyncio.gather(*tasks)
 
     run(story())
 
 
-def test_unread_replies_are_counted_by_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "ADDRESS_UNREAD", 2)
-    monkeypatch.setattr(probes, "MOST_UNREAD", 5)
-    replies = Unread()
-    remove = replies.add("ipv4:10.0.0.1:1000")
-    replies.add("ipv6:%5B::ffff:10.0.0.1%5D:1002")
-    refuses(replies, "ipv4:10.0.0.1:1001")
-    replies.add("ipv6:%5B2001:db8::1%5D:1")
-    replies.add("ipv6:%5B2001:db8::ffff:2%5D:1")
-    refuses(replies, "ipv6:%5B2001:db8::3%5D:1")
-    replies.add("ipv6:%5B2001:db8:0:1::3%5D:1")
-    refuses(replies, "ipv4:10.0.0.4:1")  # five in all
+def test_a_turn_lasts_at_least_until_there_was_time_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "TURN_SECONDS", 60.0)
+
+    async def story() -> None:
+        turns, read = Turns(Waiting()), list[int]()
+
+        async def probe(number: int, message: asyncio.Future[object]) -> None:
+            async with turns.take():
+                await turns.use(message)
+                read.append(message.result())  # type: ignore[arg-type]
+
+        messages: list[asyncio.Future[object]] = [asyncio.Future() for _ in range(20)]
+        tasks = [asyncio.create_task(probe(*each)) for each in enumerate(messages)]
+        for number, message in enumerate(messages):
+            await asyncio.sleep(0)
+            message.set_result(number)
+        await asyncio.gather(*tasks)
+        assert read == list(range(20))
+
+    run(story())
+
+
+def test_probes_are_counted_by_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "CONNECTION_OPEN", 2)
+    monkeypatch.setattr(probes, "MOST_OPEN", 3)
+    ongoing = Open()
+    remove = ongoing.add("ipv4:10.0.0.1:1000")
+    ongoing.add("ipv4:10.0.0.1:1000")
+    refuses(ongoing, "ipv4:10.0.0.1:1000")
+    ongoing.add("ipv4:10.0.0.1:1001")
+    refuses(ongoing, "ipv4:10.0.0.4:1")  # three in all
     remove(None)
-    replies.add("ipv4:10.0.0.1:1001")
+    ongoing.add("ipv4:10.0.0.1:1000")
 
 
-def refuses(replies: Unread, peer: str) -> None:
+def refuses(ongoing: Open, connection: str) -> None:
     with pytest.raises(Refused):
-        replies.add(peer)
+        ongoing.add(connection)
