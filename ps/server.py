@@ -25,10 +25,8 @@ from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends, failovers
-from hubring.ps.core import descriptors
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite, Preempted
 from hubring.ps.core.timing import SystemTime
-from hubring.ps.core.types import MAX_WORLD_SIZE
 from hubring.ps.observe.banner import PLAIN, banner
 from hubring.ps.observe.health import CONTROL, SERVICE, HubHealth
 from hubring.ps.page.site import Site
@@ -50,7 +48,8 @@ from hubring.ps.security.policy import Role
 from hubring.ps.security.token_file import forget
 from hubring.ps.shard.host_shards import began_as_standby, replacements, settings_of, start_shards
 from hubring.ps.store.consistency import by_name
-from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
+from hubring.ps.transport.grpc import control_bounds
+from hubring.ps.transport.grpc.channel import server_credentials
 from hubring.ps.transport.grpc.readable_calls import ReadableCalls
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
 
@@ -62,8 +61,6 @@ HELD_UP_SECONDS = 0.5
 
 Their holders may have sent heartbeats in time that this process did not read.
 """
-_SPARE_CONNECTIONS = 256
-"""Connections of command lines. More would only cost memory: a stranger's handshake takes 40 KB."""
 
 GOODBYE_SECONDS = 8.0
 """How long shards and workers have to learn that the server stops. A worker asks again 4 s after a reply that
@@ -165,7 +162,7 @@ class Server:
             interceptors.insert(0, AsyncGuard(keyring.guard, rejections))
         if self._succession is not None:
             interceptors.append(CommitFirst(self._succession.settle))
-        server = grpc.aio.server(interceptors=interceptors, options=_bounds(self._config))
+        server = grpc.aio.server(interceptors=interceptors, options=control_bounds.options(self._config))
         add_ControlServicer_to_server(Control(coordinator, keyring), server)
         self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, SERVICE, reflection.SERVICE_NAME), server)
@@ -375,21 +372,6 @@ class Server:
                 return Preempted.exit_code
             return HubringError.exit_code if coordinator.outcome.erred else JobFailed.exit_code
         return 0
-
-
-def _bounds(config: ServerConfig) -> list[tuple[str, int]]:
-    """Returns the bounds of the control server. Each worker and each shard has one connection."""
-    members = (config.workers or MAX_WORLD_SIZE) + (1 + config.standby) * (
-        config.shards + config.await_shards
-    )
-    return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", 4 << 20),
-        ("grpc.max_allowed_incoming_connections", descriptors.share(members + _SPARE_CONNECTIONS, 3)),
-        ("grpc.max_concurrent_streams", 256),
-        ("grpc.http2.bdp_probe", 0),  # a window that grows by itself lets strangers fill memory
-        *STRANGERS,
-    ]
 
 
 async def _open(site: Site, coordinator: Coordinator) -> None:

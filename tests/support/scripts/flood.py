@@ -28,7 +28,7 @@ from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.security.access import NO_ACCESS, Access, unproved
 from hubring.ps.transport.grpc.channel import open_async_channel
 from hubring.ps.transport.zmq.socket import PART_BYTES
-from tests.support.transports.http2 import unread_calls
+from tests.support.transports.http2 import deaf_calls, unread_calls
 
 NOBODY = 65534
 SECONDS = 6.0
@@ -36,6 +36,7 @@ SECONDS = 6.0
 ANSWER_SECONDS = 2.0
 STREAMS = 1100
 CONNECTIONS = 3000
+DEAF_CONNECTIONS, DEAF_CALLS = 300, 300
 HANDSHAKES = 200
 """Connections that each fill what ZeroMQ reads of one command."""
 MEBI = 1 << 20
@@ -45,6 +46,8 @@ LONG, MORE, COMMAND = 2, 1, 4
 Call = Callable[..., Any]
 WATCH = "/grpc.health.v1.Health/Watch"
 CHECK = "/grpc.health.v1.Health/Check"
+NO_SERVICE = health_pb2.HealthCheckRequest(service="no such service").SerializeToString()
+STATUS = "/hubring.v1.Control/Status"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 METHODS = ("Join", "Heartbeat", "Plan", "Rendezvous", "Status", "Checkpoint")
 
@@ -160,6 +163,24 @@ class Flood:
                         address = f"{self._at.host}:{port}"
                         stack.enter_context(unread_calls(address, CHECK, b"", 50, tls=True))
                         self.count["sent"] += 50
+            await asyncio.sleep(max(0.0, self._ends - time.monotonic()))
+
+    async def deaf_calls(self) -> None:
+        """Calls without a token on connections that read nothing, as many as the server accepts."""
+        await self._deaf([self._at.control], DEAF_CONNECTIONS, STATUS, b"")
+
+    async def deaf_probes(self) -> None:
+        """Probes of a service that there is not, on connections that read nothing."""
+        await self._deaf([self._at.control, *self._at.data], STREAMS // 50, CHECK, NO_SERVICE)
+
+    async def _deaf(self, ports: list[int], connections: int, method: str, message: bytes) -> None:
+        with ExitStack() as stack:
+            for port in ports:
+                for _ in range(connections):
+                    with suppress(OSError):
+                        address = f"{self._at.host}:{port}"
+                        stack.enter_context(deaf_calls(address, method, message, DEAF_CALLS, tls=True))
+                        self.count["sent"] += DEAF_CALLS
             await asyncio.sleep(max(0.0, self._ends - time.monotonic()))
 
     async def _probes(self, calls: Callable[[grpc.aio.Channel, int], list[Awaitable[object]]]) -> None:
