@@ -45,6 +45,9 @@ BEFORE_CURVE_READY = 64 + 170
 RELEASE_SECONDS = 5.0
 """How long after a stranger that sent too much the memory that it filled goes back to the kernel."""
 
+_AGAIN_SECONDS = 0.05
+"""After this time the thread tries again to close connections, as ZeroMQ may not have greeted any of them."""
+
 _BATCH = 256
 """Events of the monitor between two looks at the connections."""
 
@@ -132,6 +135,7 @@ class Newcomers:
             if self._stopped or not has_message(self._monitor):
                 break
             self._take(self._monitor.recv_multipart())
+        self._make_room()
         now = time.monotonic()
         while self._held and (oldest := next(iter(self._held))) and now > self._end_of(oldest):
             self._members.add(oldest)
@@ -146,6 +150,7 @@ class Newcomers:
             return 0.0
         ends = [self._end_of(oldest) for oldest in list(self._held)[:1]]
         ends += [self._release_at] if self._release_at else []
+        ends += [time.monotonic() + _AGAIN_SECONDS] if self._is_full() else []
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _end_of(self, number: int) -> float:
@@ -181,9 +186,15 @@ class Newcomers:
         self._held[number] = _Newcomer(line, network, time.monotonic())
         self._numbers[line.fileno()] = number
         self._counts[network] += 1
-        room = min(descriptors.share(MOST, 16), descriptors.limit() // 2 - len(self._members))
-        while len(self._held) > room and self._close_one("connections", "too many are open"):
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self._is_full() and self._close_one("connections", "too many are open"):
             pass
+
+    def _is_full(self) -> bool:
+        room = min(descriptors.share(MOST, 16), descriptors.limit() // 2 - len(self._members))
+        return len(self._held) > max(0, room)
 
     def _own(self, number: int) -> socket.socket | None:
         """Returns another descriptor of a connection; None if the connection has ended, or none is free."""
@@ -222,12 +233,18 @@ class Newcomers:
         network = self._held[number].network
         self._look(number)
         if number in self._held:
-            if not self._kernel_counts:  # so members cannot be told from strangers
+            if not self._tells_members():
                 return False
             text = f"closed a ZeroMQ connection of {network}, which had {self._counts[network]} in their"
             self._rejections.add(kind, log, f"{text} handshake: {why}")
             self._shut(number)
         return True
+
+    def _tells_members(self) -> bool:
+        """Whether the kernel's counts tell members from strangers, as they do if any of them is not 0."""
+        lines = (each.line for each in self._held.values())
+        self._kernel_counts = self._kernel_counts or any(counts(line).sent for line in lines)
+        return self._kernel_counts
 
     def _surplus(self) -> int:
         """Returns the oldest connection, since a member's handshake is short.
