@@ -13,6 +13,7 @@ from hubring.ps.security.token_file import runtime_file
 from tests.campaign.fuzz.ports import Ports, listening, ports
 from tests.campaign.relay import Relay
 from tests.campaign.scenario import LAST_HOLD, LEASE, STEPS, TIMEOUT, Scenario
+from tests.campaign.server_processes import server_processes
 from tests.campaign.states import progress
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.process_tree import coordinators
@@ -105,15 +106,10 @@ class Job:
         of_server = self.scenario.shards * (1 + self.scenario.standby)  # 0 in a ring, whose server has one
 
         def complete() -> bool:
-            shards: dict[str, int] = {}
-            for row in self._cluster.status(self.address)["shards"]:
-                shards[f"shard {row['shard']}"] = row["pid"]
-                if row["standby"] is not None:
-                    shards[f"standby of shard {row['shard']}"] = row["standby"]["pid"]
-            found.update(shards)
-            if self.scenario.standby:
-                found.update(zip(("coordinator", "standby of coordinator"), coordinators(), strict=False))
-            return len(shards) >= of_server and ("standby of coordinator" in found) == self.scenario.standby
+            served = server_processes(self._cluster, self.address)
+            found.update(served)
+            shards = sum("shard" in name for name in served)
+            return shards >= of_server and ("standby of coordinator" in found) == self.scenario.standby
 
         self.wait(complete, "shards and standbys")
         return found

@@ -1,4 +1,4 @@
-"""How much of a server its control port gives to whoever connects."""
+"""How much of a server the callers of its control port can take."""
 
 from __future__ import annotations
 

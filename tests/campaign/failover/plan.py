@@ -10,8 +10,8 @@ SHARDS = 2
 MODES = ("bsp", "aggregate", "asp", "ssp", "backup")
 KINDS = (*product(MODES, ("shm", "zmq", "grpc")), *3 * (("ring", "gloo"),))
 MOMENTS = ("joining", "training", "training", "ending")
-OF_A_RING = (*3 * ("coordinator",), "guardian", "standby")
-OF_A_HUB = (*4 * ("shard",), "standby of a shard", *OF_A_RING)
+OF_A_RING = (*3 * ("coordinator",), "guardian", "standby of coordinator")
+OF_A_HUB = (*4 * ("shard",), "standby of shard", *OF_A_RING)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,16 @@ import signal
 import time
 from typing import Any
 
+import grpc
+
+from hubring.ps.core.errors import HubringError
 from tests.campaign import states
 from tests.campaign.evidence import State
 from tests.campaign.failover.plan import SHARDS, Plan
 from tests.campaign.job import CONSTANTS, SCRIPT
+from tests.campaign.server_processes import server_processes
 from tests.support.processes.cluster import Cluster
-from tests.support.processes.process_tree import coordinators, parent
+from tests.support.processes.process_tree import coordinators, ends_by, parent
 
 
 class Run:
@@ -46,20 +50,15 @@ class Run:
         ]
 
     def _guarded(self) -> bool:
-        """Whether the coordinator and each shard have a standby; notes the processes to kill."""
-        pair = coordinators()
-        if len(pair) != 2:
-            return False
-        self._victims = {"guardian": self.server.process.pid, "coordinator": pair[0], "standby": pair[1]}
-        rows = [] if self._plan.kind == "ring" else self._cluster.status(self.address)["shards"]
-        for row in rows:
-            self._victims[f"shard {row['shard']}"] = row["pid"]
-            if row["standby"] is not None:
-                self._victims[f"standby of a shard {row['shard']}"] = row["standby"]["pid"]
-        return len(self._victims) == 3 + 2 * SHARDS * (self._plan.kind != "ring")
+        """Whether the coordinator and each shard of a hub have a standby; notes the processes to kill."""
+        served = server_processes(self._cluster, self.address)
+        self._victims = {"guardian": self.server.process.pid, **served}
+        shards = () if self._plan.kind == "ring" else range(SHARDS)
+        standbys = {"standby of coordinator", *(f"standby of shard {number}" for number in shards)}
+        return standbys <= served.keys()
 
     def until_the_moment(self) -> None:
-        """Waits until the moment to kill."""
+        """Waits until the moment to kill. No event marks a moment while workers join, or at the end."""
         plan = self._plan
         if plan.moment == "joining":
             time.sleep(3.0 * plan.delay)
@@ -101,13 +100,15 @@ class Run:
 
     def _until_answered(self) -> float:
         began = time.monotonic()
-        while self.server.process.poll() is None:
-            try:
-                if self._cluster.status(self.address)["failovers"]:
-                    break
-            except Exception:
-                time.sleep(0.01)
+        self.server.until(lambda: self._answers() or self.server.process.poll() is not None, "answer")
         return time.monotonic() - began
+
+    def _answers(self) -> bool:
+        """Whether a coordinator answers that has taken over."""
+        try:
+            return bool(self._cluster.status(self.address)["failovers"])
+        except (grpc.RpcError, HubringError):
+            return False
 
     def finish(self, killed: str) -> list[str]:
         """Waits for the end; returns what is wrong with exit codes and the last line."""
@@ -120,9 +121,7 @@ class Run:
         if code != (-signal.SIGKILL if killed == "guardian" else 0):
             faults.append(f"the server exited with {code}: {self.server.said()[-900:]}")
         deadline = time.monotonic() + 60.0
-        while coordinators() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if left := coordinators():
+        if left := [pid for pid in coordinators() if not ends_by(pid, deadline)]:
             faults.append(f"{left} still run")
         found = self.result()
         if (found["finished"], found["error"]) != ([*range(self._plan.workers)], ""):

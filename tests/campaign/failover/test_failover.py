@@ -60,12 +60,8 @@ def test_a_frozen_shard_is_replaced_and_exits_once_it_wakes(cluster: Cluster) ->
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster) -> None:
-    server, address = cluster.server(*SERVER, "--await-shards", "1")
-    join = cluster.run("join", "hubring.ps.cli", *("start", "--join", address, "--standby", "1"))
-    workers = start(cluster, address)
-    trained(server, cluster, address)
+    server, workers, join, rows = with_joined_host(cluster)
     theirs = join.children("hubring.ps.shard.process")
-    rows = cluster.status(address)["shards"]
     os.kill(next(row["pid"] for row in rows if row["pid"] in theirs), signal.SIGKILL)
     server.until_said("has taken its place, and no step is lost")
     assert [program.wait() for program in (server, *workers, join)] == [0, 0, 0, 0]
@@ -76,12 +72,8 @@ def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster) 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_joined_host_goes_on_without_a_standby_that_was_given_up(cluster: Cluster) -> None:
-    server, address = cluster.server(*SERVER, "--await-shards", "1", "--lease", "2")
-    join = cluster.run("join", "hubring.ps.cli", *("start", "--join", address, "--standby", "1"))
-    workers = start(cluster, address)
-    trained(server, cluster, address)
+    server, workers, join, rows = with_joined_host(cluster, "--lease", "2")
     theirs = join.children("hubring.ps.shard.process")
-    rows = cluster.status(address)["shards"]
     (pid,) = [row["standby"]["pid"] for row in rows if row["standby"]["pid"] in theirs]
     os.kill(pid, signal.SIGSTOP)
     server.until_said("goes on without a standby")
@@ -122,6 +114,17 @@ def start(cluster: Cluster, address: str) -> list[Program]:
         cluster.worker(address, "--rank", str(rank), SCRIPT, folder, f"rank-{rank}", "2", "200", "0.02", "")
         for rank in range(2)
     ]
+
+
+def with_joined_host(
+    cluster: Cluster, *flags: str
+) -> tuple[Program, list[Program], Program, list[dict[str, Any]]]:
+    """Starts a server, its workers and a joined host; returns them, and the shards' status in training."""
+    server, address = cluster.server(*SERVER, "--await-shards", "1", *flags)
+    join = cluster.run("join", "hubring.ps.cli", *("start", "--join", address, "--standby", "1"))
+    workers = start(cluster, address)
+    trained(server, cluster, address)
+    return server, workers, join, cluster.status(address)["shards"]
 
 
 def trained(server: Program, cluster: Cluster, address: str) -> dict[str, Any]:

@@ -352,15 +352,15 @@ def test_a_turn_lasts_at_least_until_there_was_time_to_read(monkeypatch: pytest.
     monkeypatch.setattr(probes, "TURN_SECONDS", 60.0)
 
     async def story() -> None:
-        turns, read = Turns(Waiting()), list[int]()
+        turns, read = Turns(Waiting()), list[object]()
 
-        async def probe(number: int, message: asyncio.Future[object]) -> None:
+        async def probe(message: asyncio.Future[object]) -> None:
             async with turns.take():
                 await turns.use(message)
-                read.append(message.result())  # type: ignore[arg-type]
+                read.append(message.result())
 
         messages: list[asyncio.Future[object]] = [asyncio.Future() for _ in range(20)]
-        tasks = [asyncio.create_task(probe(*each)) for each in enumerate(messages)]
+        tasks = [asyncio.create_task(probe(message)) for message in messages]
         for number, message in enumerate(messages):
             await asyncio.sleep(0)
             message.set_result(number)
