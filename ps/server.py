@@ -179,6 +179,7 @@ class Server:
                 port = server.add_secure_port(place, credentials)
             else:
                 port = server.add_insecure_port(place)
+            if keyring is None or self._config.token_file is not None:
                 forget(port)
         except RuntimeError as error:
             if keyring is not None:

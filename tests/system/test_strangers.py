@@ -81,7 +81,11 @@ def test_a_wrong_and_a_missing_token_are_refused_and_the_right_one_trains(
 def test_a_doctor_without_a_token_is_told_what_to_copy_and_that_a_server_answers(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    _, address = cluster.server("--no-page", "--token-file", str(tmp_path / "tokens"))
+    killed, address = cluster.server("--no-page", name="killed")
+    killed.process.kill()  # its tokens stay where the doctor looks for some
+    killed.process.wait()
+    port = address.rpartition(":")[2]
+    cluster.server("--no-page", "--port", port, "--token-file", str(tmp_path / "tokens"))
     doctor = cluster.run("doctor", "hubring.ps.cli", "doctor", "--timeout", "60", address)
     found = {each["name"]: each for each in doctor.done(78)["findings"]}
     assert found["server"]["found"].endswith("refused this program: it has no token")
