@@ -70,10 +70,11 @@ class Row:
         """
         served = self.on_hub if self.peer is None else self.peer.served
         shards = setting.servers if served and not self.colocated else 0
-        return self.workers(setting.workers), shards * (2 if self._has_standbys else 1)
+        return self.workers(setting.workers), shards * (2 if self.has_standbys else 1)
 
     @property
-    def _has_standbys(self) -> bool:
+    def has_standbys(self) -> bool:
+        """Whether its server has a standby for each shard."""
         return self.server is not None and "--standby" in self.server
 
     def _has(self, fault: Fault) -> bool:
@@ -81,7 +82,7 @@ class Row:
         if fault.victim == "worker":
             return self.server is not None or self.peer is not None
         if fault.victim == "standby":
-            return self._has_standbys
+            return self.has_standbys
         return self.on_hub if fault.victim == "shard" else self.server is not None
 
     def meets(self, setting: Setting) -> Setting:

@@ -103,7 +103,7 @@ def _because(scope: Scope, hub: str) -> str:
     # A hub that is colocated, or has standbys, has another number of servers than the setting.
     counted = EVERY[hub].hosts(scope.setting)[1] == scope.setting.servers
     wires = _wires(scope, wins) if counted else []
-    reasons = [*_waits(scope, hub, wins), *wires, *_latencies(scope, wins)]
+    reasons = [*_waits(scope, hub, wins), *wires, *_latencies(scope, hub, wins)]
     # A straggler slows every row that waits for it. A hub never has more of the cores than the ring.
     if counted and not wins and not scope.setting.straggler and not on_a_cluster(scope.findings):
         beyond = _beyond_wires(scope, hub) if scope.setting.link else _cores(scope)
@@ -137,14 +137,18 @@ def _wires(scope: Scope, wins: bool) -> list[str]:
     ]
 
 
-def _latencies(scope: Scope, wins: bool) -> list[str]:
-    """Compares how often an exchange waits for a link's latency: a hub's twice, a ring's at every hop."""
+def _latencies(scope: Scope, hub: str, wins: bool) -> list[str]:
+    """Compares how often an exchange waits for a link's latency: to a shard and back, or at every hop.
+
+    A shard replies once its standby has acknowledged the step.
+    """
     hops, link = 2 * (scope.setting.workers - 1), scope.setting.link
-    if not wins or not link or not link.latency or hops <= 2:
+    times = 4 if EVERY[hub].has_standbys else 2
+    if not wins or not link or not link.latency or hops <= times:
         return []
     once = 1e3 * link.latency
     return [
-        f"its exchange includes the link latency twice ({2 * once:g} ms), the ring's {hops} times"
+        f"its exchange includes the link latency {times} times ({times * once:g} ms), the ring's {hops} times"
         f" ({hops * once:g} ms)"
     ]
 

@@ -70,7 +70,7 @@ def test_with_latency_alone_the_reason_is_how_often_it_is_waited_for(tmp_path: P
     link = LinkTable(latency=(0.02,))
     said = verdict(tmp_path, paced({"hub-bsp": 0.005}), workers=(4,), link=link)
     assert (
-        "The hub wins here because its exchange includes the link latency twice (40 ms), the ring's 6 times"
+        "The hub wins here because its exchange includes the link latency 2 times (40 ms), the ring's 6 times"
         " (120 ms)."
     ) in said
 
