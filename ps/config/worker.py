@@ -202,5 +202,3 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
                 f"--compress {self.compress} keeps a residual of every step, and with --min-workers a step"
                 " may be taken again; use --compress bf16 or fp16, or remove --min-workers"
             )
-        if self.backend == "nccl":
-            raise only_with("--min-workers", "--backend gloo", "--backend nccl")

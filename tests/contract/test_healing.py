@@ -17,14 +17,25 @@ from hubring.workers.communicators.ring.call_log import Results
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from hubring.workers.communicators.ring.healing import HealingRing
 from hubring.workers.communicators.ring.meeting import Agreed, Meeting
+from hubring.workers.communicators.ring.nccl import groups
 from hubring.workers.optimizer import newcomers
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.newcomers import give_states
 from tests.contract.models import attached, parameters, squares
+from tests.support.fakes.nccl import FakeNccl
 from tests.support.training.healing import HealingRanks, together
 from tests.support.training.ranks import LIMIT
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["gloo", "nccl that hangs", "nccl that ends"], autouse=True)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs over all; a stand-in loses members as NCCL does."""
+    monkeypatch.setattr(HealingRanks, "backend", request.param.split()[0])
+    monkeypatch.setattr(FakeNccl, "hangs", request.param == "nccl that hangs")
+    monkeypatch.setattr(groups, "open_nccl", FakeNccl)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
 
 
 def trained_a_step(ranks: HealingRanks, ring: HealingRing, model: nn.Module, optimizer: Any) -> bool:

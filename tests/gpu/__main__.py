@@ -36,6 +36,7 @@ def run(folder: Path) -> list[Row]:
         "scripts on the GPU": lambda: [pytests.run("scripts on the GPU", pytests.SCRIPTS)],
         "hub on the GPU": lambda: [training.hub(cluster)],
         "ring over NCCL": lambda: [training.ring(cluster, gpus, os.environ)],
+        "ring that heals": lambda: [training.heals(cluster, gpus, os.environ)],
         "bench": lambda: bench.run(folder),
     }
     try:

@@ -65,11 +65,11 @@ def test_one_part_that_fails_keeps_no_other_from_running(
 
     for part in (pytests, bench):
         monkeypatch.setattr(part, "run", breaks)
-    for name in ("hub", "ring"):
+    for name in ("hub", "ring", "heals"):
         monkeypatch.setattr(training, name, breaks)
     rows = program.run(tmp_path)
-    parts = ["tests marked gpu", "scripts on the GPU", "hub on the GPU", "ring over NCCL", "bench"]
-    assert [row.part for row in rows] == parts
+    trainings = ["hub on the GPU", "ring over NCCL", "ring that heals"]
+    assert [row.part for row in rows] == ["tests marked gpu", "scripts on the GPU", *trainings, "bench"]
     assert {row.outcome for row in rows} == {"failed"}
 
 
@@ -99,3 +99,10 @@ def test_a_training_is_measured(cluster: Cluster, flags: list[str]) -> None:
     assert (row.part, row.outcome) == ("small", "passed")
     assert row.measured.startswith("20 steps, ")
     assert row.measured.endswith(" bytes sent a step and rank")
+
+
+@pytest.mark.slow
+def test_a_ring_that_loses_a_worker_ends_in_the_parameters_of_those_that_were_there(cluster: Cluster) -> None:
+    row = training.heals(cluster, gpus=0, environment={}, backend="gloo")
+    assert (row.part, row.outcome) == ("ring that heals", "passed")
+    assert " a pause of " in row.measured

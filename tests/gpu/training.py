@@ -1,8 +1,9 @@
-"""Two workers train on the GPU: on a hub whose store is there, and around a ring over NCCL."""
+"""Workers train on the GPU: on a hub whose store is there, and around a ring over NCCL, which heals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from hubring.workers.bench.gpus import variables
 from tests.gpu.row import Row
 from tests.support.processes.cluster import Cluster
+from tests.support.scripts import loses_one
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "scripts" / "on_gpu.py")
 STEPS = 100
@@ -25,20 +27,22 @@ def train(
     server: Sequence[str] = (),
     worker: Sequence[str] = (),
     told: Sequence[Mapping[str, str]] = ({},) * RANKS,
+    lost: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Two workers on a server of their own; their results in rank order."""
-    serving, address = cluster.server("--workers", str(RANKS), "--once", *server, name=name)
-    pair = [
+    """Workers on a server of their own; the results of those that are not lost, in rank order."""
+    ranks = len(told)
+    serving, address = cluster.server("--workers", str(ranks), "--once", *server, name=name)
+    started = [
         cluster.run(
             f"{name}-{rank}",
             "hubring.workers.programs.ps_worker",
             *("--server", address, "--rank", str(rank), "--local-rank", str(rank)),
-            *("--world-size", str(RANKS), *worker, *script),
+            *("--world-size", str(ranks), *worker, *script),
             variables=told[rank],
         )
-        for rank in range(RANKS)
+        for rank in range(ranks)
     ]
-    results = [each.done() for each in pair]
+    results = [each.done() for rank, each in enumerate(started) if rank != lost]
     serving.done()
     return results
 
@@ -68,6 +72,20 @@ def ring(cluster: Cluster, gpus: int, environment: Mapping[str, str]) -> Row:
     for name, values in load_file(file).items():
         torch.testing.assert_close(values, expected[name], rtol=1e-3, atol=1e-4)
     return measured("ring over NCCL", results)
+
+
+def heals(cluster: Cluster, gpus: int, environment: Mapping[str, str], backend: str = "nccl") -> Row:
+    """One of three is killed; the others end in the parameters of those that were there in each step."""
+    file = cluster.folder / "heals.safetensors"
+    told = [variables(rank, loses_one.SIZE, gpus, environment) for rank in range(loses_one.SIZE)]
+    over = ["--topology", "ring", "--backend", backend, "--min-workers", "2"]
+    script = [loses_one.__file__, str(STEPS), str(file)]
+    results = train(cluster, "heals", script, worker=over, told=told, lost=loses_one.LOST)
+    trained = load_file(file)
+    for name, values in loses_one.expected(STEPS).items():
+        torch.testing.assert_close(trained[name], values, rtol=1e-3, atol=1e-4)
+    row = measured("ring that heals", results)
+    return replace(row, measured=f"{row.measured}, a pause of {results[0]['ring']['pauses'][0]:.2f} s")
 
 
 def _script(file: Path) -> list[str]:

@@ -25,6 +25,7 @@ from hubring.workers.communicators.ring.communicator import AllreduceCommunicato
 from hubring.workers.communicators.ring.group import RingStore
 from hubring.workers.communicators.ring.healing import HealingRing
 from hubring.workers.communicators.ring.meeting import Meeting
+from hubring.workers.communicators.ring.nccl.groups import let_operations_raise
 from hubring.workers.launchers.own_device import choose
 from hubring.workers.launchers.placement import Placement
 
@@ -118,11 +119,14 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
 
 
 def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, host: str) -> Communicator:
+    if config.backend == "nccl":
+        let_operations_raise()
     meeting = Meeting(
         session.sender.rank,
         host,
         session.board.regroup,
         session.board,
+        backend=config.backend,
         compress=config.compress or "",
         device=device,
         timeout=config.timeout,

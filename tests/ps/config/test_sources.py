@@ -201,10 +201,6 @@ def test_server_takes_what_goes_together(flags: dict[str, object]) -> None:
             {"server": "hub:1", "topology": "ring", "min_workers": 2, "compress": "int8"},
             "--compress int8 keeps a residual of every step",
         ),
-        (
-            {"server": "hub:1", "topology": "ring", "min_workers": 2, "backend": "nccl"},
-            "--min-workers requires --backend gloo",
-        ),
         ({"rank": -1}, "--rank -1: expected a whole number, at least 0"),
     ],
 )

@@ -25,7 +25,12 @@ class HealingRanks:
     Args:
         size: Members of the first generation.
         compress: As for `Meeting`.
+
+    Attributes:
+        backend: As for `Meeting`.
     """
+
+    backend = "gloo"
 
     def __init__(self, size: int, compress: str = "") -> None:
         self.size = size
@@ -50,7 +55,8 @@ class HealingRanks:
                 self.live[rank] = self._member(rank)
             size = len(self._generations.current.members)
         regroup = partial(self.regroup, rank)
-        meeting = Meeting(rank, "127.0.0.1", regroup, self.notes, compress=self.compress, timeout=LIMIT)
+        asked = {"backend": self.backend, "compress": self.compress}
+        meeting = Meeting(rank, "127.0.0.1", regroup, self.notes, **asked, timeout=LIMIT)
         ring = HealingRing(meeting, late=late, size=size, timeout=LIMIT)
         with self._changed:
             self.rings[rank] = ring

@@ -203,7 +203,6 @@ def test_what_makes_no_sense_is_refused_with_its_mend(tmp_path: Path, text: str,
     ("row", "why"),
     [
         ("ring-int8", "its --compress needs Gloo"),
-        ("ring-heals", "its --min-workers needs Gloo"),
         *((name, "its library exchanges host memory") for name in ("mpi", "rpc", "ray")),
     ],
 )
@@ -215,7 +214,8 @@ def test_rows_that_nccl_refuses_are_refused_before_the_first_run(row: str, why: 
 
 
 def test_rows_on_gpus_and_of_hubs_run_beside_nccl() -> None:
-    rows = ("local", "ring", "ddp", "fsdp2", "zero1", "hub-bsp", "hub-int8", "hub-asp", "hub-colocated")
+    alone = ("local", "ring", "ring-heals", "ddp", "fsdp2", "zero1")
+    rows = (*alone, "hub-bsp", "hub-int8", "hub-asp", "hub-colocated")
     assert Experiment(job="digits", rows=rows, backend="nccl").rows == rows
     assert "Gloo" not in select(["ring"])[0].about, "it may be on NCCL"
 

@@ -27,6 +27,7 @@ from hubring.workers.communicators.ring import collectives
 from hubring.workers.communicators.ring.call_log import Results
 from hubring.workers.communicators.ring.gradient_mean import RingMean, ring_mean
 from hubring.workers.communicators.ring.group import RingStore
+from hubring.workers.communicators.ring.nccl.witness import Witness
 from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.communicators.ring.same_model import check_same_model
 from hubring.workers.communicators.ring.scheduler import RingScheduler
@@ -53,7 +54,7 @@ class AllreduceCommunicator(Communicator):
         compress: Codec of the gradients, as in `hubring.ps.core.codecs`; empty: no compression.
         connect_timeout: Seconds that connecting may take; None: `timeout`.
         results: Keeps results of collectives among all ranks, for ranks that lack them after a loss. With it,
-            `abort` may be called; only with `gloo`.
+            `abort` may be called.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -95,13 +96,21 @@ class AllreduceCommunicator(Communicator):
         )
         self._results = results
         self._store, self._host = store, host
-        self.ring = self._open(store=store.within("gradients"))
+        witness = None
+        if results is not None and backend == "nccl":
+            witness = Witness(self._open_gloo(rank, size, store.within("witness")))
+        try:
+            self.ring = self._open(store=store.within("gradients"), witness=witness)
+        except HubringError as error:
+            if witness is not None:
+                witness.abort(error)  # or the other members would wait for this one
+            raise
         self._rings = [self.ring]
         try:
             scheduler = self._scheduler(range(size), store.within("collectives"))
         except HubringError as error:
             if results is not None:
-                self.ring.abort(error)  # or the other members would wait for this one
+                self.ring.abort(error)  # as above
             raise
         self._schedulers: dict[tuple[int, ...], RingScheduler] = {(): scheduler}
         """By members; the empty tuple is all ranks."""
@@ -195,16 +204,13 @@ class AllreduceCommunicator(Communicator):
 
     def _scheduler(self, members: Sequence[int], store: RingStore) -> RingScheduler:
         """Makes a scheduler. Collectives always use Gloo and host memory, also with NCCL for gradients."""
-        ring = self._connect(
-            members.index(self.rank),
-            len(members),
-            store,
-            backend="gloo",
-            device=torch.device("cpu"),
-            host=self._host,
-            patient=True,
-        )
+        ring = self._open_gloo(members.index(self.rank), len(members), store)
         return RingScheduler(ring, members, self._results if len(members) == self.size else None)
+
+    def _open_gloo(self, rank: int, size: int, store: RingStore) -> Ring:
+        """Opens a ring in host memory, whose operations have no timeout."""
+        cpu = torch.device("cpu")
+        return self._connect(rank, size, store, backend="gloo", device=cpu, host=self._host, patient=True)
 
     def fail(self, error: HubringError) -> None:
         """Fails every exchange. The session calls it, from any thread, when the ring cannot continue."""

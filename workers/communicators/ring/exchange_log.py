@@ -29,16 +29,26 @@ class Sent:
         wire: A copy that becomes the mean, and behind it one element that is not zero if a member knows of
             newcomers.
         arrived: Whether `wire` is the mean.
+        filled: When a GPU has filled the wire.
     """
 
     bucket: Bucket
     wire: Tensor
     arrived: bool = False
+    filled: torch.cuda.Event | None = None
 
     def fill(self, *, newcomers: bool) -> None:
         """Copies the gradients to the wire."""
         self.wire[:-1].copy_(self.bucket.memory)
         self.wire[-1] = float(newcomers)
+        if self.wire.is_cuda:
+            self.filled = torch.cuda.current_stream(self.wire.device).record_event()
+
+    def ready(self) -> Tensor:
+        """Returns the wire for this thread, whose stream waits until another thread's has filled it."""
+        if self.filled is not None:
+            torch.cuda.current_stream(self.wire.device).wait_event(self.filled)
+        return self.wire
 
 
 @dataclass(eq=False, slots=True)
@@ -112,7 +122,7 @@ class ExchangeLog:
         if self.in_flight is None or self.in_flight.complete:
             return
         for one in self.in_flight.sent:
-            one.wire, one.arrived = torch.empty_like(one.wire), False
+            one.wire, one.arrived = torch.empty_like(one.ready()), False
             one.fill(newcomers=newcomers)
 
     def follow(self, position: int, step: int) -> None:

@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
+from hubring.ps.core.work import Work
 from hubring.workers.communicators.ring.connections import GroupConnections
+from hubring.workers.communicators.ring.nccl import groups
 
 
 class Notes(Protocol):
@@ -105,8 +107,11 @@ def open_group(
     host: str,
     timeout: float,
     connections: GroupConnections | None = None,
+    watch: Work | None = None,
 ) -> Any:
-    """Opens the process group of all ranks. See `Ring` for the arguments; `connections` can cut Gloo's.
+    """Opens the process group of all ranks. See `Ring` for the arguments.
+
+    `connections` can cut Gloo's. With `watch`, which fails when a member is lost, NCCL connects now.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -131,21 +136,15 @@ def open_group(
                 store.forget()
             return group
         if backend == "nccl":
-            return _open_nccl(rank, size, store, device, timeout)
+            group = groups.open_nccl(rank, size, store, device, timeout)
+            if watch is not None:
+                groups.connect(group, device, timeout, watch)
+                if rank == 0 and isinstance(store, RingStore):
+                    store.forget()
+            return group
     except (RuntimeError, DeadlineExceeded) as cause:
         raise RingBroken(
             f"rank {rank} of {size} could not connect to the other ranks within {timeout:g} s (--timeout):"
             f" {gist(cause)}"
         ) from cause
     raise ConfigError(f"the ring's backend is {backend!r}; use gloo or nccl")
-
-
-def _open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout: float) -> Any:
-    if not dist.is_nccl_available():
-        raise ConfigError("backend nccl: this torch was built without NCCL; use gloo")
-    if device.type != "cuda":
-        raise ConfigError(f"backend nccl needs a GPU, but the device is {device}; use gloo")
-    torch.cuda.set_device(device)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout)
-    return dist.ProcessGroupNCCL(store, rank, size, options)

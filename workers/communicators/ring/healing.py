@@ -178,7 +178,7 @@ class HealingRing(Communicator):
                     sent.arrived = True
                     self._changed.notify_all()
 
-        ring.average(f"the exchange of bucket {sent.bucket.spec.index}", sent.wire).when_done(ended)
+        ring.average(f"the exchange of bucket {sent.bucket.spec.index}", sent.ready()).when_done(ended)
 
     # Collectives.
 

@@ -15,7 +15,7 @@ from hubring.workers.communicators.ring.dealing import Epoch
 from hubring.workers.communicators.ring.group import Notes, RingStore
 from hubring.workers.communicators.ring.samples import Position
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = {"gloo": 10.0, "nccl": 60.0}
 """How long members may take to connect. If one is lost meanwhile, they meet again within this time."""
 
 
@@ -82,6 +82,7 @@ class Meeting:
         host: Its address for the other members.
         regroup: Waits at the server for the next generation.
         notes: What the members publish for each other.
+        backend: As for `AllreduceCommunicator`.
         compress: As for `AllreduceCommunicator`.
         device: As for `AllreduceCommunicator`.
         timeout: As for `AllreduceCommunicator`.
@@ -94,6 +95,7 @@ class Meeting:
         regroup: Regroup,
         notes: Notes,
         *,
+        backend: str = "gloo",
         compress: str = "",
         device: torch.device | str = "cpu",
         timeout: float = 300.0,
@@ -102,13 +104,15 @@ class Meeting:
         self.compress = compress
         self._regroup = regroup
         self._notes = notes
+        self._connect_seconds = CONNECT_SECONDS[backend]
         self._make = partial(
             AllreduceCommunicator,
             host=host,
+            backend=backend,
             compress=compress,
             device=device,
             timeout=timeout,
-            connect_timeout=CONNECT_SECONDS,
+            connect_timeout=self._connect_seconds,
         )
 
     def agree(self, generation: int, note: Note, *, boundary: bool) -> Agreed:
@@ -140,7 +144,7 @@ class Meeting:
             HubringError: The job has failed.
         """
         rank = agreed.members.index(self.identity)
-        store = RingStore(self._notes, f"ring.{agreed.number}", CONNECT_SECONDS, agreed.number)
+        store = RingStore(self._notes, f"ring.{agreed.number}", self._connect_seconds, agreed.number)
         return self._make(rank, len(agreed.members), store, results=results)
 
 

@@ -9,9 +9,11 @@ operation or aborts the process, even at exit.
 from __future__ import annotations
 
 import ctypes
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -19,8 +21,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from hubring.ps.core.errors import HubringError, RingBroken
 from hubring.ps.core.work import Work
 from hubring.workers.communicators.ring.connections import GroupConnections
-from hubring.workers.communicators.ring.group import open_group
+from hubring.workers.communicators.ring.group import gist, open_group
+from hubring.workers.communicators.ring.nccl.confirmed_wait import ConfirmedWait
 from hubring.workers.communicators.ring.work import Operations, RingWork
+
+if TYPE_CHECKING:
+    from hubring.workers.communicators.ring.nccl.witness import Witness
+
+log = logging.getLogger(__name__)
 
 Launch = Callable[[Any], Any]
 """Starts one operation on a process group and returns torch's handle."""
@@ -55,7 +63,9 @@ class Ring:
         timeout: Seconds that connecting, and each operation, may take.
         patient: Whether operations have no timeout. Connecting still has one.
         connect_timeout: Seconds that connecting may take; None: `timeout`.
-        abortable: Whether `abort` may be called; only with `gloo`.
+        abortable: Whether `abort` may be called; with `nccl` it needs a witness.
+        witness: Notices lost members for a ring over NCCL, which aborts it in the end. Operations are then
+            done once they have ended on all members, also on a GPU.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -75,16 +85,20 @@ class Ring:
         patient: bool = False,
         connect_timeout: float | None = None,
         abortable: bool = False,
+        witness: Witness | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
         self.timeout = None if patient else timeout
-        self._connections = GroupConnections(host) if abortable else None
-        self._group = open_group(
-            rank, size, store, backend, device, host, connect_timeout or timeout, self._connections
-        )
-        self.operations = Operations(rank)  # its thread would stay if the ranks could not connect
+        self._connections = GroupConnections(host) if abortable and backend == "gloo" else None
+        self._witness, watch = witness, witness.watch if witness is not None else None
+        wait = ConfirmedWait(device, witness.confirm) if witness is not None else RingWork.settle
+        limit = connect_timeout or timeout
+        self._group = open_group(rank, size, store, backend, device, host, limit, self._connections, watch)
+        self.operations = Operations(rank, wait)  # its thread would stay if the ranks could not connect
+        if watch is not None:
+            watch.when_done(lambda ended: self.fail(RingBroken(str(ended.error))) if ended.error else None)
         if patient or connect_timeout is not None:
             self._group.set_timeout(FOREVER if patient else timedelta(seconds=timeout))
         self._store = store
@@ -100,7 +114,7 @@ class Ring:
         except RuntimeError as cause:
             self.operations.break_in(work, cause)
             return
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self._witness is None:
             self.operations.queued(work, handle)
         else:
             self.operations.follow(work, handle)
@@ -154,7 +168,9 @@ class Ring:
         self.operations.fail(error)
 
     def abort(self, error: HubringError) -> None:
-        """Ends all operations on all members, and destroys the group. No operation writes to memory after it.
+        """Ends all operations on all members, and destroys the group.
+
+        No operation writes to memory after it, unless torch does not end it within `ABORT_SECONDS`.
 
         Args:
             error: What the operations of this member fail with.
@@ -162,16 +178,26 @@ class Ring:
         group, connections = self._group, self._connections
         if group is None:
             return
-        self.operations.fail(error)
-        assert connections is not None
-        connections.cut()
+        self.operations.fail(error)  # first: NCCL ends its operations as if they were complete
+        if self._witness is not None:
+            self._witness.abort(error)  # ends a confirmation
+            _bounded(group.abort)
+        else:
+            assert connections is not None
+            connections.cut()
         self._connections = None  # its device ends with the group, though a traceback may keep this ring
         if self.operations.end_thread(ABORT_SECONDS):
             self._release(group)
         self._group = None
 
     def close(self) -> None:
-        """Closes the connections, unless the ring has failed. Can be called twice."""
+        """Closes the connections, unless the ring has failed. Can be called twice.
+
+        With a witness, no operation may be pending that counts.
+        """
+        if self._witness is not None:
+            self.abort(RingBroken("this worker has left the ring"))
+            return
         group, self._group = self._group, None
         if group is None:
             return
@@ -197,3 +223,17 @@ class Ring:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         self.run(what, lambda group: group.allgather([parts], [tensor]))
         return parts
+
+
+def _bounded(abort: Callable[[], None]) -> None:
+    """Calls NCCL's abort, and leaves it behind if it does not end within `ABORT_SECONDS`."""
+
+    def attempt() -> None:
+        try:
+            abort()
+        except RuntimeError as error:
+            log.warning("NCCL did not end its operations: %s", gist(error))
+
+    thread = threading.Thread(target=attempt, name="NCCL abort", daemon=True)
+    thread.start()
+    thread.join(ABORT_SECONDS)

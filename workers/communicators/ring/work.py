@@ -17,7 +17,8 @@ class RingWork(Work):
 
     On the CPU `then` runs in the thread that waits for operations, so it overlaps with backward
     as the operation does. On CUDA the work is done once its stream has queued the operation.
-    `wait` then makes the caller's stream wait for it and queues `then` there.
+    `wait` then makes the caller's stream wait for it and queues `then` there. In a ring that
+    heals a GPU's operations are done as on the CPU.
     """
 
     def __init__(self, what: str, then: Callable[[], object] | None = None) -> None:
@@ -47,6 +48,10 @@ class RingWork(Work):
             then()
 
 
+WaitForHost = Callable[[RingWork, Any], None]
+"""Waits until an operation has ended, with torch's handle, and settles its work."""
+
+
 class Operations:
     """The operations of one group. The first failure fails all current and later operations.
 
@@ -55,13 +60,18 @@ class Operations:
     the interpreter exits aborts the process; a callback that drops the last reference to its group
     makes the group wait for itself.
 
+    Args:
+        rank: This process's rank.
+        wait: See `WaitForHost`.
+
     Attributes:
         lost: Ranks known to be lost. Errors name them.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, wait: WaitForHost = RingWork.settle) -> None:
         self.lost: set[int] = set()
         self._rank = rank
+        self._wait = wait
         self._lock = threading.Lock()
         self._pending: set[RingWork] = set()
         self._failure: HubringError | None = None
@@ -138,7 +148,7 @@ class Operations:
         while (begun := self._begun.get()) is not None:
             work, handle = begun
             try:
-                work.settle(handle)
+                self._wait(work, handle)
             except RuntimeError as cause:
                 self.break_in(work, cause)
                 continue

@@ -56,8 +56,7 @@ class Row:
             return "" if self.peer.grouped else "its library exchanges host memory"
         if "--topology" not in self.worker:
             return ""
-        refused = next((flag for flag in ("--compress", "--min-workers") if flag in self.worker), "")
-        return refused and f"its {refused} needs Gloo"
+        return "its --compress needs Gloo" if "--compress" in self.worker else ""
 
     def workers(self, asked: int) -> int:
         """Returns the number of workers of this row where the setting has `asked`."""

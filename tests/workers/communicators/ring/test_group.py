@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -16,11 +15,9 @@ from torch import distributed
 
 from hubring.ps.core.errors import JobFailed, RingBroken
 from hubring.workers.communicators.ring.group import Notes, RingStore, open_group
-from hubring.workers.communicators.ring.process_group import Ring
 from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT
-
-CPU = torch.device("cpu")
+from tests.support.training.rings import CPU, on_threads, ring_of
 
 
 def opened(rank: int, size: int, store: RingStore, timeout: float = LIMIT) -> float:
@@ -30,11 +27,6 @@ def opened(rank: int, size: int, store: RingStore, timeout: float = LIMIT) -> fl
     group.allreduce([total]).wait()
     group.barrier().wait()
     return float(total)
-
-
-def on_threads(size: int, action: Callable[[int], Any]) -> list[Future[Any]]:
-    with ThreadPoolExecutor(size) as pool:
-        return [pool.submit(action, rank) for rank in range(size)]
 
 
 def test_what_torch_sets_is_read_by_other_ranks() -> None:
@@ -88,16 +80,11 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         )
 
 
-def ring_of(rank: int, store: RingStore, timeout: float = LIMIT) -> Ring:
-    """Opens a ring of two that can be aborted."""
-    return Ring(rank, 2, store, backend="gloo", device=CPU, host="127.0.0.1", timeout=timeout, abortable=True)
-
-
 def test_a_group_that_does_not_connect_leaves_no_thread() -> None:
     """A ring that heals opens groups as often as members are lost."""
     before = set(threading.enumerate())
     with pytest.raises(RingBroken, match="rank 1 did not publish"):
-        ring_of(0, RingStore(SharedNotes(), "ring", LIMIT), timeout=0.1)
+        ring_of(0, RingStore(SharedNotes(), "ring", 0.1))
     assert set(threading.enumerate()) == before
 
 

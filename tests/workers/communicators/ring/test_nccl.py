@@ -1,0 +1,176 @@
+"""What a ring over NCCL does around torch's calls, with stand-ins for them; no GPU is needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
+from hubring.ps.core.work import Work
+from hubring.workers.communicators.ring.group import RingStore
+from hubring.workers.communicators.ring.nccl import groups
+from hubring.workers.communicators.ring.nccl.confirmed_wait import ConfirmedWait
+from hubring.workers.communicators.ring.nccl.witness import Witness
+from hubring.workers.communicators.ring.process_group import Ring
+from hubring.workers.communicators.ring.work import Operations, RingWork
+from tests.support.training.notes import SharedNotes
+from tests.support.training.ranks import LIMIT
+from tests.support.training.rings import CPU, on_threads, ring_of
+
+
+class Group:
+    """A group whose first operation does what a test says."""
+
+    def __init__(self, operation: Callable[[], object]) -> None:
+        self._operation = operation
+        self.aborted = threading.Event()
+
+    def allreduce(self, _: object) -> None:
+        self._operation()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The current devices that threads have set."""
+    found: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    return found
+
+
+def connect(group: Group, timeout: float = LIMIT, watch: Work | None = None) -> None:
+    groups.connect(group, CPU, timeout, watch or Work("a watch"))
+
+
+def test_a_group_connects_in_its_first_operation(devices: list[object]) -> None:
+    group = Group(lambda: None)
+    connect(group)
+    assert devices == [CPU]
+    assert not group.aborted.is_set()
+
+
+def test_an_error_of_nccl_breaks_the_ring() -> None:
+    def fails() -> None:
+        raise RuntimeError("no network")
+
+    group = Group(fails)
+    with pytest.raises(RingBroken, match="no network"):
+        connect(group)
+    assert group.aborted.wait(LIMIT)
+
+
+def test_a_member_that_is_lost_meanwhile_ends_the_wait_and_its_late_group_is_aborted() -> None:
+    come, watch = threading.Event(), Work("a watch")
+    group = Group(come.wait)
+    watch.fail(RingBroken("rank 1 is lost"))
+    with pytest.raises(RingBroken, match="rank 1 is lost"):
+        connect(group, watch=watch)
+    assert not group.aborted.is_set()
+    come.set()
+    assert group.aborted.wait(LIMIT)
+
+
+def test_a_member_that_does_not_come_ends_the_wait_in_time() -> None:
+    come = threading.Event()
+    group = Group(come.wait)
+    with pytest.raises(DeadlineExceeded):
+        connect(group, timeout=0.05)
+    come.set()
+    assert group.aborted.wait(LIMIT)
+
+
+def test_without_a_gpu_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"built without NCCL|needs a GPU"):
+        groups.open_nccl(0, 1, RingStore(SharedNotes(), "ring", LIMIT), CPU, LIMIT)
+
+
+class Stream:
+    """A stream, an event on it, and torch's handle of an operation; `log` has what they were asked for."""
+
+    def __init__(self, log: list[str], device: object) -> None:
+        self.log, self.device = log, device
+
+    def record_event(self, event: object) -> Stream:
+        self.log.append("record")
+        return self
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+    def wait(self) -> None:
+        self.log.append("queue")
+
+
+def test_a_gpus_operation_is_done_once_it_has_ended_and_all_have_confirmed_it(
+    monkeypatch: pytest.MonkeyPatch, devices: list[object]
+) -> None:
+    log: list[str] = []
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(log, device))
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    operations = Operations(0, ConfirmedWait(gpu, lambda: log.append("confirm")))
+    work = RingWork("a sum", lambda: log.append("divide"))
+    assert operations.begin(work)
+    work.when_done(lambda _: log.append("done"))
+    operations.follow(work, Stream(log, gpu))
+    work.wait(LIMIT)
+    operations.close()
+    assert log == ["queue", "divide", "record", "synchronize", "confirm", "done"]
+    assert devices == [gpu]
+
+
+def witnesses(size: int = 2) -> list[Witness]:
+    store = RingStore(SharedNotes(), "ring", LIMIT)
+    opened = on_threads(size, lambda rank: Witness(ring_of(rank, store)))
+    return [each.result(LIMIT) for each in opened]
+
+
+def test_a_confirmation_waits_for_all_members() -> None:
+    first, second = witnesses()
+    confirmed = threading.Event()
+
+    def confirm() -> None:
+        first.confirm()
+        confirmed.set()
+
+    thread = threading.Thread(target=confirm)
+    thread.start()
+    assert not confirmed.is_set()
+    second.confirm()
+    thread.join(LIMIT)
+    assert confirmed.is_set()
+    for each in (first, second):
+        each.abort(RingBroken("the test is over"))
+
+
+def test_a_lost_member_fails_the_watch_and_confirmations() -> None:
+    first, second = witnesses()
+    second.abort(RingBroken("killed"))
+    with pytest.raises(RingBroken, match="the watch over the ring failed"):
+        first.watch.wait(LIMIT)
+    with pytest.raises(RingBroken):
+        first.confirm()
+    first.abort(RingBroken("the test is over"))
+
+
+def test_a_ring_of_one_watches_nobody() -> None:
+    store = RingStore(SharedNotes(), "ring", LIMIT)
+    ring = Ring(0, 1, store, backend="gloo", device=CPU, host="127.0.0.1", timeout=LIMIT, abortable=True)
+    witness = Witness(ring)
+    witness.confirm()
+    witness.abort(RingBroken("the test is over"))
+    assert not witness.watch.done
+
+
+def test_torch_is_told_to_raise_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
+    groups.let_operations_raise()
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"

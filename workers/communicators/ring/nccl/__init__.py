@@ -1,0 +1,1 @@
+"""A ring over NCCL: its process groups, and what makes it heal."""
