@@ -138,7 +138,7 @@ def open_group(
         if backend == "nccl":
             group = groups.open_nccl(rank, size, store, device, timeout)
             if watch is not None:
-                groups.connect(group, device, timeout, watch)
+                groups.connect(group, store, device, timeout, watch)
                 if rank == 0 and isinstance(store, RingStore):
                     store.forget()
             return group

@@ -46,7 +46,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def connect(group: Group, timeout: float = LIMIT, watch: Work | None = None) -> None:
-    groups.connect(group, CPU, timeout, watch or Work("a watch"))
+    store = RingStore(SharedNotes(), "ring", LIMIT)
+    groups.connect(group, store, CPU, timeout, watch or Work("a watch"))
 
 
 def test_a_group_connects_in_its_first_operation(devices: list[object]) -> None:

@@ -40,24 +40,24 @@ def open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout:
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
-def connect(group: Any, device: torch.device, timeout: float, watch: Work) -> None:
+def connect(group: Any, store: Store, device: torch.device, timeout: float, watch: Work) -> None:
     """Connects a group. NCCL itself waits without limit for a member that is lost.
 
     Args:
         group: The group.
+        store: Its store, which must live as long as NCCL uses it.
         device: The GPU.
         timeout: Seconds.
         watch: Fails when a member is lost.
 
     Raises:
-        RuntimeError: NCCL has failed.
-        RingBroken: A member is lost.
+        RingBroken: NCCL has failed, or a member is lost.
         DeadlineExceeded: A member did not connect in time.
     """
     connected = Work("connecting over NCCL")
     watch.when_done(lambda ended: connected.fail(ended.error) if ended.error is not None else None)
 
-    def first_operation() -> None:
+    def first_operation(_: Store) -> None:
         torch.cuda.set_device(device)
         try:
             group.allreduce([torch.zeros(1, device=device)])
@@ -68,7 +68,7 @@ def connect(group: Any, device: torch.device, timeout: float, watch: Work) -> No
         if connected.error is not None:  # nobody waits for this group any more
             group.abort()
 
-    threading.Thread(target=first_operation, name="connecting over NCCL", daemon=True).start()
+    threading.Thread(target=first_operation, args=(store,), name="connecting over NCCL", daemon=True).start()
     try:
         connected.wait(timeout)
     except DeadlineExceeded as error:
