@@ -123,11 +123,12 @@ def test_collectives_are_run_again_among_those_that_are_left() -> None:
 
 
 def test_a_group_ends_with_the_members_that_made_it() -> None:
-    ranks = HealingRanks(3)
+    ranks, made = HealingRanks(3), threading.Barrier(3, timeout=LIMIT)
 
     def live(ring: HealingRing) -> Any:
         own = ring.rank
         group = new_group([0, 2], communicator=ring)
+        made.wait()
         if own == 1:
             return ranks.lose(1)
         allreduce(torch.ones(1), communicator=ring)  # ends in the next generation
