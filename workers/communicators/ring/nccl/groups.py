@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from datetime import timedelta
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from hubring.ps.config.environment import export
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.ps.core.work import Work
 
@@ -21,7 +21,7 @@ def let_operations_raise() -> None:
     Otherwise torch has a watchdog, which ends the process. Call it before another thread runs, because torch
     reads the variable without a lock. It also holds for groups that the script makes.
     """
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    export({"TORCH_NCCL_BLOCKING_WAIT": "1"})
 
 
 def open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout: float) -> Any:
