@@ -54,3 +54,12 @@ def rest_threads() -> None:
     libgomp reads the variable then. Child processes inherit it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def let_nccl_raise() -> None:
+    """Lets NCCL's operations of this process that fail raise errors where they are waited for.
+
+    Otherwise torch has a watchdog, which ends the process. Call this before other threads run, because torch
+    reads the variable without a lock. It also holds for groups that the script makes.
+    """
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"

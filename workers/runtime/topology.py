@@ -13,7 +13,7 @@ import torch
 from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Session
 from hubring.ps.config.address import address, is_loopback
-from hubring.ps.config.environment import environment
+from hubring.ps.config.environment import environment, let_nccl_raise
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.transport import registry
@@ -25,7 +25,6 @@ from hubring.workers.communicators.ring.communicator import AllreduceCommunicato
 from hubring.workers.communicators.ring.group import RingStore
 from hubring.workers.communicators.ring.healing import HealingRing
 from hubring.workers.communicators.ring.meeting import Meeting
-from hubring.workers.communicators.ring.nccl.groups import let_operations_raise
 from hubring.workers.launchers.own_device import choose
 from hubring.workers.launchers.placement import Placement
 
@@ -120,7 +119,7 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
 
 def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, host: str) -> Communicator:
     if config.backend == "nccl":
-        let_operations_raise()
+        let_nccl_raise()
     meeting = Meeting(
         session.sender.rank,
         host,

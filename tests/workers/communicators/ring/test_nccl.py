@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from hubring.ps.config.environment import let_nccl_raise
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.ps.core.work import Work
 from hubring.workers.communicators.ring.group import RingStore
@@ -173,5 +174,5 @@ def test_a_ring_of_one_watches_nobody() -> None:
 
 def test_torch_is_told_to_raise_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
-    groups.let_operations_raise()
+    let_nccl_raise()
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"

@@ -10,18 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from hubring.ps.config.environment import export
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.ps.core.work import Work
-
-
-def let_operations_raise() -> None:
-    """Lets operations of this process that fail raise errors where they are waited for.
-
-    Otherwise torch has a watchdog, which ends the process. Call it before another thread runs, because torch
-    reads the variable without a lock. It also holds for groups that the script makes.
-    """
-    export({"TORCH_NCCL_BLOCKING_WAIT": "1"})
 
 
 def open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout: float) -> Any:
