@@ -69,7 +69,7 @@ def _trust(findings: Findings) -> str:
     if noise.repeat is not None:
         apart, least = mean_apart(noise.repeat.ratios) - 1, max(EVEN, noise.floor) - 1
         runs = f"Two runs of {noise.repeat.row} with the same seed differ by {apart:.1%} on average"
-        texts.append(f"{runs}; no row wins by less than {least:.1%}.")
+        texts.append(f"{runs}; to win, a row must be more than {least:.1%} faster.")
     return " ".join(texts)
 
 
