@@ -31,7 +31,10 @@ class Group:
         self._operation = operation
         self.aborted = threading.Event()
 
-    def allreduce(self, _: object) -> None:
+    def allreduce(self, _: object) -> Group:
+        return self
+
+    def wait(self) -> None:
         self._operation()
 
     def abort(self) -> None:
@@ -127,6 +130,25 @@ def test_a_gpus_operation_is_done_once_it_has_ended_and_all_have_confirmed_it(
     operations.close()
     assert log == ["queue", "divide", "record", "synchronize", "confirm", "done"]
     assert devices == [gpu]
+
+
+def test_nothing_is_confirmed_after_an_operation_that_failed() -> None:
+    confirmed: list[str] = []
+    operations = Operations(0, ConfirmedWait(CPU, lambda: confirmed.append("confirm")))
+    broken, later = RingWork("a sum"), RingWork("a later sum")
+
+    class Raises:
+        def wait(self) -> None:
+            raise RuntimeError("NCCL error")
+
+    for work in (broken, later):
+        assert operations.begin(work)
+    operations.follow(broken, Raises())
+    operations.follow(later, Stream([], CPU))
+    assert operations.end_thread(LIMIT)
+    assert broken.error is not None
+    assert later.error is not None
+    assert confirmed == []
 
 
 def witnesses(size: int = 2) -> list[Witness]:

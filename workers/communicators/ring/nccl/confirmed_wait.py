@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hubring.ps.core.errors import RingBroken
 from hubring.workers.communicators.ring.work import RingWork
 
 
@@ -25,8 +26,19 @@ class ConfirmedWait:
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._confirm = confirm
+        self._failed = False
 
     def __call__(self, work: RingWork, handle: Any) -> None:
+        if self._failed:  # confirmations are told apart by their number only
+            raise RingBroken("an operation before this one has failed")
+        try:
+            self._await(work, handle)
+            self._confirm()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _await(self, work: RingWork, handle: Any) -> None:
         if self._stream is None:
             work.settle(handle)
         else:
@@ -36,4 +48,3 @@ class ConfirmedWait:
                 event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
                 ended = self._stream.record_event(event)
             ended.synchronize()
-        self._confirm()

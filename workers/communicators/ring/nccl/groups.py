@@ -50,7 +50,7 @@ def connect(group: Any, store: Store, device: torch.device, timeout: float, watc
     def first_operation(_: Store) -> None:
         torch.cuda.set_device(device)
         try:
-            group.allreduce([torch.zeros(1, device=device)])
+            group.allreduce([torch.zeros(1, device=device)]).wait()  # torch does not keep the tensor
         except RuntimeError as cause:
             connected.fail(RingBroken(str(cause)))
         else:
