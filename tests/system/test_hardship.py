@@ -12,8 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.compare.hardship.hosts import Hosts, hosts
@@ -22,7 +20,7 @@ from hubring.workers.compare.hardship.network import why_not
 from hubring.workers.slowdown.delays import Slowness
 from hubring.workers.slowdown.straggler import Straggler
 from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster, Program
-from tests.support.scripts import small
+from tests.support.training.assert_trained import assert_trained
 
 pytestmark = pytest.mark.slow
 
@@ -92,15 +90,7 @@ def test_at_a_distance_the_same_is_trained(cluster: Cluster, tmp_path: Path, wor
         server, workers = start(cluster, there, 2, *words, "--save-parameters", str(final), SMALL, "10")
         assert [worker.done()["steps"] for worker in workers] == [10, 10]
         server.done()
-    model = small.network(16)
-    optimizer = small.sgd(model)
-    for step in range(10):
-        optimizer.zero_grad()
-        torch.stack([small.loss_of(model, step, rank, 16) for rank in range(2)]).mean().backward()
-        optimizer.step()
-    trained = load_file(final)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+    assert_trained(final, [range(2)] * 10)
 
 
 @pytest.mark.parametrize("words", [[], ["--topology", "ring"]], ids=["hub", "ring"])

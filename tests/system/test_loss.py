@@ -7,11 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests.support.processes.cluster import SMALL, Cluster, Program
-from tests.support.scripts import small
+from tests.support.training.assert_trained import assert_trained
 
 pytestmark = pytest.mark.slow
 
@@ -64,16 +62,7 @@ def test_after_a_loss_the_parameters_are_those_of_the_recorded_contributors(
         step: run["ranks"] for run in shard["partial_rounds"] for step in range(run["first"], run["last"] + 1)
     }
     assert partial, "no round was recorded without the killed worker"
-    model = small.network(16)
-    optimizer = small.sgd(model)
-    for step in range(60):
-        ranks = partial.get(step, [0, 1, 2])
-        optimizer.zero_grad()
-        torch.stack([small.loss_of(model, step, rank, 16) for rank in ranks]).mean().backward()
-        optimizer.step()
-    trained = load_file(final)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+    assert_trained(final, [partial.get(step, [0, 1, 2]) for step in range(60)])
 
 
 def test_nobody_is_lost_while_the_server_was_held_up(cluster: Cluster, tmp_path: Path) -> None:

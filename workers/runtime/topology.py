@@ -118,8 +118,6 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
 
 
 def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, host: str) -> Communicator:
-    if config.backend == "nccl":
-        let_nccl_raise()
     meeting = Meeting(
         session.sender.rank,
         host,
@@ -150,6 +148,8 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
 
 def own_device(config: WorkerConfig, placement: Placement) -> torch.device:
     """Returns the device on which this worker trains; makes it current if it is a GPU."""
+    if config.backend == "nccl" and config.min_workers is not None:
+        let_nccl_raise()
     backend = "nccl" if config.own_gpu else config.backend
     device = torch.device(choose(backend, placement, environment()).device)
     if device.type == "cuda":

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hubring.workers.communicators.ring.connections import GroupConnections
-from hubring.workers.communicators.ring.group import open_group
+from hubring.workers.communicators.ring.group import RingStore, open_group
 
 HOST = "127.0.0.1"
 LIMIT = 60.0
-"""Seconds after which an operation that nobody aborts is a bug."""
+"""Seconds after which an operation without an abort is a bug."""
 GARBAGE = 77.0
 
 
@@ -28,7 +27,7 @@ class FakeNccl:
 
     hangs = True
 
-    def __init__(self, rank: int, size: int, store: Store, device: torch.device, timeout: float) -> None:
+    def __init__(self, rank: int, size: int, store: RingStore, device: torch.device, timeout: float) -> None:
         self._connections = GroupConnections(HOST)
         self._gloo = open_group(rank, size, store, "gloo", device, HOST, timeout, self._connections)
         self._changed = threading.Condition()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import sys
 
-import torch
 from safetensors.torch import save_file
 
 import hubring
-from tests.support.scripts.small import network, sgd
+from tests.support.scripts.small import loss_of, network, sgd
 
 
 def main() -> None:
@@ -20,9 +19,7 @@ def main() -> None:
     model = network(256).cuda()
     optimizer = hubring.DistributedOptimizer(sgd(model), model)
     for step in range(optimizer.completed_steps, steps):
-        generator = torch.Generator().manual_seed(1000 * step + hubring.rank())
-        x = torch.randn(8, 256, generator=generator).cuda()
-        loss = ((model(x) - x.mean(1, keepdim=True)) ** 2).mean()
+        loss = loss_of(model, step, hubring.rank(), 256)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

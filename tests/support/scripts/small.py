@@ -26,7 +26,7 @@ def network(width: int) -> torch.nn.Module:
 
 def loss_of(model: torch.nn.Module, step: int, rank: int, width: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(8, width, generator=generator)
+    x = torch.randn(8, width, generator=generator).to(next(model.parameters()).device)
     return ((model(x) - x.mean(1, keepdim=True)) ** 2).mean()
 
 

@@ -55,8 +55,12 @@ class HealingRanks:
                 self.live[rank] = self._member(rank)
             size = len(self._generations.current.members)
         regroup = partial(self.regroup, rank)
-        asked = {"backend": self.backend, "compress": self.compress}
-        meeting = Meeting(rank, "127.0.0.1", regroup, self.notes, **asked, timeout=LIMIT)
+        meeting = Meeting(
+            *(rank, "127.0.0.1", regroup, self.notes),
+            backend=self.backend,
+            compress=self.compress,
+            timeout=LIMIT,
+        )
         ring = HealingRing(meeting, late=late, size=size, timeout=LIMIT)
         with self._changed:
             self.rings[rank] = ring

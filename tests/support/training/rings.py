@@ -20,6 +20,8 @@ def on_threads(size: int, action: Callable[[int], Any]) -> list[Future[Any]]:
         return [pool.submit(action, rank) for rank in range(size)]
 
 
-def ring_of(rank: int, store: RingStore, timeout: float = LIMIT) -> Ring:
-    """Opens a ring of two that can be aborted."""
-    return Ring(rank, 2, store, backend="gloo", device=CPU, host="127.0.0.1", timeout=timeout, abortable=True)
+def ring_of(rank: int, store: RingStore, size: int = 2) -> Ring:
+    """Opens a ring that can be aborted."""
+    return Ring(
+        rank, size, store, backend="gloo", device=CPU, host="127.0.0.1", timeout=LIMIT, abortable=True
+    )

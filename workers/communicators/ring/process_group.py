@@ -92,7 +92,8 @@ class Ring:
         self.device = device
         self.timeout = None if patient else timeout
         self._connections = GroupConnections(host) if abortable and backend == "gloo" else None
-        self._witness, watch = witness, witness.watch if witness is not None else None
+        self._witness = witness
+        watch = witness.watch if witness is not None else None
         wait = ConfirmedWait(device, witness.confirm) if witness is not None else RingWork.settle
         limit = connect_timeout or timeout
         self._group = open_group(rank, size, store, backend, device, host, limit, self._connections, watch)

@@ -18,7 +18,7 @@ class RingWork(Work):
     On the CPU `then` runs in the thread that waits for operations, so it overlaps with backward
     as the operation does. On CUDA the work is done once its stream has queued the operation.
     `wait` then makes the caller's stream wait for it and queues `then` there. In a ring that
-    heals a GPU's operations are done as on the CPU.
+    heals, a GPU's operations are done as on the CPU.
     """
 
     def __init__(self, what: str, then: Callable[[], object] | None = None) -> None:

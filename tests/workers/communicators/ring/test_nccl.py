@@ -17,7 +17,6 @@ from hubring.workers.communicators.ring.group import RingStore
 from hubring.workers.communicators.ring.nccl import groups
 from hubring.workers.communicators.ring.nccl.confirmed_wait import ConfirmedWait
 from hubring.workers.communicators.ring.nccl.witness import Witness
-from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.communicators.ring.work import Operations, RingWork
 from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT
@@ -151,9 +150,9 @@ def test_nothing_is_confirmed_after_an_operation_that_failed() -> None:
     assert confirmed == []
 
 
-def witnesses(size: int = 2) -> list[Witness]:
+def witnesses() -> list[Witness]:
     store = RingStore(SharedNotes(), "ring", LIMIT)
-    opened = on_threads(size, lambda rank: Witness(ring_of(rank, store)))
+    opened = on_threads(2, lambda rank: Witness(ring_of(rank, store)))
     return [each.result(LIMIT) for each in opened]
 
 
@@ -167,7 +166,7 @@ def test_a_confirmation_waits_for_all_members() -> None:
 
     thread = threading.Thread(target=confirm)
     thread.start()
-    assert not confirmed.is_set()
+    assert not confirmed.wait(0.2)
     second.confirm()
     thread.join(LIMIT)
     assert confirmed.is_set()
@@ -186,15 +185,13 @@ def test_a_lost_member_fails_the_watch_and_confirmations() -> None:
 
 
 def test_a_ring_of_one_watches_nobody() -> None:
-    store = RingStore(SharedNotes(), "ring", LIMIT)
-    ring = Ring(0, 1, store, backend="gloo", device=CPU, host="127.0.0.1", timeout=LIMIT, abortable=True)
-    witness = Witness(ring)
+    witness = Witness(ring_of(0, RingStore(SharedNotes(), "ring", LIMIT), size=1))
     witness.confirm()
     witness.abort(RingBroken("the test is over"))
     assert not witness.watch.done
 
 
-def test_torch_is_told_to_raise_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_lets_torch_raise_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
     let_nccl_raise()
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"

@@ -29,7 +29,7 @@ class ConfirmedWait:
         self._failed = False
 
     def __call__(self, work: RingWork, handle: Any) -> None:
-        if self._failed:  # confirmations are told apart by their number only
+        if self._failed:  # a confirmation now would count for that operation
             raise RingBroken("an operation before this one has failed")
         try:
             self._await(work, handle)

@@ -55,7 +55,7 @@ def connect(group: Any, store: Store, device: torch.device, timeout: float, watc
             connected.fail(RingBroken(str(cause)))
         else:
             connected.complete_part()
-        if connected.error is not None:  # nobody waits for this group any more
+        if connected.error is not None:  # the caller has given up
             group.abort()
 
     threading.Thread(target=first_operation, args=(store,), name="connecting over NCCL", daemon=True).start()
