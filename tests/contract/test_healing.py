@@ -18,6 +18,8 @@ from hubring.workers.communicators.ring.communicator import AllreduceCommunicato
 from hubring.workers.communicators.ring.healing import HealingRing
 from hubring.workers.communicators.ring.meeting import Agreed, Meeting
 from hubring.workers.communicators.ring.nccl import groups
+from hubring.workers.communicators.ring.process_group import Ring
+from hubring.workers.communicators.ring.work import Operations, RingWork
 from hubring.workers.optimizer import newcomers
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.newcomers import give_states
@@ -137,6 +139,41 @@ def test_a_group_ends_with_the_members_that_made_it() -> None:
         return True
 
     assert together(ranks, live) == [True, None, True]
+
+
+def test_a_member_that_leaves_does_not_fail_the_last_exchange_of_a_slower_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Member 0 leaves while member 2 has not yet noticed the end of the confirmation."""
+    ranks, at_last = HealingRanks(3), threading.Event()
+    leaving, left = threading.Event(), threading.Event()
+    close, end = Ring.close, Operations.end
+
+    def closes(ring: Ring) -> None:
+        first = ring.rank == 0 and ring._witness is not None
+        if first:
+            leaving.set()
+        close(ring)
+        if first:
+            left.set()
+
+    def ends(operations: Operations, work: RingWork) -> None:
+        if work.what == "a confirmation" and operations._rank == 2 and at_last.is_set():
+            assert leaving.wait(LIMIT)
+            left.wait(0.2)
+        end(operations, work)
+
+    monkeypatch.setattr(Ring, "close", closes)
+    monkeypatch.setattr(Operations, "end", ends)
+
+    def live(ring: HealingRing) -> Any:
+        own, (bucket, *_) = ring.rank, attached(ring)
+        assert exchange(ring, [bucket], 0, 1.0 + own) == [2.0]
+        if own == 2:
+            at_last.set()
+        return exchange(ring, [bucket], 1, 1.0 + own), ring.generation
+
+    assert together(ranks, live) == [([2.0], 1)] * 3
 
 
 def small(seed: int) -> nn.Module:

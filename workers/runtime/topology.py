@@ -13,7 +13,7 @@ import torch
 from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Session
 from hubring.ps.config.address import address, is_loopback
-from hubring.ps.config.environment import environment, let_nccl_raise
+from hubring.ps.config.environment import environment, let_nccl_heal
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.transport import registry
@@ -149,7 +149,7 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
 def own_device(config: WorkerConfig, placement: Placement) -> torch.device:
     """Returns the device on which this worker trains; makes it current if it is a GPU."""
     if config.backend == "nccl" and config.min_workers is not None:
-        let_nccl_raise()
+        let_nccl_heal()
     backend = "nccl" if config.own_gpu else config.backend
     device = torch.device(choose(backend, placement, environment()).device)
     if device.type == "cuda":

@@ -197,6 +197,8 @@ class Ring:
         With a witness, no operation may be pending that counts.
         """
         if self._witness is not None:
+            if not self.operations.failed:
+                self._witness.leave()
             self.abort(RingBroken("this worker has left the ring"))
             return
         group, self._group = self._group, None

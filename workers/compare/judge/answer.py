@@ -18,7 +18,8 @@ def answer(compared: Comparisons) -> str:
         return _count(contests)
     (first, second, ratio), here = contests[0], _here(compared.findings)
     if ratio.doubt:
-        return f"Not decided on {here}: {ratio.doubt}."
+        question = f"{first} or {second}?"
+        return f"{question[0].upper()}{question[1:]} Not decided: {ratio.doubt}."
     if ratio.decided:
         winner, loser, times = (first, second, ratio) if ratio.value > 1 else (second, first, ratio.inverse)
         by = f"{times.once} times as fast{times.range}"

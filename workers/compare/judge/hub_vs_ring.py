@@ -140,16 +140,17 @@ def _wires(scope: Scope, wins: bool) -> list[str]:
 def _latencies(scope: Scope, hub: str, wins: bool) -> list[str]:
     """Compares how often an exchange waits for a link's latency: to a shard and back, or at every hop.
 
-    A shard replies once its standby has acknowledged the step.
+    A shard replies once its standby has acknowledged the step. At each hop of a ring Gloo sends once its
+    receiver has said that it waits.
     """
-    hops, link = 2 * (scope.setting.workers - 1), scope.setting.link
+    around, link = 4 * (scope.setting.workers - 1), scope.setting.link
     times = 4 if EVERY[hub].has_standbys else 2
-    if not wins or not link or not link.latency or hops <= times:
+    if not wins or not link or not link.latency or around <= times:
         return []
     once = 1e3 * link.latency
     return [
-        f"its exchange includes the link latency {times} times ({times * once:g} ms), the ring's {hops} times"
-        f" ({hops * once:g} ms)"
+        f"its exchange includes the link latency {times} times ({times * once:g} ms), the ring's"
+        f" {around} times ({around * once:g} ms)"
     ]
 
 

@@ -10,12 +10,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from hubring.ps.config.environment import let_nccl_raise
+from hubring.ps.config.environment import let_nccl_heal
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.ps.core.work import Work
 from hubring.workers.communicators.ring.group import RingStore
-from hubring.workers.communicators.ring.nccl import groups
-from hubring.workers.communicators.ring.nccl.confirmed_wait import ConfirmedWait
+from hubring.workers.communicators.ring.nccl import confirmed_wait, groups, witness
+from hubring.workers.communicators.ring.nccl.confirmed_wait import ConfirmedWait, await_end
 from hubring.workers.communicators.ring.nccl.witness import Witness
 from hubring.workers.communicators.ring.work import Operations, RingWork
 from tests.support.training.notes import SharedNotes
@@ -101,6 +101,12 @@ class Stream:
     def __init__(self, log: list[str], device: object) -> None:
         self.log, self.device = log, device
 
+    def is_completed(self) -> bool:
+        return True
+
+    def query(self) -> bool:
+        return True
+
     def record_event(self, event: object) -> Stream:
         self.log.append("record")
         return self
@@ -127,8 +133,32 @@ def test_a_gpus_operation_is_done_once_it_has_ended_and_all_have_confirmed_it(
     operations.follow(work, Stream(log, gpu))
     work.wait(LIMIT)
     operations.close()
-    assert log == ["queue", "divide", "record", "synchronize", "confirm", "done"]
+    assert log == ["synchronize", "record", "queue", "divide", "record", "synchronize", "confirm", "done"]
     assert devices == [gpu]
+
+
+class Completed:
+    """torch's handle of an operation that is complete after some looks at it."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def is_completed(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_an_operation_has_ended_once_the_event_behind_it_has_come() -> None:
+    handle, events = Completed(3), iter([False, False, True])
+    await_end(handle, lambda: next(events))
+    assert handle.left < 0
+    assert not list(events)
+
+
+def test_an_operation_that_is_complete_without_its_event_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirmed_wait, "EVENT_SECONDS", 0.01)
+    with pytest.raises(RuntimeError, match="NCCL has reported an error"):
+        await_end(Completed(0), lambda: False)
 
 
 def test_nothing_is_confirmed_after_an_operation_that_failed() -> None:
@@ -184,14 +214,61 @@ def test_a_lost_member_fails_the_watch_and_confirmations() -> None:
     first.abort(RingBroken("the test is over"))
 
 
+def test_members_leave_together() -> None:
+    first, second = witnesses()
+    left = threading.Event()
+
+    def leave() -> None:
+        first.leave()
+        left.set()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    assert not left.wait(0.2)
+    second.leave()
+    thread.join(LIMIT)
+    assert left.is_set()
+    for each in (first, second):
+        each.abort(RingBroken("the test is over"))
+
+
+def test_nothing_is_confirmed_by_a_member_that_leaves() -> None:
+    first, second = witnesses()
+    thread = threading.Thread(target=first.leave)
+    thread.start()
+    with pytest.raises(RingBroken, match="leaves before"):
+        second.confirm()
+    thread.join(LIMIT)
+    for each in (first, second):
+        each.abort(RingBroken("the test is over"))
+
+
+def test_a_member_that_leaves_alone_does_not_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witness, "LEAVE_SECONDS", 0.05)
+    first, second = witnesses()
+    first.leave()
+    first.abort(RingBroken("left"))
+    with pytest.raises(RingBroken):
+        second.confirm()
+    second.abort(RingBroken("the test is over"))
+
+
 def test_a_ring_of_one_watches_nobody() -> None:
-    witness = Witness(ring_of(0, RingStore(SharedNotes(), "ring", LIMIT), size=1))
-    witness.confirm()
-    witness.abort(RingBroken("the test is over"))
-    assert not witness.watch.done
+    alone = Witness(ring_of(0, RingStore(SharedNotes(), "ring", LIMIT), size=1))
+    alone.confirm()
+    alone.leave()
+    alone.abort(RingBroken("the test is over"))
+    assert not alone.watch.done
 
 
-def test_a_variable_lets_torch_raise_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("own", "expected"), [(None, "0"), ("1", "1")])
+def test_variables_let_a_ring_over_nccl_heal(
+    own: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
-    let_nccl_raise()
+    monkeypatch.setenv("NCCL_RUNTIME_CONNECT", own or "")
+    if own is None:
+        monkeypatch.delenv("NCCL_RUNTIME_CONNECT")
+    let_nccl_heal()
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+    assert os.environ["NCCL_RUNTIME_CONNECT"] == expected

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from hubring.workers.compare.cost.model import formulas
 from hubring.workers.compare.cost.model.constants import LINE_BYTES, PAYLOAD_BYTES, Constants, Wire
 from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
-from hubring.workers.compare.cost.model.exchange_terms import SPREAD, goodput, seconds_a_byte, spread
+from hubring.workers.compare.cost.model.exchange_terms import (
+    BURST_BYTES,
+    SPREAD,
+    goodput,
+    seconds_a_byte,
+    spread,
+)
 from hubring.workers.compare.cost.model.formulas import Task
 from hubring.workers.compare.cost.model.slicing import cut
 from hubring.workers.compare.experiment.setting import Link
@@ -102,9 +108,9 @@ def test_the_hub_overtakes_where_it_wins_with_that_many_servers_and_all_more() -
     assert overtaking(lambda servers: 4.0 if servers == 8 else 2.0, 3.0, 4) is None
 
 
-def test_latency_counts_per_hop_around_the_ring_and_twice_to_a_hub() -> None:
+def test_latency_counts_twice_per_hop_around_the_ring_and_twice_to_a_hub() -> None:
     task = Task(nbytes=4, link=Link(latency=1e-3))
-    assert ring(task, 8) == pytest.approx(14e-3)
+    assert ring(task, 8) == pytest.approx(28e-3)
     assert hub(task, 8, 1) == pytest.approx(2e-3)
 
 
@@ -114,9 +120,24 @@ def test_a_ring_hides_a_hop_s_latency_behind_the_other_segment() -> None:
         return ring(task, 4) - ring(replace(task, link=GIGABIT), 4)
 
     segment = MEBI / GOODPUT  # each of 4 ranks has 2 MiB, in two segments
-    assert late(segment / 2) == pytest.approx(segment / 2)
-    assert late(segment) == pytest.approx(segment)
-    assert late(3 * segment) == pytest.approx((6 * 2 + 1) * segment)
+    assert late(segment / 4) == pytest.approx(segment / 2)
+    assert late(segment / 2) == pytest.approx(segment)
+    assert late(2 * segment) == pytest.approx((6 * 3 + 1) * segment)
+
+
+def test_an_emulated_ring_s_bucket_fills_while_it_computes_or_waits_for_latency() -> None:
+    def step(latency: float, nbytes: int, pause: float = 0.0) -> float:
+        task = Task(nbytes=nbytes, link=Link(rate=1e8, latency=latency), together=True, pause=pause)
+        return pause + ring(task, 4)
+
+    burst, large = BURST_BYTES * 8 / 1e8, 64 * MEBI
+    link = 1.5 * large / (GOODPUT / 10)
+    assert step(0.0, large) == pytest.approx(link)
+    assert step(0.0, large, pause=burst / 2) == pytest.approx(link)  # no link carries more than its rate
+    assert step(0.0, large, pause=3 * burst) == pytest.approx(link + 2 * burst)
+    assert step(burst / 4, large) == pytest.approx(link)
+    assert step(burst / 4, large, pause=burst) == pytest.approx(link + burst / 2)
+    assert step(burst, BURST_BYTES) == pytest.approx(6 * 2 * burst)  # only latency counts
 
 
 def test_distant_workers_finish_one_after_another_while_their_connections_accelerate() -> None:

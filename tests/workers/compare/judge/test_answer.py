@@ -78,7 +78,7 @@ def test_a_disturbed_machine_has_no_winner(tmp_path: Path) -> None:
     trainer = paced({"ring": 0.005})
     trainer.noise = Noise((0.0, 0.0), 0.4)
     said = "other programs used 40% of the machine in 3 of 3 runs of hub-bsp"
-    assert answer(tmp_path, trainer) == f"Not decided on this machine: {said}."
+    assert answer(tmp_path, trainer) == f"Hub or ring? Not decided: {said}."
 
 
 def test_rows_that_do_not_compute_the_same_have_no_winner(tmp_path: Path) -> None:

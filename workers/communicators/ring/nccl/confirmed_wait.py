@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,11 @@ import torch
 
 from hubring.ps.core.errors import RingBroken
 from hubring.workers.communicators.ring.work import RingWork
+
+POLL_SECONDS = 2e-4
+
+EVENT_SECONDS = 1.0
+"""How long an event behind an operation may come after it."""
 
 
 class ConfirmedWait:
@@ -44,7 +50,34 @@ class ConfirmedWait:
         else:
             torch.cuda.set_device(self._stream.device)  # or this thread would begin to use the first GPU
             with torch.cuda.stream(self._stream):
+                handle.synchronize()  # the stream waits; `wait` could abort NCCL while operations start
+                await_end(handle, self._event().query)
                 work.settle(handle)
-                event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-                ended = self._stream.record_event(event)
-            ended.synchronize()
+                self._event().synchronize()
+
+    def _event(self) -> torch.cuda.Event:
+        """Returns an event behind what the stream has queued."""
+        assert self._stream is not None
+        event: torch.cuda.Event = self._stream.record_event(
+            torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        )
+        return event
+
+
+def await_end(handle: Any, ended: Callable[[], bool]) -> None:
+    """Waits until an operation of NCCL has ended.
+
+    Args:
+        handle: torch's handle of it.
+        ended: Whether an event behind it has come.
+
+    Raises:
+        RuntimeError: NCCL has reported an error. torch then calls the operation complete, but it may not end.
+    """
+    while not handle.is_completed():
+        time.sleep(POLL_SECONDS)
+    limit = time.monotonic() + EVENT_SECONDS
+    while not ended():
+        if time.monotonic() > limit:
+            raise RuntimeError("NCCL has reported an error, which is in its log with NCCL_DEBUG=WARN")
+        time.sleep(POLL_SECONDS)

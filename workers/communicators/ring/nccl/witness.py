@@ -8,12 +8,18 @@ counts once all members have said over Gloo that theirs has ended.
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+
 import torch
 
-from hubring.ps.core.errors import HubringError
+from hubring.ps.core.errors import HubringError, RingBroken
 from hubring.ps.core.work import Work
 from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.communicators.ring.work import RingWork
+
+LEAVE_SECONDS = 2.0
+"""How long a member that leaves waits for the others."""
 
 
 class Witness:
@@ -37,9 +43,30 @@ class Witness:
         """Waits until all members have called it as often.
 
         Raises:
-            RingBroken: A member is lost, or has aborted.
+            RingBroken: A member is lost, leaves, or has aborted.
         """
-        self._ring.exchange(Work("a confirmation"), lambda group: group.allreduce([torch.zeros(1)]))
+        if self._count_leavers(leaves=False):
+            raise RingBroken("a member of the ring leaves before this operation has ended")
+
+    def leave(self) -> None:
+        """Waits until all members leave, at most `LEAVE_SECONDS`; call it before `abort`.
+
+        A member that has ended its last operation may otherwise fail the confirmation of one that has not.
+        """
+
+        def until_all_leave() -> None:
+            with suppress(RingBroken):
+                self._count_leavers(leaves=True)
+
+        thread = threading.Thread(target=until_all_leave, name="leaving the ring", daemon=True)
+        thread.start()
+        thread.join(LEAVE_SECONDS)
+
+    def _count_leavers(self, *, leaves: bool) -> int:
+        """Returns how many members leave, once all have called this."""
+        leavers = torch.tensor([float(leaves)])
+        self._ring.exchange(Work("a confirmation"), lambda group: group.allreduce([leavers]))
+        return int(leavers.item())
 
     def abort(self, error: HubringError) -> None:
         """Closes the connections, which all members notice."""

@@ -168,30 +168,36 @@ def ring(constants: Constants, task: Task, workers: int, shards: Shards = WHOLE)
     carriers = a_byte(wire, task.link).times(moved)
     return Way(
         # A hop waits for the later of two neighbours; the mean of that is a third of the jitter.
-        latency=_hops(hops, wire.alpha + task.latency + task.jitter / 3, carriers.seconds),
+        latency=_hops(task, hops, wire.alpha + 2 * (task.latency + task.jitter / 3), carriers.seconds),
         after=_mean_and_step(constants, task, workers, shards.copies, most),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
-        # No burst: a rank sends what it has just received, so the next segment follows before a link pauses.
         own_by=carriers,
+        burst=task.burst,
+        pause=task.pause,
         overlapping=passing / (passing + spread_out) if shards.overlaps and passing else 0.0,
     )
 
 
-def _hops(hops: int, latency: float, moving: float) -> float:
+def _hops(task: Task, hops: int, round_trip: float, moving: float) -> float:
     """Returns what the latency of all hops adds to a ring.
 
-    Gloo cuts each rank's piece into at least two segments and sends one while the other travels, so a segment
-    hides as much of a hop's latency as it takes on the link.
+    Gloo sends a segment once its receiver has said that it waits, so a segment takes a round trip and its
+    time on the link. It cuts each rank's piece into at least two, and one travels while the other is sent. So
+    a round lasts two segments on the link, or else a round trip and one segment. While an emulated link waits
+    its bucket fills, so that segments pass at once.
 
     Args:
+        task: With the link.
         hops: Rounds of the ring.
-        latency: Seconds of one hop.
+        round_trip: Seconds of one hop and back.
         moving: Seconds in which a host's link moves all of its bytes.
     """
     if not hops:
         return 0.0
-    segment = min(moving / hops / SEGMENTS, latency)
-    return hops * (latency - segment) + segment
+    segment = moving / hops / SEGMENTS
+    passing = max(0.0, segment - task.burst)
+    rounds = hops * (round_trip + passing) + passing
+    return max(round_trip, rounds - moving + min(task.burst, moving))  # `Way.through` counts the burst again
 
 
 def nccl(constants: Constants, task: Task, workers: int, algorithm: Algorithm) -> Way:

@@ -1,4 +1,4 @@
-"""The first screen: the answer in one sentence, one chart, and a table of three columns."""
+"""The first screen: the answer in one sentence, one chart and a table of three columns, fastest first."""
 
 from __future__ import annotations
 
@@ -8,27 +8,36 @@ from statistics import fmean
 from typing import Any
 
 from hubring.ps.page.kit.figures import NOTHING
-from hubring.workers.compare.page.figure import Table
+from hubring.workers.compare.experiment.row import EVERY
+from hubring.workers.compare.page.figure import Label, Table
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.sections.throughput import bar, reach
 from hubring.workers.compare.result.findings import Entry, Findings
 from hubring.workers.compare.result.ratio import EVEN, ratio
 from hubring.workers.compare.result.setting_text import words
+from hubring.workers.compare.result.statistics import CONFIDENCE, interval_words
+
+
+NO_BREAK_HYPHEN = "\u2011"
+"""Keeps the name of a row in one line."""
 
 
 def first(material: Material) -> dict[str, Any]:
     """Returns the first screen, with the rows of the first setting."""
     findings, panel = material.findings, material.panels[0]
     base = next((each for each in panel.entries if each.row == "ring"), panel.entries[0])
-    bars = [bar(material, entry) for entry in panel.entries]
-    heads = ["row", material.figures["samples_per_second"].head, f"times {base.row}"]
-    lines = [[entry.row, _speed(material, entry), _against(entry, base)] for entry in panel.entries]
+    entries = sorted(panel.entries, key=lambda entry: entry.median("samples_per_second") or 0.0, reverse=True)
+    bars = [bar(material, entry)._replace(label=_explained(material, entry)) for entry in entries]
+    answer = findings.answer or next(iter(findings.verdict), "No verdict for this experiment.")
+    against = f"times {base.row}"
+    heads = ["row", material.figures["samples_per_second"].head, against]
+    lines = [[entry.row, _speed(material, entry), _against(entry, base)] for entry in entries]
     return {
-        "answer": findings.answer or next(iter(findings.verdict), "No verdict for this experiment."),
+        "answer": answer.replace("-", NO_BREAK_HYPHEN),
         "title": panel.title,
         "bars": [each for each in bars if each.length],
         "reach": reach(bars),
-        "table": Table(f"Speed with {panel.title}", heads, lines),
+        "table": Table(_caption(panel.title, findings.seeds, against), heads, lines),
         "byline": byline(material),
         "trust": _trust(material.findings),
     }
@@ -59,18 +68,42 @@ def _trust(findings: Findings) -> str:
     gate, noise = findings.gate, findings.noise
     texts = []
     if not gate.agree:
-        texts.append("Rows that should agree do not.")
+        texts.append("Rows that must train the same parameters do not: see Gate.")
     elif gate.pairs:
         right = ", or differ by right" if gate.excused else ""
-        texts.append(f"Rows that were compared agree{right}.")
+        texts.append(f"Rows that must train the same parameters do{right}.")
     if gate.steps:
-        texts.append(f"The gate found {'no wrong step' if gate.right else 'wrong steps'}.")
+        judged = sum(each.judged for each in gate.steps)
+        found = "none was wrong" if gate.right else "some were wrong: see Gate"
+        texts.append(f"{judged:,} steps were computed again in one process, and {found}.")
     texts.append(noise.summary)
+    if not noise.quiet:
+        texts.append("Repeat the experiment on a machine that does nothing else.")
     if noise.repeat is not None:
         apart, least = mean_apart(noise.repeat.ratios) - 1, max(EVEN, noise.floor) - 1
-        runs = f"Two runs of {noise.repeat.row} with the same seed differ by {apart:.1%} on average"
-        texts.append(f"{runs}; to win, a row must be more than {least:.1%} faster.")
+        texts.append(
+            f"Run twice with each seed, {noise.repeat.row} differed from itself by {apart:.1%} on average, so"
+            f" a row must be more than {least:.1%} faster to win."
+        )
     return " ".join(texts)
+
+
+def _explained(material: Material, entry: Entry) -> Label:
+    """Returns a row's name, with what it does and emulates."""
+    label = material.label(entry)
+    about = EVERY[entry.row].about if entry.row in EVERY else None
+    return label._replace(slept="; ".join(filter(None, [about, label.slept])) or None)
+
+
+def _caption(title: str, seeds: int, against: str) -> str:
+    """Returns what the speeds and their intervals are."""
+    if seeds == 1:
+        return f"Speed with {title}, and one seed."
+    return (
+        f"Speed with {title}: medians over {seeds} seeds. The interval in parentheses"
+        f" {interval_words(seeds)}. The last column, {against}, is the mean of the seeds' own ratios with its"
+        f" {CONFIDENCE:.0%} interval."
+    )
 
 
 def mean_apart(ratios: Sequence[float]) -> float:
