@@ -17,7 +17,6 @@ from hubring.workers.compare.result.ratio import EVEN, ratio
 from hubring.workers.compare.result.setting_text import words
 from hubring.workers.compare.result.statistics import CONFIDENCE, interval_words
 
-
 NO_BREAK_HYPHEN = "\u2011"
 """Keeps the name of a row in one line."""
 
