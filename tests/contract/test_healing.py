@@ -17,7 +17,7 @@ from hubring.workers.communicators.ring.call_log import Results
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from hubring.workers.communicators.ring.healing import HealingRing
 from hubring.workers.communicators.ring.meeting import Agreed, Meeting
-from hubring.workers.communicators.ring.nccl import groups
+from hubring.workers.communicators.ring.nccl import groups, witness
 from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.communicators.ring.work import Operations, RingWork
 from hubring.workers.optimizer import newcomers
@@ -144,7 +144,8 @@ def test_a_group_ends_with_the_members_that_made_it() -> None:
 def test_a_member_that_leaves_does_not_fail_the_last_exchange_of_a_slower_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Member 0 leaves while member 2 has not yet noticed the end of the confirmation."""
+    """Member 0 leaves while member 1, which watches it, has not yet noticed the end of the confirmation."""
+    monkeypatch.setattr(witness, "LEAVE_SECONDS", LIMIT)
     ranks, at_last = HealingRanks(3), threading.Event()
     leaving, left = threading.Event(), threading.Event()
     close, end = Ring.close, Operations.end
@@ -158,7 +159,7 @@ def test_a_member_that_leaves_does_not_fail_the_last_exchange_of_a_slower_one(
             left.set()
 
     def ends(operations: Operations, work: RingWork) -> None:
-        if work.what == "a confirmation" and operations._rank == 2 and at_last.is_set():
+        if work.what == "a confirmation" and operations._rank == 1 and at_last.is_set():
             assert leaving.wait(LIMIT)
             left.wait(0.2)
         end(operations, work)
@@ -169,7 +170,7 @@ def test_a_member_that_leaves_does_not_fail_the_last_exchange_of_a_slower_one(
     def live(ring: HealingRing) -> Any:
         own, (bucket, *_) = ring.rank, attached(ring)
         assert exchange(ring, [bucket], 0, 1.0 + own) == [2.0]
-        if own == 2:
+        if own == 1:
             at_last.set()
         return exchange(ring, [bucket], 1, 1.0 + own), ring.generation
 

@@ -22,6 +22,8 @@ _BREAK_AT_TAG = re.compile(r"(?:(?<=>)|(?<=[%#]}))\s*\n\s*|\s*\n\s*(?=<|{[%#]|$)
 _UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s)\b)")
 """A number and its unit; a no-break space joins them."""
 
+_HYPHENATED = re.compile(r"\w+(?:-\w+)+")
+
 _FILTERS = ("duration", "grouped", "loss", "number", "percent", "share", "size")
 """Functions of `figures` that templates can use as filters."""
 
@@ -43,6 +45,7 @@ class Templates:
             auto_reload=False,
         )
         self._environment.filters |= {name: getattr(figures, name) for name in _FILTERS}
+        self._environment.filters["whole"] = _whole
 
     def render(self, name: str, **values: Any) -> str:
         """Renders a whole page."""
@@ -67,6 +70,12 @@ def _written(value: object) -> object:
     if isinstance(value, str):
         return _unbroken(value)
     return figures.coordinate(value) if isinstance(value, float) else value
+
+
+def _whole(text: str) -> Markup:
+    """Returns the text, in which no line ends within a hyphenated word."""
+    escaped = str(_unbroken(text))
+    return Markup(_HYPHENATED.sub(r'<span class="whole">\g<0></span>', escaped))  # noqa: S704 - escaped
 
 
 @lru_cache(maxsize=1024)  # most cells of a table repeat the same texts

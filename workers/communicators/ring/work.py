@@ -40,9 +40,13 @@ class RingWork(Work):
         self.complete_part()
 
     def settle(self, handle: Any) -> None:
-        """Waits for torch's handle of the operation, then runs `then` once."""
+        """Waits for torch's handle of the operation, then calls `finish`."""
         self._handle = None
         handle.wait()
+        self.finish()
+
+    def finish(self) -> None:
+        """Runs `then` once."""
         then, self._then = self._then, None
         if then is not None:
             then()

@@ -321,6 +321,6 @@ def _parts(way: Way, crowd: int) -> dict[str, float]:
         INSIDE: moving.inside,
         "server": way.serving(crowd),
         "cores": way.working(crowd),
-        "latency": way.latency + way.sway(crowd),
+        "latency": max(way.latency, way.rounds) + way.sway(crowd),
         "step": way.after,
     }

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hubring.workers.compare.judge.hub_vs_ring import chosen, on_a_cluster, racing
 from hubring.workers.compare.result.comparisons import Comparisons
 from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.ratio import EVEN, Ratio
 from hubring.workers.compare.result.setting_text import Scope, listed, scopes
+
+
+class Contest(NamedTuple):
+    """Two rows of one setting, in words and by name, and the ratio of their speeds."""
+
+    first: str
+    second: str
+    rows: tuple[str, str]
+    ratio: Ratio
+    scope: Scope
+
+    @property
+    def one_process_wins(self) -> bool:
+        """Whether one process alone is faster than the faster of both."""
+        against = self.scope.ratio("samples_per_second", "local", self.rows[self.ratio.value < 1])
+        return against is not None and against.more
 
 
 def answer(compared: Comparisons) -> str:
@@ -16,14 +34,15 @@ def answer(compared: Comparisons) -> str:
         return _nothing(compared.findings)
     if len(contests) > 1:
         return _count(contests)
-    (first, second, ratio), here = contests[0], _here(compared.findings)
+    found, here = contests[0], _here(compared.findings)
+    first, second, ratio = found.first, found.second, found.ratio
     if ratio.doubt:
-        question = f"{first} or {second}?"
-        return f"{question[0].upper()}{question[1:]} Not decided: {ratio.doubt}."
+        return f"Not decided between {_the(first)} and {_the(second)}: {ratio.doubt}."
     if ratio.decided:
         winner, loser, times = (first, second, ratio) if ratio.value > 1 else (second, first, ratio.inverse)
         by = f"{times.once} times as fast{times.range}"
-        return f"On {here} {_the(winner)} is {by} as {_the(loser)} for this job."
+        end = "; one process alone is faster" if found.one_process_wins else " for this job"
+        return f"On {here} {_the(winner)} is {by} as {_the(loser)}{end}."
     both = listed([first, second])
     if ratio.even:
         return f"On {here} {both} are equally fast for this job, within {EVEN - 1:.0%}."
@@ -35,29 +54,32 @@ def answer(compared: Comparisons) -> str:
     return f"On {here} {both} show no clear difference for this job{needed}."
 
 
-def _contest(scope: Scope) -> tuple[str, str, Ratio] | None:
-    """Returns the names of the two rows to compare, and their ratio; None if fewer than two can be compared.
+def _contest(scope: Scope) -> Contest | None:
+    """Returns the two rows to compare; None if fewer than two can be compared.
 
     The rows are hub and ring, or else the first two that compute the same.
     """
     raced = [] if scope.setting.fault is not None else racing(scope)
     hubs = [name for name in raced if name.startswith("hub-")]
     if hubs and "ring" in raced:
-        ratio = scope.ratio("samples_per_second", chosen(hubs), "ring")
-        return None if ratio is None else ("hub", "ring", ratio)
-    if len(raced) < 2:
+        rows = (chosen(hubs), "ring")
+        several = sum(name.startswith("hub-") for name in scope.names) > 1
+        words = rows if several else ("hub", "ring")
+    elif len(raced) > 1:
+        first, second, *_ = sorted(raced, key=lambda name: name == "local")  # one process comes last
+        words = rows = (first, second)
+    else:
         return None
-    first, second, *_ = sorted(raced, key=lambda name: name == "local")  # one process comes last
-    ratio = scope.ratio("samples_per_second", first, second)
-    return None if ratio is None else (first, second, ratio)
+    ratio = scope.ratio("samples_per_second", *rows)
+    return None if ratio is None else Contest(*words, rows, ratio, scope)
 
 
-def _count(contests: list[tuple[str, str, Ratio]]) -> str:
+def _count(contests: list[Contest]) -> str:
     """Returns in how many settings each row wins."""
     wins: dict[str, int] = {}
-    for first, second, ratio in contests:
-        if ratio.decided:
-            winner = first if ratio.value > 1 else second
+    for contest in contests:
+        if contest.ratio.decided:
+            winner = contest.first if contest.ratio.value > 1 else contest.second
             wins[winner] = wins.get(winner, 0) + 1
     left = len(contests) - sum(wins.values())
     if not wins:
@@ -80,7 +102,7 @@ def _nothing(findings: Findings) -> str:
 
 def _here(findings: Findings) -> str:
     if any(row.emulated for row in findings.rows) or any(each.link for each in findings.settings):
-        return "the emulated machines"
+        return "emulated hosts"
     return "these machines" if on_a_cluster(findings) else "this machine"
 
 

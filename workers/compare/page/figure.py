@@ -10,10 +10,10 @@ from hubring.workers.compare.page.mark import Mark
 
 
 class Label(NamedTuple):
-    """A row's name, and what it emulates."""
+    """A row's name, and what stands beside it: what it emulates, or does."""
 
     row: str
-    slept: str | None = None
+    beside: str | None = None
 
 
 class Answer(NamedTuple):

@@ -21,6 +21,9 @@ from statistics import median
 CONFIDENCE = 0.95
 """Minimum probability that an interval contains the median, given enough seeds."""
 
+ENOUGH = 6
+"""Seeds from which on it does; with fewer the interval is the range."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -34,12 +37,12 @@ class Interval:
 def interval_words(seeds: int) -> str:
     """Describes an interval over this many seeds: the end of a sentence.
 
-    The range misses the median if all values are on one side of it. With up to five seeds that happens too
-    often for `CONFIDENCE`.
+    The range misses the median if all values are on one side of it. With fewer than `ENOUGH` seeds that
+    happens too often for `CONFIDENCE`.
     """
     if seeds == 1:
         return "is the one seed's value"
-    if seeds < 6:
+    if seeds < ENOUGH:
         contained = f"{1 - 2 * 0.5**seeds:.0%}"
         return f"is the range of the {seeds} seeds, which contains the median in {contained} of cases"
     return f"is the interval that contains the median in at least {CONFIDENCE:.0%} of cases"

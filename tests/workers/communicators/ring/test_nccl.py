@@ -14,8 +14,8 @@ from hubring.ps.config.environment import let_nccl_heal
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.ps.core.work import Work
 from hubring.workers.communicators.ring.group import RingStore
-from hubring.workers.communicators.ring.nccl import confirmed_wait, groups, witness
-from hubring.workers.communicators.ring.nccl.confirmed_wait import ConfirmedWait, await_end
+from hubring.workers.communicators.ring.nccl import groups, witness
+from hubring.workers.communicators.ring.nccl.confirmed_wait import ConfirmedWait
 from hubring.workers.communicators.ring.nccl.witness import Witness
 from hubring.workers.communicators.ring.work import Operations, RingWork
 from tests.support.training.notes import SharedNotes
@@ -101,21 +101,19 @@ class Stream:
     def __init__(self, log: list[str], device: object) -> None:
         self.log, self.device = log, device
 
-    def is_completed(self) -> bool:
-        return True
-
     def query(self) -> bool:
-        return True
+        self.log.append("query")
+        return self.log[-2] == "query"
+
+    def block_current_stream(self) -> None:
+        self.log.append("block")
 
     def record_event(self, event: object) -> Stream:
         self.log.append("record")
         return self
 
-    def synchronize(self) -> None:
-        self.log.append("synchronize")
-
     def wait(self) -> None:
-        self.log.append("queue")
+        self.log.append("wait")
 
 
 def test_a_gpus_operation_is_done_once_it_has_ended_and_all_have_confirmed_it(
@@ -124,46 +122,34 @@ def test_a_gpus_operation_is_done_once_it_has_ended_and_all_have_confirmed_it(
     log: list[str] = []
     gpu = torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(log, device))
-    monkeypatch.setattr(torch.cuda, "Event", lambda **_: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    operations = Operations(0, ConfirmedWait(gpu, lambda: log.append("confirm")))
+    operations = Operations(0, ConfirmedWait(gpu, lambda: log.append("confirm"), LIMIT))
     work = RingWork("a sum", lambda: log.append("divide"))
     assert operations.begin(work)
     work.when_done(lambda _: log.append("done"))
     operations.follow(work, Stream(log, gpu))
     work.wait(LIMIT)
     operations.close()
-    assert log == ["synchronize", "record", "queue", "divide", "record", "synchronize", "confirm", "done"]
+    passed = ["record", "query", "query"]
+    assert log == ["block", *passed, "divide", *passed, "confirm", "done"]
     assert devices == [gpu]
 
 
-class Completed:
-    """torch's handle of an operation that is complete after some looks at it."""
-
-    def __init__(self, looks: int) -> None:
-        self.left = looks
-
-    def is_completed(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
-def test_an_operation_has_ended_once_the_event_behind_it_has_come() -> None:
-    handle, events = Completed(3), iter([False, False, True])
-    await_end(handle, lambda: next(events))
-    assert handle.left < 0
-    assert not list(events)
-
-
-def test_an_operation_that_is_complete_without_its_event_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirmed_wait, "EVENT_SECONDS", 0.01)
-    with pytest.raises(RuntimeError, match="NCCL has reported an error"):
-        await_end(Completed(0), lambda: False)
+def test_an_operation_of_a_gpu_that_does_not_end_breaks_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream([], device))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(Stream, "query", lambda _: False)
+    wait = ConfirmedWait(gpu, lambda: pytest.fail("it has not ended"), timeout=0.01)
+    with pytest.raises(RingBroken, match=r"a sum took longer than 0\.01 s"):
+        wait(RingWork("a sum"), Stream([], gpu))
 
 
 def test_nothing_is_confirmed_after_an_operation_that_failed() -> None:
     confirmed: list[str] = []
-    operations = Operations(0, ConfirmedWait(CPU, lambda: confirmed.append("confirm")))
+    operations = Operations(0, ConfirmedWait(CPU, lambda: confirmed.append("confirm"), LIMIT))
     broken, later = RingWork("a sum"), RingWork("a later sum")
 
     class Raises:
@@ -214,21 +200,19 @@ def test_a_lost_member_fails_the_watch_and_confirmations() -> None:
     first.abort(RingBroken("the test is over"))
 
 
-def test_members_leave_together() -> None:
-    first, second = witnesses()
-    left = threading.Event()
+def test_members_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witness, "LEAVE_SECONDS", 10 * LIMIT)
+    both, left = witnesses(), [threading.Event(), threading.Event()]
 
-    def leave() -> None:
-        first.leave()
-        left.set()
+    def leave(rank: int) -> None:
+        both[rank].leave()
+        left[rank].set()
 
-    thread = threading.Thread(target=leave)
-    thread.start()
-    assert not left.wait(0.2)
-    second.leave()
-    thread.join(LIMIT)
-    assert left.is_set()
-    for each in (first, second):
+    threading.Thread(target=leave, args=(0,), daemon=True).start()
+    assert not left[0].wait(0.2)
+    threading.Thread(target=leave, args=(1,), daemon=True).start()
+    assert all(each.wait(LIMIT) for each in left)
+    for each in both:
         each.abort(RingBroken("the test is over"))
 
 

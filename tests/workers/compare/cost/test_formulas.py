@@ -19,7 +19,7 @@ from hubring.workers.compare.cost.model.exchange_terms import (
     seconds_a_byte,
     spread,
 )
-from hubring.workers.compare.cost.model.formulas import Task
+from hubring.workers.compare.cost.model.formulas import WHOLE, Shards, Task
 from hubring.workers.compare.cost.model.slicing import cut
 from hubring.workers.compare.experiment.setting import Link
 
@@ -115,14 +115,38 @@ def test_latency_counts_twice_per_hop_around_the_ring_and_twice_to_a_hub() -> No
 
 
 def test_a_ring_hides_a_hop_s_latency_behind_the_other_segment() -> None:
-    def late(latency: float) -> float:
-        task = Task(nbytes=8 * MEBI, link=Link(rate=1e9, latency=latency))
+    def late(latency: float, mebibytes: int = 8) -> float:
+        task = Task(nbytes=mebibytes * MEBI, link=Link(rate=1e9, latency=latency))
         return ring(task, 4) - ring(replace(task, link=GIGABIT), 4)
 
     segment = MEBI / GOODPUT  # each of 4 ranks has 2 MiB, in two segments
-    assert late(segment / 4) == pytest.approx(segment / 2)
-    assert late(segment / 2) == pytest.approx(segment)
-    assert late(2 * segment) == pytest.approx((6 * 3 + 1) * segment)
+    assert late(segment / 4) == pytest.approx(2 * segment / 2)  # there and back, in each pass
+    assert late(segment / 2) == pytest.approx(2 * segment)
+    assert late(2 * segment) == pytest.approx((6 * 3 + 2) * segment)
+    # A segment has at most 1 MiB, and two are on their way at once.
+    assert late(segment / 2, 16) == pytest.approx(2 * segment)
+    assert late(2 * segment, 16) == pytest.approx((2 * 6 * 3 + 2) * segment)
+
+
+@pytest.mark.parametrize(("passes", "rounds"), [(2, 6), (4, 12)])
+def test_where_a_ring_only_waits_latency_is_what_limits_it(passes: int, rounds: int) -> None:
+    task = Task(nbytes=4, link=Link(rate=1e9, latency=1e-3))
+    way = formulas.ring(WEIGHTLESS, task, 4, Shards(passes=passes))
+    assert way.rounds == pytest.approx(way.alone) == pytest.approx(rounds * 2e-3, rel=1e-4)
+    assert formulas.ring(WEIGHTLESS, replace(task, nbytes=64 * MEBI), 4).rounds == 0.0
+
+
+def test_a_broadcast_after_the_step_waits_once_for_its_receivers_and_for_each_level_of_its_tree() -> None:
+    task = Task(nbytes=4, link=Link(latency=1e-3))
+    ways = [formulas.ring(WEIGHTLESS, task, 4, each) for each in (WHOLE, Shards(broadcast=True))]
+    assert ways[1].alone - ways[0].alone == pytest.approx(3e-3)
+
+
+def test_between_two_ranks_nothing_hides_latency() -> None:
+    far, segment = Link(rate=1e9, latency=1e-3), MEBI / GOODPUT
+    task = Task(nbytes=16 * MEBI, link=far)  # each of 2 ranks has 8 MiB, in eight segments
+    assert 2 * segment > 2e-3
+    assert ring(task, 2) - ring(replace(task, link=GIGABIT), 2) == pytest.approx(2 * 4 * 2e-3)
 
 
 def test_an_emulated_ring_s_bucket_fills_while_it_computes_or_waits_for_latency() -> None:
@@ -135,8 +159,9 @@ def test_an_emulated_ring_s_bucket_fills_while_it_computes_or_waits_for_latency(
     assert step(0.0, large) == pytest.approx(link)
     assert step(0.0, large, pause=burst / 2) == pytest.approx(link)  # no link carries more than its rate
     assert step(0.0, large, pause=3 * burst) == pytest.approx(link + 2 * burst)
-    assert step(burst / 4, large) == pytest.approx(link)
+    assert step(burst / 4, large) == pytest.approx(link)  # it fills in each of two passes
     assert step(burst / 4, large, pause=burst) == pytest.approx(link + burst / 2)
+    assert step(burst, large) == pytest.approx(link + 2 * burst)
     assert step(burst, BURST_BYTES) == pytest.approx(6 * 2 * burst)  # only latency counts
 
 

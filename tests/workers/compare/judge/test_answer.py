@@ -28,33 +28,48 @@ def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
         (
             paced({"ring": 0.005}),
             {},
-            f"On this machine the ring {TWICE} the hub for this job.",
+            f"On this machine the ring {TWICE} hub-bsp for this job.",
         ),
         (
             paced({"ring": 0.02}),
             {},
-            f"On this machine the hub {TWICE} the ring for this job.",
+            f"On this machine hub-bsp {TWICE} the ring for this job.",
         ),
-        (paced({}), {}, "On this machine hub and ring are equally fast for this job, within 3%."),
+        (paced({}), {}, "On this machine hub-bsp and ring are equally fast for this job, within 3%."),
         (
             paced({"ring": 0.02}),
             {"rows": ("ring", "ddp", "local")},
             f"On this machine ddp {TWICE} the ring for this job.",
         ),
         (
+            paced({"ring": 0.005, "local": 0.001}),
+            {"rows": ("ring", "hub-bsp", "local")},
+            f"On this machine the ring {TWICE} the hub; one process alone is faster.",
+        ),
+        (
+            paced({"ring": 0.005}),
+            {"rows": ("ring", "hub-asp", "hub-bsp")},
+            f"On this machine the ring {TWICE} hub-bsp for this job.",
+        ),
+        (
+            paced({"ring": 0.02, "local": 0.015}),
+            {"rows": ("ring", "hub-bsp", "local")},
+            f"On this machine the hub {TWICE} the ring for this job.",
+        ),
+        (
             paced({"ring": 0.02}),
             {"seeds": (0,)},
-            "One seed cannot tell hub and ring apart; run at least three seeds.",
+            "One seed cannot tell hub-bsp and ring apart; run at least three seeds.",
         ),
         (
             paced({"ring": 0.02}),
             {"workers": (4,), "link": LinkTable(rate=(1e9,))},
-            f"On the emulated machines the hub {TWICE} the ring for this job.",
+            f"On emulated hosts hub-bsp {TWICE} the ring for this job.",
         ),
         (
             paced({"ring": 0.02}),
             {"workers": (2, 4)},
-            "Of 2 settings, the hub wins in 2.",
+            "Of 2 settings, hub-bsp wins in 2.",
         ),
         (paced({}), {"rows": ("ring",)}, NOTHING),
         (paced({}), {"fault": FaultTable(rank=1, step=9)}, NOTHING),
@@ -70,7 +85,7 @@ def test_it_says_who_won_and_by_how_much(
 
 def test_a_difference_that_chance_can_explain_has_no_winner(tmp_path: Path) -> None:
     said = answer(tmp_path, paced({"ring": 0.01}, {"ring": (1.5, 1.0, 1.3)}))
-    assert said.startswith("On this machine hub and ring show no clear difference for this job; about ")
+    assert said.startswith("On this machine hub-bsp and ring show no clear difference for this job; about ")
     assert said.endswith(" seeds would decide it.")
 
 
@@ -78,7 +93,7 @@ def test_a_disturbed_machine_has_no_winner(tmp_path: Path) -> None:
     trainer = paced({"ring": 0.005})
     trainer.noise = Noise((0.0, 0.0), 0.4)
     said = "other programs used 40% of the machine in 3 of 3 runs of hub-bsp"
-    assert answer(tmp_path, trainer) == f"Hub or ring? Not decided: {said}."
+    assert answer(tmp_path, trainer) == f"Not decided between hub-bsp and the ring: {said}."
 
 
 def test_rows_that_do_not_compute_the_same_have_no_winner(tmp_path: Path) -> None:

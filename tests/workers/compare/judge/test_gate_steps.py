@@ -69,8 +69,8 @@ def test_a_fault_after_the_first_steps_withholds_the_speed(tmp_path: Path) -> No
     assert "re-checked against torch" in " ".join(notes(found))
     made = page(found)
     assert "as if rank 1 had sent nothing" in made
-    assert "Rows that must train the same parameters do. " in made
-    assert " steps were computed again in one process, and some were wrong: see Gate." in made
+    assert "train the same parameters, as they must. " in made
+    assert " updates were repeated in one process, and some were wrong: see Gate." in made
     text = " ".join(html_tree(made).text.split())
     assert "Yes. 3 of 3 pairs agree." in text
     assert "No. 3 of 4 runs have no step in which a fault was found." in text
@@ -95,7 +95,7 @@ def test_where_only_local_differs_by_right_the_gate_gives_advice(
     assert advice[0] in found.verdict
     assert ("ring", "hub-bsp") in [(pair.first, pair.second) for pair in found.gate.pairs]
     made = page(found)
-    assert "Rows that must train the same parameters do, or differ by right." in made
+    assert "train the same parameters, as they must, or differ by right." in made
     assert "Yes. 2 of 4 pairs agree, and 2 differ by right." in " ".join(html_tree(made).text.split())
 
 
@@ -240,16 +240,16 @@ def test_the_first_screen_speaks_of_the_gate_and_of_both_repeats_and_limit(tmp_p
     found = findings(tmp_path, Audited(trained=trained), rows=("ring",), seeds=(0,))
     assert not found.gate.pairs
     made = page(found)
-    assert "3 steps were computed again in one process, and none was wrong." in made
-    assert "Rows that must train" not in made
+    assert "3 of 3 updates were repeated in one process, and none was wrong." in made
+    assert "train the same parameters" not in made
     repeat = Repeat("n2 k1", "ring", [1.01, 1.01, 1.01])
     noisy = replace(found, noise=replace(found.noise, repeat=repeat))
     said = page(noisy)
-    assert (
-        "Run twice with each seed, ring differed from itself by 1.0% on average, so a row must be more"
-        in said
-    )
-    assert "than 3.0% faster to win." in said
+    assert "Run twice with each seed, ring differed from itself by 1.0% on average; differences" in said
+    assert "on average; differences below 3.0% do not count." in said
+    repeat = Repeat("n2 k1", "ring", [1.2, 1.2, 1.2])
+    scattered = page(replace(found, noise=replace(found.noise, repeat=repeat)))
+    assert "on average; as these repeats scatter, differences below 20.0% do not count." in scattered
 
 
 def test_repeats_that_are_faster_and_slower_do_not_cancel_out() -> None:

@@ -13,25 +13,25 @@ from hubring.workers.communicators.ring.work import RingWork
 
 POLL_SECONDS = 2e-4
 
-EVENT_SECONDS = 1.0
-"""How long an event behind an operation may come after it."""
-
 
 class ConfirmedWait:
     """Waits until an operation has ended on all members.
 
     A GPU's operation is waited for on a stream of its own: what the script queues must not wait behind an
-    operation that never ends.
+    operation that never ends. Only an event tells of its end. torch's handle would abort NCCL in this thread
+    after an error, while others start operations, and asking it can wait for an abort with Python locked.
 
     Args:
         device: Where the operations run.
         confirm: Waits until all members have called it as often.
+        timeout: Seconds that an operation of a GPU may take.
     """
 
-    def __init__(self, device: torch.device, confirm: Callable[[], None]) -> None:
+    def __init__(self, device: torch.device, confirm: Callable[[], None], timeout: float) -> None:
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._confirm = confirm
+        self._timeout = timeout
         self._failed = False
 
     def __call__(self, work: RingWork, handle: Any) -> None:
@@ -47,37 +47,19 @@ class ConfirmedWait:
     def _await(self, work: RingWork, handle: Any) -> None:
         if self._stream is None:
             work.settle(handle)
-        else:
-            torch.cuda.set_device(self._stream.device)  # or this thread would begin to use the first GPU
-            with torch.cuda.stream(self._stream):
-                handle.synchronize()  # the stream waits; `wait` could abort NCCL while operations start
-                await_end(handle, self._event().query)
-                work.settle(handle)
-                self._event().synchronize()
+            return
+        torch.cuda.set_device(self._stream.device)  # or this thread would begin to use the first GPU
+        with torch.cuda.stream(self._stream):
+            handle.block_current_stream()
+            self._pass(self._stream, work)
+            work.finish()
+            self._pass(self._stream, work)
 
-    def _event(self) -> torch.cuda.Event:
-        """Returns an event behind what the stream has queued."""
-        assert self._stream is not None
-        event: torch.cuda.Event = self._stream.record_event(
-            torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        )
-        return event
-
-
-def await_end(handle: Any, ended: Callable[[], bool]) -> None:
-    """Waits until an operation of NCCL has ended.
-
-    Args:
-        handle: torch's handle of it.
-        ended: Whether an event behind it has come.
-
-    Raises:
-        RuntimeError: NCCL has reported an error. torch then calls the operation complete, but it may not end.
-    """
-    while not handle.is_completed():
-        time.sleep(POLL_SECONDS)
-    limit = time.monotonic() + EVENT_SECONDS
-    while not ended():
-        if time.monotonic() > limit:
-            raise RuntimeError("NCCL has reported an error, which is in its log with NCCL_DEBUG=WARN")
-        time.sleep(POLL_SECONDS)
+    def _pass(self, stream: torch.cuda.Stream, work: RingWork) -> None:
+        """Waits until the stream has done all that it has."""
+        done = stream.record_event(torch.cuda.Event())  # type: ignore[no-untyped-call]
+        limit = time.monotonic() + self._timeout
+        while not done.query():
+            if time.monotonic() > limit:
+                raise RingBroken(f"{work.what} took longer than {self._timeout:g} s")
+            time.sleep(POLL_SECONDS)

@@ -63,7 +63,8 @@ class Way(Struct, frozen=True, kw_only=True):
         serve: Compute of that server for this worker.
         close: Compute of that server for a round, for any number of workers.
         slices: Number of slices of that server's part; infinite without answers.
-        latency: Latency there and back.
+        latency: Latency there and back, as far as no bytes move meanwhile.
+        rounds: Round trips of a ring one after another, if they last longer than its bytes.
         jitter: Variation of the latency one way.
         after: Work of the worker after the exchange: its own step, a copy.
         cores: Time of all cores together for this worker; 0 if each host has its own cores.
@@ -82,6 +83,7 @@ class Way(Struct, frozen=True, kw_only=True):
     close: float = 0.0
     slices: float = inf
     latency: float
+    rounds: float = 0.0
     jitter: float = 0.0
     after: float = 0.0
     cores: float = 0.0

@@ -4,8 +4,8 @@ M: bytes of the model, B: bytes per second of a host's link each way, n: workers
 
 | topology | bytes at line rate | why |
 | --- | --- | --- |
-| ring | 2(n-1)/n M/B + `_hops` | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
-| fsdp2, zero1 | 4(n-1)/n and 3(n-1)/n M/B + `_hops` | more passes around the ring (`Shards`) |
+| ring | 2(n-1)/n M/B + `_rounds` | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
+| fsdp2, zero1 | 4(n-1)/n and 3(n-1)/n M/B + `_rounds` | more passes around the ring (`Shards`) |
 | hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
 | hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries (n-1)/n M for its worker and for its shard |
 | one machine | copies / cores | loopback is no wire: the processors move the bytes |
@@ -44,8 +44,9 @@ from hubring.workers.compare.cost.model.exchange_terms import (
 from hubring.workers.compare.cost.model.slicing import Cut, cut
 from hubring.workers.compare.experiment.setting import Link
 
-SEGMENTS = 2
-"""Least number of segments into which Gloo cuts a rank's piece of an allreduce."""
+SEGMENTS, SEGMENT_BYTES = 2, 1 << 20
+"""Segments into which Gloo cuts a rank's piece of an allreduce: at least so many, of at most so many bytes.
+Two are on their way at once."""
 SERVER_LINES = {"zmq": 2}
 """Connections whose bytes a server moves at once, each in its own thread; 1 for any other wire."""
 
@@ -157,18 +158,20 @@ def ring(constants: Constants, task: Task, workers: int, shards: Shards = WHOLE)
     Holds for the bandwidth-optimal ring, which Gloo uses: pieces of M/n go around twice minus one hop each,
     and the next piece arrives while one is added. All n links are equally busy.
     """
-    hops, wire = shards.passes * (workers - 1), constants.wire("gloo")
+    wire = constants.wire("gloo")
     least, most = shards.parts(task, workers)
     # Of a broadcast, links are busiest where the largest part leaves, in a tree, or where the others arrive.
     copies = ceil(log2(workers)) if shards.broadcast else 0
     spread_out = max(copies * most, 1 - least) if copies else 0.0
-    passing = hops / workers
-    hops, moved = hops + copies, (passing + spread_out) * task.moved
+    passing = shards.passes * (workers - 1) / workers
+    moved = (passing + spread_out) * task.moved
     # A ring enters and leaves each host once, however many of its workers are there.
-    carriers = a_byte(wire, task.link).times(moved)
+    carrying = a_byte(wire, task.link)
+    carriers = carrying.times(moved)
+    around = _rounds(task, shards.passes, workers, wire.alpha, carrying.seconds)
     return Way(
-        # A hop waits for the later of two neighbours; the mean of that is a third of the jitter.
-        latency=_hops(task, hops, wire.alpha + 2 * (task.latency + task.jitter / 3), carriers.seconds),
+        latency=around.added + _down(task, copies, wire.alpha),
+        rounds=around.seconds,
         after=_mean_and_step(constants, task, workers, shards.copies, most),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
         own_by=carriers,
@@ -178,26 +181,54 @@ def ring(constants: Constants, task: Task, workers: int, shards: Shards = WHOLE)
     )
 
 
-def _hops(task: Task, hops: int, round_trip: float, moving: float) -> float:
-    """Returns what the latency of all hops adds to a ring.
+class _Rounds(NamedTuple):
+    """Round trips of a ring.
+
+    Attributes:
+        added: What they add to the time of bytes.
+        seconds: All of them, if they last longer than the bytes; else 0.
+    """
+
+    added: float
+    seconds: float
+
+
+def _rounds(task: Task, passes: int, workers: int, alpha: float, a_byte: float) -> _Rounds:
+    """Returns the round trips of all passes around a ring.
 
     Gloo sends a segment once its receiver has said that it waits, so a segment takes a round trip and its
-    time on the link. It cuts each rank's piece into at least two, and one travels while the other is sent. So
-    a round lasts two segments on the link, or else a round trip and one segment. While an emulated link waits
-    its bucket fills, so that segments pass at once.
+    time on the link. While one travels, another is sent. So two segments take twice their time on the link,
+    or else a round trip and the time of one. Each pass begins anew. Between two ranks, what one says waits
+    behind its other segment in the same connection, so nothing hides a round trip. While an emulated link
+    waits, its bucket fills, so that segments pass at once.
 
     Args:
         task: With the link.
-        hops: Rounds of the ring.
-        round_trip: Seconds of one hop and back.
-        moving: Seconds in which a host's link moves all of its bytes.
+        passes: Passes of the model.
+        workers: Number of ranks.
+        alpha: Seconds of a hop of a small message on one machine, with its announcement.
+        a_byte: Seconds of a byte on a host's link.
     """
-    if not hops:
-        return 0.0
-    segment = moving / hops / SEGMENTS
-    passing = max(0.0, segment - task.burst)
-    rounds = hops * (round_trip + passing) + passing
-    return max(round_trip, rounds - moving + min(task.burst, moving))  # `Way.through` counts the burst again
+    if workers == 1:
+        return _Rounds(0.0, 0.0)
+    # A hop is as late as the later of two neighbours: a third of the jitter (random walks of 2 to 16 ranks).
+    round_trip = alpha + 2 * task.latency + task.jitter / 3
+    piece = task.moved / workers
+    segments = max(SEGMENTS, ceil(piece / SEGMENT_BYTES))
+    turns = (workers - 1) * segments / 2
+    passing = max(0.0, piece / segments * a_byte - task.burst)
+    moving = passes * (workers - 1) * piece * a_byte
+    rounds = passes * (turns * (round_trip + passing) + passing)
+    stalls = passes * (turns if workers == 2 else 1)
+    # `Way.through` subtracts one burst, as if the bucket filled only before the first pass.
+    stalled = round_trip + (stalls - 1) * max(0.0, round_trip - task.burst)
+    waiting = rounds - moving + min(task.burst, moving)
+    return _Rounds(max(stalled, waiting), rounds if rounds > moving else 0.0)
+
+
+def _down(task: Task, levels: int, alpha: float) -> float:
+    """Returns the latency of a broadcast down a tree, whose receivers all say at once that they wait."""
+    return levels * (alpha + task.latency) + task.latency if levels else 0.0
 
 
 def nccl(constants: Constants, task: Task, workers: int, algorithm: Algorithm) -> Way:

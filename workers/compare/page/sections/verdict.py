@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import exp, log
 from statistics import fmean
 from typing import Any
@@ -12,13 +12,10 @@ from hubring.workers.compare.experiment.row import EVERY
 from hubring.workers.compare.page.figure import Label, Table
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.sections.throughput import bar, reach
-from hubring.workers.compare.result.findings import Entry, Findings
+from hubring.workers.compare.result.findings import Entry, Findings, Gate
 from hubring.workers.compare.result.ratio import EVEN, ratio
-from hubring.workers.compare.result.setting_text import words
-from hubring.workers.compare.result.statistics import CONFIDENCE, interval_words
-
-NO_BREAK_HYPHEN = "\u2011"
-"""Keeps the name of a row in one line."""
+from hubring.workers.compare.result.setting_text import listed, words
+from hubring.workers.compare.result.statistics import CONFIDENCE, ENOUGH
 
 
 def first(material: Material) -> dict[str, Any]:
@@ -27,12 +24,11 @@ def first(material: Material) -> dict[str, Any]:
     base = next((each for each in panel.entries if each.row == "ring"), panel.entries[0])
     entries = sorted(panel.entries, key=lambda entry: entry.median("samples_per_second") or 0.0, reverse=True)
     bars = [bar(material, entry)._replace(label=_explained(material, entry)) for entry in entries]
-    answer = findings.answer or next(iter(findings.verdict), "No verdict for this experiment.")
     against = f"times {base.row}"
     heads = ["row", material.figures["samples_per_second"].head, against]
     lines = [[entry.row, _speed(material, entry), _against(entry, base)] for entry in entries]
     return {
-        "answer": answer.replace("-", NO_BREAK_HYPHEN),
+        "answer": findings.answer or next(iter(findings.verdict), "No verdict for this experiment."),
         "title": panel.title,
         "bars": [each for each in bars if each.length],
         "reach": reach(bars),
@@ -64,44 +60,49 @@ def byline(material: Material) -> str:
 
 def _trust(findings: Findings) -> str:
     """Returns whether to trust the answer: the gate, what disturbed the runs, and a row that ran twice."""
-    gate, noise = findings.gate, findings.noise
-    texts = []
-    if not gate.agree:
-        texts.append("Rows that must train the same parameters do not: see Gate.")
-    elif gate.pairs:
-        right = ", or differ by right" if gate.excused else ""
-        texts.append(f"Rows that must train the same parameters do{right}.")
-    if gate.steps:
-        judged = sum(each.judged for each in gate.steps)
-        found = "none was wrong" if gate.right else "some were wrong: see Gate"
-        texts.append(f"{judged:,} steps were computed again in one process, and {found}.")
-    texts.append(noise.summary)
+    noise = findings.noise
+    texts = [*_gate(findings.gate), noise.summary]
     if not noise.quiet:
-        texts.append("Repeat the experiment on a machine that does nothing else.")
+        texts.append("Repeat the experiment on a quiet machine.")
     if noise.repeat is not None:
         apart, least = mean_apart(noise.repeat.ratios) - 1, max(EVEN, noise.floor) - 1
-        texts.append(
-            f"Run twice with each seed, {noise.repeat.row} differed from itself by {apart:.1%} on average, so"
-            f" a row must be more than {least:.1%} faster to win."
-        )
+        runs = f"Run twice with each seed, {noise.repeat.row} differed from itself by {apart:.1%} on average"
+        why = "as these repeats scatter, " if noise.floor > EVEN else ""
+        texts.append(f"{runs}; {why}differences below {least:.1%} do not count.")
     return " ".join(texts)
+
+
+def _gate(gate: Gate) -> Iterator[str]:
+    """Yields whether rows agree, and whether steps were right."""
+    if not gate.agree:
+        yield "Rows that must train the same parameters do not: see Gate."
+    elif gate.pairs:
+        rows = dict.fromkeys(name for pair in gate.pairs for name in (pair.first, pair.second))
+        right = ", or differ by right" if gate.excused else ""
+        yield f"{listed(list(rows))} train the same parameters, as they must{right}."
+    judged, taken = sum(each.judged for each in gate.steps), sum(each.steps for each in gate.steps)
+    if judged:
+        found = "none was wrong" if gate.right else "some were wrong: see Gate"
+        yield f"{judged:,} of {taken:,} updates were repeated in one process, and {found}."
+    elif not gate.right:
+        yield "Some steps were wrong: see Gate."
 
 
 def _explained(material: Material, entry: Entry) -> Label:
     """Returns a row's name, with what it does and emulates."""
     label = material.label(entry)
     about = EVERY[entry.row].about if entry.row in EVERY else None
-    return label._replace(slept="; ".join(filter(None, [about, label.slept])) or None)
+    return label._replace(beside="; ".join(filter(None, [about, label.beside])) or None)
 
 
 def _caption(title: str, seeds: int, against: str) -> str:
     """Returns what the speeds and their intervals are."""
     if seeds == 1:
-        return f"Speed with {title}, and one seed."
+        return f"Speed with {title}, and one seed"
+    interval = "range" if seeds < ENOUGH else f"{CONFIDENCE:.0%} interval"
     return (
-        f"Speed with {title}: medians over {seeds} seeds. The interval in parentheses"
-        f" {interval_words(seeds)}. The last column, {against}, is the mean of the seeds' own ratios with its"
-        f" {CONFIDENCE:.0%} interval."
+        f"Speed with {title}: median of {seeds} seeds (whiskers: {interval}); {against}: mean of the seeds'"
+        f" own ratios ({CONFIDENCE:.0%} interval, as in the first line)"
     )
 
 
