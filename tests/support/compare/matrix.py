@@ -121,9 +121,16 @@ def run(group: Group, out: Path, seeds: list[int], *, few: bool) -> Iterator[Pat
 
 
 def scored(found: Sequence[Findings], calibration: Path) -> list[Prediction]:
-    """Returns the predictions of all experiments of a group, calibrated once for each row."""
+    """Returns the predictions of all experiments of a group, calibrated once for each row.
+
+    Rows that something disturbed are neither calibrated nor predicted.
+    """
     known: dict[str, Setting] = {each.key: each for findings in found for each in findings.settings}
-    rows: list[Entry] = [row for findings in found for row in findings.rows]
+    every: list[Entry] = [row for findings in found for row in findings.rows]
+    rows = [row for row in every if row.disturbed is None]
+    for row in every:
+        if row.disturbed is not None:
+            print(f"left out: {row.setting} {row.row}, because {row.disturbed}", file=sys.stderr)
     nbytes = model_bytes(known.values(), rows)
     assert nbytes is not None, "no row that is shown has exchanged anything"
     asked = found[0].asked
