@@ -60,10 +60,10 @@ def let_nccl_heal() -> None:
     """Sets what a ring over NCCL needs so that it can go on after the loss of a member.
 
     Operations that fail raise errors where they are waited for; otherwise torch has a watchdog, which ends
-    the process. Unless the environment says otherwise, a communicator makes all its connections in its first
-    operation: a later one must not wait for a lost member when it is started. Call this before other threads
-    run, because torch and NCCL read the variables without a lock. They also hold for groups that the script
-    makes.
+    the process. Unless the environment says otherwise, a communicator makes all connections for collectives
+    in its first operation: a later one must not wait for a lost member when it is started. Call this before
+    other threads run, because torch and NCCL read the variables without a lock. They also hold for groups
+    that the script makes.
     """
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")

@@ -94,7 +94,8 @@ class Ring:
         self._connections = GroupConnections(host) if abortable and backend == "gloo" else None
         self._witness = witness
         watch = witness.watch if witness is not None else None
-        wait = ConfirmedWait(device, witness.confirm, timeout) if witness is not None else RingWork.settle
+        # Half of the time: the ring heals before callers give up.
+        wait = RingWork.settle if witness is None else ConfirmedWait(device, witness.confirm, timeout / 2)
         limit = connect_timeout or timeout
         self._group = open_group(rank, size, store, backend, device, host, limit, self._connections, watch)
         self.operations = Operations(rank, wait)  # its thread would stay if the ranks could not connect

@@ -45,11 +45,12 @@ class RingWork(Work):
         handle.wait()
         self.finish()
 
-    def finish(self) -> None:
-        """Runs `then` once."""
+    def finish(self) -> bool:
+        """Runs `then` once; returns whether there was one."""
         then, self._then = self._then, None
         if then is not None:
             then()
+        return then is not None
 
 
 WaitForHost = Callable[[RingWork, Any], None]

@@ -22,7 +22,7 @@ RINGS = ("ddp", "ddp-gloo", "mpi", "gloo+sgd", "horovod")
 SHARDED: dict[str, Shards] = {
     # Gathered for forward and for backward, and Gloo's reduce-scatter, which is an allreduce. Each call
     # blocks, and torch copies into and out of its messages.
-    "fsdp2": Shards(passes=4, copies=5, overlaps=False),
+    "fsdp2": Shards(passes=4, gathers=2, copies=5, overlaps=False),
     # DDP's allreduce, then a broadcast of the parameters that each worker stepped.
     "zero1": Shards(broadcast=True),
 }

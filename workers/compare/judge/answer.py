@@ -22,9 +22,9 @@ class Contest(NamedTuple):
 
     @property
     def one_process_wins(self) -> bool:
-        """Whether one process alone is faster than the faster of both."""
-        against = self.scope.ratio("samples_per_second", "local", self.rows[self.ratio.value < 1])
-        return against is not None and against.more
+        """Whether one process alone is faster than both."""
+        ratios = [self.scope.ratio("samples_per_second", "local", row) for row in self.rows]
+        return all(each is not None and each.more for each in ratios)
 
 
 def answer(compared: Comparisons) -> str:
@@ -34,24 +34,26 @@ def answer(compared: Comparisons) -> str:
         return _nothing(compared.findings)
     if len(contests) > 1:
         return _count(contests)
-    found, here = contests[0], _here(compared.findings)
-    first, second, ratio = found.first, found.second, found.ratio
+    return _of_one(contests[0], _here(compared.findings))
+
+
+def _of_one(found: Contest, here: str) -> str:
+    first, second, ratio, both = found.first, found.second, found.ratio, listed([found.first, found.second])
     if ratio.doubt:
-        return f"Not decided between {_the(first)} and {_the(second)}: {ratio.doubt}."
+        return f"Not decided between {both}: {ratio.doubt}."
+    alone = "; one process alone is faster" if found.one_process_wins else ""
     if ratio.decided:
         winner, loser, times = (first, second, ratio) if ratio.value > 1 else (second, first, ratio.inverse)
         by = f"{times.once} times as fast{times.range}"
-        end = "; one process alone is faster" if found.one_process_wins else " for this job"
-        return f"On {here} {_the(winner)} is {by} as {_the(loser)}{end}."
-    both = listed([first, second])
+        return f"On {here} {_the(winner)} is {by} as {_the(loser)} for this job{alone}."
     if ratio.even:
-        return f"On {here} {both} are equally fast for this job, within {EVEN - 1:.0%}."
+        return f"On {here} {both} are equally fast for this job, within {EVEN - 1:.0%}{alone}."
     if ratio.spread is None:
         return f"One seed cannot tell {both} apart; run at least three seeds."
     if ratio.like_repeats:
-        return f"On {here} {both} differ by no more than two runs of the same row, so neither wins."
+        return f"On {here} {both} differ by no more than two runs of the same row, so neither wins{alone}."
     needed = "" if ratio.needed is None else f"; about {ratio.needed} seeds would decide it"
-    return f"On {here} {both} show no clear difference for this job{needed}."
+    return f"On {here} {both} show no clear difference for this job{needed}{alone}."
 
 
 def _contest(scope: Scope) -> Contest | None:

@@ -82,7 +82,7 @@ class Noise(Struct, frozen=True):
         if (self.stalled or 0.0) > STALLED:
             return f"programs waited for memory during {self.stalled:.0%} of the time"
         if self.megahertz and fastest and self.megahertz < SLOWED * fastest:
-            return f"the processor ran at {self.megahertz / fastest:.0%} of its highest clock rate"
+            return f"the processor ran at {self.megahertz / fastest:.0%} of its rate in equal runs"
         return ""
 
 

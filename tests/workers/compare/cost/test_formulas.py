@@ -142,6 +142,14 @@ def test_a_broadcast_after_the_step_waits_once_for_its_receivers_and_for_each_le
     assert ways[1].alone - ways[0].alone == pytest.approx(3e-3)
 
 
+def test_a_gather_has_two_segments_of_any_size() -> None:
+    task = Task(nbytes=256 * MEBI, link=Link(rate=1e10, latency=5e-3))
+    gathers = formulas.ring(WEIGHTLESS, task, 4, Shards(passes=1, gathers=1)).alone
+    half = 32 * MEBI / (10 * GOODPUT)
+    assert half > 10e-3
+    assert gathers == pytest.approx(6 * half + 10e-3)
+
+
 def test_between_two_ranks_nothing_hides_latency() -> None:
     far, segment = Link(rate=1e9, latency=1e-3), MEBI / GOODPUT
     task = Task(nbytes=16 * MEBI, link=far)  # each of 2 ranks has 8 MiB, in eight segments

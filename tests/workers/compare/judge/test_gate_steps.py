@@ -95,7 +95,7 @@ def test_where_only_local_differs_by_right_the_gate_gives_advice(
     assert advice[0] in found.verdict
     assert ("ring", "hub-bsp") in [(pair.first, pair.second) for pair in found.gate.pairs]
     made = page(found)
-    assert "train the same parameters, as they must, or differ by right." in made
+    assert "train the same parameters, as they must. 2 pairs differ by right: see Gate." in made
     assert "Yes. 2 of 4 pairs agree, and 2 differ by right." in " ".join(html_tree(made).text.split())
 
 

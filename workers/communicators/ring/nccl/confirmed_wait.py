@@ -50,15 +50,15 @@ class ConfirmedWait:
             return
         torch.cuda.set_device(self._stream.device)  # or this thread would begin to use the first GPU
         with torch.cuda.stream(self._stream):
+            limit = time.monotonic() + self._timeout
             handle.block_current_stream()
-            self._pass(self._stream, work)
-            work.finish()
-            self._pass(self._stream, work)
+            self._pass(self._stream, work, limit)
+            if work.finish():
+                self._pass(self._stream, work, limit)
 
-    def _pass(self, stream: torch.cuda.Stream, work: RingWork) -> None:
+    def _pass(self, stream: torch.cuda.Stream, work: RingWork, limit: float) -> None:
         """Waits until the stream has done all that it has."""
         done = stream.record_event(torch.cuda.Event())  # type: ignore[no-untyped-call]
-        limit = time.monotonic() + self._timeout
         while not done.query():
             if time.monotonic() > limit:
                 raise RingBroken(f"{work.what} took longer than {self._timeout:g} s")

@@ -55,7 +55,7 @@ class Witness:
         """
 
         def until_all_leave() -> None:
-            with suppress(RingBroken):
+            with suppress(HubringError):
                 self._count_leavers(leaves=True)
 
         thread = threading.Thread(target=until_all_leave, name="leaving the ring", daemon=True)

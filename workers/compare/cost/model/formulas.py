@@ -4,8 +4,8 @@ M: bytes of the model, B: bytes per second of a host's link each way, n: workers
 
 | topology | bytes at line rate | why |
 | --- | --- | --- |
-| ring | 2(n-1)/n M/B + `_rounds` | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
-| fsdp2, zero1 | 4(n-1)/n and 3(n-1)/n M/B + `_rounds` | more passes around the ring (`Shards`) |
+| ring | 2(n-1)/n M/B + `rounds` | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
+| fsdp2, zero1 | 4(n-1)/n and 3(n-1)/n M/B + `rounds` | more passes around the ring (`Shards`) |
 | hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
 | hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries (n-1)/n M for its worker and for its shard |
 | one machine | copies / cores | loopback is no wire: the processors move the bytes |
@@ -41,12 +41,10 @@ from hubring.workers.compare.cost.model.exchange_terms import (
     seconds_a_byte,
     spread,
 )
+from hubring.workers.compare.cost.model.ring_latency import SEGMENT_BYTES, down, rounds
 from hubring.workers.compare.cost.model.slicing import Cut, cut
 from hubring.workers.compare.experiment.setting import Link
 
-SEGMENTS, SEGMENT_BYTES = 2, 1 << 20
-"""Segments into which Gloo cuts a rank's piece of an allreduce: at least so many, of at most so many bytes.
-Two are on their way at once."""
 SERVER_LINES = {"zmq": 2}
 """Connections whose bytes a server moves at once, each in its own thread; 1 for any other wire."""
 
@@ -117,6 +115,7 @@ class Shards(Struct, frozen=True, kw_only=True):
 
     Attributes:
         passes: Passes of the model around the ring: 1 to gather or to reduce-scatter, 2 for an allreduce.
+        gathers: How many of them gather.
         copies: Copies of the model in memory.
         overlaps: Whether the passes can overlap with backward.
         divided: Whether a worker steps a part of the parameters, else all.
@@ -124,6 +123,7 @@ class Shards(Struct, frozen=True, kw_only=True):
     """
 
     passes: int = 2
+    gathers: int = 0
     copies: int = 1
     overlaps: bool = True
     divided: bool = True
@@ -168,10 +168,12 @@ def ring(constants: Constants, task: Task, workers: int, shards: Shards = WHOLE)
     # A ring enters and leaves each host once, however many of its workers are there.
     carrying = a_byte(wire, task.link)
     carriers = carrying.times(moved)
-    around = _rounds(task, shards.passes, workers, wire.alpha, carrying.seconds)
+    # Gloo sums in segments of a limited size, and gathers in two of any size.
+    passes = ((shards.passes - shards.gathers, SEGMENT_BYTES), (shards.gathers, task.nbytes))
+    around = [rounds(task, *each, workers, wire.alpha, carrying.seconds) for each in passes]
     return Way(
-        latency=around.added + _down(task, copies, wire.alpha),
-        rounds=around.seconds,
+        latency=sum(each.added for each in around) + down(task, copies, wire.alpha),
+        rounds=sum(each.seconds for each in around),
         after=_mean_and_step(constants, task, workers, shards.copies, most),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
         own_by=carriers,
@@ -179,56 +181,6 @@ def ring(constants: Constants, task: Task, workers: int, shards: Shards = WHOLE)
         pause=task.pause,
         overlapping=passing / (passing + spread_out) if shards.overlaps and passing else 0.0,
     )
-
-
-class _Rounds(NamedTuple):
-    """Round trips of a ring.
-
-    Attributes:
-        added: What they add to the time of bytes.
-        seconds: All of them, if they last longer than the bytes; else 0.
-    """
-
-    added: float
-    seconds: float
-
-
-def _rounds(task: Task, passes: int, workers: int, alpha: float, a_byte: float) -> _Rounds:
-    """Returns the round trips of all passes around a ring.
-
-    Gloo sends a segment once its receiver has said that it waits, so a segment takes a round trip and its
-    time on the link. While one travels, another is sent. So two segments take twice their time on the link,
-    or else a round trip and the time of one. Each pass begins anew. Between two ranks, what one says waits
-    behind its other segment in the same connection, so nothing hides a round trip. While an emulated link
-    waits, its bucket fills, so that segments pass at once.
-
-    Args:
-        task: With the link.
-        passes: Passes of the model.
-        workers: Number of ranks.
-        alpha: Seconds of a hop of a small message on one machine, with its announcement.
-        a_byte: Seconds of a byte on a host's link.
-    """
-    if workers == 1:
-        return _Rounds(0.0, 0.0)
-    # A hop is as late as the later of two neighbours: a third of the jitter (random walks of 2 to 16 ranks).
-    round_trip = alpha + 2 * task.latency + task.jitter / 3
-    piece = task.moved / workers
-    segments = max(SEGMENTS, ceil(piece / SEGMENT_BYTES))
-    turns = (workers - 1) * segments / 2
-    passing = max(0.0, piece / segments * a_byte - task.burst)
-    moving = passes * (workers - 1) * piece * a_byte
-    rounds = passes * (turns * (round_trip + passing) + passing)
-    stalls = passes * (turns if workers == 2 else 1)
-    # `Way.through` subtracts one burst, as if the bucket filled only before the first pass.
-    stalled = round_trip + (stalls - 1) * max(0.0, round_trip - task.burst)
-    waiting = rounds - moving + min(task.burst, moving)
-    return _Rounds(max(stalled, waiting), rounds if rounds > moving else 0.0)
-
-
-def _down(task: Task, levels: int, alpha: float) -> float:
-    """Returns the latency of a broadcast down a tree, whose receivers all say at once that they wait."""
-    return levels * (alpha + task.latency) + task.latency if levels else 0.0
 
 
 def nccl(constants: Constants, task: Task, workers: int, algorithm: Algorithm) -> Way:

@@ -77,9 +77,11 @@ def _gate(gate: Gate) -> Iterator[str]:
     if not gate.agree:
         yield "Rows that must train the same parameters do not: see Gate."
     elif gate.pairs:
-        rows = dict.fromkeys(name for pair in gate.pairs for name in (pair.first, pair.second))
-        right = ", or differ by right" if gate.excused else ""
-        yield f"{listed(list(rows))} train the same parameters, as they must{right}."
+        same = [name for pair in gate.pairs if not pair.advice for name in (pair.first, pair.second)]
+        if same:
+            yield f"{listed(list(dict.fromkeys(same)))} train the same parameters, as they must."
+        if gate.excused:
+            yield f"{gate.excused} pair{'s differ' if gate.excused > 1 else ' differs'} by right: see Gate."
     judged, taken = sum(each.judged for each in gate.steps), sum(each.steps for each in gate.steps)
     if judged:
         found = "none was wrong" if gate.right else "some were wrong: see Gate"
@@ -101,8 +103,8 @@ def _caption(title: str, seeds: int, against: str) -> str:
         return f"Speed with {title}, and one seed"
     interval = "range" if seeds < ENOUGH else f"{CONFIDENCE:.0%} interval"
     return (
-        f"Speed with {title}: median of {seeds} seeds (whiskers: {interval}); {against}: mean of the seeds'"
-        f" own ratios ({CONFIDENCE:.0%} interval, as in the first line)"
+        f"Speed with {title}: median of {seeds} seeds (whiskers: {interval}); {against}: geometric mean of"
+        f" the seeds' own ratios ({CONFIDENCE:.0%} interval)"
     )
 
 
