@@ -66,6 +66,21 @@ def test_a_rate_at_which_a_row_diverges_is_a_result(cluster: Cluster, tmp_path: 
 
 
 @pytest.mark.full
+def test_rows_that_lose_their_coordinator_fail_and_one_with_a_standby_goes_on(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    words = [*SHORT, "--epochs", "4", "--rows", "ring,hub-bsp,hub-standby", "--kill", "coordinator@40"]
+    compare = cluster.run("compare", COMPARE, *words, "--out", str(tmp_path / "out"))
+    compare.done()
+    failed = {row["row"]: row["failed"] for row in results(tmp_path / "out")["rows"]}
+    assert failed == {
+        "ring": "1 of 1 runs: the ring broke",
+        "hub-bsp": "1 of 1 runs: also failed: worker 0, worker 1",
+        "hub-standby": None,
+    }
+
+
+@pytest.mark.full
 def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = measured(3000, "--rows", "local,hub-bsp", "--seeds", "1", "--out", str(out))
