@@ -45,7 +45,7 @@ def _of_one(found: Contest, here: str) -> str:
     if ratio.decided:
         winner, loser, times = (first, second, ratio) if ratio.value > 1 else (second, first, ratio.inverse)
         by = f"{times.once} times as fast{times.range}"
-        return f"On {here} {_the(winner)} is {by} as {_the(loser)} for this job{alone}."
+        return f"On {here} {_the(winner)} is {by} as {_the(loser)}{alone or ' for this job'}."
     if ratio.even:
         return f"On {here} {both} are equally fast for this job, within {EVEN - 1:.0%}{alone}."
     if ratio.spread is None:

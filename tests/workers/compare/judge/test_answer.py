@@ -44,7 +44,7 @@ def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
         (
             paced({"ring": 0.005, "local": 0.001}),
             {"rows": ("ring", "hub-bsp", "local")},
-            f"On this machine the ring {TWICE} the hub for this job; one process alone is faster.",
+            f"On this machine the ring {TWICE} the hub; one process alone is faster.",
         ),
         (
             paced({"local": 0.001}),

@@ -77,9 +77,10 @@ def _gate(gate: Gate) -> Iterator[str]:
     if not gate.agree:
         yield "Rows that must train the same parameters do not: see Gate."
     elif gate.pairs:
-        same = [name for pair in gate.pairs if not pair.advice for name in (pair.first, pair.second)]
+        same = {name: None for pair in gate.pairs if not pair.advice for name in (pair.first, pair.second)}
         if same:
-            yield f"{listed(list(dict.fromkeys(same)))} train the same parameters, as they must."
+            rows = [name for name in same if name in EVERY]  # without the second run of a row
+            yield f"{listed(rows)} train the same parameters, as they must."
         if gate.excused:
             yield f"{gate.excused} pair{'s differ' if gate.excused > 1 else ' differs'} by right: see Gate."
     judged, taken = sum(each.judged for each in gate.steps), sum(each.steps for each in gate.steps)
