@@ -67,10 +67,10 @@ def notes(findings: Findings) -> list[str]:
 
 def _gate(findings: Findings) -> list[str]:
     """Returns how many steps the gate re-checked, what that cost, and how far rows are apart at the end."""
-    steps = findings.gate.steps
-    judged, taken = sum(each.judged for each in steps), sum(each.steps for each in steps)
-    checked = f"Gate: {judged:,} of {taken:,} steps were re-checked against torch's optimizer in one process."
-    return [*([checked] if steps else []), *filter(None, [record_share(findings), drift(findings.gate)])]
+    gate = findings.gate
+    steps = f"{gate.judged:,} of {gate.taken:,} steps"
+    checked = f"Gate: {steps} were re-checked against torch's optimizer in one process."
+    return [*([checked] if gate.steps else []), *filter(None, [record_share(findings), drift(gate)])]
 
 
 def _spread_note(seeds: int) -> str:

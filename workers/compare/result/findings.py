@@ -218,6 +218,16 @@ class Gate(Struct, frozen=True):
         return sum(bool(pair.advice) for pair in self.pairs)
 
     @property
+    def judged(self) -> int:
+        """Steps of all runs whose update was compared."""
+        return sum(each.judged for each in self.steps)
+
+    @property
+    def taken(self) -> int:
+        """Steps of all recorded runs."""
+        return sum(each.steps for each in self.steps)
+
+    @property
     def right(self) -> bool:
         """Whether no step is wrong."""
         return all(step.passed for step in self.steps)

@@ -93,7 +93,7 @@ class Runner:
                 except HubringError as error:  # the last lines show whether training diverged
                     broken = error
             victim = run.setting.fault.worker if run.setting.fault else None
-            results, last = _last_lines(programs, server, team, partly=broken is not None)
+            results, last = _last_lines(programs, server, team, victim, partly=broken is not None)
         diverged = divergence(results, last)
         if broken is not None and diverged is None:
             raise broken
@@ -141,11 +141,10 @@ def _empty(folder: Path) -> None:
 
 
 def _last_lines(
-    programs: Programs, server: RunProcess | None, team: list[RunProcess], *, partly: bool
+    programs: Programs, server: RunProcess | None, team: list[RunProcess], victim: int | None, *, partly: bool
 ) -> tuple[Results, Mapping[str, Any] | None]:
     """Returns the workers' last lines by rank, None for the killed worker, and that of our server."""
     ranks, fault = range(programs.workers), programs.run.setting.fault
-    victim = None if fault is None else fault.worker
     killed = fault is not None and fault.victim == "coordinator"  # without a standby it is the whole server
     if programs.run.row.peer is not None:
         return [_last_line(partial(programs.peers.result, rank), partly=partly) for rank in ranks], None

@@ -116,35 +116,41 @@ class Stream:
         self.log.append("wait")
 
 
-def test_a_gpus_operation_is_done_once_it_has_ended_and_all_have_confirmed_it(
-    monkeypatch: pytest.MonkeyPatch, devices: list[object]
-) -> None:
+GPU = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a GPU's streams, events and handles, which are stand-ins, were asked for."""
     log: list[str] = []
-    gpu = torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(log, device))
     monkeypatch.setattr(torch.cuda, "Event", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    operations = Operations(0, ConfirmedWait(gpu, lambda: log.append("confirm"), LIMIT))
-    work = RingWork("a sum", lambda: log.append("divide"))
+    return log
+
+
+def test_a_gpus_operation_is_done_once_it_has_ended_and_all_have_confirmed_it(
+    asked: list[str], devices: list[object]
+) -> None:
+    operations = Operations(0, ConfirmedWait(GPU, lambda: asked.append("confirm"), LIMIT))
+    work = RingWork("a sum", lambda: asked.append("divide"))
     assert operations.begin(work)
-    work.when_done(lambda _: log.append("done"))
-    operations.follow(work, Stream(log, gpu))
+    work.when_done(lambda _: asked.append("done"))
+    operations.follow(work, Stream(asked, GPU))
     work.wait(LIMIT)
     operations.close()
     passed = ["record", "query", "query"]
-    assert log == ["block", *passed, "divide", *passed, "confirm", "done"]
-    assert devices == [gpu]
+    assert asked == ["block", *passed, "divide", *passed, "confirm", "done"]
+    assert devices == [GPU]
 
 
-def test_an_operation_of_a_gpu_that_does_not_end_breaks_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch.device("cuda", 1)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream([], device))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+def test_an_operation_of_a_gpu_that_does_not_end_breaks_the_ring(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Stream, "query", lambda _: False)
-    wait = ConfirmedWait(gpu, lambda: pytest.fail("it has not ended"), timeout=0.01)
+    wait = ConfirmedWait(GPU, lambda: pytest.fail("it has not ended"), timeout=0.01)
     with pytest.raises(RingBroken, match=r"a sum took longer than 0\.01 s"):
-        wait(RingWork("a sum"), Stream([], gpu))
+        wait(RingWork("a sum"), Stream(asked, GPU))
 
 
 def test_nothing_is_confirmed_after_an_operation_that_failed() -> None:

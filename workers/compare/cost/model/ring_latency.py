@@ -32,7 +32,7 @@ def rounds(task: Task, passes: int, most: int, workers: int, alpha: float, a_byt
 
     Gloo sends a segment once its receiver has said that it waits, so a segment takes a round trip and its
     time on the link. While one travels, another is sent. So two segments take twice their time on the link,
-    or else a round trip and the time of one. Each pass begins anew. Between two ranks, what one says waits
+    or else a round trip and the time of one. Each pass starts again. Between two ranks, what one says waits
     behind its other segment in the same connection, so nothing hides a round trip. While an emulated link
     waits, its bucket fills, so that segments pass at once.
 

@@ -83,10 +83,9 @@ def _gate(gate: Gate) -> Iterator[str]:
             yield f"{listed(rows)} train the same parameters, as they must."
         if gate.excused:
             yield f"{gate.excused} pair{'s differ' if gate.excused > 1 else ' differs'} by right: see Gate."
-    judged, taken = sum(each.judged for each in gate.steps), sum(each.steps for each in gate.steps)
-    if judged:
+    if gate.judged:
         found = "none was wrong" if gate.right else "some were wrong: see Gate"
-        yield f"{judged:,} of {taken:,} updates were repeated in one process, and {found}."
+        yield f"{gate.judged:,} of {gate.taken:,} updates were repeated in one process, and {found}."
     elif not gate.right:
         yield "Some steps were wrong: see Gate."
 
