@@ -9,6 +9,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # eight would wait for the disk.
 PARALLEL := --numprocesses $(shell cores=$$(nproc || echo 2); echo $$((cores + (cores + 1) / 2))) --maxprocesses 8
 
+# Hundreds of test processes import Hubring. Each would compile it again if this were set.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-full test-all campaign gpu lint bench docs clean
 .DELETE_ON_ERROR:
 

@@ -22,19 +22,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hubring.ps.config.environment import spare_forks
-from hubring.ps.core.shadowed_packages import hidden_by
+from hubring.ps.core.packages import hidden_by
 
 spare_forks()
 
 if TYPE_CHECKING:  # mypy cannot read an `__all__` that is built at run time
     from hubring.workers.api import *  # noqa: F403
-    from hubring.workers.collectives.barriers import *  # noqa: F403
     from hubring.workers.collectives.broadcasts import *  # noqa: F403
     from hubring.workers.collectives.gatherings import *  # noqa: F403
-    from hubring.workers.collectives.group import Group as Group
-    from hubring.workers.collectives.partial_reductions import *  # noqa: F403
+    from hubring.workers.collectives.groups import *  # noqa: F403
     from hubring.workers.collectives.reductions import *  # noqa: F403
-    from hubring.workers.collectives.transfers import *  # noqa: F403
 
     __version__: str
 else:  # with a visible __getattr__, a type checker would accept every name

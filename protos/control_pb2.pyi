@@ -6,7 +6,7 @@ The control plane: membership, the slice plan, status. Always gRPC.
 The coordinator serves Control to workers, shards and tools.
 Every shard serves ShardControl to the coordinator.
 
-Each call carries "authorization: Bearer SECRET" (ps/security/policy.py says whose). An incarnation is a
+Each call carries "authorization: Bearer SECRET" (ps/security/guard.py says whose). An incarnation is a
 number that only its holder and the server's processes know: 8 bytes that rise with each join, 16 at random.
 """
 
@@ -325,6 +325,9 @@ class Telemetry(_message.Message):
     CPU_NS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     GPU_BYTES_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     """that the script reported so far"""
     progress: _builtins.float
@@ -335,6 +338,12 @@ class Telemetry(_message.Message):
     """resident memory of the process"""
     gpu_bytes: _builtins.int
     """GPU memory that torch holds in the process"""
+    operation: _builtins.str
+    """what it has waited in for some seconds; empty if it does not wait"""
+    place: _builtins.str
+    """the script's line that waits in it"""
+    held: _builtins.bool
+    """the operation certainly waits for other workers"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """the script's last reported numbers, and its learning rate"""
@@ -348,10 +357,13 @@ class Telemetry(_message.Message):
         cpu_ns: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
         gpu_bytes: _builtins.int = ...,
+        operation: _builtins.str = ...,
+        place: _builtins.str = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "cpu_ns", b"cpu_ns", "gpu_bytes", b"gpu_bytes", "memory_bytes", b"memory_bytes", "metrics", b"metrics", "progress", b"progress", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "cpu_ns", b"cpu_ns", "gpu_bytes", b"gpu_bytes", "held", b"held", "memory_bytes", b"memory_bytes", "metrics", b"metrics", "operation", b"operation", "place", b"place", "progress", b"progress", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
     _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015
@@ -375,6 +387,8 @@ class HeartbeatReply(_message.Message):
     FAILOVERS_FIELD_NUMBER: _builtins.int
     BROKEN_FIELD_NUMBER: _builtins.int
     NEWCOMERS_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    KEEP_SHARED_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """the lease expired: this incarnation has lost its place"""
     failed: _builtins.str
@@ -397,6 +411,10 @@ class HeartbeatReply(_message.Message):
     """ring that heals: the generation that must end, because a member is lost; 0: none"""
     newcomers: _builtins.bool
     """ring that heals: workers wait to enter"""
+    keep: _builtins.bool
+    """hub: send this worker's own state after its step"""
+    keep_shared: _builtins.bool
+    """with keep: send what all ranks have alike too"""
     @_builtins.property
     def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """membership changes since this worker's last heartbeat"""
@@ -416,10 +434,12 @@ class HeartbeatReply(_message.Message):
         failovers: _builtins.int = ...,
         broken: _builtins.int = ...,
         newcomers: _builtins.bool = ...,
+        keep: _builtins.bool = ...,
+        keep_shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "draining", b"draining", "exit_code", b"exit_code", "failed", b"failed", "failovers", b"failovers", "fenced", b"fenced", "finished", b"finished", "newcomers", b"newcomers", "news", b"news", "slowest", b"slowest", "stop_after", b"stop_after", "stop_agreed", b"stop_agreed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "draining", b"draining", "exit_code", b"exit_code", "failed", b"failed", "failovers", b"failovers", "fenced", b"fenced", "finished", b"finished", "keep", b"keep", "keep_shared", b"keep_shared", "newcomers", b"newcomers", "news", b"news", "slowest", b"slowest", "stop_after", b"stop_after", "stop_agreed", b"stop_agreed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,12 +485,14 @@ class LeaveRequest(_message.Message):
         PREEMPTED: LeaveRequest._Reason.ValueType  # 1
         FAILED: LeaveRequest._Reason.ValueType  # 2
         DIVERGED: LeaveRequest._Reason.ValueType  # 3
+        REFUSED: LeaveRequest._Reason.ValueType  # 4
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     FINISHED: LeaveRequest.Reason.ValueType  # 0
     PREEMPTED: LeaveRequest.Reason.ValueType  # 1
     FAILED: LeaveRequest.Reason.ValueType  # 2
     DIVERGED: LeaveRequest.Reason.ValueType  # 3
+    REFUSED: LeaveRequest.Reason.ValueType  # 4
 
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
@@ -571,14 +593,11 @@ class BucketSpec(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
-    GROUP_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     dtype: _builtins.str
-    group: _builtins.int
-    """index of the optimizer's parameter group"""
     optimizer: _builtins.str
     """name from the allow-list; empty: aggregate only"""
     codec: _builtins.str
@@ -590,14 +609,13 @@ class BucketSpec(_message.Message):
         *,
         index: _builtins.int = ...,
         dtype: _builtins.str = ...,
-        group: _builtins.int = ...,
         optimizer: _builtins.str = ...,
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
         codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "dtype", b"dtype", "group", b"group", "index", b"index", "optimizer", b"optimizer", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "dtype", b"dtype", "index", b"index", "optimizer", b"optimizer", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1036,6 +1054,138 @@ class RingMember(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RingMember: _TypeAlias = RingMember  # noqa: Y015
+
+@_typing.final
+class KeepRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    incarnation: _builtins.bytes
+    shared: _builtins.bool
+    """frozen parameters, which all ranks have alike"""
+    step: _builtins.int
+    """completed steps"""
+    offset: _builtins.int
+    """of this part"""
+    content: _builtins.bytes
+    last: _builtins.bool
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
+        shared: _builtins.bool = ...,
+        step: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        content: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "incarnation", b"incarnation", "last", b"last", "offset", b"offset", "rank", b"rank", "shared", b"shared", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepRequest: _TypeAlias = KeepRequest  # noqa: Y015
+
+@_typing.final
+class KeepReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSED_FIELD_NUMBER: _builtins.int
+    refused: _builtins.str
+    """why the state cannot be kept"""
+    def __init__(
+        self,
+        *,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepReply: _TypeAlias = KeepReply  # noqa: Y015
+
+@_typing.final
+class KeptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    incarnation: _builtins.bytes
+    live: _builtins.bool
+    """first ask a live worker, and not the checkpoint"""
+    name: _builtins.str
+    """empty: which state is there?"""
+    offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
+        live: _builtins.bool = ...,
+        name: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "live", b"live", "name", b"name", "offset", b"offset", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptRequest: _TypeAlias = KeptRequest  # noqa: Y015
+
+@_typing.final
+class KeptReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    MINE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    own: _builtins.str
+    """name of this rank's state, or of another one's; empty: not there, or not yet"""
+    shared: _builtins.str
+    """name of the frozen parameters"""
+    mine: _builtins.bool
+    """whether `own` is this rank's"""
+    content: _builtins.bytes
+    total: _builtins.int
+    """bytes of the whole state; -1: it is gone"""
+    waits: _builtins.bool
+    """a live worker was asked: call again"""
+    def __init__(
+        self,
+        *,
+        own: _builtins.str = ...,
+        shared: _builtins.str = ...,
+        mine: _builtins.bool = ...,
+        content: _builtins.bytes = ...,
+        total: _builtins.int = ...,
+        waits: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "mine", b"mine", "own", b"own", "shared", b"shared", "total", b"total", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptReply: _TypeAlias = KeptReply  # noqa: Y015
 
 @_typing.final
 class ClockRequest(_message.Message):

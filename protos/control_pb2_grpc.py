@@ -74,6 +74,16 @@ class ControlStub:
                 request_serializer=hubring_dot_protos_dot_control__pb2.RegroupRequest.SerializeToString,
                 response_deserializer=hubring_dot_protos_dot_control__pb2.RegroupReply.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/hubring.v1.Control/Keep',
+                request_serializer=hubring_dot_protos_dot_control__pb2.KeepRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.KeepReply.FromString,
+                _registered_method=True)
+        self.Kept = channel.unary_unary(
+                '/hubring.v1.Control/Kept',
+                request_serializer=hubring_dot_protos_dot_control__pb2.KeptRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.KeptReply.FromString,
+                _registered_method=True)
         self.Clock = channel.unary_unary(
                 '/hubring.v1.Control/Clock',
                 request_serializer=hubring_dot_protos_dot_control__pb2.ClockRequest.SerializeToString,
@@ -170,6 +180,20 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request, context):
+        """A worker sends its own state, such as buffers, part by part. A checkpoint includes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Kept(self, request, context):
+        """Returns a part of a state: that of the checkpoint from which the job resumed, or that of a live worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Clock(self, request, context):
         """Returns the coordinator's time. A process that writes a trace measures its clock's offset.
         """
@@ -251,6 +275,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Regroup,
                     request_deserializer=hubring_dot_protos_dot_control__pb2.RegroupRequest.FromString,
                     response_serializer=hubring_dot_protos_dot_control__pb2.RegroupReply.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.KeepRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.KeepReply.SerializeToString,
+            ),
+            'Kept': grpc.unary_unary_rpc_method_handler(
+                    servicer.Kept,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.KeptRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.KeptReply.SerializeToString,
             ),
             'Clock': grpc.unary_unary_rpc_method_handler(
                     servicer.Clock,
@@ -499,6 +533,60 @@ class Control:
             '/hubring.v1.Control/Regroup',
             hubring_dot_protos_dot_control__pb2.RegroupRequest.SerializeToString,
             hubring_dot_protos_dot_control__pb2.RegroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.Control/Keep',
+            hubring_dot_protos_dot_control__pb2.KeepRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.KeepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Kept(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.Control/Kept',
+            hubring_dot_protos_dot_control__pb2.KeptRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.KeptReply.FromString,
             options,
             channel_credentials,
             insecure,

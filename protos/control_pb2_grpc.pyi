@@ -6,7 +6,7 @@ The control plane: membership, the slice plan, status. Always gRPC.
 The coordinator serves Control to workers, shards and tools.
 Every shard serves ShardControl to the coordinator.
 
-Each call carries "authorization: Bearer SECRET" (ps/security/policy.py says whose). An incarnation is a
+Each call carries "authorization: Bearer SECRET" (ps/security/guard.py says whose). An incarnation is a
 number that only its holder and the server's processes know: 8 bytes that rise with each join, 16 at random.
 """
 
@@ -63,6 +63,10 @@ class ControlStub:
     """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
     generation begins with the caller; with generation 0 after wait_seconds: call again.
     """
+    Keep: _grpc.UnaryUnaryMultiCallable[_control_pb2.KeepRequest, _control_pb2.KeepReply]
+    """A worker sends its own state, such as buffers, part by part. A checkpoint includes it."""
+    Kept: _grpc.UnaryUnaryMultiCallable[_control_pb2.KeptRequest, _control_pb2.KeptReply]
+    """Returns a part of a state: that of the checkpoint from which the job resumed, or that of a live worker."""
     Clock: _grpc.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]
@@ -101,6 +105,10 @@ class ControlAsyncStub(ControlStub):
     """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
     generation begins with the caller; with generation 0 after wait_seconds: call again.
     """
+    Keep: _aio.UnaryUnaryMultiCallable[_control_pb2.KeepRequest, _control_pb2.KeepReply]  # type: ignore[assignment]
+    """A worker sends its own state, such as buffers, part by part. A checkpoint includes it."""
+    Kept: _aio.UnaryUnaryMultiCallable[_control_pb2.KeptRequest, _control_pb2.KeptReply]  # type: ignore[assignment]
+    """Returns a part of a state: that of the checkpoint from which the job resumed, or that of a live worker."""
     Clock: _aio.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]  # type: ignore[assignment]
     """Returns the coordinator's time. A process that writes a trace measures its clock's offset."""
     Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]  # type: ignore[assignment]
@@ -184,6 +192,22 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """Members of a ring that heals meet here after a loss, or to let newcomers in. Answered once the next
         generation begins with the caller; with generation 0 after wait_seconds: call again.
         """
+
+    @_abc_1.abstractmethod
+    def Keep(
+        self,
+        request: _control_pb2.KeepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.KeepReply, _abc.Awaitable[_control_pb2.KeepReply]]:
+        """A worker sends its own state, such as buffers, part by part. A checkpoint includes it."""
+
+    @_abc_1.abstractmethod
+    def Kept(
+        self,
+        request: _control_pb2.KeptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.KeptReply, _abc.Awaitable[_control_pb2.KeptReply]]:
+        """Returns a part of a state: that of the checkpoint from which the job resumed, or that of a live worker."""
 
     @_abc_1.abstractmethod
     def Clock(

@@ -415,6 +415,7 @@ class Push(_message.Message):
     CLOCK_FIELD_NUMBER: _builtins.int
     HYPER_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
     key: _builtins.int
     clock: _builtins.int
     """steps that this sender completed on this key"""
@@ -422,6 +423,10 @@ class Push(_message.Message):
     """A bit for each parameter in the slice, the lowest first: set if it has no gradient. It holds zeros then."""
     @_builtins.property
     def hyper(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def differences(self) -> Global___Differences:
+        """only if the slice's parameters differ in their hyperparameters"""
+
     def __init__(
         self,
         *,
@@ -429,14 +434,72 @@ class Push(_message.Message):
         clock: _builtins.int = ...,
         hyper: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         absent: _builtins.bytes = ...,
+        differences: Global___Differences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clock", b"clock", "hyper", b"hyper", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clock", b"clock", "differences", b"differences", "hyper", b"hyper", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Push: _TypeAlias = Push  # noqa: Y015
+
+@_typing.final
+class Differences(_message.Message):
+    """How parameters of one slice differ in their hyperparameters. There is a table of those that occur, of which
+    `hyper` beside this message is the first row.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
+        """the hyperparameters that are not equal in all rows"""
+
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the row of each parameter in the slice"""
+
+    def __init__(
+        self,
+        *,
+        columns: _abc.Iterable[Global___Column] | None = ...,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Differences: _TypeAlias = Differences  # noqa: Y015
+
+@_typing.final
+class Column(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """in the order of the rows"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Column: _TypeAlias = Column  # noqa: Y015
 
 @_typing.final
 class WriteParameters(_message.Message):
@@ -598,6 +661,7 @@ class Round(_message.Message):
     CLOCKS_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     EXCUSED_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
     key: _builtins.int
     version: _builtins.int
     """before the update"""
@@ -621,6 +685,10 @@ class Round(_message.Message):
     def excused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the contributors that need not agree on what scripts wrote before the round"""
 
+    @_builtins.property
+    def differences(self) -> Global___Differences:
+        """as in Push"""
+
     def __init__(
         self,
         *,
@@ -633,10 +701,11 @@ class Round(_message.Message):
         clocks: _abc.Iterable[_builtins.int] | None = ...,
         staleness: _abc.Iterable[_builtins.int] | None = ...,
         excused: _abc.Iterable[_builtins.int] | None = ...,
+        differences: Global___Differences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clocks", b"clocks", "count", b"count", "excused", b"excused", "hyper", b"hyper", "key", b"key", "ranks", b"ranks", "staleness", b"staleness", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clocks", b"clocks", "count", b"count", "differences", b"differences", "excused", b"excused", "hyper", b"hyper", "key", b"key", "ranks", b"ranks", "staleness", b"staleness", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -811,6 +880,7 @@ class Values(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
     key: _builtins.int
     clock: _builtins.int
@@ -821,6 +891,8 @@ class Values(_message.Message):
     """of the answered push: version at its update - version that the sender had read"""
     drain: _builtins.bool
     """finish this step, then leave"""
+    saved: _builtins.bool
+    """the checkpoint has this version: send the server this rank's own state"""
     absent: _builtins.bytes
     """as in Push: the parameters without a gradient in any push of the answered push's round"""
     def __init__(
@@ -831,11 +903,12 @@ class Values(_message.Message):
         version: _builtins.int = ...,
         staleness: _builtins.int = ...,
         drain: _builtins.bool = ...,
+        saved: _builtins.bool = ...,
         absent: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clock", b"clock", "drain", b"drain", "key", b"key", "staleness", b"staleness", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clock", b"clock", "drain", b"drain", "key", b"key", "saved", b"saved", "staleness", b"staleness", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,9 +14,9 @@ import typer
 
 from hubring.ps.config import terminal
 from hubring.ps.config.environment import silence_grpc
-from hubring.ps.config.options import Command, ConfigFile, named, options, takes
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.submit import SubmitConfig
+from hubring.ps.config.terminal import CommandWithGroups, ConfigFile, named, options, takes
 from hubring.ps.config.worker import WorkerConfig
 
 _OF_SERVER = (
@@ -52,14 +52,14 @@ def program(version: Annotated[bool, terminal.version_option()] = False) -> None
     """Takes the options in front of a command."""
 
 
-@app.command(cls=Command)
+@app.command(cls=CommandWithGroups)
 @takes(options(ServerConfig))
 def start(config: ConfigFile = None, **flags: object) -> None:
     """Start a hub and its shards; the banner prints the worker's command."""
     _run(lambda: _start(flags, config))
 
 
-@app.command(cls=Command)
+@app.command(cls=CommandWithGroups)
 @takes(_CLIENT)
 def status(
     server: Address,
@@ -72,7 +72,7 @@ def status(
     _run(lambda: (0, _status(server, access, as_json=as_json or not sys.stdout.isatty())))
 
 
-@app.command(cls=Command)
+@app.command(cls=CommandWithGroups)
 @takes(options(WorkerConfig, _TLS, reads_variables=True))
 def health(
     server: Annotated[str, typer.Argument(help="HOST:PORT of a hub, or of a shard from the hub's status")],
@@ -88,14 +88,14 @@ def health(
     _run(lambda: (0, _health(server, service, tls)))
 
 
-@app.command(cls=Command)
+@app.command(cls=CommandWithGroups)
 @takes(_CLIENT)
 def checkpoint(server: Address, **access: Any) -> None:
     """Make a hub write a checkpoint now."""
     _run(lambda: (0, _checkpoint(server, access)))
 
 
-@tokens.command("show", cls=Command)
+@tokens.command("show", cls=CommandWithGroups)
 @takes(options(WorkerConfig, ["token_file"], reads_variables=True))
 def show_token(
     server: Annotated[str | None, typer.Argument(help="HOST:PORT of your server on this host")] = None,
@@ -110,9 +110,9 @@ def show_token(
     **access: Any,
 ) -> None:
     """Print a server's tokens, one in each line. For another host, write them to a file with --output."""
-    from hubring.ps.security.commands import show
+    from hubring.ps.security.keyring import show_tokens
 
-    _run(lambda: (0, show(server, access["token_file"], role, output)))
+    _run(lambda: (0, show_tokens(server, access["token_file"], role, output)))
 
 
 @tokens.command("new")
@@ -127,14 +127,14 @@ def new_token(
     _run(lambda: (0, {"tokens": str(make_files(file))}))
 
 
-@tokens.command("rotate", cls=Command)
+@tokens.command("rotate", cls=CommandWithGroups)
 @takes(_CLIENT)
 def rotate_token(server: Address, **access: Any) -> None:
     """Replace the tokens of a running server. Workers and shards that have joined stay."""
     _run(lambda: (0, _rotate(server, access)))
 
 
-@app.command(cls=Command)
+@app.command(cls=CommandWithGroups)
 @takes(options(ServerConfig, ["checkpoint_dir", "token_file", "insecure", *_TLS]))
 def doctor(
     server: Annotated[
@@ -152,7 +152,7 @@ def doctor(
     raise SystemExit(terminal.conclude("ps-server", lambda: _doctor(server, flags, config, timeout)))
 
 
-@app.command(cls=Command, context_settings={"allow_interspersed_args": False})
+@app.command(cls=CommandWithGroups, context_settings={"allow_interspersed_args": False})
 @takes(options(SubmitConfig), options(ServerConfig, _OF_SERVER), options(WorkerConfig, _OF_WORKER))
 def submit(
     command: Annotated[
@@ -185,19 +185,19 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
 
     from hubring.ps.config.environment import environment
     from hubring.ps.config.sources import load_server
-    from hubring.ps.core.descriptors import raise_limit
+    from hubring.ps.core.bounds import raise_descriptor_limit
     from hubring.ps.observe import logs
-    from hubring.ps.process.end_with_parent import PARENT, follow
-    from hubring.ps.process.supervised import as_child, is_supervised
+    from hubring.ps.process.launch import PARENT_VARIABLE, end_with_parent
+    from hubring.ps.process.restarts import as_child, is_supervised
 
     config = load_server(flags, config_file)
     guards = config.standby and config.join is None
     if config.restarts and not guards and not is_supervised(environment()):
         begin = as_child("ps-server", "hubring.ps.cli", environment())
         return _start_again_and_again(config, begin), None
-    follow(int(environment().get(PARENT, 0)))
+    end_with_parent(int(environment().get(PARENT_VARIABLE, 0)))
     logs.configure(config.log_format).role = "hub"
-    raise_limit()  # children inherit it
+    raise_descriptor_limit()  # children inherit it
     if config.device != "cpu":
         from hubring.ps.shard import gpu
 
@@ -227,8 +227,7 @@ def _conclude(ended: Any) -> None:
 
 def _start_again_and_again(config: Any, begin: Any) -> int:
     from hubring.ps.checkpoint.checkpoint_folder import newest_step
-    from hubring.ps.process.restarts import Restarts
-    from hubring.ps.process.supervised import supervise
+    from hubring.ps.process.restarts import Restarts, supervise
 
     folder = config.checkpoint_dir
 
@@ -247,7 +246,7 @@ async def _serve(server: Any) -> tuple[int, dict[str, Any]]:
 def _submit(
     flags: dict[str, object], script: list[str], config_file: Path | None, dry_run: bool
 ) -> tuple[int, dict[str, Any] | None]:
-    from hubring.ps.submit.engines import submit
+    from hubring.ps.submit.engine import submit
 
     return submit(flags, script, config_file, dry_run=dry_run)
 
@@ -267,90 +266,88 @@ def _status(server: str, access: dict[str, Any], *, as_json: bool) -> dict[str, 
 
 
 def _health(server: str, service: str, tls: dict[str, Any]) -> dict[str, Any]:
-    from hubring.ps.observe.health_check import PATIENCE, probe
+    from hubring.ps.observe.health import PATIENCE, probe
 
     probe(server, service, PATIENCE, _own(tls))
     return {"address": server, "service": service, "serving": True}
 
 
 def _rotate(server: str, access: dict[str, Any]) -> dict[str, Any]:
-    from hubring.protos import control_pb2 as pb
-    from hubring.ps.core.errors import ConfigError
-
-    request = pb.RotateTokenRequest()
-    reply = _ask(server, "operator", access, lambda stub: stub.RotateToken(request, timeout=10))
-    if reply.refused:
-        raise ConfigError(reply.refused)
-    return {"tokens": reply.path}
+    return {"tokens": _act(server, access, "RotateToken", 10).path}
 
 
 def _checkpoint(server: str, access: dict[str, Any]) -> dict[str, Any]:
+    reply = _act(server, access, "Checkpoint", 120)
+    return {"checkpoint": reply.path, "step": reply.step}
+
+
+def _act(server: str, access: dict[str, Any], method: str, seconds: float) -> Any:
+    """Returns the reply to an operator's call, if it is not refused."""
     from hubring.protos import control_pb2 as pb
     from hubring.ps.core.errors import ConfigError
 
-    request = pb.CheckpointRequest()
-    reply = _ask(server, "operator", access, lambda stub: stub.Checkpoint(request, timeout=120))
+    request = getattr(pb, f"{method}Request")()
+    reply = _ask(server, "operator", access, lambda stub: getattr(stub, method)(request, timeout=seconds))
     if reply.refused:
         raise ConfigError(reply.refused)
-    return {"checkpoint": reply.path, "step": reply.step}
+    return reply
 
 
 def _doctor(
     server: str | None, flags: dict[str, object], config_file: Path | None, seconds: float
 ) -> dict[str, Any]:
-    from hubring.ps.config.address import address
     from hubring.ps.config.environment import environment
-    from hubring.ps.doctor.checks import checks
-    from hubring.ps.doctor.finding import result
-    from hubring.ps.doctor.isolation import examine
-    from hubring.ps.doctor.screen import announce, show
-    from hubring.ps.doctor.subject import Subject, settled
+    from hubring.ps.config.values import address
+    from hubring.ps.doctor.check import Subject, announce_checks, findings_result, settled, show_findings
+    from hubring.ps.doctor.checks import examine
 
     if server is not None:
         address(server)
     variables = environment()
     config = settled(flags, config_file, variables)
-    announce(server, seconds)
-    findings = examine(checks(Subject(config, config_file, server, variables, seconds)), seconds)
-    show(findings)
-    return result(server, findings)
+    announce_checks(server, seconds)
+    findings = examine(Subject(config, config_file, server, variables, seconds))
+    show_findings(findings)
+    return findings_result(server, findings)
 
 
 def _own(tls: dict[str, Any]) -> Any:
-    from hubring.ps.config.tls import TlsFiles
-    from hubring.ps.security.own_certificate import load
+    from hubring.ps.config.declaration import TlsFiles
+    from hubring.ps.security.certificate import load_certificate
 
-    return load(TlsFiles(*(tls[name] for name in _TLS)), serves=False)
+    return load_certificate(TlsFiles(*(tls[name] for name in _TLS)), serves=False)
 
 
 def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
     import grpc
 
     from hubring.protos.control_pb2_grpc import ControlStub
-    from hubring.ps.config.address import address
+    from hubring.ps.config.values import address
     from hubring.ps.core.errors import ServerUnreachable
-    from hubring.ps.security.access import find, look_seconds, no_entry
-    from hubring.ps.security.policy import Role
-    from hubring.ps.transport.grpc.call_error import describe, details, whole
+    from hubring.ps.security.access import find_access, look_seconds, refused_error
+    from hubring.ps.security.guard import Role
+    from hubring.ps.transport.grpc.calls import describe, details, whole
     from hubring.ps.transport.grpc.channel import open_channel
 
     address(server)
     try:
         seconds, insecure = look_seconds(server), access["insecure"]
-        found = find(server, Role(role), access["token_file"], seconds, _own(access), insecure=insecure)
+        found = find_access(
+            server, Role(role), access["token_file"], seconds, _own(access), insecure=insecure
+        )
         with open_channel(server, found) as channel:
             return whole(call(ControlStub(channel)))
     except ServerUnreachable as error:
         raise _silent(server) from error
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            raise no_entry(server, details(error)) from error
+            raise refused_error(server, details(error)) from error
         raise _silent(server, f" ({describe(error)})") from error
 
 
 def _silent(server: str, detail: str = "") -> Exception:
     from hubring.ps.core.errors import ServerUnreachable
-    from hubring.ps.transport.port_probe import probe
+    from hubring.ps.transport.host import probe
 
     return ServerUnreachable(
         f"no server answers at {server}: {probe(server)}{detail}; check the address, or start one:"

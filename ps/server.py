@@ -18,39 +18,39 @@ from msgspec.structs import replace
 
 from hubring.protos.control_pb2_grpc import add_ControlServicer_to_server
 from hubring.ps.checkpoint import checkpoint_folder as checkpoints
-from hubring.ps.checkpoint.lock import lock
-from hubring.ps.config import address_file
+from hubring.ps.checkpoint.checkpoint_folder import lock_directory
+from hubring.ps.config import values
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.coordinator.control_service import Control
+from hubring.ps.coordinator.control_service import Control, ReadableCalls
 from hubring.ps.coordinator.coordinator import Coordinator
-from hubring.ps.coordinator.shard_fleet import Shard
-from hubring.ps.coordinator.status import ends, failovers
+from hubring.ps.coordinator.shard_fleet import Fleet, Shard
+from hubring.ps.coordinator.status import StatusReporter, ended_ranks
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite, Preempted
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.observe.banner import PLAIN, banner
 from hubring.ps.observe.health import CONTROL, SERVICE, HubHealth
-from hubring.ps.page.site import Site
-from hubring.ps.process.child import Child
-from hubring.ps.process.children import Children
-from hubring.ps.process.process import Adopted
-from hubring.ps.process.stop_signals import STOP_SIGNALS
-from hubring.ps.recovery.commit import CommitFirst
-from hubring.ps.recovery.records import ChildRecord, PageRecord, ServerRecord, State
-from hubring.ps.recovery.state import capture, restore, steps
-from hubring.ps.recovery.succession import Succession
-from hubring.ps.security import leftovers
+from hubring.ps.page.site import StatusPage
+from hubring.ps.process.child import Adopted, Child, Children
+from hubring.ps.process.launch import STOP_SIGNALS
+from hubring.ps.recovery.coordinator_state import (
+    ChildRecord,
+    PageRecord,
+    ServerRecord,
+    ServerState,
+    capture,
+    restore,
+    steps_of,
+)
+from hubring.ps.recovery.succession import CommitFirst, Succession
+from hubring.ps.security import token_file
 from hubring.ps.security.access import NO_ACCESS, Access
-from hubring.ps.security.certificate import first
-from hubring.ps.security.guard import AsyncGuard
+from hubring.ps.security.certificate import first_certificate, load_certificate
+from hubring.ps.security.guard import AsyncGuard, Role
 from hubring.ps.security.keyring import Keyring
-from hubring.ps.security.own_certificate import load
-from hubring.ps.security.policy import Role
 from hubring.ps.security.token_file import forget
 from hubring.ps.shard.host_shards import began_as_standby, replacements, settings_of, start_shards
 from hubring.ps.store.consistency import by_name
-from hubring.ps.transport.grpc import control_bounds
-from hubring.ps.transport.grpc.channel import server_credentials
-from hubring.ps.transport.grpc.readable_calls import ReadableCalls
+from hubring.ps.transport.grpc.channel import control_options, server_credentials
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Server:
         self._succession = succession
         self._inherited = inherited = succession.inherited if succession is not None else None
         self._config = config if inherited is None else replace(config, port=inherited.server.port)
-        self._own = load(config.tls, serves=True)
+        self._own = load_certificate(config.tls, serves=True)
         kept = inherited.server.keyring if inherited is not None else None
         self._keyring = None if config.insecure else Keyring(config.token_file, self._own.identity, kept)
         self._health = HubHealth()
@@ -100,19 +100,21 @@ class Server:
         directory = self._config.checkpoint_dir
         if directory is None:
             return await self._serve(None)
-        with lock(directory):
+        with lock_directory(directory):
             return await self._serve(checkpoints.newest(directory) if self._inherited is None else None)
 
     async def _serve(self, restored: tuple[Path, checkpoints.Manifest] | None) -> tuple[int, dict[str, Any]]:
         config = self._config
         consistency = by_name(config.mode, config.staleness, config.backup)
-        coordinator = Coordinator(config, consistency, SystemTime(), restored)
-        coordinator.fleet.identity = self._own.shown
+        clock = SystemTime()
+        fleet = Fleet(config.lease, self._own.shown)
+        coordinator = Coordinator(config, fleet, consistency, clock, restored)
+        reporter = StatusReporter(coordinator, clock)
         if self._inherited is None:
-            leftovers.remove()
+            token_file.remove_old_files()
         else:
             restore(coordinator, self._inherited, time.monotonic())
-        server, port = await self._listen(coordinator)
+        server, port = await self._listen(coordinator, reporter)
         coordinator.config = replace(coordinator.config, port=port)  # --port 0 lets the system choose
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
@@ -120,7 +122,7 @@ class Server:
         settings = settings_of(control, config, self._shards_access(), self._own, lives_on=lives_on)
         shards: Children[Child | Adopted] = Children()
         self._missing = replacements(shards, config, settings)
-        site: Site | None = None
+        site: StatusPage | None = None
         opening: asyncio.Task[None] | None = None
         try:
             site = None if config.no_page else self._site()
@@ -134,15 +136,17 @@ class Server:
             if self._inherited is None:
                 self._announce(address, restored, site)
             if site is not None:
-                opening = asyncio.create_task(_open(site, coordinator))  # a task, because leases already run
-            await self._supervise(coordinator, shards)
+                opening = asyncio.create_task(
+                    _open(site, coordinator, reporter)
+                )  # a task, because leases already run
+            await self._supervise(coordinator, reporter, shards)
             result = self._result(coordinator, address, site)
         finally:
             coordinator.done.set()
             coordinator.fleet.before_call()  # a process that takes over from here on must not miss the shards
-            self._health.tell(coordinator.troubles())
+            self._health.tell(reporter.troubles())
             await asyncio.to_thread(shards.end)
-            await coordinator.see_off(self._remote_shards(coordinator, shards), GOODBYE_SECONDS)
+            await coordinator.wait_until_told(self._remote_shards(coordinator, shards), GOODBYE_SECONDS)
             await coordinator.fleet.dismiss(coordinator.fleet.processes)
             if opening is not None:
                 await opening
@@ -153,7 +157,9 @@ class Server:
                 self._keyring.withdraw()
         return self._exit_code(coordinator), result
 
-    async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
+    async def _listen(
+        self, coordinator: Coordinator, reporter: StatusReporter
+    ) -> tuple[grpc.aio.Server, int]:
         """Returns a server whose port is open but which has not started, and the port."""
         keyring = self._keyring
         rejections = coordinator.counters.rejections
@@ -162,8 +168,8 @@ class Server:
             interceptors.insert(0, AsyncGuard(keyring.guard, rejections))
         if self._succession is not None:
             interceptors.append(CommitFirst(self._succession.settle))
-        server = grpc.aio.server(interceptors=interceptors, options=control_bounds.options(self._config))
-        add_ControlServicer_to_server(Control(coordinator, keyring), server)
+        server = grpc.aio.server(interceptors=interceptors, options=control_options(self._config.members))
+        add_ControlServicer_to_server(Control(coordinator, reporter, keyring), server)
         self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, SERVICE, reflection.SERVICE_NAME), server)
         host, port = numeric(self._config.host), self._config.port
@@ -188,7 +194,7 @@ class Server:
                 f"cannot listen on {bracketed(host)}:{port}: {error}; use --port 0 for a free port, or"
                 " another --host"
             ) from error
-        self._health.tell(coordinator.troubles())
+        self._health.tell(reporter.troubles())
         if keyring is not None and keyring.path is None:
             keyring.publish(port, listens=True)
         return server, port
@@ -199,13 +205,17 @@ class Server:
         if keyring is None:
             return NO_ACCESS
         there = keyring.identity
-        return Access(keyring.secret(Role.SHARD), first(there.certificate), there.name, self._own.shown)
+        return Access(
+            keyring.secret(Role.SHARD), first_certificate(there.certificate), there.name, self._own.shown
+        )
 
-    def _site(self) -> Site:
+    def _site(self) -> StatusPage:
         page = self._inherited.server.page if self._inherited is not None else None
         if page is None:
-            return Site(self._config, terminal=sys.stderr.isatty())
-        return Site(replace(self._config, page_port=page.port), page.token, terminal=sys.stderr.isatty())
+            return StatusPage(self._config, terminal=sys.stderr.isatty())
+        return StatusPage(
+            replace(self._config, page_port=page.port), page.token, terminal=sys.stderr.isatty()
+        )
 
     def _add_signal_handlers(self, coordinator: Coordinator) -> None:
         loop = asyncio.get_running_loop()
@@ -217,7 +227,7 @@ class Server:
         succession: Succession,
         coordinator: Coordinator,
         shards: Children[Child | Adopted],
-        site: Site | None,
+        site: StatusPage | None,
     ) -> None:
         """Goes on where another process was killed, and prepares for the death of this one."""
         inherited = self._inherited
@@ -227,11 +237,11 @@ class Server:
         page = None if site is None else PageRecord(site.port, site.token)
         keyring, port = self._keyring, coordinator.config.port
 
-        def state() -> State:
+        def state() -> ServerState:
             kept = None if keyring is None else keyring.kept
             own = [ChildRecord(each.name, each.process) for each in shards.started]
             server = ServerRecord(port, list(self._signals), page, kept, own)
-            return State(server, capture(coordinator), steps(coordinator))
+            return ServerState(server, capture(coordinator), steps_of(coordinator))
 
         succession.begin(port, coordinator.fleet, state)
         if inherited is not None:
@@ -273,7 +283,7 @@ class Server:
         return f"workers finish their step{then}"
 
     def _announce(
-        self, address: str, restored: tuple[Path, checkpoints.Manifest] | None, site: Site | None
+        self, address: str, restored: tuple[Path, checkpoints.Manifest] | None, site: StatusPage | None
     ) -> None:
         config, resumes = self._config, ""
         if restored:
@@ -284,16 +294,18 @@ class Server:
         if config.sends_plain:
             log.warning(PLAIN)
         if config.address_file:
-            address_file.write(config.address_file, address)
+            values.write_address_file(config.address_file, address)
 
-    async def _supervise(self, coordinator: Coordinator, shards: Children[Child | Adopted]) -> None:
+    async def _supervise(
+        self, coordinator: Coordinator, reporter: StatusReporter, shards: Children[Child | Adopted]
+    ) -> None:
         """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""
         ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._quit.wait())]
         due = time.monotonic()
         try:
             while not (coordinator.done.is_set() or self._quit.is_set()):
                 if (late := time.monotonic() - due) > HELD_UP_SECONDS:
-                    coordinator.excuse(late)
+                    coordinator.extend_leases(late)
                 for shard in [each for each in shards.started if each.ended]:
                     await self._on_ended(coordinator, shards, shard)
                 if coordinator.failure is None:
@@ -305,7 +317,7 @@ class Server:
                     if self._succession.abandoned and coordinator.job.membership is None:
                         coordinator.done.set()
                     self._succession.watch()
-                self._health.tell(coordinator.troubles())
+                self._health.tell(reporter.troubles())
                 due = time.monotonic() + TICK_SECONDS
                 await asyncio.wait(ends, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -336,18 +348,18 @@ class Server:
             if not shard.worker and (shard.host, shard.pid) not in own
         ]
 
-    def _result(self, coordinator: Coordinator, address: str, site: Site | None) -> dict[str, Any]:
+    def _result(self, coordinator: Coordinator, address: str, site: StatusPage | None) -> dict[str, Any]:
         return {
             "address": address,
             "page": site.address if site is not None else "",
             "job": coordinator.last_job,
             "mode": self._config.mode,
             "steps": coordinator.last_step,
-            **ends(coordinator.outcome or coordinator.job.outcome),
+            **ended_ranks(coordinator.outcome or coordinator.job.outcome),
             "error": str(self._failure(coordinator) or ""),
             "shards": coordinator.last_stats,
             "checkpoint": str(coordinator.checkpoints.last or ""),
-            "failovers": failovers(coordinator),
+            "failovers": coordinator.failovers,
         }
 
     @staticmethod
@@ -375,9 +387,9 @@ class Server:
         return 0
 
 
-async def _open(site: Site, coordinator: Coordinator) -> None:
+async def _open(site: StatusPage, coordinator: Coordinator, reporter: StatusReporter) -> None:
     try:
-        await site.serve(coordinator, coordinator.counters.rejections)
+        await site.serve(coordinator, reporter, coordinator.counters.rejections)
     except Exception:
         log.exception("the status page and /metrics failed to start; the job continues without them")
         await site.close()  # refuses connections instead of letting clients wait

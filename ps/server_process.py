@@ -9,12 +9,10 @@ from hubring.ps.config import terminal
 from hubring.ps.core.errors import HubringError
 from hubring.ps.observe import logs
 from hubring.ps.page import site
-from hubring.ps.process import stop_signals
-from hubring.ps.process.end_with_parent import await_end
-from hubring.ps.recovery.guardian import Report
-from hubring.ps.recovery.settings import Settings, own_settings
-from hubring.ps.recovery.state_file import StateFile
-from hubring.ps.recovery.succession import Succession, report
+from hubring.ps.process import launch
+from hubring.ps.process.launch import await_parent_end
+from hubring.ps.recovery.guardian import CoordinatorSettings, ServerReport, own_settings
+from hubring.ps.recovery.succession import StateFile, Succession, report_to_guardian
 from hubring.ps.server import Server
 
 
@@ -24,11 +22,11 @@ def main() -> int:
     logs.configure(settings.config.log_format).role = "hub"
     if settings.predecessor:
         site.load()
-        await_end(settings.predecessor)  # one that ends by itself kills its standby
+        await_parent_end(settings.predecessor)  # one that ends by itself kills its standby
     try:
         inherited = StateFile(Path(settings.state)).read() if settings.predecessor else None
     except HubringError as error:
-        return _conclude(settings, Report.of(error))
+        return _conclude(settings, ServerReport.of(error))
     succession = Succession(settings, inherited)
     try:
         return _conclude(settings, _run(settings, succession))
@@ -36,21 +34,21 @@ def main() -> int:
         succession.end()  # until then the standby takes over if this process is killed
 
 
-def _run(settings: Settings, succession: Succession) -> Report:
+def _run(settings: CoordinatorSettings, succession: Succession) -> ServerReport:
     try:
         code, result = asyncio.run(Server(settings.config, succession).run())
     except HubringError as error:
-        return Report.of(error)
-    return Report(code, {**result, "exit_code": code})
+        return ServerReport.of(error)
+    return ServerReport(code, {**result, "exit_code": code})
 
 
-def _conclude(settings: Settings, ended: Report) -> int:
+def _conclude(settings: CoordinatorSettings, ended: ServerReport) -> int:
     """Reports how the server ended; returns the exit code."""
-    if not report(settings, ended):
+    if not report_to_guardian(settings, ended):
         terminal.last_line(ended.result)
     return ended.exit_code
 
 
 if __name__ == "__main__":
-    stop_signals.ignore()
+    launch.leave_signals_to_parent()
     raise SystemExit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+import torch
 
 from tests.support.processes.orphans import take_in_orphans
 from tests.support.processes.process_tree import GRACE, command, descendants, ends_by
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 hypothesis.settings.register_profile("hubring", deadline=None)  # a busy machine has no deadline to keep
 hypothesis.settings.load_profile("hubring")
+
+# torch gives many of its warnings once in a process, so the order of the tests would decide which one fails.
+torch.set_warn_always(True)
 
 SYSTEM_SECONDS = 600.0
 """Timeout of a test of whole programs. The test's own deadlines are shorter, and report more."""
@@ -47,6 +52,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next(filter(nodeid.startswith, ALONE), nodeid)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def no_rank_of_another_test() -> Iterator[None]:
+    """Removes the HOROVOD_* variables that a script's `init` has set; other workers would read them."""
+    before = set(os.environ)
+    yield
+    for name in set(os.environ) - before:
+        if name.startswith("HOROVOD_"):
+            del os.environ[name]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -78,6 +93,12 @@ def fork_server(orphans_come_to_us: None, runtime_directory: None) -> Iterator[F
 
     with ForkServer() as fork_server:
         yield fork_server
+
+
+@pytest.fixture
+def forked_pythons(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pythons that this process starts are forks too, as those of a `Cluster`."""
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", fork_server.execute_child())
 
 
 @pytest.fixture

@@ -9,16 +9,14 @@ import ast
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import NamedTuple
+
+from torch.utils._device import _device_constructors
 
 import hubring
 from hubring.workers import api
-
-ROOT = Path(__file__).parent.parent
+from tests.support.imports import FILES, ROOT, TOPS, imports, with_packages
 
 # A folder imports only what stands above it, and no more than is said here.
 TABLE = """
@@ -32,15 +30,15 @@ ps/checkpoint: ps/core ps/store
 ps/process: ps/core
 ps/config: ps/core
 ps/security: protos ps/config ps/core
-ps/transport: protos ps/compression ps/config ps/core ps/security ps/store
+ps/transport: protos ps/compression ps/config ps/core ps/security
 ps/observe: protos ps/config ps/core ps/security ps/transport
-ps/standby: protos ps/core ps/transport
-ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/process ps/security ps/standby
-    ps/store ps/transport
+ps/replication: protos ps/core ps/transport
+ps/shard: protos ps/checkpoint ps/compression ps/config ps/core ps/job ps/observe ps/optim ps/process
+    ps/replication ps/security ps/store ps/transport
 ps/client: protos ps/config ps/core ps/job ps/process ps/security ps/shard ps/transport
 ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/security ps/store ps/transport
 ps/page: ps/config ps/coordinator ps/core ps/job ps/observe ps/security ps/transport
-ps/recovery: protos ps/checkpoint ps/config ps/coordinator ps/core ps/job ps/process ps/security
+ps/recovery: protos ps/config ps/coordinator ps/core ps/job ps/process ps/security
 ps/server.py: protos ps/checkpoint ps/config ps/coordinator ps/core ps/observe ps/page ps/process
     ps/recovery ps/security ps/shard ps/store ps/transport
 ps/server_process.py: ps/config ps/core ps/observe ps/page ps/process ps/recovery ps/server.py
@@ -50,42 +48,40 @@ ps/cli.py: protos ps/checkpoint ps/config ps/core ps/doctor ps/observe ps/proces
     ps/server.py
     ps/shard ps/submit ps/transport
 workers/launchers: ps/core
-workers/buckets: ps/core ps/job ps/store ps/transport
+workers/buckets: ps/compression ps/core ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets
-workers/slowdown: ps/core
-workers/audit: workers/communicators
+workers/audit: ps/optim workers/communicators
 workers/runtime: ps/client ps/config ps/core ps/job ps/observe ps/optim ps/security ps/transport
-    workers/audit workers/communicators workers/launchers workers/slowdown
+    workers/audit workers/communicators workers/launchers
 workers/collectives: ps/core ps/store workers/communicators workers/runtime
-workers/reducer: ps/core workers/buckets workers/communicators workers/runtime
-workers/optimizer: ps/checkpoint ps/core ps/optim workers/buckets workers/collectives workers/communicators
-    workers/reducer workers/runtime
+workers/reducer: ps/core ps/optim workers/buckets workers/communicators workers/runtime
+workers/optimizer: ps/checkpoint ps/client ps/core ps/optim workers/buckets workers/collectives
+    workers/communicators workers/reducer workers/runtime
 workers/localrun: ps/checkpoint ps/config ps/core ps/job ps/process ps/security workers/launchers
     workers/runtime
 workers/api.py: ps/core workers/collectives workers/localrun workers/optimizer workers/runtime
 workers/horovod: ps/client ps/config ps/core ps/job workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime
-workers/peers: ps/config ps/core ps/optim ps/transport
-workers/script.py: ps/config ps/core ps/process
-workers/stop_signals.py: ps/core workers/runtime
-workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
-    workers/script.py workers/stop_signals.py
+workers/peers: ps/config ps/core ps/optim ps/process ps/transport
+workers/run_script.py: ps/config ps/core ps/job ps/observe ps/process workers/horovod workers/launchers
+    workers/runtime
 workers/compare: ps/client ps/config ps/core ps/job ps/observe ps/page ps/process ps/shard ps/store
     ps/transport workers/api.py workers/audit workers/buckets workers/collectives workers/communicators
-    workers/launchers workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown
+    workers/launchers workers/optimizer workers/peers workers/run_script.py workers/runtime
 hubring: ps/config ps/core workers/api.py workers/collectives workers/horovod
 workers/examples: hubring ps/core ps/process
 workers/bench: hubring ps/compression ps/config ps/core ps/job ps/optim ps/process workers/communicators
-    workers/compare workers/examples workers/peers
+    workers/examples workers/peers
 workers/programs: ps/config ps/core ps/observe ps/process ps/security workers/bench workers/horovod
-    workers/launchers workers/localrun workers/run_script.py
+    workers/launchers workers/localrun workers/run_script.py workers/runtime
 """
 
 MOST_FILES = 20
 MOST_LINES = 400
 
 TOPOLOGIES = {
-    f"hubring.workers.communicators.{name}" for name in ("hub", "ring.communicator", "ring.healing", "local")
+    f"hubring.workers.communicators.{name}"
+    for name in ("hub", "ring.communicator", "ring.healing_ring", "local")
 }
 RING = "hubring.workers.communicators.ring."
 RULES = ("ps/compression", "ps/optim", "ps/store")
@@ -94,65 +90,12 @@ ALIVE |= {"socket", "socketserver", "subprocess", "threading", "time", "zmq"}
 """What has a socket, a process, a thread, a sleep or a clock."""
 
 
-class Import(NamedTuple):
-    """One name that one file imports."""
+PROGRAMS = ("bench", "compare", "examples", "peers")
+"""What scripts do not run with."""
+FLOATING = {f"torch.{name}" for name in ("empty", "eye", "full", "ones", "rand", "randn", "zeros")}
+"""What makes floats of the default dtype."""
 
-    target: str
-    """A file of ours, or the first name of another library."""
-    runs: bool
-    """False where only a type checker reads it."""
-    at_start: bool
-    """False within a function, which may never be called."""
-
-
-def module(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts if parts[0] == "hubring" else ("hubring", *parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-TOPS = ("protos", "ps", "workers")
-SOURCES = [*(path for top in TOPS for path in (ROOT / top).rglob("*.py"))]
-SOURCES += [
-    *(ROOT / "hubring").glob("*.py"),
-    *(ROOT / "hubring" / "horovod").glob("*.py"),
-]  # and not its links
-FILES = {module(path): path for path in SOURCES}
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
-
-
-@cache
-def imports(name: str) -> tuple[Import, ...]:
-    return tuple(walk(ast.parse(FILES[name].read_text()).body, runs=True, at_start=True))
-
-
-def walk(nodes: Iterable[ast.AST], runs: bool, at_start: bool) -> Iterator[Import]:
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for target in targets(node):
-                yield Import(target, runs, at_start)
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            yield from walk(node.body, False, at_start)
-            yield from walk(node.orelse, runs, at_start)
-        else:
-            within = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            yield from walk(ast.iter_child_nodes(node), runs, at_start and not within)
-
-
-def targets(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        found = [alias.name for alias in node.names]
-    else:
-        assert node.level == 0, f"{ast.unparse(node)}: imports are absolute here"
-        found = [f"{node.module}.{alias.name}" for alias in node.names]
-    for name in found:
-        yield max(with_packages(name), key=len, default=name.partition(".")[0])
-
-
-def with_packages(name: str) -> list[str]:
-    """The file and the packages above it, all of which an import runs."""
-    parts = name.split(".")
-    return [known for end in range(1, len(parts) + 1) if (known := ".".join(parts[:end])) in FILES]
 
 
 def reached(*names: str, at_start: bool = False) -> set[str]:
@@ -230,7 +173,7 @@ def test_only_one_file_names_a_topology() -> None:
 
 def test_coordinator_and_health_check_run_without_torch() -> None:
     assert "torch" not in reached(*within("ps/coordinator", "ps/server.py", "ps/page"))
-    assert "torch" not in reached("hubring.ps.observe.health_check")
+    assert "torch" not in reached("hubring.ps.observe.health")
 
 
 def test_help_comes_without_torch() -> None:
@@ -240,12 +183,12 @@ def test_help_comes_without_torch() -> None:
 
 
 def test_a_prediction_comes_without_torch() -> None:
-    cost = "hubring.workers.compare.cost"
+    cost = "hubring.workers.compare.predict"
     asked = [f"{cost}.{name}" for name in ("cli", "question", "screen", "calibrations")]
     assert "torch" not in reached(*asked, at_start=True)
 
 
-def test_what_is_imported_late_is_not_imported_at_the_start() -> None:
+def test_late_imports_are_not_imported_at_the_start() -> None:
     assert not reached("hubring.ps.server", at_start=True) & {"jinja2", "starlette", "uvicorn"}
     loops = "hubring.ps.optim.llvm_loops"
     assert "llvmlite" in reached(loops, at_start=True)
@@ -270,7 +213,21 @@ def test_rules_hold_no_socket_thread_sleep_or_clock() -> None:
 def test_only_wire_knows_what_messages_mean() -> None:
     messages = "hubring.ps.core.messages"
     knowing = {name for name in within("ps/transport") for found in imports(name) if found.target == messages}
-    assert knowing == {"hubring.ps.transport.wire", "hubring.ps.transport.payload"}
+    assert knowing == {"hubring.ps.transport.encode", "hubring.ps.transport.decode"}
+
+
+def test_each_tensor_that_we_make_has_a_device() -> None:
+    """A script's `torch.set_default_device` and `torch.set_default_dtype` are for its own tensors."""
+    makers = {f"torch.{one.__name__}" for one in _device_constructors()}
+    own = within(*{room(name) for name in FILES} - {f"workers/{name}" for name in PROGRAMS})
+    lacking = []
+    for name in own:
+        for node in ast.walk(ast.parse(FILES[name].read_text())):
+            if isinstance(node, ast.Call) and (maker := ast.unparse(node.func)) in makers:
+                needed = {"device", "dtype"} if maker in FLOATING else {"device"}
+                if not needed <= {word.arg for word in node.keywords}:
+                    lacking.append(f"{FILES[name]}:{node.lineno}")
+    assert lacking == []
 
 
 def test_one_package_is_installed_and_it_links_to_the_others() -> None:

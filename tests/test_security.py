@@ -31,17 +31,24 @@ MODULES = {
 CALLS = {"eval", "exec", "torch.load", "torch.save", "torch.jit.load", "numpy.load", "np.load", "yaml.load"}
 TRUSTING = {
     # Horovod's object functions: ranks of one job open what the others pickled, and the docstring says so.
-    "workers/horovod/collectives/objects.py": "pickle",
+    "workers/horovod/functions.py": "pickle",
+    # A worker's state, which it has sent itself: torch.load reads tensors and plain values only.
+    "workers/optimizer/own_state.py": "",
+    "tests/system/test_own_state.py": "torch.load",
+    "tests/support/scripts/own_state.py": "torch.save",
     # A function that a script has called on its own child processes, which answer by a pipe of its own.
-    "workers/horovod/runner/run.py": "cloudpickle",
-    "workers/horovod/runner/call.py": "cloudpickle",
-    "workers/horovod/runner/util/codec.py": "cloudpickle",
+    "workers/horovod/run_function.py": "cloudpickle",
+    # The doctor's own child processes, which answer by a pipe of its own.
+    "ps/doctor/checks.py": "pickle",
     "workers/localrun/call.py": "cloudpickle",
     "workers/localrun/functions.py": "cloudpickle",
     # Workers of one comparison, which has started them all, exchange parts of collectives as torch would.
-    "workers/compare/peers/grouped.py": "all_gather_object",
+    "workers/compare/run/peers/grouped.py": "all_gather_object",
+    # Runs the code after `-c` that a test has given it, as Python does.
+    "tests/support/processes/fork_server.py": "exec",
     # Tests read what they have just written.
     "tests/reports/test_optimizer_state.py": "",
+    "tests/reports/test_gradients.py": "",
     "tests/support/scripts/every_change.py": "torch.save",
     "tests/system/test_every_change.py": "torch.load",
     # The tutorial's scripts save as ordinary scripts do; torch.load reads tensors and plain values only.

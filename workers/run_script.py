@@ -1,38 +1,101 @@
-"""Runs one training script in this process and reports the outcome."""
+"""Runs one training script or module in this process, as `python` runs it, and reports the outcome."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
+import os
 import runpy
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from hubring.ps.config import terminal
 from hubring.ps.config.environment import environment
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
-from hubring.ps.core.extras import EXTRAS, how_to_install, require_for_job
-from hubring.ps.job.job import Reason
+from hubring.ps.core.packages import EXTRAS, hidden_by, how_to_install, require_for_job
+from hubring.ps.core.standard_streams import outputs_restored
+from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.observe.logs import LogOrigin
+from hubring.ps.process.launch import module_exists
 from hubring.workers.horovod import alias
 from hubring.workers.horovod.errors import HorovodInternalError
 from hubring.workers.launchers.placement import detect
 from hubring.workers.runtime import context
-from hubring.workers.script import Script
-from hubring.workers.stop_signals import INTERRUPTED, StopSignals
+from hubring.workers.runtime.stop_signals import INTERRUPTED, StopSignals
+
+
+class Script:
+    """A script, or a module as for `python -m`.
+
+    Args:
+        name: The script's path, or the module's dotted name.
+        is_module: Which of the two `name` is.
+    """
+
+    def __init__(self, name: str, is_module: bool) -> None:
+        self._given, self._is_module = name, is_module
+        self.name = name if is_module else Path(name).name
+        """The name of the job."""
+        self._folder = Path.cwd() if is_module else Path(name).resolve().parent
+
+    def check(self) -> None:
+        """Checks that the script can run.
+
+        Raises:
+            UsageError: The script does not exist, or a file beside it hides a package that Hubring needs.
+        """
+        if self._is_module and not module_exists(self._given):
+            raise UsageError(f"module {self._given} not found in {self._folder} or in {sys.prefix}")
+        if not self._is_module and not Path(self._given).is_file():
+            raise UsageError(
+                f"script {self._given} not found: pass an existing file, or job arguments after --"
+            )
+        if _searches_folder() and (hidden := hidden_by(self._folder)):
+            raise UsageError(hidden)
+
+    def run(self, arguments: list[str]) -> None:
+        """Runs the script as `python script arguments` or `python -m module arguments` does."""
+        if _searches_folder():
+            if not sys.flags.safe_path:
+                del sys.path[0]  # the folder of our own program
+            sys.path.insert(0, str(self._folder))
+        if self._is_module:
+            sys.argv = [_file_of(self._given), *arguments]
+            runpy.run_module(self._given, run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [self._given, *arguments]
+            runpy.run_path(self._given, run_name="__main__")
+
+
+def _file_of(module: str) -> str:
+    """Returns the file that `python -m` runs for a module; the name, if there is none."""
+    spec = find_spec(module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = find_spec(f"{module}.__main__")
+    return module if spec is None or spec.origin is None else os.path.abspath(spec.origin)
+
+
+def _searches_folder() -> bool:
+    """Whether Python searches the script's folder for modules. `PYTHONSAFEPATH` turns that off."""
+    return not environment().get("PYTHONSAFEPATH")
+
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Outcome:
+class ScriptOutcome:
     """How the script ended: the exit code, the worker's result, and the error to print."""
 
     code: int
@@ -58,7 +121,7 @@ def train(
     words: list[str],
     *,
     is_module: bool = False,
-) -> Outcome:
+) -> ScriptOutcome:
     """Runs a script or a built-in job.
 
     Args:
@@ -82,7 +145,9 @@ def train(
         if config.as_horovod:
             alias.install()
             alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
-        return _warn_unused_server(_run(lambda: script.run(words[1:])), config)
+        with _no_lightning_group():
+            outcome = _run(lambda: script.run(words[1:]))
+        return _warn_unused_server(outcome, config)
     if is_module:
         raise UsageError("--module: the module is missing; for example: ps-worker -m package.train [ARGS]...")
     require_for_job(job)
@@ -91,30 +156,34 @@ def train(
     return _run(lambda: importlib.import_module(module).main(words))
 
 
-def _run(action: Callable[[], object]) -> Outcome:
+def _run(action: Callable[[], object]) -> ScriptOutcome:
     """Runs the script. In every case the worker leaves the job and sends the reason."""
     StopSignals().install()
-    outcome, reason, line = Outcome(0, {}), Reason.FINISHED, ""
+    pid = os.getpid()
+    outcome, reason, line = ScriptOutcome(0, {}), LeaveReason.FINISHED, ""
     try:
         _call(action)
         terminal.ignore_stop_signals()
         context.shutdown()
     except Preempted as stop:
-        outcome, reason = Outcome(_exit_code(stop), {}), Reason.PREEMPTED
+        outcome, reason = ScriptOutcome(_exit_code(stop), {}), LeaveReason.PREEMPTED
         log.info("%s", stop.text)
     except SystemExit as end:
         text = end.code if isinstance(end.code, str) else f"the script exited with {_exit_code(end)}"
-        outcome = Outcome(_exit_code(end), {}, error=text)
-        reason = Reason.FAILED
+        outcome = ScriptOutcome(_exit_code(end), {}, error=text)
+        reason = LeaveReason.FAILED
     except KeyboardInterrupt:
-        outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
+        outcome, reason = ScriptOutcome(INTERRUPTED, {}, error="interrupted"), LeaveReason.PREEMPTED
     except BaseException as error:
         if (own := _own(error)) is None:
             outcome, reason = _failed(error)
         else:
             cause = _server_cause(own)
-            outcome = Outcome(cause.exit_code, {}, error=str(cause))
+            outcome = ScriptOutcome(cause.exit_code, {}, error=str(cause))
             reason, line = context.reason_of(cause), _script_line(error)
+    if os.getpid() != pid:  # a process that the script forked; it ends as in plain Python
+        print(outcome.text("a process that the script forked"), file=sys.stderr, end="")
+        raise SystemExit(outcome.code)
     _leave(outcome, reason)
     # Added last: the other workers receive the message without it, and each adds its own line.
     outcome.error += line
@@ -128,30 +197,65 @@ def _script_line(error: BaseException) -> str:
     return f" ({Path(sys.argv[0]).name} line {lines[-1]})" if lines else ""
 
 
-def _failed(error: BaseException) -> tuple[Outcome, Reason]:
+def _failed(error: BaseException) -> tuple[ScriptOutcome, LeaveReason]:
     worker = context.started()
     last = traceback.format_exception_only(error)[-1].strip()
     if worker is not None and worker.stop_code is not None:
         # The signal also stopped the script's own child processes, and their exit made the script fail.
-        return Outcome(
+        return ScriptOutcome(
             worker.stop_code, {}, error=f"stopped on request, before the step finished: {last}"
-        ), Reason.PREEMPTED
-    hint = _horovod_hint(error) or _missing_package_hint(error) or _shared_memory_hint(error)
+        ), LeaveReason.PREEMPTED
+    hint = _missing_package_hint(error) or _process_group_hint(error) or _shared_memory_hint(error)
     text = f"{last}: {hint}" if hint else last
-    return Outcome(1, {}, error=text, traceback=_traceback(error), hint=hint), Reason.FAILED
-
-
-def _horovod_hint(error: BaseException) -> str:
-    """Returns a hint for a script that imports Horovod where Horovod is not installed."""
-    wanted = isinstance(error, ModuleNotFoundError) and error.name == "horovod"
-    return "to run the script unchanged, use ps-worker --as-horovod SCRIPT" if wanted else ""
+    return ScriptOutcome(1, {}, error=text, traceback=_traceback(error), hint=hint), LeaveReason.FAILED
 
 
 def _missing_package_hint(error: BaseException) -> str:
-    """Returns how to install an optional package that the script imports."""
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        return how_to_install(error.name)
-    return ""
+    """Returns how to install, or to do without, a package that the script imports."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    if error.name == "horovod":
+        return "to run the script unchanged, use ps-worker --as-horovod SCRIPT"
+    return how_to_install(error.name) if error.name in EXTRAS else ""
+
+
+def _process_group_hint(error: BaseException) -> str:
+    """Returns what to use instead of a process group that the launcher would have to describe."""
+    wanted = isinstance(error, ValueError) and "using env:// rendezvous" in str(error)
+    use = "Hubring starts no torch.distributed group: use hubring.init() instead of init_process_group, and"
+    more = "hubring.DistributedOptimizer instead of DistributedDataParallel, or torchrun instead of Hubring"
+    return f"{use} {more}" if wanted else ""
+
+
+@contextlib.contextmanager
+def _no_lightning_group() -> Iterator[None]:
+    """Raises where Lightning starts a process group in one of several workers.
+
+    It reads LOCAL_RANK, and takes them for processes that will meet. But without MASTER_PORT each of them
+    chooses a port of its own, and waits there for half an hour.
+
+    Raises:
+        UsageError: Lightning starts a group.
+    """
+    start, given = dist.init_process_group, environment()
+
+    @functools.wraps(start)
+    def checked(*arguments: Any, **options: Any) -> None:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.partition(".")[0] in ("lightning", "lightning_fabric", "pytorch_lightning"):
+            raise UsageError(
+                "Hubring starts no torch.distributed group for Lightning's strategy: use strategy='auto' and"
+                " devices=1 with hubring.init(), hubring.ShardedSampler and, in configure_optimizers,"
+                " hubring.DistributedOptimizer; or torchrun instead of Hubring"
+            )
+        start(*arguments, **options)
+
+    if "LOCAL_RANK" in given and "MASTER_PORT" not in given and given.get("WORLD_SIZE") != "1":
+        dist.init_process_group = checked
+    try:
+        yield
+    finally:
+        dist.init_process_group = start
 
 
 def _shared_memory_hint(error: BaseException) -> str:
@@ -168,7 +272,8 @@ def _shared_memory_hint(error: BaseException) -> str:
 def _call(action: Callable[[], object]) -> None:
     """Runs the script. `sys.exit(0)` counts as a normal end."""
     try:
-        action()
+        with outputs_restored():
+            action()
     except SystemExit as end:
         if _exit_code(end):
             raise
@@ -186,13 +291,13 @@ def _server_cause(error: HubringError) -> HubringError:
     if worker is None or worker.session is None:
         return error
     lost_shard = worker.session.serves and isinstance(error, ServerUnreachable)
-    broken_ring = isinstance(error, RingBroken) and not worker.communicator.heals
+    broken_ring = isinstance(error, RingBroken) and worker.communicator.members is None
     if broken_ring or isinstance(error, Fenced) or lost_shard:
         return worker.session.verdict() or error
     return error
 
 
-def _leave(outcome: Outcome, reason: Reason) -> None:
+def _leave(outcome: ScriptOutcome, reason: LeaveReason) -> None:
     # A second signal quits at once, even while other workers still need this worker's shard.
     with contextlib.suppress(KeyboardInterrupt, Preempted):
         context.shutdown(reason, outcome.error)
@@ -200,7 +305,7 @@ def _leave(outcome: Outcome, reason: Reason) -> None:
     outcome.stuck = outcome.code != 0 and outcome.result.get("topology") == "ring"
 
 
-def _warn_unused_server(outcome: Outcome, config: WorkerConfig) -> Outcome:
+def _warn_unused_server(outcome: ScriptOutcome, config: WorkerConfig) -> ScriptOutcome:
     if config.server is not None and not outcome.result and outcome.code == 0:
         log.warning("the script did not call hubring.init(): it did not join the job at %s", config.server)
     return outcome

@@ -1,21 +1,24 @@
 """Checkpoints on disk: one folder each, published atomically.
 
-A writer writes and syncs all files into a hidden folder, then the manifest with their
-digests, and last the manifest's own digest, which `sha256sum -c` reads. Then it renames
-the folder. A reader accepts a folder only if the manifest matches its digest, and every
-file its size and digest in the manifest. Otherwise it tries the previous checkpoint.
+A writer writes and syncs all files into a hidden folder, then the manifest with their digests, and then
+renames the folder. Only one process at a time writes to a directory of checkpoints: it holds the
+directory's lock.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import logging
 import os
 import re
 import shutil
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -66,13 +69,6 @@ class Manifest(msgspec.Struct, frozen=True):
     files: tuple[FileEntry, ...]
     format: int = FORMAT
     joined: tuple[int, ...] = ()
-
-    def file_of(self, key: int) -> str:
-        """Returns the name of the file that holds a key."""
-        for entry in self.files:
-            if key in entry.keys:
-                return entry.name
-        raise CheckpointCorrupt(f"no file of this checkpoint holds key {key}")
 
 
 def begin(directory: Path) -> Path:
@@ -279,3 +275,51 @@ def _folders(directory: Path) -> list[Path]:
 
 def _number(folder: Path) -> int:
     return int(folder.name.partition("-")[0])
+
+
+_LOCK_FILE = ".claim"
+
+
+def lock_directory(directory: Path) -> TextIO:
+    """Locks a directory until the returned file is closed or this process exits.
+
+    Without the lock, two servers would delete each other's unfinished checkpoints and resume from each
+    other's steps.
+
+    Raises:
+        ConfigError: The directory cannot be written, or another process has locked it.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / _LOCK_FILE).open("a+")
+    except OSError as error:
+        raise unwritable(directory, error) from error
+    try:
+        _lock_file(file, directory)
+        begin(directory).rmdir()  # fails now, not at the first checkpoint, if the directory is not writable
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _lock_file(file: TextIO, directory: Path) -> None:
+    try:
+        # Not flock: children inherit its lock and can hold it after this process exits.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            file.seek(0)
+            raise ConfigError(
+                f"{directory} is locked by {file.read().strip() or 'another process'}; wait until that"
+                " process exits, or use another --checkpoint-dir"
+            ) from error
+        log.warning(
+            "cannot lock %s (%s); make sure that no other server writes to it", directory, error.strerror
+        )
+    try:
+        file.truncate(0)
+        file.write(f"{socket.gethostname()} pid {os.getpid()}\n")
+        file.flush()
+    except OSError as error:
+        raise unwritable(directory, error) from error

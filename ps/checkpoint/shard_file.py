@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hubring.ps.checkpoint.checkpoint_folder import described, digest, sync, unwritten, verify
 from hubring.ps.core.errors import CheckpointCorrupt
-from hubring.ps.store.snapshot import KeyState, Snapshot
+from hubring.ps.store.key_state import KeyState, Snapshot
 
 _VALUES = "values"
 
@@ -75,27 +74,6 @@ def load(folder: Path, keys: Collection[int]) -> Snapshot:
     return snapshot
 
 
-def load_parameters(folder: Path) -> dict[str, Tensor]:
-    """Reads the model's parameters, by name and in their shapes, from a checkpoint.
-
-    Raises:
-        CheckpointCorrupt: The checkpoint is damaged.
-    """
-    manifest = described(folder)
-    snapshot = load(folder, [piece.key for piece in manifest.slices])
-    parameters: dict[str, Tensor] = {}
-    for bucket in manifest.buckets:
-        pieces = sorted(
-            (piece.offset, piece.key) for piece in manifest.slices if piece.bucket == bucket.index
-        )
-        flat = _join([snapshot[key].values for _, key in pieces])
-        offset = 0
-        for tensor in bucket.tensors:
-            parameters[tensor.name] = flat[offset : offset + tensor.numel].reshape(tensor.shape).clone()
-            offset += tensor.numel
-    return parameters
-
-
 def _read(path: Path, keys: list[int]) -> Snapshot:
     try:
         with safe_open(path, "pt") as file:
@@ -112,7 +90,3 @@ def _state(file: Any, names: list[str], key: int, counts: _Counts) -> KeyState:
         name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)
     }
     return KeyState(file.get_tensor(f"{key}/{_VALUES}"), optimizer, counts.version, counts.clocks)
-
-
-def _join(pieces: list[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

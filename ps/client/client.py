@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from functools import partial
 
-from hubring.ps.client.connections import Connections
-from hubring.ps.client.inflight import Inflight
+from torch import Tensor
+
+from hubring.ps.client.connections import ShardConnections
+from hubring.ps.client.requests import Inflight
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
 from hubring.ps.core.messages import (
     Code,
     Coded,
+    CollectiveResult,
     Contribute,
     Init,
     Pull,
@@ -26,21 +28,16 @@ from hubring.ps.core.messages import (
     Refusal,
     Reply,
     Request,
-    Result,
-    State,
+    StateReply,
     Values,
     WriteParameters,
     WriteState,
 )
+from hubring.ps.core.optimizer_state import OptimizerState
+from hubring.ps.core.types import Sender, StepHyper
 from hubring.ps.core.work import Work
-from hubring.ps.transport import wire
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hubring.ps.core.optimizer_state import OptimizerState
-    from hubring.ps.core.types import Hyper, Sender
-    from hubring.ps.transport.registry import Dial
+from hubring.ps.transport.encode import encode_request
+from hubring.ps.transport.registry import Dial
 
 Decode = Callable[[Coded], None]
 """Decodes a mean that arrived compressed. The payload is valid until the function returns.
@@ -69,7 +66,7 @@ class KVClient:
         sender: The rank and incarnation that the coordinator assigned.
         shards: Number of shards.
         dial: Connects to a shard. Called in the connections' own thread, and again after a loss.
-        bounded: Whether `hubring.ps.client.send_window` limits the unanswered bytes of each shard.
+        bounded: Whether a `SendWindow` limits the unanswered bytes of each shard.
     """
 
     def __init__(self, sender: Sender, shards: int, dial: Dial, *, bounded: bool = True) -> None:
@@ -80,6 +77,8 @@ class KVClient:
 
         In lockstep modes every rank sees it in the same step.
         """
+        self.on_saved: Callable[[], None] = lambda: None
+        """Called once a checkpoint has the version of an answer, before the answer's work is done."""
         self.on_push: Callable[[int, int, int], None] | None = None
         """Called with each answered push: its key, the version that it was applied to, and the version of the
         answer. It runs in the thread that reads the reply."""
@@ -89,7 +88,10 @@ class KVClient:
         first pull."""
         self._numbers = itertools.count()
         self._writes = itertools.count()
-        self._connections = Connections(sender, shards, dial, self.traffic, bounded=bounded)
+        self._connections = ShardConnections(sender, shards, dial, self.traffic, bounded=bounded)
+        # As there. A step calls them often, and another frame for each costs as much as they do.
+        self.attend, self.batched = self._connections.attend, self._connections.batched
+        self.held = self._connections.held
 
     @property
     def completed(self) -> int:
@@ -110,7 +112,8 @@ class KVClient:
         """Returns once every shard is connected.
 
         Raises:
-            ServerUnreachable: No transport reaches a shard.
+            ServerUnreachable: No transport reaches a shard, nor a standby that takes its place.
+            HubringError: The server ended the job meanwhile.
             DeadlineExceeded: `timeout` seconds have passed.
         """
         self._connections.connected.wait(timeout)
@@ -121,30 +124,23 @@ class KVClient:
         self, shard: int, key: int, values: Tensor, work: Work, state: OptimizerState | None = None
     ) -> None:
         """Sets a key's first values and optimizer state. The shard ignores them if the key has values."""
-        self._submit(shard, Init(self.sender, key, values, state), None, work)
+        self._submit(shard, Init(self.sender, key, values, state), work, partial(_check_accepted, shard))
 
     def write_parameters(self, shard: int, key: int, values: Tensor, work: Work) -> None:
         """Replaces a key's parameters before the next step. Wait for `work` before the next push."""
-        clock = self._clock(key)
-        write = WriteParameters(self.sender, key, clock, next(self._writes), values)
-        self._submit(shard, write, None, work)
+        write = WriteParameters(self.sender, key, self._clock(key), next(self._writes), values)
+        self._submit(shard, write, work, partial(_check_accepted, shard))
 
     def write_state(self, shard: int, key: int, state: OptimizerState, work: Work) -> None:
         """Replaces a key's optimizer state before the next step. Wait for `work` before the next push."""
-        clock = self._clock(key)
-        self._submit(shard, WriteState(self.sender, key, clock, next(self._writes), state), None, work)
+        write = WriteState(self.sender, key, self._clock(key), next(self._writes), state)
+        self._submit(shard, write, work, partial(_check_accepted, shard))
 
     def read_state(
         self, shard: int, key: int, work: Work, on_state: Callable[[OptimizerState], None]
     ) -> None:
         """Reads a key's optimizer state. `on_state` must copy the tensors that it receives."""
-
-        def on_reply(reply: Reply) -> None:
-            if not isinstance(reply, State):
-                raise _unexpected(shard, reply, "a read of the optimizer's state", State)
-            on_state(reply.state)
-
-        self._submit(shard, ReadState(self.sender, key), None, work, on_reply)
+        self._submit(shard, ReadState(self.sender, key), work, partial(_take_state, shard, on_state))
 
     def push_pull(
         self,
@@ -152,7 +148,7 @@ class KVClient:
         key: int,
         gradient: Tensor | Coded,
         into: Tensor,
-        hyper: Hyper,
+        hyper: StepHyper,
         work: Work,
         decode: Decode | None = None,
         absent: tuple[int, ...] = (),
@@ -168,66 +164,25 @@ class KVClient:
             key: The slice's key.
             gradient: Flat, or encoded.
             into: Receives the reply.
-            hyper: The step's hyperparameters.
+            hyper: The step's hyperparameters, of the slice's parameters.
             work: Gets one part completed.
             decode: Decodes the reply.
             absent: Which of the slice's parameters have no gradient, as ascending indices.
             on_absent: Receives those that no contributor of the round had a gradient for.
         """
         push = Push(self.sender, key, self._clock(key), gradient, hyper, absent)
-        on_reply = self._note_push
-        if on_absent is not None:
-
-            def on_reply(reply: Reply) -> None:
-                self._note_push(reply)
-                if isinstance(reply, Values):
-                    on_absent(reply.absent)
-
-        self._submit(shard, push, into, work, on_reply, decode)
+        self._submit(shard, push, work, partial(self._take_pushed, shard, into, decode, on_absent), into)
 
     def pull(self, shard: int, key: int, into: Tensor, work: Work, decode: Decode | None = None) -> None:
         """Reads a key's parameters into `into` (flat) and updates its clock. See `push_pull` for `decode`."""
-        self._submit(shard, Pull(self.sender, key), into, work, self._note_version, decode)
+        take = partial(self._take_pulled, shard, into, decode)
+        self._submit(shard, Pull(self.sender, key), work, take, into)
 
     def contribute(
         self, shard: int, request: Contribute, work: Work, on_result: Callable[[tuple[Tensor, ...]], None]
     ) -> None:
         """Takes part in a collective. `on_result` must copy the tensors that it receives."""
-
-        def on_reply(reply: Reply) -> None:
-            if not isinstance(reply, Result):
-                raise _unexpected(shard, reply, "a collective", Result)
-            on_result(reply.tensors)
-
-        self._submit(shard, request, None, work, on_reply)
-
-    def _clock(self, key: int) -> int:
-        clock = self._clocks.get(key)
-        if clock is None:
-            raise HubringError(
-                f"key {key}: push before the first pull, so its clock is unknown; pull the key first"
-            )
-        return clock
-
-    def _note_push(self, reply: Reply) -> None:
-        if isinstance(reply, Values):
-            self.traffic.staleness[reply.staleness] += 1
-            if self.on_push is not None:
-                applied_to = self._versions.get(reply.key, 0) + reply.staleness
-                self.on_push(reply.key, applied_to, reply.version)
-        self._note_version(reply)
-
-    def _note_version(self, reply: Reply) -> None:
-        if isinstance(reply, Values):
-            self._versions[reply.key] = reply.version
-
-    def batched(self) -> AbstractContextManager[None]:
-        """Collects requests and sends them together, so that each shard wakes once."""
-        return self._connections.batched()
-
-    def attend(self, work: Work, timeout: float | None) -> None:
-        """Reads replies in this thread until `work` completes or `timeout` seconds have passed."""
-        self._connections.attend(work, timeout)
+        self._submit(shard, request, work, partial(_take_result, shard, on_result))
 
     def reconnect(self, shard: int) -> None:
         """Connects to a shard again, and sends its unanswered requests again: it has moved."""
@@ -241,53 +196,85 @@ class KVClient:
         """Closes the connections. Pending requests fail."""
         self._connections.close()
 
+    def _clock(self, key: int) -> int:
+        if key not in self._clocks:
+            raise HubringError(
+                f"key {key}: push before the first pull, so its clock is unknown; pull the key first"
+            )
+        return self._clocks[key]
+
     def _submit(
         self,
         shard: int,
         request: Request,
-        into: Tensor | None,
         work: Work,
-        on_reply: Callable[[Reply], None] | None = None,
-        decode: Decode | None = None,
+        settle: Callable[[Reply], object],
+        into: Tensor | None = None,
     ) -> None:
         number = next(self._numbers)
-
-        def settle(reply: Reply) -> None:
-            self._settle(shard, reply, into, decode)
-            if on_reply is not None:
-                on_reply(reply)
-
-        message = wire.encode_request(request, number)
+        message = encode_request(request, number)
         self._connections.submit(Inflight(number, shard, message, into, settle, work))
 
-    def _settle(self, shard: int, reply: Reply, into: Tensor | None, decode: Decode | None) -> None:
-        """Applies a reply. An exception fails the request."""
-        if isinstance(reply, Refusal):
-            raise _ERRORS.get(reply.code, HubringError)(f"shard {shard} refused: {reply.text}")
-        if isinstance(reply, Values):
-            self._clocks[reply.key] = reply.clock
-            if reply.key == 0 and reply.drain:
-                # Only key 0 decides: other keys may see the drain a round earlier or later.
+    # Replies, in the thread that reads them. An exception fails the request.
+
+    def _take_pushed(
+        self, shard: int, into: Tensor, decode: Decode | None, on_absent: OnAbsent | None, reply: Reply
+    ) -> None:
+        applied_to = self._versions.get(reply.key, 0) if isinstance(reply, Values) else 0
+        values = self._take_pulled(shard, into, decode, reply)
+        self.traffic.staleness[values.staleness] += 1
+        if self.on_push is not None:
+            self.on_push(values.key, applied_to + values.staleness, values.version)
+        if on_absent is not None:
+            on_absent(values.absent)
+
+    def _take_pulled(self, shard: int, into: Tensor, decode: Decode | None, reply: Reply) -> Values:
+        if not isinstance(reply, Values):
+            raise _unexpected(shard, reply, Values)
+        key, values = reply.key, reply.values
+        self._clocks[key], self._versions[key] = reply.clock, reply.version
+        if key == 0:  # only key 0 decides: other keys may see the drain a round earlier or later
+            if reply.drain:
                 self.draining = True
-            if into is not None:
-                _take(reply.values, into, decode)
+            if reply.saved:
+                self.on_saved()
+        if decode is not None or isinstance(values, Coded):
+            _decode(values, decode)
+        elif values is not None:
+            into.copy_(values)
+        return reply
 
 
-def _unexpected(shard: int, reply: Reply, what: str, expected: type[Reply]) -> HubringError:
-    came = type(reply).__name__
-    return HubringError(f"shard {shard} replied to {what} with {came}; expected {expected.__name__}")
+def _check_accepted(shard: int, reply: Reply) -> None:
+    if not isinstance(reply, CollectiveResult):
+        raise _unexpected(shard, reply, CollectiveResult)
 
 
-def _take(values: Tensor | Coded | None, into: Tensor, decode: Decode | None) -> None:
-    """Decodes or copies a reply's values into `into`."""
+def _take_state(shard: int, on_state: Callable[[OptimizerState], None], reply: Reply) -> None:
+    if not isinstance(reply, StateReply):
+        raise _unexpected(shard, reply, StateReply)
+    on_state(reply.state)
+
+
+def _take_result(shard: int, on_result: Callable[[tuple[Tensor, ...]], None], reply: Reply) -> None:
+    if not isinstance(reply, CollectiveResult):
+        raise _unexpected(shard, reply, CollectiveResult)
+    on_result(reply.tensors)
+
+
+def _unexpected(shard: int, reply: Reply, expected: type[Reply]) -> HubringError:
+    if isinstance(reply, Refusal):
+        return _ERRORS.get(reply.code, HubringError)(f"shard {shard} refused: {reply.text}")
+    return HubringError(f"shard {shard} replied with {type(reply).__name__}; expected {expected.__name__}")
+
+
+def _decode(values: Tensor | Coded | None, decode: Decode | None) -> None:
+    """Decodes a mean that must be compressed if there is a `decode`, and uncompressed otherwise."""
     if isinstance(values, Coded) and decode is not None:
         decode(values)
-    elif isinstance(values, Coded) or decode is not None:
-        found = f"compressed with {values.codec}" if isinstance(values, Coded) else "uncompressed"
-        expected = "compressed" if decode is not None else "uncompressed"
-        raise ConfigError(
-            f"a reply is {found}, expected {expected};"
-            " run the same Hubring version on the server and all workers"
-        )
-    elif values is not None:
-        into.copy_(values)
+        return
+    found = f"compressed with {values.codec}" if isinstance(values, Coded) else "uncompressed"
+    expected = "compressed" if decode is not None else "uncompressed"
+    raise ConfigError(
+        f"a reply is {found}, expected {expected}; run the same Hubring version on the server and all workers"
+    )

@@ -6,7 +6,7 @@ reply reads the connections itself (`attend`). While no thread waits, as during 
 a background thread reads them. Only the background thread connects and reconnects.
 The shards ignore repeated pushes, so it is safe to send requests again: all on a new connection, and on a
 living one those that were damaged or lost. A connection that is stuck is replaced
-(`hubring.ps.client.shard_silence`).
+(`hubring.ps.client.requests`).
 """
 
 from __future__ import annotations
@@ -18,43 +18,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
-from hubring.ps.client.batch import Batch, Batches
-from hubring.ps.client.inflight import Inflight
-from hubring.ps.client.losses import Losses
-from hubring.ps.client.requests import Requests
+from torch import Tensor
+
+from hubring.ps.client.requests import MAX_PROBED, Batch, Batches, Inflight, Losses, Requests
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import RESTART_ALL, ConnectionLost, HubringError, ServerUnreachable
 from hubring.ps.core.messages import NO_REQUEST, Code, Missing, Probe, Refusal
 from hubring.ps.core.types import Sender
 from hubring.ps.core.work import Work
-from hubring.ps.transport import wire
-from hubring.ps.transport.bell import Bell
-from hubring.ps.transport.bundle import bytes_of
-from hubring.ps.transport.poller import poller
-from hubring.ps.transport.spin_wait import SpinWait
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hubring.ps.transport.base import Connection, Message
-    from hubring.ps.transport.registry import Dial
+from hubring.ps.transport.base import Connection, Message
+from hubring.ps.transport.decode import decode_reply, origin
+from hubring.ps.transport.encode import bytes_of, encode_request
+from hubring.ps.transport.polling import Bell, SpinWait, poller
+from hubring.ps.transport.registry import Dial
 
 log = logging.getLogger(__name__)
 
 REDIAL_SECONDS = 11.0
 """Seconds. Longer than the server needs to notice a process that ended, and than the server's silence
-limit, so that the error that names the cause arrives before this one.
-"""
+limit, so that the error that names the cause arrives before this one."""
 MAX_DAMAGED = 10
 """Times that one request or its reply may be damaged before its work fails."""
 _REDIAL_PAUSE = 0.05
-MAX_PROBED = 1000  # in one probe, so that it fits a header
 _LONGEST_POLL = 3600.0  # seconds; epoll's own limit is 24 days, and a deadline may be later
 
 
-class Connections:
+class ShardConnections:
     """The connections to a set of shards and the requests on them.
 
     Args:
@@ -62,7 +52,7 @@ class Connections:
         shards: Number of shards.
         dial: Connects to a shard. Called in the background thread, and again after a loss.
         traffic: Counts the payload bytes.
-        bounded: Whether `hubring.ps.client.send_window` limits the unanswered bytes of each shard.
+        bounded: Whether a `SendWindow` limits the unanswered bytes of each shard.
     """
 
     def __init__(
@@ -74,12 +64,15 @@ class Connections:
         self._dial = dial
         self._traffic = traffic
         self._requests = Requests(shards, bounded=bounded)
+        self.held = self._requests.held
         self._batches: Batches = set()
-        """Open batches; requests wait until all of them close."""
+        """Requests wait until all of them close."""
         self._io_lock = threading.Lock()
         """Held briefly by the thread that sends or reads."""
         self._connections: dict[int, Connection] = {}
         """Open connections by shard. A broken connection is missing until it is reconnected."""
+        self._shard_at: dict[int, int] = {}
+        """The shard of each open connection, by its descriptor."""
         self._broken: deque[tuple[int, ConnectionLost]] = deque()
         self._stuck: set[int] = set()
         self._losses = Losses(shards, REDIAL_SECONDS)
@@ -120,7 +113,7 @@ class Connections:
                 self._read_for(work, None if timeout is None else time.monotonic() + timeout)
         finally:
             self._attending.release()
-            if self._requests.waiting:  # the background thread sends the rest
+            if any(self._requests.waiting):  # the background thread sends the rest
                 self._bell.ring()
 
     def reconnect(self, shard: int) -> None:
@@ -159,11 +152,11 @@ class Connections:
 
     @property
     def _batching(self) -> bool:
-        return bool(self._batches) and any(batch() is not None for batch in tuple(self._batches))
+        return any(batch() is not None for batch in tuple(self._batches))
 
     def _send_waiting(self) -> None:
         """Sends all waiting requests, or wakes the thread that can."""
-        if self._batching:
+        if self._batches and self._batching:
             return  # the last open batch sends when it closes
         if not self.connected.done or self._io_lock.locked():
             self._bell.ring()
@@ -174,7 +167,7 @@ class Connections:
             except BaseException as interruption:
                 self._abort(interruption)
                 raise
-        if self._requests.waiting:
+        if any(self._requests.waiting):
             self._bell.ring()  # the reading thread must recompute how long it may sleep
 
     def _read_for(self, work: Work, end: float | None) -> None:
@@ -201,30 +194,24 @@ class Connections:
         with self._io_lock:
             if self._bell.waitable in ready:
                 self._bell.clear()
-            for shard, connection in list(self._connections.items()):
-                if connection.waitable in ready:
-                    self._receive(shard, connection)
-            self._send_all()
-            self._probe()
+            for descriptor in ready:
+                if (shard := self._shard_at.get(descriptor)) is not None:
+                    self._receive(shard)
+            if any(self._requests.waiting) and not self._batching:
+                self._send_all()
+            if time.monotonic() >= self._requests.silent_from:
+                self._probe()
 
     def _send_all(self) -> None:
-        """Sends waiting requests, then flushes each shard once.
-
-        A flush wakes the shard, which may take this thread's core.
-        """
-        addressed = []
-        for shard in range(self._shards):
-            call = self._next_call(shard)
-            if call is not None:
-                addressed.append(shard)
-            while call is not None:
+        """Sends what may leave, then flushes each shard once, since that wakes it and may cost this core."""
+        addressed: dict[int, None] = {}
+        for shard, waiting in enumerate(self._requests.waiting):
+            # One at a time: meanwhile another thread may fail all, or add one that must leave first.
+            while waiting and (call := self._requests.next(shard)) is not None:
                 self._send(call, call.into)
-                call = self._next_call(shard)
+                addressed[shard] = None
         for shard in addressed:
             self._flush(shard)
-
-    def _next_call(self, shard: int) -> Inflight | None:
-        return None if self._batching else self._requests.next(shard)
 
     def _send(self, call: Inflight, into: Tensor | None) -> None:
         call.sent_at = time.monotonic()
@@ -250,43 +237,35 @@ class Connections:
                 self._stuck.add(shard)
                 self._reconnect_bell.ring()
             elif late:
-                self._put(
-                    shard, wire.encode_request(Probe(self._sender, tuple(late[:MAX_PROBED])), NO_REQUEST)
-                )
+                self._put(shard, encode_request(Probe(self._sender, tuple(late[:MAX_PROBED])), NO_REQUEST))
                 self._flush(shard)
 
     def _flush(self, shard: int) -> None:
-        if (connection := self._connections.get(shard)) is not None:
-            try:
-                connection.flush()
-            except ConnectionLost as lost:
-                self._drop(shard, lost)
-
-    def _receive(self, shard: int, connection: Connection) -> None:
         try:
-            for message in connection.receive():
+            if (connection := self._connections.get(shard)) is not None:
+                connection.flush()
+        except ConnectionLost as lost:
+            self._drop(shard, lost)
+
+    def _receive(self, shard: int) -> None:
+        try:
+            for message in self._connections[shard].receive():
                 self._answer(shard, message)
         except ConnectionLost as lost:
             self._drop(shard, lost)
 
     def _answer(self, shard: int, message: Message) -> None:
-        self._requests.heard(shard)
         if message.damage:
-            number, _ = wire.origin(message)
-            self._send_damaged_again(number, f"its reply: {message.damage}")
+            self._requests.heard(shard)
+            self._send_damaged_again(origin(message)[0], f"its reply: {message.damage}")
             return
-        number, reply = wire.decode_reply(message)
-        if isinstance(reply, Missing):
-            self._send_again(shard, reply.requests, "lost requests or replies")
-            return
-        if isinstance(reply, Refusal) and reply.code is Code.RESEND:
-            if number == NO_REQUEST:
-                raise ConnectionLost(f"the shard received {reply.text}")
-            self._send_damaged_again(number, f"the shard received {reply.text}")
+        number, reply = decode_reply(message)
+        if isinstance(reply, (Missing, Refusal)) and self._asks_again(shard, number, reply):
             return
         call = self._requests.take(number)
-        if call is None:
-            return  # the second reply to a request that was sent twice
+        if call is None:  # the second reply to a request that was sent twice
+            self._requests.heard(shard)
+            return
         if message.payload is not None:
             self._traffic.bytes_received += message.payload.nbytes
         try:
@@ -295,6 +274,19 @@ class Connections:
             call.work.fail(error)
         else:
             call.work.complete_part()
+
+    def _asks_again(self, shard: int, number: int, reply: Missing | Refusal) -> bool:
+        """Sends again what a shard lacks, or received damaged. Returns whether the reply asks for that."""
+        if isinstance(reply, Refusal) and reply.code is not Code.RESEND:
+            return False
+        self._requests.heard(shard, holds=isinstance(reply, Missing) and not reply.requests)
+        if isinstance(reply, Missing):
+            self._send_again(shard, reply.requests, "lost requests or replies")
+        elif number == NO_REQUEST:
+            raise ConnectionLost(f"the shard received {reply.text}")
+        else:
+            self._send_damaged_again(number, f"the shard received {reply.text}")
+        return True
 
     def _send_damaged_again(self, number: int, why: str) -> None:
         """Sends a request again that was damaged, or whose reply was, at most MAX_DAMAGED times."""
@@ -323,17 +315,24 @@ class Connections:
         """Closes a broken connection and leaves reconnecting to the background thread."""
         if (connection := self._connections.pop(shard, None)) is None:
             return  # broke before, while another request was sent
-        self._poller.unregister(connection.waitable)
+        self._unwatch(connection)
         connection.close()
         self._broken.append((shard, lost))
         self._reconnect_bell.ring()
+
+    def _unwatch(self, connection: Connection) -> None:
+        self._poller.unregister(connection.waitable)
+        del self._shard_at[connection.waitable]
 
     # The background thread.
 
     def _run(self) -> None:
         try:
             for shard in range(self._shards):
-                self._connect(shard)
+                try:
+                    self._connect(shard)
+                except ServerUnreachable as error:  # lost since the dial's path to it was found
+                    self._reconnect(shard, ConnectionLost(str(error)))
             self.connected.complete_part()
             self._send_waiting()
             while not self._closing:
@@ -360,6 +359,7 @@ class Connections:
                 for connection in self._connections.values():
                     connection.close()
                 self._connections.clear()
+                self._shard_at.clear()
 
     def _connect(self, shard: int, stuck: Connection | None = None) -> None:
         """Connects to a shard, in place of a stuck connection, and sends its unanswered requests again."""
@@ -370,12 +370,12 @@ class Connections:
                 return
             if stuck is not None:
                 log.warning("shard %d: its connection is stuck; using a new one", shard)
-                self._poller.unregister(stuck.waitable)
+                self._unwatch(stuck)
                 stuck.close()
             self._connections[shard] = connection
+            self._shard_at[connection.waitable] = shard
             self._poller.register(connection.waitable, select.EPOLLIN)
-            unanswered = self._requests.unanswered(shard)
-            for call in unanswered:
+            for call in (unanswered := self._requests.unanswered(shard)):
                 self._send(call, call.into)
             if unanswered:
                 self._flush(shard)

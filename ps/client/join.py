@@ -6,6 +6,8 @@ Law: the worker retries until the server answers, then asks again until all work
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import time
 from pathlib import Path
 
@@ -13,9 +15,9 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.config.address import address as split
-from hubring.ps.config.address import is_loopback
-from hubring.ps.config.kinds import LogFormat
+from hubring.ps.config.values import LogFormat, is_loopback
+from hubring.ps.config.values import address as split
+from hubring.ps.core.bounds import clean_message
 from hubring.ps.core.errors import (
     BY_EXIT_CODE,
     ConfigError,
@@ -23,21 +25,20 @@ from hubring.ps.core.errors import (
     JobFailed,
     ServerUnreachable,
 )
-from hubring.ps.core.peer_text import clean_message
+from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import BUSY_SECONDS, SILENT_SECONDS
 from hubring.ps.process.child import Child
-from hubring.ps.security.access import CONNECT_SECONDS, Access, find, no_entry
-from hubring.ps.security.own_certificate import NOTHING, Own, load
-from hubring.ps.security.policy import Role
-from hubring.ps.shard.colocated import place
-from hubring.ps.shard.spawn import Settings, start
-from hubring.ps.transport.grpc.call_error import describe, details, patience, whole
-from hubring.ps.transport.port_probe import probe
+from hubring.ps.security.access import CONNECT_SECONDS, Access, find_access, refused_error
+from hubring.ps.security.certificate import NO_CERTIFICATE, OwnCertificate, load_certificate
+from hubring.ps.security.guard import Role
+from hubring.ps.shard.spawn import ShardSettings, shard_host, start
+from hubring.ps.transport.grpc.calls import describe, details, patience, whole
+from hubring.ps.transport.host import probe
 
 log = logging.getLogger(__name__)
 
 
-def prove(address: str, token_file: Path | None, own: Own, *, insecure: bool) -> Access:
+def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecure: bool) -> Access:
     """Returns a worker's access to a server that has proved itself.
 
     Args:
@@ -51,9 +52,26 @@ def prove(address: str, token_file: Path | None, own: Own, *, insecure: bool) ->
         ConfigError: The server is another one, or the worker has no token for it.
     """
     try:
-        return find(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
+        return find_access(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
     except ServerUnreachable as error:
         raise _silent(address) from error
+
+
+def join_request(
+    host: str, job: str, topology: str, rank: int | None, world_size: int | None, min_workers: int
+) -> pb.JoinRequest:
+    """Returns the request of this process, which the server knows again by its token."""
+    return pb.JoinRequest(
+        protocol=PROTOCOL,
+        token=secrets.token_hex(16),
+        job=job,
+        topology=topology,
+        rank=-1 if rank is None else rank,
+        world_size=world_size or 0,
+        host=host,
+        pid=os.getpid(),
+        min_workers=min_workers,
+    )
 
 
 class Admission:
@@ -77,7 +95,7 @@ class Admission:
         address: str,
         stub: ControlStub,
         access: Access,
-        own: Own,
+        own: OwnCertificate,
         log_format: LogFormat,
         trace: str,
         began: float,
@@ -119,10 +137,10 @@ class Admission:
 
     def _bring_shard(self, reply: pb.JoinReply) -> None:
         dialled, _ = split(self._address)
-        host = place(dialled, reply.server_host)
+        host = shard_host(dialled, reply.server_host)
         worker = reply.incarnation.hex()
-        own = load(self._own.files, serves=True) if self._own.identity else NOTHING
-        settings = Settings(
+        own = load_certificate(self._own.files, serves=True) if self._own.identity else NO_CERTIFICATE
+        settings = ShardSettings(
             self._address,
             host,
             self._log_format,
@@ -149,7 +167,7 @@ class Admission:
         """Sends a Join request.
 
         Retries for CONNECT_SECONDS. A server that has answered before (`again`) may be too busy to answer for
-        BUSY_SECONDS, and out of reach as long as it said.
+        BUSY_SECONDS, and out of reach as long as its reply allowed.
         """
         began, logged = time.monotonic(), False
         deadline = self._began + CONNECT_SECONDS
@@ -165,7 +183,7 @@ class Admission:
                         " use the port that the server's banner shows"
                     ) from error
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                    raise no_entry(self._address, details(error)) from error
+                    raise refused_error(self._address, details(error)) from error
                 if again and time.monotonic() > began + patience(error, BUSY_SECONDS, self._silent):
                     raise ServerUnreachable(
                         f"the server at {self._address} stopped while this worker waited for the job"

@@ -7,12 +7,11 @@ a failed job, a lost server. `on_failure` passes a failure to the threads that w
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,15 +19,12 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.client.assignment import Assignment
-from hubring.ps.client.board import Board
-from hubring.ps.client.departure import Departure
-from hubring.ps.client.join import Admission, prove
-from hubring.ps.client.repeated_call import repeated
-from hubring.ps.client.shard_locations import ShardLocations
-from hubring.ps.client.silence import Silence
-from hubring.ps.config.kinds import LogFormat
-from hubring.ps.core.clock_offset import Offset, measure
+from hubring.ps.client.join import Admission, join_request, prove
+from hubring.ps.client.kept_states import KeptStates
+from hubring.ps.client.rendezvous import Board, ShardLocations
+from hubring.ps.client.server_calls import Silence, WorkerDeparture, repeated
+from hubring.ps.config.values import LogFormat
+from hubring.ps.core.bounds import MESSAGE_CHARACTERS, clean, clean_message
 from hubring.ps.core.errors import (
     BY_EXIT_CODE,
     ConfigError,
@@ -36,18 +32,27 @@ from hubring.ps.core.errors import (
     HubringError,
     JobFailed,
 )
-from hubring.ps.core.peer_text import MESSAGE, clean, clean_message
-from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing, incarnation_from_wire
-from hubring.ps.core.waiting import Waiting, wait_message
-from hubring.ps.job.job import Reason
+from hubring.ps.core.timing import ClockOffset, Waiting, measure_offset, wait_message
+from hubring.ps.core.types import BucketSpec, Sender, ShardPlan, Slicing, incarnation_from_wire
+from hubring.ps.job.control_messages import bucket_to_proto, slice_from_proto
 from hubring.ps.job.membership import RETRY_SECONDS, SILENT_SECONDS, answer_seconds, heartbeat_seconds
-from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
-from hubring.ps.job.telemetry import Exporter, Telemetry
-from hubring.ps.security.own_certificate import NOTHING, Own
-from hubring.ps.transport.grpc.call_error import whole
+from hubring.ps.job.outcome import LeaveReason
+from hubring.ps.job.telemetry import Telemetry, TelemetryExporter
+from hubring.ps.security.certificate import NO_CERTIFICATE, OwnCertificate
+from hubring.ps.transport.grpc.calls import InsistentCalls, OpenCall, whole
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
-from hubring.ps.transport.grpc.insistent_call import InsistentCalls
-from hubring.ps.transport.grpc.open_call import OpenCall
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The coordinator's answer to this worker's buckets."""
+
+    plan: ShardPlan
+    step: int
+    initialised: bool
+    undecided: bool = False
+    """There is no plan yet: the workers must measure which slice size is fastest."""
+
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +60,8 @@ _T = TypeVar("_T")
 
 FAST_HEARTBEAT_SECONDS = 0.1
 """Seconds between heartbeats while the workers agree on the step to stop after."""
+BLOCKED_SECONDS = 1.0
+"""A worker that has waited this long for others is blocked, maybe by one that waits for its state."""
 
 
 class Session:
@@ -89,7 +96,7 @@ class Session:
         world_size: int | None = None,
         start_timeout: float = 300.0,
         token_file: Path | None = None,
-        own: Own = NOTHING,
+        own: OwnCertificate = NO_CERTIFICATE,
         insecure: bool = False,
         log_format: LogFormat = "text",
         trace: str = "",
@@ -99,7 +106,7 @@ class Session:
         self.step = 0
         self.loss = float("nan")
         self.telemetry: Callable[[], Telemetry] = Telemetry  # the heartbeat's thread calls it
-        self._exporter = Exporter()
+        self._exporter = TelemetryExporter()
         self.waiting = Waiting()
         """Entered by the training thread while it waits for other workers."""
         self.stopping = False
@@ -123,7 +130,7 @@ class Session:
         self._finished = ""  # the error if this worker takes another step, because another worker finished
         self._explained = threading.Event()  # set once `verdict` has an answer
         self._left = threading.Event()
-        self._departure: Departure | None = None
+        self._departure: WorkerDeparture | None = None
         began = time.monotonic()
         access = prove(address, token_file, own, insecure=insecure)
         self._channel = open_channel(address, access, FAST_REDIAL)
@@ -132,17 +139,7 @@ class Session:
         self._presence = OpenCall(self._connect)
         self._heartbeats = InsistentCalls()
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
-        request = pb.JoinRequest(
-            protocol=PROTOCOL,
-            token=secrets.token_hex(16),
-            job=job,
-            topology=topology,
-            rank=-1 if rank is None else rank,
-            world_size=world_size or 0,
-            host=self.host,
-            pid=os.getpid(),
-            min_workers=min_workers,
-        )
+        request = join_request(self.host, job, topology, rank, world_size, min_workers)
         try:
             joined = self._admission.join(request, start_timeout)
         except BaseException:
@@ -159,6 +156,7 @@ class Session:
         self._silence = Silence(address, self._lease, self._silent)
         patience = max(10.0, self._lease)
         self.board = Board(self._stub, self._identity, self._call, patience, lambda: self.failure)
+        self.states = KeptStates(self._stub, self._identity, self._call)
         self._thread.start()
 
     # The lease.
@@ -263,16 +261,18 @@ class Session:
     def _handle(self, reply: pb.HeartbeatReply) -> bool:
         """Handles a heartbeat's reply. Returns False if this worker cannot continue."""
         for line in reply.news:
-            log.warning("%s", clean(line, MESSAGE))
+            log.warning("%s", clean(line, MESSAGE_CHARACTERS))
         if reply.draining and not self.draining:
             log.warning("the server asked all workers to stop")
             self.draining = True
-        self.waiting.slowest = clean(reply.slowest, MESSAGE)
+        self.waiting.slowest = clean(reply.slowest, MESSAGE_CHARACTERS)
         seconds = self.waiting.due()
         if seconds is not None:
             log.warning("%s", wait_message(seconds, self.step, self.waiting.slowest))
         self.stop_after = reply.stop_after or self.stop_after
         self.locations.note(reply.failovers)
+        if reply.keep:
+            self.states.ask(shared=reply.keep_shared, blocked=self.waiting.seconds > BLOCKED_SECONDS)
         self._finished = clean_message(reply.finished)
         self.on_ring(reply.broken, reply.newcomers)
         if reply.finished:
@@ -323,20 +323,20 @@ class Session:
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
         return Assignment(plan, reply.step, reply.initialised, reply.undecided)
 
-    def clock_offset(self) -> Offset:
+    def clock_offset(self) -> ClockOffset:
         """Measures how far the coordinator's clock is ahead of this host's."""
 
         def ask() -> int:
             return whole(self._stub.Clock(pb.ClockRequest(), timeout=10.0)).time_ns
 
-        return self._call(lambda: measure(ask))
+        return self._call(lambda: measure_offset(ask))
 
     @property
     def serves(self) -> bool:
         """Whether this worker started a shard. The other workers lose it if this worker exits first."""
         return self._admission.shard is not None
 
-    def leave(self, reason: Reason, text: str = "") -> None:
+    def leave(self, reason: LeaveReason, text: str = "") -> None:
         """Leaves the job.
 
         Raises:
@@ -354,11 +354,11 @@ class Session:
             step=self.step,
         )
         times = self._lease, self._silent
-        self._departure = Departure(self.address, self._stub, request, *times, self._admission.shard)
+        self._departure = WorkerDeparture(self.address, self._stub, request, *times, self._admission.shard)
         self._departure.leave(insists=self.failure is None)
 
     def await_end(self) -> None:
-        """Waits until the job is over; call it after `leave`. See `Departure.await_end`."""
+        """Waits until the job is over; call it after `leave`. See `WorkerDeparture.await_end`."""
         if self._departure is not None:
             self._departure.await_end()
 

@@ -2,7 +2,7 @@
 
 A Compressor encodes a flat tensor as bytes and decodes the bytes. The number of bytes depends
 only on the number of elements. It has no state, so threads can share it.
-`hubring.ps.compression.error_feedback` compensates for what a biased codec omits.
+`ErrorFeedback` compensates for what a biased codec omits.
 
 PowerSGD is not a Compressor: it needs a matrix and two rounds of means. It is in
 `hubring.workers.communicators.powersgd`. A shard treats its factors as plain tensors.
@@ -10,18 +10,18 @@ PowerSGD is not a Compressor: it needs a matrix and two rounds of means. It is i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from math import isfinite
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hubring.ps.compression.quantization import Half, Int8, Sign
-from hubring.ps.compression.sparsification import TopK
-from hubring.ps.core.codecs import parse
+from hubring.ps.compression.codecs import Half, Int8, Sign, TopK
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
+from hubring.ps.core.types import parse_codec
 
 
 class Compressor(Protocol):
@@ -59,7 +59,7 @@ def by_name(name: str) -> Compressor:
     Raises:
         ConfigError: There is none with that name.
     """
-    kind, argument = parse(name)
+    kind, argument = parse_codec(name)
     match kind:
         case "bf16":
             return Half(name, torch.bfloat16)
@@ -103,3 +103,50 @@ def mean_into(out: Tensor, codec: Compressor, contributions: Sequence[Coded], sc
         out.add_(one)
     if len(contributions) > 1:
         out.div_(len(contributions))
+
+
+class ErrorFeedback:
+    """Encodes one flat tensor per step (Seide et al. 2014; Karimireddy et al. 2019).
+
+    Law: the sum of all sources = the sum of all decoded payloads + the residual, except for
+    rounding. So an omission is only delayed: a codec that is inexact in one step is exact over
+    many. An unbiased codec has no residual and is used directly.
+
+    A gradient that is not finite resets the residual. Its payload decodes to values that are
+    not finite, so every worker skips the step.
+
+    Args:
+        codec: The codec.
+        numel: Length of the tensor.
+        dtype: The gradient's dtype. The residual has the same dtype, or float32 for half precision.
+    """
+
+    def __init__(self, codec: Compressor, numel: int, dtype: torch.dtype) -> None:
+        self._codec = codec
+        wide = torch.float32 if dtype.itemsize < 4 else dtype
+        self.residual = torch.zeros(numel if codec.biased else 0, dtype=wide, device="cpu")
+
+    def encode(self, source: Tensor, payload: Tensor, ignored: Iterable[slice] = ()) -> None:
+        """Encodes source + residual into `payload` and updates the residual. `source` is not changed.
+
+        Args:
+            source: The tensor.
+            payload: Receives the code.
+            ignored: Elements that no reader of this payload uses; their residual stays as it is.
+        """
+        if not self._codec.biased:
+            self._codec.encode(source, payload)
+            return
+        kept = [(part, self.residual[part].clone()) for part in ignored]
+        due = self.residual.add_(source.to(self.residual.dtype))
+        self._codec.encode(due, payload)
+        due.sub_(self._decoded(payload))
+        if not isfinite(float(torch.dot(due, due))):
+            due.zero_()
+        for part, residual in kept:
+            due[part] = residual
+
+    def _decoded(self, payload: Tensor) -> Tensor:
+        decoded = torch.empty_like(self.residual)
+        self._codec.decode(payload, decoded)
+        return decoded

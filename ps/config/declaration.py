@@ -3,17 +3,27 @@
     lease: Annotated[Seconds, cluster("seconds without a heartbeat before a worker is lost")] = 90.0
 
 The field defines `--lease`, `PS_LEASE`, `lease` in TOML, the line in `--help` and the row in
-deploy/SETTINGS.md.
+deploy/SETTINGS.md. The settings of a program's own certificate are here too, because servers and workers
+share them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from msgspec import Struct
 from msgspec.structs import FieldInfo, fields
+
+from hubring.ps.core.errors import ConfigError
+
+
+def only_with(given: str, needed: str, present: str) -> ConfigError:
+    """Makes the error for setting `given`, which requires `needed` but is combined with `present`."""
+    return ConfigError(f"{given} requires {needed}, not {present}; change one of the two")
+
 
 Group = Literal["cluster", "data path", "checkpoint", "debugging"]
 
@@ -37,7 +47,9 @@ checkpoint = partial(Flag, "checkpoint")
 debugging = partial(Flag, "debugging")
 
 
-def declared(config: type[Struct], names: Collection[str] | None = None) -> Sequence[tuple[FieldInfo, Flag]]:
+def declared_settings(
+    config: type[Struct], names: Collection[str] | None = None
+) -> Sequence[tuple[FieldInfo, Flag]]:
     """Returns the settings of a config, sorted by group; with `names`, only these."""
     found = {field.name: field for field in fields(config)}
     chosen = [found[name] for name in (found if names is None else names)]
@@ -45,7 +57,7 @@ def declared(config: type[Struct], names: Collection[str] | None = None) -> Sequ
     return sorted(pairs, key=lambda pair: get_args(Group).index(pair[1].group))
 
 
-def default(field: FieldInfo, flag: Flag) -> str:
+def default_in_words(field: FieldInfo, flag: Flag) -> str:
     """Returns the default in words; empty if the default is None, False or an empty tuple."""
     value = field.default
     if flag.default or value is None or value is False or value == ():
@@ -56,3 +68,48 @@ def default(field: FieldInfo, flag: Flag) -> str:
 def _flag(field: FieldInfo) -> Flag:
     (flag,) = (part for part in get_args(field.type) if isinstance(part, Flag))
     return flag
+
+
+CertificateFile = Annotated[
+    Path | None, cluster("PEM file with this program's certificate, if the server is not to make one")
+]
+KeyFile = Annotated[Path | None, cluster("PEM file with the private key of --tls-cert")]
+AuthorityFile = Annotated[
+    Path | None,
+    cluster(
+        "PEM file with the authority that signs all certificates of the job", "the token proves the server"
+    ),
+]
+
+
+class TlsFiles(NamedTuple):
+    """Files with a certificate of a program's own.
+
+    Attributes:
+        cert: The certificate.
+        key: Its private key.
+        ca: The authority whose certificates the program accepts.
+    """
+
+    cert: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+    def __bool__(self) -> bool:
+        return any(file is not None for file in self)
+
+    def check(self) -> None:
+        """Checks that certificate and key come together.
+
+        Raises:
+            ConfigError: One of them is missing.
+        """
+        if (self.cert is None) != (self.key is None):
+            given, missing = ("--tls-cert", "--tls-key") if self.key is None else ("--tls-key", "--tls-cert")
+            raise ConfigError(
+                f"{given} {self.cert or self.key} needs {missing} FILE: a certificate works only with its"
+                " private key"
+            )
+
+
+NO_FILES = TlsFiles()

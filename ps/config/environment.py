@@ -8,7 +8,7 @@ from collections.abc import Mapping
 SILENT_GRPC = {"GRPC_VERBOSITY": "NONE"}
 """Keeps gRPC's own log off a listener's standard error.
 
-gRPC would write a line, with text of the peer, for each TLS handshake that fails: anybody could fill a disk.
+gRPC would write a line, with text of the peer, for each TLS handshake that fails: any peer could fill a disk.
 Errors that concern this program are raised.
 """
 
@@ -60,7 +60,7 @@ def let_nccl_heal() -> None:
     """Sets what a ring over NCCL needs so that it can go on after the loss of a member.
 
     Operations that fail raise errors where they are waited for; otherwise torch has a watchdog, which ends
-    the process. Unless the environment says otherwise, a communicator makes all connections for collectives
+    the process. Unless an environment variable is set, a communicator makes all connections for collectives
     in its first operation: a later one must not wait for a lost member when it is started. Call this before
     other threads run, because torch and NCCL read the variables without a lock. They also hold for groups
     that the script makes.

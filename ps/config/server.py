@@ -8,12 +8,19 @@ from typing import Annotated, Literal
 from msgspec import Struct
 from msgspec.structs import fields
 
-from hubring.ps.config.address import address, is_loopback
-from hubring.ps.config.contradiction import only_with
-from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugging
-from hubring.ps.config.kinds import Bytes, DeviceName, LogFormat, Port, Seconds, Whole
+from hubring.ps.config.declaration import (
+    AuthorityFile,
+    CertificateFile,
+    KeyFile,
+    TlsFiles,
+    checkpoint,
+    cluster,
+    data_path,
+    debugging,
+    only_with,
+)
 from hubring.ps.config.settings import flag
-from hubring.ps.config.tls import AuthorityFile, CertificateFile, KeyFile, TlsFiles
+from hubring.ps.config.values import Bytes, DeviceName, LogFormat, Port, Seconds, Whole, address, is_loopback
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import MAX_WORLD_SIZE
 
@@ -147,6 +154,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         """How long the coordinator may not answer before workers and shards give it up."""
         return max(self.lease, self.silent_seconds)
 
+    @property
+    def members(self) -> int:
+        """How many processes connect. The next job's workers can do so before a job has ended."""
+        workers = 2 * self.workers * (1 + self.colocate) or MAX_WORLD_SIZE
+        return workers + (1 + self.standby) * (self.shards + self.await_shards)
+
     def _check_mode(self) -> None:
         if self.staleness and self.mode != "ssp":
             raise only_with(f"--staleness {self.staleness}", "--mode ssp", f"--mode {self.mode}")
@@ -184,26 +197,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             )
 
     def _check_shards(self) -> None:
-        if self.colocate and self.device != "cpu":
-            raise ConfigError(
-                f"--device {self.device} applies to shards on this host, but with --colocate each worker"
-                " starts a shard on its own host, on the CPU; remove one of the two"
-            )
-        if self.colocate and self.shards != 1 and self.join is None:
-            raise ConfigError(
-                f"--shards {self.shards} starts shards on this host, but with --colocate each worker starts"
-                " one on its own host; remove one of the two"
-            )
-        if self.colocate and self.await_shards:
-            raise ConfigError(
-                f"--await-shards {self.await_shards} waits for shards on other hosts, but with --colocate"
-                " the workers start all shards; remove one of the two"
-            )
-        if self.standby and self.colocate:
-            raise ConfigError(
-                f"--standby {self.standby} keeps a copy of each shard on another host, but with --colocate a"
-                " lost worker ends the job; remove one of the two"
-            )
+        for name, (does, instead) in _NOT_COLOCATED.items() if self.colocate and self.join is None else ():
+            if name in self._changed:
+                raise ConfigError(
+                    f"{flag(name)} {getattr(self, name)} {does}, but with --colocate {instead};"
+                    " remove one of the two"
+                )
         if self.standby and self.device != "cpu":
             raise ConfigError(
                 f"--standby {self.standby} does not support shards on --device {self.device};"
@@ -220,12 +219,17 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
                 " --await-shards N if other hosts add shards with --join"
             )
 
+    @property
+    def _changed(self) -> list[str]:
+        """The settings that differ from their defaults."""
+        return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+
     def _check_join(self, coordinator: str) -> None:
         there, _ = address(coordinator)
-        for field in fields(self):
-            if field.name not in _SHARD_HOST and getattr(self, field.name) != field.default:
+        for name in self._changed:
+            if name not in _SHARD_HOST:
                 raise ConfigError(
-                    f"{flag(field.name)} is a setting of the coordinator, but --join only adds shards to the"
+                    f"{flag(name)} is a setting of the coordinator, but --join only adds shards to the"
                     f" one at {coordinator}; set it there, or remove --join"
                 )
         if is_loopback(self.host) and not is_loopback(there):
@@ -234,6 +238,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
                 " machine's address"
             )
 
+
+_NOT_COLOCATED = {
+    "device": ("applies to shards on this host", "each worker starts a shard on its own host, on the CPU"),
+    "shards": ("starts shards on this host", "each worker starts one on its own host"),
+    "await_shards": ("waits for shards on other hosts", "the workers start all shards"),
+    "standby": ("keeps a copy of each shard on another host", "a lost worker ends the job"),
+}
+"""Settings that contradict `--colocate`: what each does, and what happens instead."""
 
 _SHARD_HOST = {
     *("join", "host", "shards", "standby", "device", "trace", "log_format"),

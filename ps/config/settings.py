@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
-from hubring.ps.config import file_name
-from hubring.ps.config.file_name import HIDDEN
+from hubring.ps.config import values
+from hubring.ps.config.values import HIDDEN_VALUE
 from hubring.ps.core.errors import ConfigError
 
 Tables = Mapping[str, type[Struct]]
@@ -76,7 +76,7 @@ def _weakest_first(
     variables: Mapping[str, str],
 ) -> tuple[_Source, ...]:
     own = _own_variables(variables, tables)
-    if why := file_name.objection(own.get("config", "")):
+    if why := values.file_name_objection(own.get("config", "")):
         raise ConfigError(f"PS_CONFIG in the environment: {why}")
     path = config_file or (Path(own["config"]) if "config" in own else None)
     names = {field.name for field in fields(tables[table])}
@@ -106,6 +106,14 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def flag_words(settings: Mapping[str, Any]) -> list[str]:
+    """Returns settings, by field name, as flags of a command line."""
+    words = []
+    for name, value in settings.items():
+        words += [flag(name)] if value is True else [flag(name), str(value)]
+    return words
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """One source of settings, and how it spells them in an error message."""
@@ -123,13 +131,13 @@ class _Source:
                 found = msgspec.convert(given, kind, strict=self.typed, dec_hook=_to_path)
             except msgspec.ValidationError as cause:
                 raise ConfigError(f"{self.spell(name)}: expected {allowed(kind)}") from cause
-        if isinstance(found, Path) and (why := file_name.objection(str(found))):
-            raise ConfigError(f"{self.spell(name, HIDDEN)}: {why}")
+        if isinstance(found, Path) and (why := values.file_name_objection(str(found))):
+            raise ConfigError(f"{self.spell(name, HIDDEN_VALUE)}: {why}")
         return found
 
     def spell(self, name: str, value: object = None) -> str:
         """Returns a setting as this source spells it, with another value if one is given."""
-        value = file_name.shown(self.given[name]) if value is None else value
+        value = values.shown_value(self.given[name]) if value is None else value
         return self.spelling.format(name=name, NAME=name.upper(), flag=flag(name), value=value)
 
 

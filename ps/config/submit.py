@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 from msgspec import Struct
 from msgspec.structs import fields
 
-from hubring.ps.config.contradiction import only_with
-from hubring.ps.config.declaration import cluster
-from hubring.ps.config.kinds import Count, DirectiveLine, Duration, Image, JobName, Partition, Whole
+from hubring.ps.config.declaration import cluster, only_with
 from hubring.ps.config.settings import flag
+from hubring.ps.config.values import Count, DirectiveLine, Duration, Image, JobName, Partition, Whole
 from hubring.ps.core.errors import ConfigError
 
 

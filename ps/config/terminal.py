@@ -1,4 +1,4 @@
-"""Runs a program from its command line, and prints its result. An invalid command line also has a result.
+"""A program's command line: options made from settings, and the result, also of an invalid command line.
 
 Law: where standard output is not a terminal, or with `--json`, its last line is one JSON object. On a
 terminal it is a short summary.
@@ -9,14 +9,124 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter, Signature, signature
+from itertools import chain
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
+from msgspec import Struct
+from typer.core import TyperCommand
 from typer.exceptions import TyperException
 from typer.main import get_command
 
+from hubring.ps.config import settings
+from hubring.ps.config.declaration import declared_settings, default_in_words
+from hubring.ps.config.values import file_name_objection
 from hubring.ps.core.errors import HubringError
+from hubring.ps.core.standard_streams import fill_missing, is_terminal
+
+
+def named(*sources: str) -> Callable[[Path | None], Path | None]:
+    """Returns the callback of an option or argument that checks the name of a file.
+
+    Args:
+        *sources: What can set it, for the error message.
+    """
+
+    def check(file: Path | None) -> Path | None:
+        if file is not None and (why := file_name_objection(str(file))):
+            raise typer.BadParameter(why, param_hint=" or ".join(sources))
+        return file
+
+    return check
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        callback=named("--config"), help="TOML file with the tables [server], [worker] and [submit]"
+    ),
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def options(
+    config: type[Struct], names: Collection[str] | None = None, *, reads_variables: bool = False
+) -> Iterator[Parameter]:
+    """Yields an option for each setting of a config. Unset options are None.
+
+    Args:
+        config: The config's class.
+        names: Only these settings; None for all.
+        reads_variables: Whether the options read the `PS_*` variables, for a command that loads no config.
+    """
+    for field, flag in declared_settings(config, names):
+        words = default_in_words(field, flag)
+        kind, choices = _kind(field.type)
+        name, variable = settings.flag(field.name), f"PS_{field.name.upper()}"
+        sources = (name, variable) if reads_variables else (name,)
+        option = typer.Option(
+            name,
+            help=flag.help + (f" [default: {words}]" if words else ""),
+            envvar=variable if reads_variables else None,
+            show_envvar=False,
+            metavar=f"<{'|'.join(choices)}>" if choices else None,
+            callback=named(*sources) if kind is Path else None,
+            hidden=flag.hidden,
+            rich_help_panel=flag.group.capitalize(),
+        )
+        yield parameter(field.name, kind, option)
+
+
+def parameter(name: str, kind: Any, option: object) -> Parameter:
+    """Makes a command's parameter that is None if the command line does not set it."""
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def takes(*groups: Iterable[Parameter]) -> Callable[[_Function], _Function]:
+    """Adds options to a command; it receives their values as keyword arguments."""
+
+    def add(command: _Function) -> _Function:
+        own = signature(command, eval_str=True).parameters.values()
+        named = [each for each in own if each.kind is not Parameter.VAR_KEYWORD]
+        parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in chain(*groups, named)]
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return add
+
+
+class CommandWithGroups(TyperCommand):
+    """A command whose `--help` groups options under headings, in plain text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                kind = f"{parameter.param_type_name.capitalize()}s"
+                heading = getattr(parameter, "rich_help_panel", None) or kind
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+def _kind(declared: Any) -> tuple[Any, tuple[str, ...]]:
+    """Returns the type to which the command line converts text, and the choices; the config validates."""
+    origin, arguments = get_origin(declared), get_args(declared)
+    if origin is Literal:
+        return str, arguments
+    if origin is tuple:
+        return list[_kind(arguments[0])[0]], ()  # type: ignore[misc]
+    if origin in (Annotated, Union, UnionType):
+        return _kind(arguments[0])
+    return declared, ()
+
 
 MOST_METRICS = 4
 """How many metrics a summary has."""
@@ -37,6 +147,7 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
         argv: The arguments; None for the process's arguments.
         elsewhere: A hint for an unknown option: where it may belong.
     """
+    fill_missing()
     command = get_command(app)
     _offer_json(command)
     try:
@@ -135,7 +246,7 @@ def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:
 def last_line(result: Mapping[str, Any]) -> None:
     """Prints a program's result in one write, because the workers of a launcher can share an output."""
     # mpirun gives its ranks a terminal for their output, but none for their input.
-    for_person = sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty() and not _json
+    for_person = is_terminal(sys.stdout) and is_terminal(sys.stdin) and not _json
     text = summary(result) if for_person else json.dumps(result)
     if text:
         sys.stdout.write(text + "\n")
@@ -143,7 +254,7 @@ def last_line(result: Mapping[str, Any]) -> None:
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """Returns a result for a person; empty if standard error has said it all, as for errors."""
+    """Returns a result for a person; empty if standard error shows it already, as for errors."""
     parts = []
     if "steps" in result and not result.get("error"):
         seconds = result.get("seconds")

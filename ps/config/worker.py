@@ -7,13 +7,20 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from hubring.ps.config.address import address
-from hubring.ps.config.contradiction import only_with
-from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugging
-from hubring.ps.config.kinds import Bytes, Count, LogFormat, Seconds, Whole
+from hubring.ps.config.declaration import (
+    AuthorityFile,
+    CertificateFile,
+    KeyFile,
+    TlsFiles,
+    checkpoint,
+    cluster,
+    data_path,
+    debugging,
+    only_with,
+)
 from hubring.ps.config.settings import flag
-from hubring.ps.config.tls import AuthorityFile, CertificateFile, KeyFile, TlsFiles
-from hubring.ps.core import codecs
+from hubring.ps.config.values import Bytes, Count, LogFormat, Seconds, Whole, address
+from hubring.ps.core import types
 from hubring.ps.core.errors import ConfigError
 
 
@@ -179,7 +186,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             )
 
     def _check_compress(self, name: str) -> None:
-        kind = codecs.parse(name).kind
+        kind = types.parse_codec(name).kind
         if self.backend == "nccl":
             raise only_with(f"--compress {name}", "--backend gloo", "--backend nccl")
         if kind == "powersgd" and self.topology == "hub" and self.server and not self.aggregate:
@@ -197,7 +204,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             raise only_with(f"--transport {self.transport}", "--topology hub", "--topology ring")
 
     def _check_healing(self) -> None:
-        if self.compress is not None and codecs.parse(self.compress).kind not in ("bf16", "fp16"):
+        if self.compress is not None and types.parse_codec(self.compress).kind not in ("bf16", "fp16"):
             raise ConfigError(
                 f"--compress {self.compress} keeps a residual of every step, and with --min-workers a step"
                 " may be taken again; use --compress bf16 or fp16, or remove --min-workers"

@@ -8,17 +8,17 @@ indices and keys follow those of the job, so the plan only grows. No I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
-from hubring.ps.coordinator.checkpoint_publisher import Held
+from hubring.ps.coordinator.checkpoints import CheckpointContent
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, Slicing
+from hubring.ps.job.control_messages import model_difference
 from hubring.ps.job.job import Job
-from hubring.ps.job.plan_protos import difference
 from hubring.ps.job.sharding import SLICE_BYTES, deal, loads_of
 from hubring.ps.job.sharding import plan as make_plan
 from hubring.ps.store.consistency import Consistency
@@ -34,7 +34,22 @@ class _Saved(NamedTuple):
     slices: tuple[Slice, ...]
 
 
-class AgreedModel:
+@dataclass(eq=False, repr=False)
+class ModelState:
+    """What another process needs to know of a job's model."""
+
+    slicing: Slicing
+    restored: tuple[Path, Manifest] | None
+    buckets: Buckets = ()
+    plan: ShardPlan = ShardPlan(())  # noqa: RUF009 - it does not change
+    settled: bool = False
+    """Whether the shards have the plan."""
+    joined: tuple[int, ...] = ()
+    """The numbers of buckets that joined together, in order."""
+    trial: tuple[Buckets, int] | None = None
+
+
+class AgreedModel(ModelState):
     """The model that the job trains; empty until the first worker has sent its buckets.
 
     Args:
@@ -51,23 +66,18 @@ class AgreedModel:
         slice_bytes: int | None,
         restored: tuple[Path, Manifest] | None,
     ) -> None:
-        self.buckets: Buckets = ()
-        self.plan = ShardPlan(())
-        self.settled = False
-        """Whether the shards have the plan."""
-        self.restored = restored
-        self._consistency = consistency
-        self._mode = mode
-        self._slice_bytes = slice_bytes
-        self._slicing = Slicing(slice_bytes or SLICE_BYTES)
-        self._joined: tuple[int, ...] = ()
-        """The numbers of buckets that joined together, in order."""
-        self._trial: tuple[Buckets, int] | None = None
+        super().__init__(Slicing(slice_bytes or SLICE_BYTES), restored)
+        self._consistency, self._mode, self._slice_bytes = consistency, mode, slice_bytes
 
     @property
     def undecided(self) -> bool:
         """Whether the workers choose the slices and have not chosen yet."""
         return self._slice_bytes is None and self.restored is None and not self.settled
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether each step takes one push from each worker."""
+        return self._consistency.lockstep
 
     @property
     def step(self) -> int:
@@ -85,25 +95,34 @@ class AgreedModel:
         Raises:
             ConfigError: The buckets differ, or the hub cannot serve them.
         """
-        if late and not _steps_on_hub(offered):
+        if late and not (_steps_on_hub(offered) and _steps_on_hub(self.buckets)):
             raise ConfigError(
-                "with --aggregate no worker can join after the start, because the hub holds no parameters."
-                " Restart the job with all its workers"
+                "the hub only averages in this job, as the workers asked (--aggregate) or because it cannot"
+                " step as the script asks, so no worker can join after the start; restart the job with all"
+                " its workers"
             )
-        if not self._consistency.lockstep and not _steps_on_hub(offered):
+        if not self.lockstep and not _steps_on_hub(offered):
             raise ConfigError(
                 f"--aggregate needs a synchronous hub, but this server runs --mode {self._mode};"
                 " restart the server with --mode bsp"
             )
         if self.extends(offered):
             self._check_new(offered)
-        held = _counterpart(offered, self.buckets, self._joined)
-        clause = difference(held, offered) if held else None
+        held = _counterpart(offered, self.buckets, self.joined)
+        clause = model_difference(held, offered) if held else None
         if clause is not None:
             raise ConfigError(
                 f"this worker's model differs from the job's: {clause}; start all workers with the same"
                 " script, arguments and flags"
             )
+
+    def turns_to_averaging(self, offered: Buckets) -> bool:
+        """Returns whether the workers have found that the hub, which steps, must average."""
+        return self.on_the_hub and bool(offered) and not _first(offered) and not _steps_on_hub(offered)
+
+    def forget(self) -> None:
+        """Forgets the buckets, so that the workers can agree on others."""
+        self.buckets, self.plan, self.joined, self.settled = (), ShardPlan(()), (), False
 
     def draw_trial(self, offered: Buckets, shards: int, slice_bytes: int) -> tuple[ShardPlan, bool]:
         """Returns a plan for a trial, and whether it differs from the plan that the shards have.
@@ -113,11 +132,11 @@ class AgreedModel:
         """
         if not self.undecided:
             raise ConfigError("the job already has its slices; no worker can try other slices")
-        return make_plan(offered, shards, slice_bytes), (offered, slice_bytes) != self._trial
+        return make_plan(offered, shards, slice_bytes), (offered, slice_bytes) != self.trial
 
     def note_trial(self, offered: Buckets, slice_bytes: int) -> None:
         """Notes that the shards have this trial's plan."""
-        self._trial = (offered, slice_bytes)
+        self.trial = (offered, slice_bytes)
 
     def extends(self, offered: Buckets) -> bool:
         """Returns whether these buckets join those of the job."""
@@ -143,18 +162,18 @@ class AgreedModel:
             ConfigError: The checkpoint belongs to another model.
         """
         if self._slice_bytes is None and slicing is not None:
-            self._slicing = slicing
+            self.slicing = slicing
         saved = self._saved(offered)
         if saved is not None and self._slice_bytes is None:
             plan = deal(saved.slices, offered, shards, loads_of(self.plan, self.buckets, shards))
         else:
-            used, first = min(self._slicing.shards or shards, shards), len(self.plan.slices)
+            used, first = min(self.slicing.shards or shards, shards), len(self.plan.slices)
             loads = loads_of(self.plan, self.buckets, used)
-            cut = make_plan(offered, used, self._slicing.slice_bytes, loads).slices
+            cut = make_plan(offered, used, self.slicing.slice_bytes, loads).slices
             plan = ShardPlan(tuple(replace(piece, key=first + piece.key) for piece in cut))
         if saved is None:
             return plan, None
-        clause = difference(_uncoded(saved.buckets), _uncoded(offered))
+        clause = model_difference(_uncoded(saved.buckets), _uncoded(offered))
         if clause is None and _cuts(saved.slices) != _cuts(plan.slices):
             clause = "--slice-bytes has changed"
         if clause is not None:
@@ -199,10 +218,10 @@ class AgreedModel:
         """Makes these the job's buckets and plan, or adds them, once the shards have them."""
         self.buckets = (*self.buckets, *offered) if self.settled else offered
         self.plan = ShardPlan((*self.plan.slices, *plan.slices))
-        self._joined = (*self._joined, len(offered))
+        self.joined = (*self.joined, len(offered))
         self.settled = True
 
-    def held(self, job: Job, next_incarnation: int) -> Held:
+    def checkpoint_content(self, job: Job, next_incarnation: int) -> CheckpointContent:
         """Returns what a checkpoint must save.
 
         Raises:
@@ -212,7 +231,7 @@ class AgreedModel:
             raise ConfigError(
                 "the shards hold no parameters: no worker has sent any yet, or the workers use --aggregate"
             )
-        return Held(
+        return CheckpointContent(
             job.name,
             self._mode,
             self.buckets,
@@ -221,7 +240,8 @@ class AgreedModel:
             lockstep=self._consistency.lockstep,
             together=self._consistency.lockstep and not self._consistency.backup,
             running=not job.over,
-            joined=self._joined,
+            joined=self.joined,
+            ranks=job.membership.active if job.membership else (),
         )
 
 

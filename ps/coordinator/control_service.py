@@ -1,37 +1,52 @@
 """The gRPC service `Control`, which workers, shards and command lines call.
 
-It only translates messages; the coordinator acts on them.
+It only translates messages; the coordinator acts on them. Calls whose message cannot be read are refused,
+since gRPC would print a traceback for each.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlServicer
 from hubring.ps.coordinator.coordinator import Coordinator
-from hubring.ps.coordinator.joining import Summons
+from hubring.ps.coordinator.joining import ShardWanted
+from hubring.ps.coordinator.status import StatusReporter
+from hubring.ps.core.bounds import RejectionReason, Rejections, clean, clean_message
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, UsageError
-from hubring.ps.core.peer_text import clean, clean_message
-from hubring.ps.core.rejections import Reason as Rejection
 from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire, incarnation_to_wire
-from hubring.ps.job import peer_request, telemetry
-from hubring.ps.job.job import Reason
-from hubring.ps.job.plan_protos import slice_to_proto
+from hubring.ps.job import control_messages, telemetry
+from hubring.ps.job.control_messages import slice_to_proto
+from hubring.ps.job.outcome import LeaveReason
+from hubring.ps.security.guard import Role
 from hubring.ps.security.keyring import Keyring
-from hubring.ps.security.policy import Role
 from hubring.ps.transport.host import reachable
 
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_OfMember = (
+    pb.HeartbeatRequest
+    | pb.ConnectRequest
+    | pb.LeaveRequest
+    | pb.PlanRequest
+    | pb.RendezvousRequest
+    | pb.ShardsRequest
+    | pb.RegroupRequest
+    | pb.KeepRequest
+    | pb.KeptRequest
+)
 
 STATUS_SECONDS = 5.0
 """How long a status waits for a shard that does not answer. The caller waits twice as long."""
@@ -42,20 +57,23 @@ class Control(ControlServicer):
 
     Args:
         coordinator: Acts on the messages.
+        reporter: Tells its status.
         keyring: The server's tokens; None if it asks for none.
     """
 
-    def __init__(self, coordinator: Coordinator, keyring: Keyring | None = None) -> None:
-        self._coordinator = coordinator
+    def __init__(
+        self, coordinator: Coordinator, reporter: StatusReporter, keyring: Keyring | None = None
+    ) -> None:
+        self._coordinator, self._reporter = coordinator, reporter
         self._keyring = keyring
 
     def _count_if_bounded(self, what: str, error: HubringError) -> bool:
         """Counts a refusal, and logs it rarely, if its reason is a bound. Returns whether it is."""
-        if bounded := isinstance(error, peer_request.Rejected):
+        if bounded := isinstance(error, control_messages.RejectedRequest):
             self._count(error.reason, f"{what}: {error}")
         return bounded
 
-    def _count(self, reason: Rejection, text: str) -> None:
+    def _count(self, reason: RejectionReason, text: str) -> None:
         self._coordinator.counters.rejections.add(reason, log, text)
 
     async def _refuse_expired(self, token: str, context: Context) -> None:
@@ -71,7 +89,7 @@ class Control(ControlServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         await self._refuse_expired(request.token, context)
         try:
-            joiner = peer_request.joiner(request)
+            joiner = control_messages.checked_joiner(request)
             seat = await self._coordinator.join(joiner)
         except asyncio.CancelledError:  # the worker is gone
             self._coordinator.connections.abandon(request.token)
@@ -85,7 +103,7 @@ class Control(ControlServicer):
         if seat is None:
             text = self._coordinator.quorum.awaited(joiner)
             return pb.JoinReply(state=pb.JoinReply.WAITING, text=text, silent_seconds=config.silent_seconds)
-        if isinstance(seat, Summons):
+        if isinstance(seat, ShardWanted):
             return pb.JoinReply(
                 state=pb.JoinReply.BRING_SHARD,
                 incarnation=incarnation_to_wire(seat.member.incarnation),
@@ -112,11 +130,14 @@ class Control(ControlServicer):
         )
 
     async def Shards(self, request: pb.ShardsRequest, context: Context) -> pb.ShardsReply:
+        await self._check_member(request, context)
+        return pb.ShardsReply(shards=self._addresses())
+
+    async def _check_member(self, request: _OfMember, context: Context) -> None:
         try:
             self._coordinator.check_member(_sender(request))
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        return pb.ShardsReply(shards=self._addresses())
 
     def _addresses(self) -> list[pb.ShardAddress]:
         return [shard.to_proto() for shard in self._coordinator.fleet.shards]
@@ -133,9 +154,9 @@ class Control(ControlServicer):
         except Fenced as error:
             return pb.HeartbeatReply(fenced=True, failed=str(error), exit_code=error.exit_code)
         job = self._coordinator.job
-        failure = job.failure
-        ring = job.generations
+        failure, ring = job.failure, job.generations
         live = frozenset(job.members) if ring.heals else frozenset()
+        keep, keep_shared = self._coordinator.checkpoints.states.wish(request.rank)
         return pb.HeartbeatReply(
             failed=str(failure or ""),
             exit_code=failure.exit_code if failure else 0,
@@ -148,6 +169,8 @@ class Control(ControlServicer):
             failovers=self._coordinator.standbys.failovers,
             broken=ring.broken(live),
             newcomers=bool(ring.newcomers(live)),
+            keep=keep,
+            keep_shared=keep_shared,
         )
 
     async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:
@@ -161,7 +184,7 @@ class Control(ControlServicer):
         sender, departures = _sender(request), self._coordinator.departures
         try:
             news = await self._coordinator.leave(
-                sender, Reason(request.reason), clean_message(request.text), request.step
+                sender, LeaveReason(request.reason), clean_message(request.text), request.step
             )
         except Fenced as error:
             return pb.LeaveReply(failed=str(error), exit_code=error.exit_code)
@@ -175,7 +198,7 @@ class Control(ControlServicer):
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
         try:
-            offered = peer_request.buckets(request.buckets)
+            offered = control_messages.checked_buckets(request.buckets)
             if request.trial:
                 trial = await self._coordinator.try_plan(_sender(request), offered, request.slice_bytes)
                 return pb.PlanReply(slices=[slice_to_proto(piece) for piece in trial.slices])
@@ -189,9 +212,9 @@ class Control(ControlServicer):
         agreed_model = self._coordinator.agreed_model
         return pb.PlanReply(
             slices=[slice_to_proto(piece) for piece in agreed_model.plan.slices],
-            step=step,
+            step=step or 0,
             initialised=agreed_model.initialised(offered),
-            undecided=agreed_model.undecided,
+            undecided=step is None,
         )
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:
@@ -225,7 +248,7 @@ class Control(ControlServicer):
             generation = await self._coordinator.meeting.regroup(
                 _sender(request),
                 request.generation,
-                peer_request.note(request.note),
+                control_messages.checked_note(request.note),
                 request.wait_seconds,
                 boundary=request.boundary,
             )
@@ -245,13 +268,24 @@ class Control(ControlServicer):
             boundary=generation.boundary,
         )
 
+    async def Keep(self, request: pb.KeepRequest, context: Context) -> pb.KeepReply:
+        await self._check_member(request, context)
+        refused = await asyncio.to_thread(self._coordinator.checkpoints.states.take, request)
+        return pb.KeepReply(refused=refused)
+
+    async def Kept(self, request: pb.KeptRequest, context: Context) -> pb.KeptReply:
+        await self._check_member(request, context)
+        restored, membership = self._coordinator.agreed_model.restored, self._coordinator.job.membership
+        live = () if membership is None else membership.active
+        return self._coordinator.checkpoints.states.answer(request, restored and restored[0], live)
+
     async def Clock(self, request: pb.ClockRequest, context: Context) -> pb.ClockReply:
         return pb.ClockReply(time_ns=time.time_ns())
 
     # People.
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
-        return pb.StatusReply(json=json.dumps(await self._coordinator.status(STATUS_SECONDS)))
+        return pb.StatusReply(json=json.dumps(await self._reporter.status(STATUS_SECONDS)))
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointReply:
         try:
@@ -277,7 +311,7 @@ class Control(ControlServicer):
         await self._refuse_expired(request.token, context)
         try:
             config = self._coordinator.config
-            checked = peer_request.shard(request, proves=not config.insecure)
+            checked = control_messages.checked_shard(request, proves=not config.insecure)
             shard = await self._coordinator.register_shard(checked)
         except ConfigError as error:
             self._count_if_bounded(f"refused the shard on {clean(request.host)} (pid {request.pid})", error)
@@ -298,19 +332,69 @@ class Control(ControlServicer):
         self, request: pb.ShardHeartbeatRequest, context: Context
     ) -> pb.ShardHeartbeatReply:
         stays = self._coordinator.beat_shard(request.token)
-        ruling = self._coordinator.standbys.ruling(
+        decision = self._coordinator.standbys.decision_for(
             request.token, request.stream, unreachable=request.unreachable
         )
-        return pb.ShardHeartbeatReply(stop=not stays, dismissed=ruling.dismissed, given_up=ruling.given_up)
+        return pb.ShardHeartbeatReply(
+            stop=not stays, dismissed=decision.dismissed, given_up=decision.given_up
+        )
 
 
-def _sender(
-    request: pb.HeartbeatRequest
-    | pb.ConnectRequest
-    | pb.LeaveRequest
-    | pb.PlanRequest
-    | pb.RendezvousRequest
-    | pb.ShardsRequest
-    | pb.RegroupRequest,
-) -> Sender:
+def _sender(request: _OfMember) -> Sender:
     return Sender(request.rank, incarnation_from_wire(request.incarnation))
+
+
+UNREADABLE = "the call's message cannot be read: it was damaged on its way; call again"
+
+
+class ReadableCalls(grpc.aio.ServerInterceptor):
+    """Ends such calls of a server of an event loop with DATA_LOSS; counts and logs them.
+
+    It leaves alone calls that send a stream of messages, or whose method returns no iterator of replies.
+    """
+
+    def __init__(self, rejections: Rejections) -> None:
+        self._rejections = rejections
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        handler = await continuation(call)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        reads = handler._replace(request_deserializer=_tolerant(handler.request_deserializer))
+        if handler.unary_unary is not None:
+            return reads._replace(unary_unary=self._one_reply(handler.unary_unary, call.method))
+        if inspect.isasyncgenfunction(handler.unary_stream):
+            return reads._replace(unary_stream=self._replies(handler.unary_stream, call.method))
+        return handler
+
+    def _one_reply(self, method: Callable[[Any, Any], Awaitable[Any]], name: str) -> Any:
+        async def reply(request: Any, context: Any) -> Any:
+            await self._check(request, context, name)
+            return await method(request, context)
+
+        return reply
+
+    def _replies(self, method: Callable[[Any, Any], AsyncIterator[Any]], name: str) -> Any:
+        async def replies(request: Any, context: Any) -> AsyncIterator[Any]:
+            await self._check(request, context, name)
+            async for each in method(request, context):
+                yield each
+
+        return replies
+
+    async def _check(self, request: Any, context: Any, name: str) -> None:
+        if isinstance(request, DecodeError):
+            self._rejections.add("message", log, f"refused a call of {name}: its message cannot be read")
+            await context.abort(grpc.StatusCode.DATA_LOSS, UNREADABLE)
+
+
+def _tolerant(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Returns a deserializer that returns the error in place of a message that cannot be read."""
+
+    def deserialize(content: bytes) -> Any:
+        try:
+            return read(content)
+        except DecodeError as error:
+            return error
+
+    return deserialize

@@ -9,50 +9,58 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.coordinator import status
 from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
-from hubring.ps.coordinator.checkpoint_publisher import Held
-from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
-from hubring.ps.coordinator.connections import Connections
-from hubring.ps.coordinator.departures import Departures
-from hubring.ps.coordinator.failover.standbys import Standbys
-from hubring.ps.coordinator.joining import Joining, Seat, Summons
-from hubring.ps.coordinator.notifier import Notifier
-from hubring.ps.coordinator.planner import Planner
-from hubring.ps.coordinator.quorum import Quorum
-from hubring.ps.coordinator.report import Reporter
-from hubring.ps.coordinator.ring.meeting import Meeting
-from hubring.ps.coordinator.ring.rendezvous import Rendezvous
-from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS, Fleet, Shard, ShardSilent
-from hubring.ps.coordinator.shard_sources import shard_sources
-from hubring.ps.coordinator.shutdown import TURN_SECONDS, Shutdown
-from hubring.ps.coordinator.takeover import Takeover
-from hubring.ps.coordinator.view_publisher import ViewPublisher
+from hubring.ps.coordinator.checkpoints import CheckpointContent, CheckpointSchedule
+from hubring.ps.coordinator.joining import JoinAnswer, Joining, Notifier, Planner, Quorum, ViewPublisher
+from hubring.ps.coordinator.promotion import Standbys
+from hubring.ps.coordinator.regroup_service import RegroupService, Rendezvous
+from hubring.ps.coordinator.resume import HeldConnections, Takeover
+from hubring.ps.coordinator.shard_fleet import Fleet, Shard, ShardSilent
+from hubring.ps.coordinator.shutdown import TURN_SECONDS, Departures, Shutdown
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Sender, ShardPlan, Slicing, incarnation_from_wire
-from hubring.ps.job.job import Job, Reason
-from hubring.ps.job.job_counters import JobCounters
-from hubring.ps.job.joiner import Joiner
-from hubring.ps.job.outcome import Outcome
+from hubring.ps.job.job import Job
+from hubring.ps.job.membership import Joiner
+from hubring.ps.job.outcome import JobCounters, JobOutcome, JobVerdict, LeaveReason
 from hubring.ps.job.telemetry import Telemetry
-from hubring.ps.job.verdict import Verdict
 from hubring.ps.store.consistency import Consistency
 
 log = logging.getLogger(__name__)
 
 
-class Coordinator:
+@dataclass(eq=False, repr=False)
+class CoordinatorState:
+    """What another process needs to know of a coordinator, besides its parts."""
+
+    next_incarnation: int
+    """The incarnation of the next job's first join."""
+    began: float
+    """Time of the server's start, in monotonic seconds."""
+    stopping: bool = False
+    """Whether the server exits after this job."""
+    judged: bool = False
+    """Whether the job is over and has its verdict."""
+    last_job: str = ""
+    last_step: int = 0
+    last_stats: list[dict[str, Any]] = field(default_factory=list)
+    outcome: JobOutcome | None = None
+    """How the last job ended."""
+
+
+class Coordinator(CoordinatorState):
     """Leads one job at a time.
 
     Args:
         config: The server's settings.
+        fleet: The shards.
         consistency: The policy that the shards follow.
         clock: The source of the time.
         restored: The checkpoint to resume from, if there is one.
@@ -61,14 +69,14 @@ class Coordinator:
     def __init__(
         self,
         config: ServerConfig,
+        fleet: Fleet,
         consistency: Consistency,
         clock: TimeSource,
         restored: tuple[Path, Manifest] | None,
     ) -> None:
-        self.config, self.consistency = config, consistency
+        super().__init__(restored[1].next_incarnation if restored else 1, clock.now())
+        self.config, self.fleet, self.consistency = config, fleet, consistency
         self._clock = clock
-        self.fleet = Fleet(config.lease)
-        self._sources = shard_sources(config)
         wanted = (config.shards + config.await_shards) * config.standby
         self.standbys = Standbys(wanted, self.fleet, clock, self.shard_lost, lambda line: self.job.tell(line))
         self.checkpoints = CheckpointSchedule(
@@ -76,25 +84,20 @@ class Coordinator:
             config.checkpoint_dir,
             config.checkpoint_every,
             clock,
-            self._held,
+            self._checkpoint_content,
             restored[0] if restored else None,
         )
         self.done = asyncio.Event()
         """Set when the server should exit: after its only job, or after a failure of the server."""
-        self.outcome: Outcome | None = None
-        self.stopping = False
-        """Whether the server exits after this job."""
-        self.last_job, self.last_step = "", 0
-        self.last_stats: list[dict[str, Any]] = []
         self.counters = JobCounters()
         self._notifier = Notifier()
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
-        self._reporter = Reporter(self, clock.now())
-        self._next_incarnation = restored[1].next_incarnation if restored else 1
         self.departures = Departures(lambda: self.job, self._notifier, clock, config.patience)
-        self.connections = Connections(lambda: self.job, self.fleet, clock, self.done)
-        self.takeover = Takeover(self, clock)
+        self.connections = HeldConnections(lambda: self.job, self.fleet, clock, self.done)
+        self.takeover = Takeover(
+            lambda: self.job, self.standbys, self.checkpoints, self.connections, self._drain_again, clock
+        )
         self._begin(restored)
 
     def _begin(self, restored: tuple[Path, Manifest] | None) -> None:
@@ -107,32 +110,30 @@ class Coordinator:
             keep_going=config.on_loss == "drop",
             colocate=config.colocate,
             lockstep=self.consistency.lockstep,
-            first_incarnation=self._next_incarnation,
+            first_incarnation=self.next_incarnation,
         )
         self.agreed_model = AgreedModel(self.consistency, config.mode, config.slice_bytes, restored)
         self._planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier, self._planning)
         self.views = ViewPublisher(self.fleet, self._publishing)
         self.rendezvous = Rendezvous(self._notifier)
-        self.meeting = Meeting(self.job, self.views, self._notifier, self._clock)
-        self.quorum = Quorum(
-            self.job, self.fleet, self._sources, colocate=config.colocate, awaited=config.await_shards
-        )
+        self.meeting = RegroupService(self.job, self.views, self._notifier, self._clock)
+        self.quorum = Quorum(self.job, self.fleet, config)
         self._joining = Joining(self.job, self.quorum, self.views, self._notifier, self._clock)
         self.shutdown = Shutdown(self.job, self.fleet, self.checkpoints, colocate=config.colocate)
         self._end: asyncio.Task[None] | None = None
-        self._judged = False  # whether the job is over and has its verdict
+        self.judged = False
         self.checkpoints.begin()
 
     # Requests of workers.
 
-    async def join(self, joiner: Joiner) -> Seat | Summons | None:
+    async def join(self, joiner: Joiner) -> JoinAnswer:
         """Admits a worker; returns None while others are missing or the last job ends. It then asks again.
 
         Raises:
             HubringError: The worker cannot join.
         """
         if self._ends and self._closing:
-            raise ConfigError(status.too_late(self.job))
+            raise ConfigError(self.shutdown.too_late())
         if self.stopping:
             raise JobFailed("the server is stopping; restart the server, then restart the worker")
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
@@ -144,7 +145,7 @@ class Coordinator:
         """As `Job.beat`."""
         return self._job_of(sender).beat(sender, step, loss, self._clock.now(), waiting, sent)
 
-    async def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
+    async def leave(self, sender: Sender, reason: LeaveReason, text: str, step: int) -> list[str]:
         """Removes a worker; returns its last news. Leaving twice changes nothing.
 
         Raises:
@@ -153,7 +154,7 @@ class Coordinator:
         if self.departures.verdict(sender) is not None:
             return []
         news = self._job_of(sender).leave(sender, reason, text, step)
-        if reason is Reason.FINISHED:
+        if reason is LeaveReason.FINISHED:
             self.departures.expect(sender)
         await self._publish_or_fail()
         await self._notifier.announce()
@@ -164,18 +165,21 @@ class Coordinator:
         if (shard := self.fleet.of_worker(sender.incarnation)) is not None:
             self.shard_lost(f"{shard} {how}")
 
-    async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> int:
+    async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> int | None:
         """Agrees with a worker on its buckets; returns the completed steps from which it continues.
 
-        A late joiner becomes active here, because the plan is all it needs. Raises as `Planner.agree`.
+        A late joiner becomes active here, because the plan is all it needs. None: it must ask again.
+        Raises as `Planner.agree`.
         """
-        membership = self._job_of(sender).membership
+        membership, agreed = self._job_of(sender).membership, self.agreed_model
+        if unplanned := not agreed.settled:
+            self.checkpoints.states.clear()
         late = await self._planner.agree(sender, offered, slicing)
-        if not late or self.agreed_model.undecided:
-            return self.agreed_model.step
+        if not late or agreed.undecided:
+            return None if agreed.undecided else agreed.step
         assert membership is not None
         await self._notifier.wait_out(lambda: not self.takeover.recent)
-        step = self._planner.activate(sender)
+        step = await self._planner.activate(sender, gives=unplanned and sender.rank == 0)
         await self.views.publish(membership)
         return step
 
@@ -199,7 +203,7 @@ class Coordinator:
         """
         if (known := self.fleet.find(request.token)) is not None:
             return known
-        index = self._sources.number(incarnation_from_wire(request.worker), self.job, self.fleet.shards)
+        index = self.quorum.number(incarnation_from_wire(request.worker))
         if self.quorum.complete and self.quorum.shards_wanted and not request.standby:
             return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())
@@ -215,19 +219,19 @@ class Coordinator:
             shard.dismissed.set()
         return stays
 
-    async def see_off(self, shards: Sequence[Shard], seconds: float) -> None:
+    async def wait_until_told(self, shards: Sequence[Shard], seconds: float) -> None:
         """Waits until finished workers have their verdict, and these shards know that the server exits."""
-        await self.departures.see_off(seconds)
-        await self.fleet.see_off(shards, self._clock.now(), seconds)
+        await self.departures.wait_until_told(seconds)
+        await self.fleet.wait_until_told(shards, self._clock.now(), seconds)
 
     # Requests of the server's process.
 
-    def excuse(self, seconds: float) -> None:
+    def extend_leases(self, seconds: float) -> None:
         """Extends all leases after a pause of this process, in which it could not receive heartbeats."""
         log.warning("this server was paused for %.1f s; all leases are extended by that time", seconds)
         now = self._clock.now()
-        self.job.excuse(seconds, now)
-        self.fleet.excuse(seconds, now)
+        self.job.extend_leases(seconds, now)
+        self.fleet.extend_leases(seconds, now)
 
     async def tick(self) -> None:
         """Handles leases, failures, checkpoints and the job's end; called a few times a second."""
@@ -241,15 +245,14 @@ class Coordinator:
         await self.takeover.check(now)
         self.job.expire(now)
         if not self.quorum.complete:
-            leases_from = now - self.config.lease
-            await self.fleet.dismiss(self._sources.orphans(self.job, self.fleet.shards, leases_from))
+            await self.fleet.dismiss(self.quorum.orphans(now - self.config.lease))
         if await self.standbys.check():
             await self._notifier.announce()
         # Also completes a Leave whose caller disconnected in the middle.
         await self._publish_or_fail()
         if self.job.over:
             await self._end_in_background()
-        elif self.trains and self.checkpoints.due(now):
+        elif self.trains and self.job.step and self.checkpoints.due(now):
             self.checkpoints.save_in_passing()
 
     def shard_lost(self, what: str) -> None:
@@ -269,6 +272,13 @@ class Coordinator:
         if self.job.membership is None or not self.job.started:
             self.done.set()
         else:
+            await self.shutdown.drain()
+
+    async def _drain_again(self) -> None:
+        """Repeats the request to drain, which a killed process may have sent in part."""
+        if self.stopping:
+            await self.drain()
+        elif self.job.draining:
             await self.shutdown.drain()
 
     async def save(self) -> tuple[Path, int]:
@@ -292,21 +302,10 @@ class Coordinator:
             log.warning("rank %d received a stop request; all workers stop after the same step", sender.rank)
         await self.shutdown.drain()
 
-    async def status(self, patience: float = LOOK_SECONDS) -> dict[str, Any]:
-        """Returns the server's status as one JSON object. Waits as `shards`."""
-        return self.report(await self.shards(patience))
-
-    async def shards(self, patience: float = LOOK_SECONDS) -> list[dict[str, Any]]:
-        """Returns the counters of every shard, with an `error` after `patience` seconds of silence."""
-        return await status.shards_now(self.fleet, patience)
-
-    def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the status with these rows of the shards."""
-        return self._reporter.status(shards, self._clock.now())
-
-    def troubles(self) -> dict[str, str]:
-        """Returns why each service (by its grpc.health.v1 name) is unavailable; empty text if available."""
-        return self._reporter.troubles(self._clock.now())
+    @property
+    def failovers(self) -> int:
+        """How many standbys have taken the place of a lost process since the server started."""
+        return self.takeover.failovers + self.standbys.failovers
 
     @property
     def trains(self) -> bool:
@@ -320,12 +319,12 @@ class Coordinator:
 
     @property
     def _ends(self) -> bool:
-        return self._end is not None or self._judged
+        return self._end is not None or self.judged
 
     def _incarnation_after(self) -> int:
         """Returns a number above every incarnation so far; checkpoints carry it across restarts."""
         membership = self.job.membership
-        return self._next_incarnation if membership is None else membership.next_incarnation
+        return self.next_incarnation if membership is None else membership.next_incarnation
 
     def _job_of(self, sender: Sender) -> Job:
         self.departures.check(sender)
@@ -350,14 +349,14 @@ class Coordinator:
 
     async def _end_job(self) -> None:
         """Saves the job after its last worker left; then stops the server or begins the next job."""
-        if not (self._judged or self.job.started or self.stopping or self.failure):
+        if not (self.judged or self.job.started or self.stopping or self.failure):
             log.info("all workers left before the job started; ready for the next job")
-            self._next_incarnation = self._incarnation_after()
+            self.next_incarnation = self._incarnation_after()
             self.counters.leave(self.job.outcome)
-            await self.departures.close(self.job, Verdict(self.job.name, "no worker started"))
+            await self.departures.close(self.job, JobVerdict(self.job.name, "no worker started"))
             self._begin(self.agreed_model.restored)
             return
-        if not self._judged:
+        if not self.judged:
             await self._judge()
         restored = None
         if not self._closing:
@@ -381,20 +380,20 @@ class Coordinator:
             await self.fleet.dismiss(self.fleet.shards)
         self.last_job, self.last_step = self.job.name, self.job.step
         self.counters.close(self.outcome)
-        log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
-        self._next_incarnation = self._incarnation_after()
-        self._judged = True
-        await self.departures.close(self.job, status.verdict(self.job, self.checkpoints.failure))
+        log.info("job %s is over: %s", self.job.name, self.outcome.summary)
+        self.next_incarnation = self._incarnation_after()
+        self.judged = True
+        await self.departures.close(self.job, self.shutdown.verdict())
 
     @property
     def _closing(self) -> bool:
         """Whether the server exits after this job."""
         return self.config.once or self.stopping or self.failure is not None
 
-    def _held(self) -> Held:
+    def _checkpoint_content(self) -> CheckpointContent:
         """Returns what a checkpoint must save.
 
         Raises:
             ConfigError: The shards hold no parameters.
         """
-        return self.agreed_model.held(self.job, self._incarnation_after())
+        return self.agreed_model.checkpoint_content(self.job, self._incarnation_after())

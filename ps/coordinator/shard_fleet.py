@@ -6,24 +6,24 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields
 from hmac import compare_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
+from hubring.ps.core.bounds import clean_message
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
-from hubring.ps.core.peer_text import clean_message
 from hubring.ps.core.types import BucketSpec, ShardPlan, View, incarnation_from_wire, incarnation_to_wire
+from hubring.ps.job.control_messages import bucket_to_proto, slice_to_proto
 from hubring.ps.job.membership import RETURN_SECONDS
-from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
 from hubring.ps.security.certificate import Identity
-from hubring.ps.security.door import Door
-from hubring.ps.transport.grpc.call_error import describe
+from hubring.ps.security.shard_key import ShardKey
+from hubring.ps.transport.grpc.calls import describe
 from hubring.ps.transport.grpc.channel import open_async_channel
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class ShardSilent(JobFailed):
         self.cause = cause
 
 
-@dataclass(slots=True)
-class Shard:
-    """One shard process, as the coordinator knows it."""
+@dataclass(eq=False, repr=False)
+class ShardState:
+    """What another process needs to know of a shard or a standby."""
 
     index: int
     token: str
@@ -65,16 +65,9 @@ class Shard:
     pid: int
     host_id: str
     addresses: dict[str, str]
-    door: Door
-    channel: grpc.aio.Channel
-    stub: ShardControlAsyncStub
-    heard: float
+    key: ShardKey
     worker: int = 0
     """Incarnation of the worker that started the shard; 0 if a server started it."""
-    returns_by: float = math.inf
-    """When the lease expires, if the shard's connection closed and no heartbeat comes."""
-    last_stats: pb.ShardStats = field(default_factory=pb.ShardStats)
-    """The counters in the shard's last answer."""
     lost: bool = False
     """Whether its lease has expired in a job; the job has failed then."""
     standby: bool = False
@@ -83,8 +76,31 @@ class Shard:
     """The secret of the stream between a shard and its standby; empty for a shard without a standby."""
     joining: bytes = b""
     """As `stream`, while a shard's state goes to a standby, which cannot take its place yet."""
-    dismissed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the shard has received the request to exit."""
+
+
+class Shard(ShardState):
+    """One shard process, as the coordinator knows it.
+
+    Args:
+        known: What is known of it.
+        channel: A channel to it.
+        stub: Its calls.
+        heard: When its last heartbeat came.
+
+    Attributes:
+        returns_by: When the lease expires, if the shard's connection closed and no heartbeat comes.
+        last_stats: The counters in the shard's last answer.
+        dismissed: Set once the shard has received the request to exit.
+    """
+
+    def __init__(
+        self, known: ShardState, channel: grpc.aio.Channel, stub: ShardControlAsyncStub, heard: float
+    ) -> None:
+        super().__init__(**{each.name: getattr(known, each.name) for each in fields(known)})
+        self.channel, self.stub, self.heard = channel, stub, heard
+        self.returns_by = math.inf
+        self.last_stats = pb.ShardStats()
+        self.dismissed = asyncio.Event()
 
     def __str__(self) -> str:
         whose = f"rank {self.index}'s, " if self.worker else ""  # a worker's shard has the worker's rank
@@ -97,7 +113,7 @@ class Shard:
     def to_proto(self) -> pb.ShardAddress:
         """Returns where the shard is, and what lets a worker in."""
         return pb.ShardAddress(
-            shard=self.index, host_id=self.host_id, addresses=self.addresses, door=self.door.to_proto()
+            shard=self.index, host_id=self.host_id, addresses=self.addresses, door=self.key.to_proto()
         )
 
 
@@ -106,16 +122,17 @@ class Fleet:
 
     Args:
         lease_seconds: How long a shard may send no heartbeat.
+        identity: The certificate that the coordinator shows to shards; None for none.
 
     Attributes:
-        before_call: Called before each call that changes the shards, and before a ring hears as much.
+        before_call: Called before each call that changes the shards, and before a ring is notified of them.
         standbys: The processes that wait to take a shard's place.
         guarded: Whether every shard has its standby, or needs none.
         departed: Process ids of shards and standbys that are no longer needed.
         successor: Waits until a shard that did not answer is replaced; returns None if it is not.
     """
 
-    def __init__(self, lease_seconds: float) -> None:
+    def __init__(self, lease_seconds: float, identity: Identity | None = None) -> None:
         self.shards: list[Shard] = []
         self.before_call: Callable[[], None] = lambda: None
         self.standbys: list[Shard] = []
@@ -123,8 +140,7 @@ class Fleet:
         self.departed: set[int] = set()
         self.successor: Callable[[Shard], Awaitable[Shard | None]] = _no_successor
         self.lease_seconds = lease_seconds
-        self.identity: Identity | None = None
-        """The certificate that the coordinator shows to shards."""
+        self._identity = identity
         self._call_seconds = max(CALL_SECONDS, lease_seconds)
 
     @property
@@ -173,25 +189,23 @@ class Fleet:
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         """Adds a shard with this number, or a standby."""
-        return self.add(
-            {
-                "index": index,
-                "token": request.token,
-                "host": request.host,
-                "pid": request.pid,
-                "host_id": request.host_id,
-                "addresses": dict(request.addresses),
-                "door": Door.from_proto(request.door, self.identity),
-                "worker": incarnation_from_wire(request.worker),
-                "standby": request.standby,
-            },
-            now,
+        known = ShardState(
+            index,
+            request.token,
+            request.host,
+            request.pid,
+            request.host_id,
+            dict(request.addresses),
+            ShardKey.from_proto(request.door, self._identity),
+            incarnation_from_wire(request.worker),
+            standby=request.standby,
         )
+        return self.add(known, now)
 
-    def add(self, known: Mapping[str, Any], now: float) -> Shard:
-        """Adds the shard or standby with these values of its fields."""
-        channel = open_async_channel(known["addresses"]["grpc"], known["door"].for_hub(known["token"]))
-        shard = Shard(**known, channel=channel, stub=ShardControlStub(channel), heard=now)
+    def add(self, known: ShardState, now: float) -> Shard:
+        """Adds a shard or a standby."""
+        channel = open_async_channel(known.addresses["grpc"], known.key.for_hub(known.token))
+        shard = Shard(known, channel, ShardControlStub(channel), now)
         if shard.standby:
             self.standbys.append(shard)
         else:
@@ -217,7 +231,7 @@ class Fleet:
         """Returns the shards and standbys whose lease has expired."""
         return [shard for shard in self.processes if not self.lives(shard, now)]
 
-    def excuse(self, seconds: float, now: float) -> None:
+    def extend_leases(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         for shard in self.processes:
             shard.heard = min(now, shard.heard + seconds)
@@ -292,7 +306,7 @@ class Fleet:
         self.standbys = [standby for standby in self.standbys if standby not in shards]
         await asyncio.gather(*(shard.channel.close() for shard in shards))
 
-    async def see_off(self, shards: Sequence[Shard], now: float, seconds: float) -> None:
+    async def wait_until_told(self, shards: Sequence[Shard], now: float, seconds: float) -> None:
         """Waits until these shards have received the request to exit, with their next heartbeat.
 
         It skips shards whose lease has expired, and waits at most `seconds`. A shard that misses the

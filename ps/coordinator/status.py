@@ -1,22 +1,24 @@
-"""The parts of a hub's status, for `ps-server status` and the server's last line."""
+"""A coordinator's status as one JSON object, for `ps-server status`, and the health of its services."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import os
+from importlib.metadata import version
+from typing import Any
 
-from hubring.protos import control_pb2 as pb
-from hubring.ps.coordinator.shard_fleet import Fleet, Shard
-from hubring.ps.core.errors import HubringError
+from hubring.ps.coordinator.coordinator import Coordinator
+from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS, Fleet
+from hubring.ps.coordinator.shutdown import shard_row
+from hubring.ps.core.timing import TimeSource
+from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.job import Job
-from hubring.ps.job.outcome import Outcome
-from hubring.ps.job.verdict import Verdict
-
-if TYPE_CHECKING:
-    from hubring.ps.coordinator.coordinator import Coordinator
+from hubring.ps.job.outcome import JobOutcome
+from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY
+from hubring.ps.transport.host import bracketed, reachable
 
 
-def workers(job: Job, now: float) -> list[dict[str, Any]]:
+def worker_rows(job: Job, now: float) -> list[dict[str, Any]]:
     """Returns the last report of each worker, in rank order; `loss` is None if it is not finite."""
     rows = []
     for member in job.members:
@@ -43,17 +45,7 @@ def workers(job: Job, now: float) -> list[dict[str, Any]]:
     return rows
 
 
-async def shards(fleet: Fleet) -> list[dict[str, Any]]:
-    """Returns a row of `shard` for each shard.
-
-    Raises:
-        JobFailed: A shard does not answer.
-    """
-    asked = fleet.shards
-    return [shard(each, stats) for each, stats in zip(asked, await fleet.stats(), strict=True)]
-
-
-async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
+async def current_shard_rows(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
     """Returns a row of `shard` for each shard.
 
     For a shard that does not answer within `patience` seconds, the row has the numbers of its last
@@ -64,7 +56,7 @@ async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
     for each, why in zip(asked, await fleet.look(patience), strict=True):
         standby = fleet.standby_of(each)
         row = {
-            **shard(each, each.last_stats),
+            **shard_row(each, each.last_stats),
             "address": each.addresses.get("grpc", ""),
             "standby": None if standby is None else {"host": standby.host, "pid": standby.pid},
         }
@@ -72,7 +64,7 @@ async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
     return rows
 
 
-def heard(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[str, Any]]:
+def with_heartbeat_ages(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[str, Any]]:
     """Adds the seconds since each shard's last heartbeat, and drops the shards that left since."""
     since = {each.index: round(max(0.0, now - each.heard), 3) for each in fleet.shards}
     return [
@@ -80,38 +72,7 @@ def heard(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[s
     ]
 
 
-def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
-    """Returns where one shard runs, and its counters since the job began."""
-    return {
-        "shard": shard.index,
-        "host": shard.host,
-        "pid": shard.pid,
-        "pushes": stats.pushes,
-        "duplicates": stats.duplicates,
-        "dropped": stats.dropped,
-        "damaged": stats.damaged,
-        "refused": dict(sorted(stats.refused.items())),
-        "bytes_in": stats.bytes_in,
-        "bytes_out": stats.bytes_out,
-        "keys": stats.keys,
-        "oldest_version": stats.oldest,
-        "newest_version": stats.newest,
-        "queued_seconds": stats.queued_ns / 1e9,
-        "handled_seconds": stats.handled_ns / 1e9,
-        "held_seconds": {str(rank): nanoseconds / 1e9 for rank, nanoseconds in sorted(stats.held_ns.items())},
-        "cpu_seconds": stats.cpu_ns / 1e9,
-        "peak_bytes": stats.peak_bytes,
-        "memory_bytes": stats.memory_bytes,
-        "gpu_bytes": stats.gpu_bytes,
-        "staleness": {str(value): count for value, count in sorted(stats.staleness.items())},
-        "partial_rounds": [
-            {"key": run.key, "first": run.first, "last": run.last, "ranks": list(run.ranks)}
-            for run in stats.partial
-        ],
-    }
-
-
-def ends(outcome: Outcome) -> dict[str, Any]:
+def ended_ranks(outcome: JobOutcome) -> dict[str, Any]:
     """Returns which ranks left, by how they left."""
     return {
         "finished": sorted(outcome.finished),
@@ -121,44 +82,91 @@ def ends(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def replacements(job: Job, address: str) -> dict[str, str]:
+def replacement_commands(job: Job, address: str) -> dict[str, str]:
     """Returns the command that replaces a lost worker, by rank; none if the job cannot go on."""
     return {str(rank): f"ps-worker --server {address} --rank {rank} {job.name}" for rank in job.replaceable}
 
 
-def summary(outcome: Outcome) -> str:
-    """Returns how many workers left in each way, in words."""
-    counts = {
-        "finished": len(outcome.finished),
-        "stopped on request": len(outcome.preempted),
-        "failed": len(outcome.failed),
-        "lost": len(outcome.lost),
-    }
-    return ", ".join(f"{count} {how}" for how, count in counts.items() if count or how == "finished")
-
-
-def verdict(job: Job, unsaved: HubringError | None) -> Verdict:
-    """Returns how a job ended.
+class StatusReporter:
+    """Reads a coordinator's state.
 
     Args:
-        job: The job.
-        unsaved: Why its last checkpoint could not be written.
+        coordinator: Only read.
+        clock: The coordinator's source of the time.
     """
-    error = job.failure or unsaved
-    text, code = ("", 0) if error is None else (str(error), error.exit_code)
-    if error is not None and error is unsaved:
-        text = f"the last checkpoint was not written: {error}"
-    return Verdict(job.name, summary(job.outcome), text, code)
 
+    def __init__(self, coordinator: Coordinator, clock: TimeSource) -> None:
+        self._coordinator, self._clock = coordinator, clock
+        self._version = version("hubring")
 
-def too_late(job: Job) -> str:
-    """Returns why a worker cannot join a server whose only job is over."""
-    return (
-        f"job {job.name!r} is over ({summary(job.outcome)}), and this server runs no other job;"
-        " start a server for the next job"
-    )
+    async def status(self, patience: float = LOOK_SECONDS) -> dict[str, Any]:
+        """Returns the server's status as one JSON object. Waits as `shards`."""
+        return self.report(await self.shards(patience))
 
+    async def shards(self, patience: float = LOOK_SECONDS) -> list[dict[str, Any]]:
+        """Returns the counters of every shard, with an `error` after `patience` seconds of silence."""
+        return await current_shard_rows(self._coordinator.fleet, patience)
 
-def failovers(hub: Coordinator) -> int:
-    """Returns how many standbys have taken the place of a lost process since the server started."""
-    return hub.takeover.failovers + hub.standbys.failovers
+    def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
+        """Returns the status with these rows of the shards."""
+        hub, now = self._coordinator, self._clock.now()
+        job, config, checkpoints = hub.job, hub.config, hub.checkpoints
+        return {
+            "version": self._version,
+            "pid": os.getpid(),
+            "protocol": PROTOCOL,
+            "seconds_up": round(now - hub.began, 3),
+            "job": job.name,
+            "topology": job.topology,
+            "mode": config.mode,
+            "state": self._state(),
+            "started": hub.quorum.complete,
+            "epoch": hub.views.epoch,
+            "ring_generation": job.generations.current.number if job.generations.heals else None,
+            "ring_pause": round(job.generations.pause, 3) if job.generations.heals else None,
+            "draining": hub.stopping or job.draining,
+            "ends_with_job": config.once or hub.stopping,
+            "failure": str(hub.failure or job.failure or ""),
+            "world_size": job.world_size or config.workers,
+            "lease_seconds": config.lease,
+            "step": job.step,
+            "progress": job.completion.part,
+            "seconds_left": job.completion.seconds_left(now),
+            "workers": worker_rows(job, now),
+            "shards": with_heartbeat_ages(shards, hub.fleet, now),
+            "shards_wanted": hub.quorum.shards_wanted,
+            "failovers": hub.failovers,
+            "slowest": job.slowest(),
+            "ended": ended_ranks(job.outcome),
+            "replace": replacement_commands(job, f"{bracketed(reachable(config.host))}:{config.port}"),
+            "totals": hub.counters.counts(job.outcome),
+            "checkpoint": str(checkpoints.last or ""),
+            "checkpoints": checkpoints.written,
+            "checkpoint_age": checkpoints.age(now) if hub.trains else None,
+            "checkpoint_every": config.checkpoint_every if config.checkpoint_dir else None,
+        }
+
+    def troubles(self) -> dict[str, str]:
+        """Returns why each service (by its grpc.health.v1 name) is unavailable; empty text if available.
+
+        Any client may ask, so the reasons repeat no text of a worker.
+        """
+        hub = self._coordinator
+        ended = "the server is ending" if hub.done.is_set() else ""
+        failure = hub.failure or hub.job.failure
+        failed = "the job has failed; for the reason, run: ps-server status" if failure else ""
+        silent = [shard for shard in hub.fleet.silent(self._clock.now()) if not shard.standby]
+        unheard = f"{silent[0]} sends no heartbeat" if silent else ""
+        stopping = "the server is stopping" if hub.stopping else ""
+        return {
+            PROCESS: ended,
+            CONTROL: ended,
+            DATA: ended or failed or unheard or hub.quorum.shards_missing,
+            READY: ended or stopping or failed,
+        }
+
+    def _state(self) -> str:
+        hub = self._coordinator
+        if hub.job.failure is not None:
+            return f"failed: {hub.job.failure}"
+        return "running" if hub.quorum.complete else hub.quorum.waiting_for()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import sys
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cache
 from typing import NamedTuple
 
 MAX_RUNS = 1000
@@ -99,7 +100,12 @@ class Stats:
         self.partial.append(run)
 
 
-_MEMORY = re.compile(r"^Vm(?:HWM|RSS):\s+(\d+) kB$", re.MULTILINE)
+_open_once = cache(os.open)
+"""Keeps the file open, since a process without a free descriptor is asked for its usage, too."""
+
+os.register_at_fork(after_in_child=_open_once.cache_clear)  # the file is about the process that opened it
+
+_MEMORY = re.compile(rb"^Vm(?:HWM|RSS):\s+(\d+) kB$", re.MULTILINE)
 """Peak and current resident memory, see proc(5). A program inherits getrusage's ru_maxrss from its parent."""
 
 
@@ -121,7 +127,8 @@ class Usage(NamedTuple):
 
 def usage() -> Usage:
     """Returns the usage of this process."""
-    peak, memory = (int(size) << 10 for size in _MEMORY.findall(Path("/proc/self/status").read_text()))
+    status = _open_once("/proc/self/status", os.O_RDONLY)
+    peak, memory = (int(size) << 10 for size in _MEMORY.findall(os.pread(status, 8192, 0)))
     cpu = resource.getrusage(resource.RUSAGE_SELF)
     return Usage(round((cpu.ru_utime + cpu.ru_stime) * 1e9), peak, memory, _gpu_bytes())
 

@@ -3,6 +3,7 @@
     HubringError
     ├── UsageError            2   the command line or a call is invalid
     ├── ConfigError          78   settings or jobs contradict each other
+    │   └── HubCannotStep         a lockstep hub averages instead, and the worker's optimizer steps
     ├── ServerUnreachable    69   no server answers, or the server stopped answering
     │   ├── ConnectionLost        one data connection broke; the client retries
     │   └── JobFailed             the server is up but cannot finish the job
@@ -49,6 +50,10 @@ class ConfigError(HubringError):
     """Settings, launchers, models or jobs contradict each other."""
 
     exit_code = 78
+
+
+class HubCannotStep(ConfigError):
+    """The hub cannot step as the script's own optimizer would."""
 
 
 class ServerUnreachable(HubringError):

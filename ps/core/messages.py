@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from hubring.ps.core.optimizer_state import OptimizerState
-from hubring.ps.core.types import Hyper, Layout, Sender
+from hubring.ps.core.types import DtypeAndShape, Sender, StepHyper
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,7 @@ class Push:
     key: int
     clock: int
     gradient: Tensor | Coded
-    hyper: Hyper = field(default_factory=dict)
+    hyper: StepHyper = field(default_factory=dict)
     absent: tuple[int, ...] = ()
 
 
@@ -125,8 +125,8 @@ class WriteParameters:
 
     `clock` is that of the sender's next push. In lockstep modes that push's round applies the values
     before its step, and all contributors must have the same values. In the other modes they are applied
-    at once, which is refused while other workers are live. The reply, a `Result`, comes at once; the
-    sender waits for it before it pushes.
+    at once, which is refused while other workers are live. The reply, a `CollectiveResult`, comes at
+    once; the sender waits for it before it pushes.
 
     `sequence` increases with each of the sender's writes, so a late retry does not replace a newer write.
     """
@@ -172,7 +172,7 @@ class Probe:
 
 
 @dataclass(slots=True)
-class Round:
+class ClosedRound:
     """A round that a primary closed; its standby applies the same step.
 
     `total` divided by `count` is the mean of the gradients: their sum, or the mean of compressed gradients.
@@ -184,7 +184,7 @@ class Round:
     version: int
     total: Tensor
     count: int
-    hyper: Hyper
+    hyper: StepHyper
     contributors: tuple[Contributor, ...]
     absent: tuple[int, ...] = ()
     excused: tuple[int, ...] = ()
@@ -213,7 +213,7 @@ class Transfer:
     tensors: Mapping[str, Tensor]
 
 
-class Command(enum.IntEnum):
+class StoreCommand(enum.IntEnum):
     """The coordinator's calls that change a store. The numbers are those of data.proto."""
 
     CONFIRM = 0
@@ -231,15 +231,16 @@ class CoordinatorCall:
     A CONFIRM changes nothing. Its acknowledgement proves that the standby still follows.
     """
 
-    command: Command
+    command: StoreCommand
     message: bytes = b""
 
 
 @dataclass(slots=True)
 class Forwarded:
-    """A change that a primary forwards to its standby, which acknowledges it with an empty `Result`.
+    """A change that a primary forwards to its standby.
 
-    `stream` is the secret of their stream. The changes of a stream have consecutive numbers.
+    The standby acknowledges it with an empty `CollectiveResult`. `stream` is the secret of their stream.
+    The changes of a stream have consecutive numbers.
     """
 
     stream: bytes
@@ -263,7 +264,7 @@ class Call:
     root: int = 0
     ranks: tuple[int, ...] = ()
     splits: tuple[int, ...] = ()
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[DtypeAndShape, ...] = ()
 
 
 @dataclass(slots=True)
@@ -295,6 +296,8 @@ class Values:
 
     `absent` are the slice's parameters without a gradient on every contributor of the answered push's
     round. A hub that steps left their values and optimizer state unchanged.
+
+    `saved`: a checkpoint has this version, so the worker sends the server its own state after this step.
     """
 
     key: int
@@ -305,10 +308,11 @@ class Values:
     drain: bool = False
     stable: bool = False
     absent: tuple[int, ...] = ()
+    saved: bool = False
 
 
 @dataclass(slots=True)
-class State:
+class StateReply:
     """The optimizer's state of a key; without tensors before the first step."""
 
     key: int
@@ -317,7 +321,7 @@ class State:
 
 
 @dataclass(slots=True)
-class Result:
+class CollectiveResult:
     """A collective's result for this rank. Empty for a barrier, and for the reply to `Init` and writes."""
 
     tensors: tuple[Tensor, ...] = ()
@@ -340,8 +344,8 @@ class Refusal:
 
 Write = WriteParameters | WriteState
 Request = Init | Push | Pull | Contribute | Write | ReadState
-Change = Round | CoordinatorCall | Transfer | Init | Write | Contribute
-Reply = Values | State | Result | Refusal | Missing
+Change = ClosedRound | CoordinatorCall | Transfer | Init | Write | Contribute
+Reply = Values | StateReply | CollectiveResult | Refusal | Missing
 
 
 class Delivery(NamedTuple):

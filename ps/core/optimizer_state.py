@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 STEP = "step"
 """The one tensor of torch's optimizers that counts a parameter's steps; the others have its shape."""
 
-_FRESH = "fresh"
+RESIDUAL = "residual"
+"""The one tensor of a mean's state: what its compression has left out so far."""
+
+_FRESH, _CUTS = "fresh", "cuts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +26,18 @@ class OptimizerState:
         tensors: By torch's name. "step" has one float32 for each parameter with elements in the slice, in
             order. Every other tensor is flat, with the slice's length and dtype. Empty: all are fresh.
         fresh: The parameters without state, by their index in "step"; the tensors hold zeros for them.
-        separate: Whether a shard steps each parameter by itself, which can round differently. A checkpoint
-            keeps it, a message does not.
+        cuts: The parameters before which a shard steps apart from the one before, which can round
+            differently. A checkpoint keeps it, a message does not.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     fresh: tuple[int, ...] = ()
-    separate: bool = False
+    cuts: tuple[int, ...] = ()
 
     def on_host(self) -> OptimizerState:
         """Returns the state in host memory; its tensors are copies only if they were on another device."""
         tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
-        return OptimizerState(tensors, self.fresh, self.separate)
+        return OptimizerState(tensors, self.fresh, self.cuts)
 
     def saved(self) -> dict[str, Tensor]:
         """Returns the state as tensors for a checkpoint: one "step" for all parameters if they agree."""
@@ -43,15 +46,16 @@ class OptimizerState:
         saved = dict(self.tensors)
         if STEP in saved and not self.fresh and bool((saved[STEP] == saved[STEP][0]).all()):
             saved[STEP] = saved[STEP][0].clone()
-        if self.separate:
-            saved[_FRESH] = torch.tensor(self.fresh, dtype=torch.int64)
+        if self.cuts:
+            saved[_FRESH] = torch.tensor(self.fresh, dtype=torch.int64, device="cpu")
+            saved[_CUTS] = torch.tensor(self.cuts, dtype=torch.int64, device="cpu")
         return saved
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Tensor], parameters: int) -> OptimizerState:
         """Returns the state from `saved()` of a slice with elements of this many parameters."""
         tensors = dict(saved)
-        fresh = tensors.pop(_FRESH, None)
+        fresh, cuts = (tensors.pop(name).tolist() if name in tensors else () for name in (_FRESH, _CUTS))
         if STEP in tensors and not tensors[STEP].dim():
             tensors[STEP] = tensors[STEP].repeat(parameters)
-        return cls(tensors) if fresh is None else cls(tensors, tuple(fresh.tolist()), separate=True)
+        return cls(tensors, tuple(fresh), tuple(cuts))

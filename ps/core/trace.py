@@ -1,12 +1,7 @@
 """Writes a process's trace as a file for Chrome's trace viewer and Perfetto.
 
-The file is a JSON array in the Trace Event Format. A span is a complete event (`ph` X) with `ts` and `dur`
-in microseconds. `ts` counts from 1970 by this host's clock, so traces of one host need no alignment.
-
-The metadata event (`ph` M) `clock_offset` aligns traces of several hosts. `host` is equal for processes
-that share a clock, and `name` is the host's name. With a coordinator, add `ahead_ns` to get the coordinator's
-time; the error is half of `round_trip_ns` (`hubring.ps.core.clock_offset`). Viewers skip this event. They
-accept a file without an end, so the trace of a killed process can be read.
+The file is a JSON array in the Trace Event Format. See the class `Trace`. Traces of processes on one
+kernel share its name, the boot id, so that a viewer can tell which clocks agree.
 """
 
 from __future__ import annotations
@@ -19,8 +14,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hubring.ps.core.clock_offset import Offset
-from hubring.ps.core.host_id import name_kernel
+from hubring.ps.core.timing import ClockOffset
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def name_kernel() -> str:
+    """Returns an id that all processes on one kernel share, in containers too.
+
+    Falls back to the host name if the kernel has no boot id.
+    """
+    return _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()
+
 
 BUFFERED_SPANS = 2000
 """Spans to buffer. Writing each span as it ends would cost more than most spans."""
@@ -38,7 +43,7 @@ class Trace:
         offset: How far the coordinator's clock is ahead; None without a coordinator.
     """
 
-    def __init__(self, folder: Path, name: str, offset: Offset | None = None) -> None:
+    def __init__(self, folder: Path, name: str, offset: ClockOffset | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"{name}{_SUFFIX}").open("w")
         self._lock = threading.Lock()

@@ -1,14 +1,28 @@
-"""Shared types: tensors, buckets, slices, plans, members."""
+"""Shared types: tensors, buckets, slices, plans, members, and the names of gradient codecs.
+
+A codec's argument follows a colon:
+
+    bf16, fp16       two bytes per element
+    int8             one byte per element, and a scale per block
+    sign             one bit per element, and a magnitude per block
+    topk:0.01        the largest 1 % of the elements, and their indices
+    powersgd:4       two factors of rank 4 for each matrix
+
+This module does not import torch, so that settings can be checked without it.
+"""
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-PROTOCOL = 11
+from hubring.ps.core.errors import ConfigError
+
+PROTOCOL = 12
 """Protocol version. Increase it when an older peer could misunderstand a newer one."""
 
 MAX_WORLD_SIZE = 4096
@@ -16,6 +30,35 @@ MAX_WORLD_SIZE = 4096
 
 Hyper = Mapping[str, float]
 """Hyperparameters of one parameter group as numbers: lr, momentum, beta1; nesterov as 0 or 1."""
+
+
+class HyperTable(NamedTuple):
+    """The hyperparameters of parameters that differ in them.
+
+    Attributes:
+        rows: Those that occur, at least two.
+        row_of: The index in `rows` of each parameter's, in order.
+    """
+
+    rows: tuple[Hyper, ...]
+    row_of: tuple[int, ...]
+
+    @classmethod
+    def of(cls, hypers: Iterable[Hyper]) -> Hyper | HyperTable:
+        """Returns the hyperparameters of some parameters, at least one: no table if all are alike."""
+        rows: dict[tuple[float, ...], tuple[int, Hyper]] = {}
+        row_of = tuple(rows.setdefault(tuple(one.values()), (len(rows), one))[0] for one in hypers)
+        held = tuple(hyper for _, hyper in rows.values())
+        return cls(held, row_of) if len(held) > 1 else held[0]
+
+    def part(self, parameters: slice) -> Hyper | HyperTable:
+        """Returns those of some of the parameters."""
+        row_of = self.row_of[parameters]
+        return self if len(row_of) == len(self.row_of) else self.of(map(self.rows.__getitem__, row_of))
+
+
+StepHyper = Hyper | HyperTable
+"""The hyperparameters of one step of a bucket or a slice."""
 
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8,
@@ -38,7 +81,7 @@ _INCARNATION_BYTES = 24
 def new_incarnation(number: int) -> int:
     """Returns the incarnation of a job's join with this number: the number, and 128 random bits below it.
 
-    So incarnations are in the order of the joins, and nobody guesses one.
+    So incarnations are in the order of the joins, and no peer can guess one.
     """
     return number << 128 | secrets.randbits(128)
 
@@ -49,7 +92,7 @@ def incarnation_to_wire(incarnation: int) -> bytes:
 
 
 def incarnation_from_wire(data: bytes) -> int:
-    """Returns the incarnation in a message's bytes; 0, which nobody has, for another number of bytes."""
+    """Returns the incarnation in a message's bytes; 0 (never a valid one) if the length is wrong."""
     return int.from_bytes(data) if len(data) == _INCARNATION_BYTES else 0
 
 
@@ -69,7 +112,7 @@ class Sender(NamedTuple):
         return self.incarnation >> 128
 
 
-class Layout(NamedTuple):
+class DtypeAndShape(NamedTuple):
     """A tensor's dtype (by torch's name) and shape."""
 
     dtype: str
@@ -99,15 +142,13 @@ class TensorSpec:
 class BucketSpec:
     """A flat range of parameters that are exchanged together.
 
-    All have one dtype and one parameter group. `tensors` are stored in this order without
-    gaps. `optimizer` is a name from `hubring.ps.optim.hyperparameters.ALLOWED`; empty if
-    the hub only averages and the worker steps. `codec` compresses the gradients; its names
-    are in `hubring.ps.core.codecs`; empty for no compression.
+    All have one dtype. `tensors` are stored in this order without gaps. `optimizer` is a name from
+    `hubring.ps.optim.hyperparameters.ALLOWED`; empty if the hub only averages and the worker steps. `codec`
+    compresses the gradients; its names are in `hubring.ps.core.types`; empty for no compression.
     """
 
     index: int
     dtype: str
-    group: int
     optimizer: str
     tensors: tuple[TensorSpec, ...]
     codec: str = ""
@@ -178,3 +219,45 @@ class View:
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(member.rank for member in self.members)
+
+
+PLAIN_CODECS = ("bf16", "fp16", "int8", "sign")
+"""Codecs without an argument."""
+
+MAX_FACTOR_RANK = 256
+"""Highest rank of PowerSGD factors. Above it the factors are no smaller than most matrices."""
+
+_KNOWN_CODECS = f"{', '.join(PLAIN_CODECS)}, topk:FRACTION as in topk:0.01, powersgd:RANK as in powersgd:4"
+_CODEC_PATTERN = re.compile(r"(?P<kind>topk|powersgd):(?P<argument>[0-9]{1,12}|[0-9]{0,3}\.[0-9]{1,12})")
+
+
+class CodecSpec(NamedTuple):
+    """A codec's kind and argument: a fraction for `topk`, a rank for `powersgd`, otherwise 0."""
+
+    kind: str
+    argument: float = 0.0
+
+
+def parse_codec(text: str) -> CodecSpec:
+    """Parses a codec's name.
+
+    Raises:
+        ConfigError: The codec is unknown, or its argument is out of range. Names the valid values.
+    """
+    if text in PLAIN_CODECS:
+        return CodecSpec(text)
+    match = _CODEC_PATTERN.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"compression {text!r}: unknown codec; use one of {_KNOWN_CODECS}")
+    kind, argument = match["kind"], float(match["argument"])
+    if kind == "topk" and not 0 < argument < 1:
+        raise ConfigError(
+            f"compression {text!r}: topk takes the fraction of elements to send, above 0 and below 1;"
+            " topk:0.01 is typical"
+        )
+    if kind == "powersgd" and not (argument.is_integer() and 1 <= argument <= MAX_FACTOR_RANK):
+        raise ConfigError(
+            f"compression {text!r}: powersgd takes the factors' rank, a whole number from 1 to"
+            f" {MAX_FACTOR_RANK}; powersgd:4 is typical"
+        )
+    return CodecSpec(kind, argument)

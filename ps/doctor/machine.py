@@ -1,32 +1,77 @@
-"""This machine: cores, memory, shared memory, process limits, and clocks."""
+"""This machine: cores, memory, shared memory, the checkpoint folder, and the clock.
+
+The control group of this process limits how many cores and how much memory it can use (cgroups(7), version 2;
+limits of version 1 are not read).
+"""
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
-import resource
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from hubring.ps.doctor import cgroup, gpu
-from hubring.ps.doctor.cgroup import Cgroup
-from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, format_bytes, ok, warning
+from hubring.ps.checkpoint.checkpoint_folder import sync
+from hubring.ps.doctor.check import GIB, MIB, Finding, failure, format_bytes, ok, skipped, warning
 
-CORES, MEMORY, SHARED, FILES, MEMLOCK, CLOCK = (
-    "cores",
-    "memory",
-    "shared memory",
-    "open files",
-    "memlock",
-    "clock",
-)
+
+class CgroupMemory(NamedTuple):
+    """A group's memory limit and use, in bytes. `used` excludes file pages that the kernel can drop."""
+
+    limit: int
+    used: int
+
+
+class Cgroup:
+    """Reads the limits of one process from its control group and the groups above.
+
+    Args:
+        process: The folder of the process in /proc.
+    """
+
+    def __init__(self, process: Path = Path("/proc/self")) -> None:
+        self._folders: list[Path] = []
+        own = [line[3:] for line in (process / "cgroup").read_text().splitlines() if line.startswith("0::")]
+        for line in (process / "mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            if own and after.startswith("cgroup2 "):
+                root, point = before.split(" ")[3:5]
+                path = PurePosixPath(own[0])
+                # In a container, the mount can start at the group itself, under another name than outside.
+                inside = path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
+                self._folders = [Path(point) / part for part in (inside, *inside.parents)]
+
+    def cores(self) -> float | None:
+        """Returns the CPU quota in cores, or None if there is no limit."""
+        quotas = [file.read_text().split() for _, file in self._limits("cpu.max")]
+        return min((int(quota) / int(period) for quota, period in quotas), default=None)
+
+    def memory(self) -> CgroupMemory | None:
+        """Returns the limit of the group with the least memory left, or None if there is no limit."""
+        limited = [_memory_of(folder, int(file.read_text())) for folder, file in self._limits("memory.max")]
+        return min(limited, key=lambda memory: memory.limit - memory.used, default=None)
+
+    def _limits(self, name: str) -> Iterator[tuple[Path, Path]]:
+        """Yields the groups that have such a limit, and the limit's file."""
+        for folder in self._folders:
+            file = folder / name
+            if file.exists() and not file.read_text().startswith("max"):
+                yield folder, file
+
+
+def _memory_of(folder: Path, limit: int) -> CgroupMemory:
+    stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
+    used = int((folder / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
+    return CgroupMemory(limit, max(0, used))
+
+
+MEMORY, SHARED, DISK, CLOCK = "memory", "shared memory", "checkpoint dir", "clock"
 SHM = "/dev/shm"  # noqa: S108 - examined, not used
-OMP_THREADS = "OMP_NUM_THREADS"
 
 LEAST_MEMORY = 512 * MIB
 """For a shard and one worker of a small job. Each uses about 200 MiB for torch, without parameters."""
@@ -40,19 +85,8 @@ LEAST_SHM = 16 * MIB
 ENOUGH_SHM = 1 * GIB
 """NVIDIA recommends this for NCCL in containers. Docker's default is 64 MiB."""
 
-LEAST_FILES = 64
-"""Measured without a DataLoader: a shard with two workers has 38 open, a worker 24, a coordinator 20."""
-
-ENOUGH_FILES = 1024
-"""Linux's default. A hub's worker needs a few; a batch from a DataLoader process needs one per tensor."""
-
-ADVISED_FILES = 65536
-
-READINGS = 1000
 WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
 """Older than every release of this program: a clock that shows an earlier time is not set."""
-
-_UNLIMITED = resource.RLIM_INFINITY
 
 
 def allowed_cores() -> float:
@@ -61,37 +95,7 @@ def allowed_cores() -> float:
     return min(here, Cgroup().cores() or here)
 
 
-def judge_cores(machine: int, here: int, quota: float | None, threads: str | None) -> Finding:
-    """Judges whether programs start more threads than can run.
-
-    Args:
-        machine: The machine's cores.
-        here: The cores in this process's affinity mask. Programs start one thread for each.
-        quota: The control group's CPU quota in cores, or None.
-        threads: OMP_NUM_THREADS, if it is set.
-    """
-    found = f"{here} of the machine's {machine} are usable" if here < machine else f"{machine}"
-    if quota is None or quota >= here:
-        return ok(CORES, found)
-    found += f", but the control group's quota is {quota:.3g}"
-    if threads is not None:
-        return ok(CORES, f"{found}; {OMP_THREADS}={threads} limits the threads")
-    least = max(1, int(quota))
-    return warning(
-        CORES,
-        f"{found}: programs start {here} threads, and the kernel throttles all of them",
-        f"export {OMP_THREADS}={least} (divided by the workers here), or give the container whole cores"
-        f" (docker run --cpuset-cpus 0-{least - 1}, Kubernetes' static CPU manager)",
-    )
-
-
-def examine_cores(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Reads the number of cores and the quota."""
-    here = len(os.sched_getaffinity(0))
-    yield judge_cores(os.cpu_count() or here, here, Cgroup().cores(), variables.get(OMP_THREADS))
-
-
-def judge_memory(total: int, available: int, group: cgroup.Memory | None) -> Finding:
+def judge_memory(total: int, available: int, group: CgroupMemory | None) -> Finding:
     """Judges whether a job fits into memory. All values are in bytes."""
     found = f"{format_bytes(available)} of {format_bytes(total)} available"
     fix = "stop other programs (ps aux --sort -rss lists them), or use a machine with more memory"
@@ -125,17 +129,9 @@ def judge_shared(trouble: str) -> Finding:
     return failure(SHARED, f"cannot create shared memory with memfd: {trouble}", fix)
 
 
-def judge_shm(total: int, free: int, trouble: str) -> Finding:
-    """Judges whether /dev/shm is large enough for DataLoader's processes and NCCL.
-
-    Args:
-        total: Size in bytes.
-        free: Free space in bytes.
-        trouble: Why /dev/shm cannot be written to, or empty.
-    """
+def judge_shm(total: int, free: int) -> Finding:
+    """Judges whether /dev/shm is large enough for DataLoader's processes and NCCL. Values are in bytes."""
     users = "DataLoader(num_workers=...) and NCCL need it, the hub does not"
-    if trouble:
-        return failure(SHM, f"{trouble}; {users}", f"mount -t tmpfs -o size=1g,mode=1777 tmpfs {SHM}")
     found = f"{format_bytes(free)} of {format_bytes(total)} free"
     fix = (
         f"mount -o remount,size=1g {SHM}; in containers: docker run --shm-size 1g, Compose shm_size: 1gb, or"
@@ -149,92 +145,118 @@ def judge_shm(total: int, free: int, trouble: str) -> Finding:
 
 
 def examine_shared() -> Iterator[Finding]:
-    """Writes a byte to a memfd, which the hub uses, and to /dev/shm, which DataLoader and NCCL use."""
+    """Writes a byte to a memfd, which the hub uses; reads the size of /dev/shm, which others use."""
     yield judge_shared(_memfd_trouble())
-    trouble = _shm_trouble()
-    total, _, free = (0, 0, 0) if trouble else shutil.disk_usage(SHM)
-    yield judge_shm(total, free, trouble)
+    total, _, free = shutil.disk_usage(SHM)
+    yield judge_shm(total, free)
 
 
-def judge_files(soft: int, hard: int) -> Finding:
-    """Judges whether a process can open enough files, sockets and shared memory segments."""
-    if soft == _UNLIMITED or soft >= ENOUGH_FILES:
-        return ok(FILES, "unlimited" if soft == _UNLIMITED else f"{soft}")
-    reach = ADVISED_FILES if hard == _UNLIMITED else min(hard, ADVISED_FILES)
-    fix = f"ulimit -n {reach}"
-    if reach < ENOUGH_FILES:
-        fix = (
-            f"raise the hard limit of {hard}: nofile in /etc/security/limits.conf, docker run --ulimit"
-            f" nofile={ADVISED_FILES}, LimitNOFILE={ADVISED_FILES} in a systemd unit"
-        )
-    if soft < LEAST_FILES:
-        return failure(FILES, f"at most {soft}; a shard with two workers needs about 40", fix)
-    return warning(FILES, f"at most {soft}: enough for a few workers without DataLoader processes", fix)
-
-
-def judge_memlock(soft: int, gpus: int, rdma: Sequence[str]) -> Finding:
-    """Judges whether processes can lock enough memory for GPUs and RDMA network devices."""
-    limit = "unlimited" if soft == _UNLIMITED else format_bytes(soft)
-    users = [f"{gpus} GPU(s)"] * bool(gpus) + [f"RDMA by {', '.join(rdma)}"] * bool(rdma)
-    if soft == _UNLIMITED or not users:
-        return ok(MEMLOCK, limit if users else f"{limit}; no GPU and no RDMA device here locks memory")
-    return warning(
-        MEMLOCK,
-        f"{limit}, and {' and '.join(users)} lock buffers in memory: pinning a large model can fail",
-        "ulimit -l unlimited; or docker run --ulimit memlock=-1; or LimitMEMLOCK=infinity in a systemd unit",
-    )
-
-
-def examine_limits() -> Iterator[Finding]:
-    """Reads the limits (getrlimit(2))."""
-    yield judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    rdma = sorted(device.name for device in Path("/sys/class/infiniband").glob("*"))
-    yield judge_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], len(gpu.files()), rdma)
-
-
-def judge_clock(monotonic: Sequence[int], wall: datetime) -> Finding:
-    """Judges the clocks.
-
-    Args:
-        monotonic: Successive readings in ns of the clock that leases use; they must not decrease.
-        wall: The time of day.
-    """
-    back = max((before - after for before, after in itertools.pairwise(monotonic)), default=0)
-    if back > 0:
-        folder = "/sys/devices/system/clocksource/clocksource0"
-        return failure(
-            CLOCK,
-            f"the monotonic clock went back by {back} ns: leases would expire at random",
-            f"echo NAME > {folder}/current_clocksource, with another NAME from available_clocksource",
-        )
+def judge_clock(wall: datetime) -> Finding:
+    """Judges the time of day. Leases use another clock, which the kernel never sets back."""
     if wall < WRITTEN:
         found = f"the clock shows {wall:%Y-%m-%d %H:%M}, before this program existed: it is not set"
         return warning(CLOCK, found, "timedatectl set-ntp true, or chronyc makestep")
-    return ok(CLOCK, f"{wall:%Y-%m-%d %H:%M:%S} UTC; the monotonic clock does not go back")
+    return ok(CLOCK, f"{wall:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def examine_clock() -> Iterator[Finding]:
-    """Reads both clocks."""
-    yield judge_clock([time.monotonic_ns() for _ in range(READINGS)], datetime.now(UTC))
+    """Reads the clock."""
+    yield judge_clock(datetime.now(UTC))
+
+
+ENOUGH_DISK = 1 * GIB
+"""Assumed size of a first checkpoint: 80 million fp32 parameters and Adam's two moments."""
+
+TRIED_BYTES = 1 * MIB
+SLOW_SECONDS = 1.0
+"""Limit for syncing TRIED_BYTES; a disk takes milliseconds."""
+
+_MEMORY = "in memory: lost when this machine restarts"
+_LAYER = "on a container's own layer: lost with the container"
+_PASSING = {"tmpfs": _MEMORY, "ramfs": _MEMORY, "overlay": _LAYER}
+_PUBLISHED = re.compile(r"\d{6,}-step-\d+")
+
+
+def judge_disk(folder: Path, seconds: float, free: int, kind: str, newest: int) -> Finding:
+    """Judges whether a folder, which can be written to, is a good place for checkpoints.
+
+    Args:
+        folder: The folder.
+        seconds: Time to write and sync TRIED_BYTES.
+        free: Free space in bytes.
+        kind: The kernel's name of the file system.
+        newest: Size of the newest checkpoint in bytes; 0 if there is none.
+    """
+    room = f"{format_bytes(free)} free"
+    make_room = f"free some space (df -h {folder}), or use another --checkpoint-dir"
+    if free < newest:
+        found = f"{folder}: {room}, but the newest checkpoint takes {format_bytes(newest)}"
+        return failure(DISK, found, make_room)
+    if free < ENOUGH_DISK and not newest:
+        return warning(DISK, f"{folder}: only {room}; a large model's checkpoint needs more", make_room)
+    if kind in _PASSING:
+        fix = "use a volume or a disk (docker run -v, or a Kubernetes PersistentVolumeClaim)"
+        return warning(DISK, f"{folder} is {_PASSING[kind]}", fix)
+    synced = f"{folder}: {room}, {format_bytes(TRIED_BYTES)} synced in {seconds * 1e3:.3g} ms"
+    if seconds > SLOW_SECONDS:
+        return warning(
+            DISK, synced, "use a --checkpoint-dir on a local disk, or reduce the load on this disk"
+        )
+    return ok(DISK, synced)
+
+
+def examine_disk(folder: Path | None) -> Iterator[Finding]:
+    """Writes a file to the folder, or to its nearest parent that exists, and removes it."""
+    if folder is None:
+        yield skipped(DISK, "not set (--checkpoint-dir, PS_CHECKPOINT_DIR): a job saves no checkpoints")
+        return
+    folder = folder.absolute()
+    tried = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    began = time.monotonic()
+    try:
+        _write(tried)
+    except OSError as error:
+        found = f"user {os.geteuid()} cannot write to {tried}: {error.strerror}"
+        fix = f"check df -h {tried}, ls -ld {tried} and mount, or use another --checkpoint-dir"
+        yield failure(DISK, found, fix)
+    else:
+        seconds, free = time.monotonic() - began, shutil.disk_usage(tried).free
+        yield judge_disk(folder, seconds, free, file_system(tried), newest_bytes(folder))
+
+
+def file_system(folder: Path) -> str:
+    """Returns the kind of file system that holds a folder; empty if that is unknown."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == number:
+            return after.split()[0]
+    return ""
+
+
+def _write(folder: Path) -> None:
+    with tempfile.TemporaryFile(dir=folder) as file:  # unnamed: a crash leaves nothing behind
+        file.write(bytes(TRIED_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        sync(folder)  # the writer of checkpoints does the same
+
+
+def newest_bytes(folder: Path) -> int:
+    """Returns the size of the newest checkpoint in bytes, or 0."""
+    published = [each for each in folder.glob("*-step-*") if _PUBLISHED.fullmatch(each.name)]
+    if not published:
+        return 0
+    newest = max(published, key=lambda each: int(each.name.partition("-")[0]))
+    return sum(file.stat().st_size for file in newest.iterdir())
 
 
 def _memfd_trouble() -> str:
-    from hubring.ps.transport.shm.segment import Arena
+    from hubring.ps.transport.memory.segment import Arena
 
     try:
         Arena(guarded=True).allocate(1)[0] = 1
     except OSError as error:
         return str(error)
-    return ""
-
-
-def _shm_trouble() -> str:
-    if not Path(SHM).is_dir():
-        return f"there is no {SHM}"
-    try:
-        with tempfile.TemporaryFile(dir=SHM) as file:
-            file.write(b"1")
-    except OSError as error:
-        # judge_shm reports a full /dev/shm from its free space.
-        return "" if error.errno == errno.ENOSPC else f"cannot be written: {error.strerror}"
     return ""

@@ -1,25 +1,37 @@
-"""Software: installed packages, torch, and settings."""
+"""Software: installed packages, settings, torch, the GPUs that it uses, and the allreduce libraries.
+
+They are Gloo, at the address that a ring uses, and NCCL over this machine's GPUs.
+"""
 
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hubring.ps.config.sources import faults, load_server, load_worker
+from hubring.ps.config.values import is_loopback
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import PROTOCOL
-from hubring.ps.doctor import isolation
-from hubring.ps.doctor.finding import Finding, failure, ok, warning
-from hubring.ps.doctor.isolation import LAST_SECONDS, Check
+from hubring.ps.doctor.check import (
+    LOOPBACK,
+    Finding,
+    Subject,
+    failure,
+    format_bytes,
+    ok,
+    skipped,
+    warning,
+)
 from hubring.ps.doctor.machine import allowed_cores
-from hubring.ps.doctor.subject import Subject
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+    from torch import Tensor
 
 PACKAGES, TORCH, THREADS, SETTINGS = "packages", "torch", "torch threads", "settings"
 PACKAGE = "hubring"
@@ -27,8 +39,6 @@ SHOWN = ("grpcio", "protobuf")
 """Packages whose versions the finding shows."""
 
 SIDE = 64
-LAST_SHARE = 0.1
-"""Share of a check's seconds to wait for killed checks to end; reserved twice, once for each level."""
 
 _OLD_PROCESSOR = "export ATEN_CPU_CAPABILITY=default"
 
@@ -106,15 +116,15 @@ def judge_threads(threads: int, cores: float) -> Finding:
     )
 
 
-def examine_torch(others: Sequence[Check], seconds: float) -> Iterator[Finding]:
-    """Imports torch once, because that is slow, then runs the checks that need torch in forks."""
-    began = time.monotonic()
-    import torch  # noqa: F401 - the import is the first check
+def examine_torch() -> Iterator[Finding]:
+    """Imports torch and multiplies two matrices."""
+    import torch
 
-    last = min(LAST_SECONDS, LAST_SHARE * seconds)
-    left = seconds - (time.monotonic() - began) - 2 * last
-    fix = f"pip install --force-reinstall torch; {_OLD_PROCESSOR} for an old processor"
-    yield from isolation.examine([Check(TORCH, _compute, fix), *others], max(0.0, left), last, whole=seconds)
+    ones = torch.ones(SIDE, SIDE, dtype=torch.float32, device="cpu")
+    right = bool((ones @ ones == SIDE).all())
+    [needed] = [each for each in needs() if each.name == TORCH]
+    yield judge_torch(str(torch.__version__), torch.backends.cpu.get_cpu_capability(), right, needed)
+    yield judge_threads(torch.get_num_threads(), allowed_cores())
 
 
 def judge_settings(wrong: Mapping[str, str], contradiction: str, given: Collection[str]) -> Iterator[Finding]:
@@ -155,16 +165,6 @@ def _shortfall(requirement: Requirement, version: str | None) -> str:
     )
 
 
-def _compute() -> Iterator[Finding]:
-    import torch
-
-    ones = torch.ones(SIDE, SIDE)
-    right = bool((ones @ ones == SIDE).all())
-    [needed] = [each for each in needs() if each.name == TORCH]
-    yield judge_torch(str(torch.__version__), torch.backends.cpu.get_cpu_capability(), right, needed)
-    yield judge_threads(torch.get_num_threads(), allowed_cores())
-
-
 def _file_fault(file: Path | None) -> dict[str, str]:
     """Returns the error in the settings file alone, if there is one."""
     try:
@@ -186,3 +186,202 @@ def _contradiction(subject: Subject) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+CUDA = "CUDA"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+LEAST_FREE = 0.1
+"""Fraction of a GPU's memory. If less is free, another process uses the GPU."""
+
+_INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cuXYZ"
+
+
+def judge_no_gpu(
+    version: str, built_for: str | None, files: Sequence[str], visible: str | None, trouble: str
+) -> Finding:
+    """Explains why torch sees no GPU.
+
+    Args:
+        version: torch's version.
+        built_for: The CUDA version that torch was built for, or None.
+        files: The GPU device files of this process, such as /dev/nvidia0.
+        visible: CUDA_VISIBLE_DEVICES, if it is set.
+        trouble: torch's error, or empty.
+    """
+    built = f"torch {version} is built " + (f"for CUDA {built_for}" if built_for else "without CUDA")
+    if not files:
+        return skipped(CUDA, f"no GPU here ({built}); in a container, GPUs need docker run --gpus all")
+    here = f"{len(files)} GPU(s) here"
+    if built_for is None:
+        fix = f"{_INSTALL}, for the CUDA version that nvidia-smi shows or an older one"
+        return warning(CUDA, f"{here}, but {built}: training runs on the CPU", fix)
+    if visible is not None and not trouble:
+        return skipped(CUDA, f"{VISIBLE}={visible!r} hides the {here}")
+    found = f"{here}, but {built} and cannot use them: {trouble or 'torch sees no GPU'}"
+    fix = f"install a newer driver, or torch for the CUDA version that nvidia-smi shows: {_INSTALL}"
+    return failure(CUDA, found, fix)
+
+
+def judge_gpu(index: int, about: str, free: int, total: int, trouble: str) -> Finding:
+    """Judges whether a GPU computes and has memory left.
+
+    Args:
+        index: torch's number of the GPU.
+        about: The model and its architecture.
+        free: Free memory in bytes.
+        total: Total memory in bytes.
+        trouble: Why the GPU cannot compute, or empty.
+    """
+    name = f"{CUDA} {index}"
+    if trouble:
+        fix = f"check nvidia-smi -q -i {index}; if torch has no kernel for it: {_INSTALL}, in another version"
+        return failure(name, f"{about} cannot compute: {trouble}", f"{fix}; or leave it out of {VISIBLE}")
+    room = f"{format_bytes(free)} of {format_bytes(total)} free"
+    if free < LEAST_FREE * total:
+        fix = "find these processes with nvidia-smi and stop them"
+        return warning(name, f"{about}, {room}: other processes use the rest", fix)
+    return ok(name, f"{about}, {room}")
+
+
+def device_files() -> list[str]:
+    """Returns the GPU device files of this process."""
+    return sorted(map(str, Path("/dev").glob("nvidia[0-9]*")))
+
+
+def examine_cuda(variables: Mapping[str, str]) -> Iterator[Finding]:
+    """Queries torch, and runs a sum on each GPU."""
+    import torch
+
+    gpus, trouble, files = 0, "", device_files()
+    if torch.version.cuda is not None and (files or torch.cuda.is_available()):
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            gpus = torch.cuda.device_count()
+        except RuntimeError as error:
+            trouble = str(error).splitlines()[0]
+    if not gpus:
+        version = str(torch.__version__)
+        yield judge_no_gpu(version, torch.version.cuda, files, variables.get(VISIBLE), trouble)
+    for index in range(gpus):
+        yield _try_gpu(index)
+
+
+def _try_gpu(index: int) -> Finding:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    about = f"{properties.name} (sm_{properties.major}{properties.minor})"
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+        added = float(torch.ones(1024, dtype=torch.float32, device=f"cuda:{index}").sum())
+    except RuntimeError as error:
+        return judge_gpu(index, about, 0, properties.total_memory, str(error).splitlines()[0])
+    return judge_gpu(index, about, free, total, "" if added == 1024 else f"1024 ones add up to {added:g}")
+
+
+GLOO, NCCL = "Gloo", "NCCL"
+NCCL_FIX = "run ps-worker with NCCL_DEBUG=INFO to see the cause; until it is fixed, use --backend gloo"
+RANKS = 2
+SHARE, MOST_SECONDS = 0.4, 10.0
+"""Time limit for Gloo's ranks: a share of the check's seconds, because the check loads torch first."""
+
+
+def judge_gloo(address: str, trouble: str) -> Finding:
+    """Judges whether a ring can work at this address. `trouble` is why the allreduce failed, or empty."""
+    if not trouble:
+        return ok(GLOO, f"{RANKS} ranks on {address} connected and reduced correctly")
+    if is_loopback(address):
+        fix = "run ip link set lo up; remove filters on loopback (iptables -L, nft list ruleset)"
+    else:
+        fix = f"let this machine reach itself at {address} on any TCP port (iptables -L, nft list ruleset)"
+    return failure(GLOO, f"an allreduce of {RANKS} ranks on {address} failed: {trouble}", fix)
+
+
+def examine_gloo(subject: Subject) -> Iterator[Finding]:
+    """Runs an allreduce of two ranks, on threads, opened as the ring opens its group."""
+    try:
+        address = subject.ring_address
+    except ConfigError:  # the interfaces check reports it; without a server, a ring uses loopback
+        address = LOOPBACK
+    yield judge_gloo(address, _gloo_trouble(address, min(SHARE * subject.seconds, MOST_SECONDS)))
+
+
+def judge_nccl(version: str | None, gpus: int, trouble: str) -> Finding:
+    """Judges whether `--backend nccl` can work. `trouble` is why the allreduce failed, or empty."""
+    build = f"version {version} in torch's build"
+    if gpus == 0:
+        about = build if version else "not in torch's build either"
+        return skipped(NCCL, f"torch finds no usable GPU, and NCCL needs GPUs ({about})")
+    if version is None:
+        found = f"not in torch's build: a ring over the {gpus} GPU(s) copies through host memory"
+        return warning(NCCL, found, "use ps-worker --backend gloo, or a CUDA build of torch for Linux")
+    if trouble:
+        return failure(NCCL, f"{build}: an allreduce over the {gpus} GPU(s) failed: {trouble}", NCCL_FIX)
+    return ok(NCCL, f"{build}: an allreduce over the {gpus} GPU(s) of this machine is correct")
+
+
+def examine_nccl() -> Iterator[Finding]:
+    """Runs an allreduce over all GPUs."""
+    import torch
+    from torch import distributed
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    version = None
+    if distributed.is_available() and distributed.is_nccl_available():
+        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    yield judge_nccl(version, gpus, _nccl_trouble(gpus) if version and gpus else "")
+
+
+def _gloo_trouble(address: str, seconds: float) -> str:
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        return "torch is built without Gloo"
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+    limit, store = timedelta(seconds=seconds), HashStore()
+
+    def allreduce() -> list[Tensor]:
+        with ThreadPoolExecutor(RANKS) as threads:
+            ranks = [threads.submit(_add, rank, address, store, limit) for rank in range(RANKS)]
+            return [rank.result() for rank in ranks]
+
+    return _trouble(allreduce, "rank ")
+
+
+def _add(rank: int, address: str, store: Any, limit: timedelta) -> Tensor:
+    import torch
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = limit
+    group: Any = ProcessGroupGloo(store, rank, RANKS, options)
+    part = torch.full((1 << 16,), rank + 1.0, dtype=torch.float32, device="cpu")
+    group.allreduce([part]).wait()
+    return part
+
+
+def _nccl_trouble(gpus: int) -> str:
+    import torch
+
+    def allreduce() -> list[Tensor]:
+        full = [
+            torch.full((1024,), index + 1.0, dtype=torch.float32, device=f"cuda:{index}")
+            for index in range(gpus)
+        ]
+        torch.cuda.nccl.all_reduce(full)  # type: ignore[no-untyped-call]
+        return full
+
+    return _trouble(allreduce, "cuda:")
+
+
+def _trouble(allreduce: Callable[[], list[Tensor]], place: str) -> str:
+    """Returns what is wrong with an allreduce of 1, 2, ... by place; empty if nothing is."""
+    try:
+        sums = allreduce()
+        expected = sum(range(len(sums) + 1))
+        wrong = [rank for rank, total in enumerate(sums) if not bool((total == expected).all())]
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return f"the sum is wrong on {', '.join(f'{place}{rank}' for rank in wrong)}" if wrong else ""

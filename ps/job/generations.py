@@ -9,6 +9,7 @@ came at a boundary: between two steps that all members agree on. No I/O: request
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hubring.ps.core.errors import ConfigError
@@ -48,23 +49,34 @@ class Generation(NamedTuple):
         return tuple(arrival.member for arrival in self.arrivals)
 
 
-class Generations:
-    """Decides when a ring's next generation begins, and with whom.
-
-    Args:
-        least: Members that training needs; 0: the ring does not heal.
+@dataclass(eq=False, repr=False)
+class GenerationsState:
+    """What another process needs to know of a ring; those who come to a meeting come again.
 
     Attributes:
+        least: Members that training needs; 0: the ring does not heal.
         current: The newest generation; number 0 before the first.
-        gathering_since: When the first worker came to the meeting, in monotonic seconds; None without one.
         pause: Seconds that the members met before the current generation.
     """
 
+    least: int = 0
+    current: Generation = Generation()  # noqa: RUF009 - it does not change
+    pause: float = 0.0
+
+
+class Generations(GenerationsState):
+    """Decides when a ring's next generation begins, and with whom.
+
+    Args:
+        least: See `GenerationsState`.
+
+    Attributes:
+        gathering_since: When the first worker came to the meeting, in monotonic seconds; None without one.
+    """
+
     def __init__(self, least: int = 0) -> None:
-        self.least = least
-        self.current = Generation()
+        super().__init__(least)
         self.gathering_since: float | None = None
-        self.pause = 0.0
         self._arrivals: dict[Member, Arrival] = {}
 
     @property
@@ -95,7 +107,7 @@ class Generations:
         return f"{left} workers are left, and --min-workers is {self.least}. Restart the job"
 
     def come(self, member: Member, note: str, now: float, *, boundary: bool) -> None:
-        """Notes that a worker has come to the meeting; what it said before is replaced."""
+        """Notes that a worker has come to the meeting; its earlier note is replaced."""
         self._arrivals[member] = Arrival(member, note, boundary)
         if member in self.current.members and self.gathering_since is None:
             self.gathering_since = now

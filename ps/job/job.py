@@ -1,46 +1,53 @@
 """One job, from the first join to the last leave.
 
-Law: a worker is a member from its admission until it leaves or its lease expires.
-All workers of a job run the same script on the same topology. A job that cannot
-continue has failed. A job is over when it has no members left. No I/O: requests
-and the time are arguments.
+Law: a worker is a member from its admission until it leaves or its lease expires. All workers of a job run
+the same script on the same topology. A job that cannot continue has failed. A job is over when it has no
+members left. No I/O: requests and the time are arguments.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
-from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
-from hubring.ps.job.completion import Completion
 from hubring.ps.job.generations import Generations
-from hubring.ps.job.joiner import Joiner
-from hubring.ps.job.membership import RETURN_SECONDS, Membership
-from hubring.ps.job.outcome import Outcome
-from hubring.ps.job.progress import Progress
-from hubring.ps.job.telemetry import Telemetry
-from hubring.ps.job.uneven_batches import Finish
+from hubring.ps.job.membership import RETURN_SECONDS, Joiner, Membership, Place
+from hubring.ps.job.outcome import FirstFinish, JobOutcome, LeaveReason
+from hubring.ps.job.standstill import Standstill
+from hubring.ps.job.telemetry import HELD_UP, Completion, Progress, Telemetry
 
 log = logging.getLogger(__name__)
 
-HELD_UP = 2.0
-"""Seconds of waiting after which a worker counts as blocked by another worker, not as slow itself."""
+
+@dataclass(eq=False, repr=False)
+class JobState:
+    """What another process needs to know of a job, besides its members."""
+
+    first_incarnation: int = 1
+    name: str = ""
+    topology: str = ""
+    averages: bool = False
+    """Whether the hub only averages. Then no worker can join after the start."""
+    outcome: JobOutcome = field(default_factory=JobOutcome)
+    draining: bool = False
+    """Whether all workers were asked to leave. Departures are then no news for the others."""
+    stop_after: int = 0
+    """The step after which a ring stops; 0 if no member proposed one."""
+    heard_stop: set[int] = field(default_factory=set)
+    """The ranks that know this step."""
+    finish: FirstFinish | None = None
+    """The first worker that finished, in lockstep."""
+    warned: bool = False
+    """Whether the others know that they step without it."""
+    news: dict[int, list[str]] = field(default_factory=dict)
+    """What each rank learns with its next heartbeat."""
 
 
-class Reason(enum.IntEnum):
-    """Why a worker left; numbers as in control.proto."""
-
-    FINISHED = 0
-    PREEMPTED = 1
-    FAILED = 2
-    DIVERGED = 3
-    """It found a NaN or an infinity, so no other worker can continue."""
-
-
-class Job:
-    """The state of one job.
+class Job(JobState):
+    """One job.
 
     Args:
         workers: World size; None uses the first worker's `world_size`, or 1.
@@ -61,29 +68,15 @@ class Job:
         lockstep: bool = True,
         first_incarnation: int = 1,
     ) -> None:
-        self.name = ""
-        self.topology = ""
-        self.outcome = Outcome()
-        self.draining = False
-        """Whether all workers were asked to leave. Departures are then no news for the others."""
+        super().__init__(first_incarnation)
         self.failure: HubringError | None = None
         self.progress: dict[int, Progress] = {}
         self.completion = Completion()
-        self._workers = workers
-        self._lease = lease_seconds
-        self._keep_going = keep_going
-        self._colocate = colocate
-        self._lockstep = lockstep
-        self._first_incarnation = first_incarnation
-        self._news: defaultdict[int, list[str]] = defaultdict(list)
+        self._workers, self._lease = workers, lease_seconds
+        self._keep_going, self._colocate, self._lockstep = keep_going, colocate, lockstep
         self.membership: Membership | None = None
-        self.stop_after = 0
-        """The step after which a ring stops; 0 if no member proposed one."""
-        self._heard_stop: set[int] = set()
-        self.finish: Finish | None = None
-        """The first worker that finished, in lockstep."""
         self.generations = Generations()
-        self._warned = False
+        self._standstill = Standstill(self.tell, self.fail)
 
     def admit(self, joiner: Joiner, now: float, *, waits: bool = False) -> Member:
         """Gives the worker a rank. The same token always gets the same rank.
@@ -102,7 +95,7 @@ class Job:
         self._check(joiner)
         if self.membership is None:
             world_size = self._workers or joiner.world_size or 1
-            self.membership = Membership(world_size, self._lease, first_incarnation=self._first_incarnation)
+            self.membership = Membership(world_size, self._lease, self.first_incarnation)
             self.name, self.topology = joiner.job, joiner.topology
             self.generations = Generations(joiner.min_workers)
         known, step = self.membership.holds(joiner.token), self.step
@@ -194,9 +187,7 @@ class Job:
 
     def waiting_for(self) -> str:
         """Returns which workers are missing at the start, in words."""
-        if self.membership is None:
-            return "waiting for the first worker"
-        return f"waiting for {self.membership.absent()}"
+        return f"waiting for {self.membership.absent() if self.membership else 'the first worker'}"
 
     def beat(
         self,
@@ -231,7 +222,9 @@ class Job:
             progress.telemetry = telemetry
             progress.sample_rate.note(telemetry.samples, now)
             self.completion.note(self._part_done(), now)
-        return self._news.pop(sender.rank, [])
+            if self.started and self.failure is None and not self.draining:
+                self._standstill.look({one.rank: self.progress[one.rank] for one in self.members}, now)
+        return self.news.pop(sender.rank, [])
 
     def stop(self, sender: Sender, after: int) -> bool:
         """Records the step after which a member of a ring stops; returns whether all members know the step.
@@ -243,8 +236,8 @@ class Job:
             log.warning("rank %d received a stop request; all workers stop after step %d", sender.rank, after)
             self.stop_after, self.draining = after, True
         if after and after == self.stop_after:
-            self._heard_stop.add(sender.rank)
-        return bool(self.stop_after) and all(one.rank in self._heard_stop for one in self.members)
+            self.heard_stop.add(sender.rank)
+        return bool(self.stop_after) and all(one.rank in self.heard_stop for one in self.members)
 
     def expire(self, now: float) -> list[Member]:
         """Removes the workers whose lease expired, and notifies the others."""
@@ -257,7 +250,7 @@ class Job:
                 member, f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
             )
             self.outcome.leave("lost", member.rank, f"silent for {silent:.1f} s at step {self._step(member)}")
-            self._news.pop(member.rank, None)
+            self.news.pop(member.rank, None)
         return lost
 
     def disconnect(self, sender: Sender, now: float) -> None:
@@ -271,12 +264,17 @@ class Job:
         if member is not None:
             self.disconnect(member.sender, now)
 
-    def excuse(self, seconds: float, now: float) -> None:
+    def resume(self, world_size: int, places: Iterable[Place], now: float) -> None:
+        """Takes over these members of another process. All leases begin `now`."""
+        self.membership = Membership(world_size, self._lease)
+        self.membership.resume(places, now)
+
+    def extend_leases(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         if self.membership is not None:
-            self.membership.excuse(seconds, now)
+            self.membership.extend_leases(seconds, now)
 
-    def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
+    def leave(self, sender: Sender, reason: LeaveReason, text: str, step: int) -> list[str]:
         """Removes a worker that leaves after `step` completed steps; returns its last news.
 
         Raises:
@@ -288,27 +286,28 @@ class Job:
             return []
         self.progress[member.rank].step = step
         self._warn_of_uneven(member.rank, step)
-        if reason is Reason.FINISHED:
+        if reason is LeaveReason.FINISHED:
             self.outcome.leave("finished", member.rank)
             self.generations.leave(member)
             log.info("%s finished after step %d", member, step)
             if self.finish is None and (self._lockstep or self.topology == "ring"):
-                self.finish = Finish(member, step)
+                self.finish = FirstFinish(member, step)
                 self.membership.finished = self.finish.ends_rest
-        elif reason is Reason.PREEMPTED:
+        elif reason is LeaveReason.PREEMPTED:
             self.outcome.leave("preempted", member.rank)
             if not self.draining and self.membership.members:
                 self._lose(member, "stopped on request")
             else:
                 log.info("%s stopped on request after step %d", member, step)
-        elif reason is Reason.DIVERGED:
+        elif reason is LeaveReason.DIVERGED or (reason is LeaveReason.REFUSED and self._lockstep):
             self.outcome.leave("failed", member.rank, text)
-            self.fail(NonFinite(text))
+            diverged = reason is LeaveReason.DIVERGED
+            self.fail(NonFinite(text) if diverged else ConfigError(f"{member} failed: {text}"))
         else:
             self.outcome.leave("failed", member.rank, text)
             self.outcome.erred |= self.failure is None
             self._lose(member, f"failed: {text}")
-        return self._news.pop(member.rank, [])
+        return self.news.pop(member.rank, [])
 
     def fail(self, error: HubringError) -> None:
         """Fails the job for all workers. The first cause counts."""
@@ -332,7 +331,9 @@ class Job:
     @property
     def replaceable(self) -> list[int]:
         """The ranks without a worker that a new worker can take while the job continues."""
-        if not self.started or not self.members or self.failure or self.draining or not self._survives_loss:
+        if not self.started or not self.members or self.failure or self.draining:
+            return []
+        if self.averages or not self._survives_loss:
             return []
         taken = {*(member.rank for member in self.members), *self.outcome.finished}
         return [rank for rank in range(self.world_size) if rank not in taken]
@@ -357,7 +358,7 @@ class Job:
     def tell(self, line: str) -> None:
         """Sends news to all workers, with their next heartbeats."""
         for member in self.members:
-            self._news[member.rank].append(line)
+            self.news.setdefault(member.rank, []).append(line)
 
     def finished(self, sender: Sender) -> str:
         """Returns the error if this worker takes another step, because another one finished; or empty."""
@@ -365,25 +366,23 @@ class Job:
         return self.finish.ends_rest if self.finish is not None and late else ""
 
     def _warn_of_uneven(self, rank: int, step: int) -> None:
-        """Warns once if this rank completed a step without the one that finished, which only a hub allows."""
-        if self.finish is None or self._warned or step <= self.finish.step:
+        """Warns once if this rank stepped without one that finished. Around a ring it steps no more."""
+        if self.finish is None or self.warned or step <= self.finish.step or self.topology == "ring":
             return
-        self._warned = True
+        self.warned = True
         log.warning("%s", self.finish.warning)
         for each in {rank, *(member.rank for member in self.members)}:
-            self._news[each].append(self.finish.warning)
+            self.news.setdefault(each, []).append(self.finish.warning)
 
     def _lose(self, member: Member, why: str) -> None:
-        assert self.membership is not None
-        left = len(self.membership.members)
+        left = len(self.members)
         if not self.started or self.failure is not None:
             log.warning("%s %s", member, why)
             return
         if self._survives_loss:
-            line = (
-                f"{member} {why}; the job continues with {left} of {self.membership.world_size} workers."
-                f" To replace the worker, start one with --rank {member.rank}"
-            )
+            line = f"{member} {why}; the job continues with {left} of {self.world_size} workers"
+            if not self.averages:
+                line += f". To replace the worker, start one with --rank {member.rank}"
             log.warning("%s", line)
             self.tell(line)
         elif left:

@@ -1,27 +1,43 @@
 """Which workers are members of a job.
 
-Law: a rank has at most one holder. Each join gets a higher incarnation than every
-join before it, so an incarnation always identifies one holder of a rank. A holder
-stays a member while it sends heartbeats within its lease. If its connection closes,
-it has only RETURN_SECONDS for the next heartbeat. A holder that waits for its
-place sends no heartbeats; it asks again within JOIN_SECONDS. A worker that lost its
-rank must join as a new process. The view begins when all ranks are held at once.
-Later joiners enter the view when they are activated. The epoch rises with every
-change of the view, and with nothing else.
+Law: a rank has at most one holder. Each join gets a higher incarnation than every join before it, so an
+incarnation always identifies one holder of a rank. A holder stays a member while it sends heartbeats
+within its lease. If its connection closes, it has only RETURN_SECONDS for the next heartbeat. A holder
+that waits for its place sends no heartbeats; it asks again within JOIN_SECONDS. A worker that lost its
+rank must join as a new process. The view begins when all ranks are held at once. Later joiners enter the
+view when they are activated. The epoch rises with every change of the view, and with nothing else.
 
-The caller passes the time, in monotonic seconds. `excuse` extends the leases by
-time in which the server could not receive heartbeats.
+The caller passes the time, in monotonic seconds. `extend_leases` adds the time in which the server
+could not receive heartbeats.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Member, Sender, View, new_incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """A worker that asks to join. None for `rank` or `world_size` accepts any value."""
+
+    token: str
+    job: str
+    topology: str
+    host: str
+    pid: int
+    rank: int | None = None
+    world_size: int | None = None
+    min_workers: int = 0
+    """Members with which a ring continues after a loss; 0: a ring ends with its first loss."""
+    brings_shard: bool = False
+    """Whether the worker has started the shard that `--colocate` requires."""
+
 
 NAMED_RANKS = 16
 """How many missing ranks a message lists. Every waiting worker gets the message every few seconds."""
@@ -62,7 +78,7 @@ def answer_seconds(lease_seconds: float) -> float:
     return min(5.0, lease_seconds / 4)
 
 
-class Departure(NamedTuple):
+class FormerMember(NamedTuple):
     """A former holder of a rank."""
 
     member: Member
@@ -72,25 +88,55 @@ class Departure(NamedTuple):
     """Whether it left; otherwise it lost its rank."""
 
 
-@dataclass(slots=True)
-class Lease:
+@dataclass(eq=False, repr=False)
+class Place:
     """One holder's place."""
 
     member: Member
     token: str
-    beaten: float
     active: bool = False
     waits: bool = False
     """Whether the holder waits for its place."""
-    returns_by: float = math.inf
-    """When the lease of a holder whose connection closed expires."""
+
+
+class Lease(Place):
+    """A place, and until when it is held.
+
+    Args:
+        place: The place.
+        beaten: When the holder sent its last heartbeat.
+
+    Attributes:
+        returns_by: When the lease of a holder whose connection closed expires.
+    """
+
+    def __init__(self, place: Place, beaten: float) -> None:
+        super().__init__(place.member, place.token, place.active, place.waits)
+        self.beaten = beaten
+        self.returns_by = math.inf
 
     def expired(self, now: float, seconds: float) -> bool:
         lease = max(seconds, JOIN_SECONDS) if self.waits else seconds
         return now - self.beaten > lease or now > self.returns_by
 
 
-class Membership:
+@dataclass(eq=False, repr=False)
+class MembershipState:
+    """What another process needs to know of a membership, besides the places."""
+
+    world_size: int
+    next_incarnation: int
+    complete: bool = False
+    """Whether all ranks have been held at once; stays true when workers leave later."""
+    finished: str = ""
+    """As `View.finished`."""
+    epoch: int = 0
+    tokens: dict[str, Member] = field(default_factory=dict)
+    departed: dict[int, FormerMember] = field(default_factory=dict)
+    """The last former holders, by incarnation."""
+
+
+class Membership(MembershipState):
     """The holders of a job's ranks.
 
     Args:
@@ -100,23 +146,28 @@ class Membership:
     """
 
     def __init__(self, world_size: int, lease_seconds: float, first_incarnation: int = 1) -> None:
-        self.world_size = world_size
+        super().__init__(world_size, first_incarnation)
         self.lease_seconds = lease_seconds
-        self.next_incarnation = first_incarnation
-        self.complete = False
-        """Whether all ranks have been held at once; stays true when workers leave later."""
-        self.finished = ""
-        """As `View.finished`."""
-        self._epoch = 0
         self._leases: dict[int, Lease] = {}
-        self._tokens: dict[str, Member] = {}
-        self.departed: dict[int, Departure] = {}
-        """The last former holders, by incarnation."""
+
+    @property
+    def places(self) -> list[Place]:
+        """All holders' places."""
+        return list(self._leases.values())
+
+    def resume(self, places: Iterable[Place], now: float) -> None:
+        """Takes over these places of another process. All leases begin `now`."""
+        self._leases = {place.member.rank: Lease(place, now) for place in places}
 
     @property
     def members(self) -> tuple[Member, ...]:
         """All holders in rank order, including inactive ones."""
         return tuple(lease.member for _, lease in sorted(self._leases.items()))
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The ranks that train: not those that have joined and have no plan yet."""
+        return tuple(rank for rank, lease in sorted(self._leases.items()) if lease.active)
 
     @property
     def disconnected(self) -> tuple[Member, ...]:
@@ -128,7 +179,7 @@ class Membership:
     def view(self) -> View:
         """The active members at this epoch."""
         active = (lease.member for _, lease in sorted(self._leases.items()) if lease.active)
-        return View(self._epoch, tuple(active), self.finished)
+        return View(self.epoch, tuple(active), self.finished)
 
     def member(self, sender: Sender) -> Member:
         """Returns the member that sent a message.
@@ -140,7 +191,7 @@ class Membership:
 
     def holds(self, token: str) -> bool:
         """Returns whether this worker process got a rank, even if it lost the rank since."""
-        return token in self._tokens
+        return token in self.tokens
 
     def missing(self) -> list[int]:
         """Returns the ranks without a holder."""
@@ -173,15 +224,15 @@ class Membership:
             ConfigError: No rank is free, or `rank` is taken or out of range.
             Fenced: This token had a rank and lost it.
         """
-        if token in self._tokens:
-            member = self._tokens[token]
+        if token in self.tokens:
+            member = self.tokens[token]
             self.beat(member.sender, now)
             self._leases[member.rank].waits = waits
             return member
         member = Member(self.free_rank(rank), new_incarnation(self.next_incarnation), host, pid)
         self.next_incarnation += 1
-        self._tokens[token] = member
-        self._leases[member.rank] = Lease(member, token, beaten=now, waits=waits)
+        self.tokens[token] = member
+        self._leases[member.rank] = Lease(Place(member, token, waits=waits), now)
         if not self.complete and len(self._leases) == self.world_size:
             self.complete = True
             self._activate(self._leases.values())
@@ -212,7 +263,7 @@ class Membership:
         if lease is not None and lease.member.incarnation == sender.incarnation:
             lease.returns_by = now + min(RETURN_SECONDS, self.lease_seconds)
 
-    def hurry(self) -> None:
+    def end_grace(self) -> None:
         """Ends the grace of holders whose connection closed: other members have lost them too."""
         for lease in self._leases.values():
             if lease.returns_by < math.inf:
@@ -220,9 +271,9 @@ class Membership:
 
     def holder(self, token: str) -> Member | None:
         """Returns the member that this worker process became, even if it lost the rank since."""
-        return self._tokens.get(token)
+        return self.tokens.get(token)
 
-    def excuse(self, seconds: float, now: float) -> None:
+    def extend_leases(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         for lease in self._leases.values():
             lease.beaten = min(now, lease.beaten + seconds)
@@ -299,14 +350,14 @@ class Membership:
     def _activate(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
             lease.active = True
-        self._epoch += 1
+        self.epoch += 1
 
     def _vacate(self, reasons: Mapping[Member, str], *, left: bool) -> None:
         """Frees ranks. A former holder that sends another message gets its entry of `reasons`."""
         freed = [self._leases.pop(member.rank) for member in reasons]
         for lease, why in zip(freed, reasons.values(), strict=True):
-            self.departed[lease.member.incarnation] = Departure(lease.member, lease.token, why, left)
-        self._epoch += any(lease.active for lease in freed)
+            self.departed[lease.member.incarnation] = FormerMember(lease.member, lease.token, why, left)
+        self.epoch += any(lease.active for lease in freed)
         while len(self.departed) > MOST_DEPARTED + self.world_size:
             oldest = self.departed.pop(next(iter(self.departed)))
-            del self._tokens[oldest.token]
+            del self.tokens[oldest.token]

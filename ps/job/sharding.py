@@ -1,8 +1,7 @@
 """Splits buckets into slices, and distributes the slices over the shards by size.
 
-Law: every element lies in exactly one slice. The slices depend only on the buckets
-and on `slice_bytes`. Only the distribution depends on the number of shards. So a
-checkpoint restores onto any number of shards.
+Law: every element lies in exactly one slice. The slices depend only on the buckets and on `slice_bytes`.
+Only the distribution depends on the number of shards. So a checkpoint restores onto any number of shards.
 """
 
 from __future__ import annotations
@@ -10,10 +9,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import ceil
+from typing import NamedTuple
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, ShardPlan, Slice
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, ShardPlan, Slice, TensorSpec
 
 SLICE_BYTES = 4 << 20
 """Small enough that the sum of one slice overlaps with the transfer of the next; large enough to amortize
@@ -116,3 +117,35 @@ def _deal(weights: Sequence[int], held: Sequence[int]) -> list[int]:
         load, owners[key] = loads[0]
         heapq.heapreplace(loads, (load + weights[key], owners[key]))
     return owners
+
+
+class ParameterPart(NamedTuple):
+    """The elements of one parameter in one slice.
+
+    Attributes:
+        position: The parameter's position in the bucket's `tensors`.
+        in_slice: Its elements, counted from the slice's start.
+        in_parameter: The same elements, counted from the start of the flat parameter.
+    """
+
+    position: int
+    in_slice: slice
+    in_parameter: slice
+
+
+def parameter_parts(piece: Slice, tensors: Sequence[TensorSpec]) -> tuple[ParameterPart, ...]:
+    """Returns the parts of a slice in order. Parameters without elements in the slice have none.
+
+    Args:
+        piece: A slice of the bucket.
+        tensors: All parameters of the bucket.
+    """
+    first, last = piece.offset, piece.offset + piece.numel
+    starts = accumulate((tensor.numel for tensor in tensors), initial=0)
+    parts = []
+    for position, (tensor, start) in enumerate(zip(tensors, starts, strict=False)):
+        begin, end = max(first, start), min(last, start + tensor.numel)
+        if begin < end:
+            in_slice, in_parameter = slice(begin - first, end - first), slice(begin - start, end - start)
+            parts.append(ParameterPart(position, in_slice, in_parameter))
+    return tuple(parts)

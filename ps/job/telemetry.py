@@ -1,25 +1,95 @@
-"""Telemetry: what a worker's heartbeat carries for people, besides its step and its loss."""
+"""What workers report besides gradients: step, loss, rates, metrics; and how much of a job is done."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeGuard
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.core.peer_text import clean
+from hubring.ps.core.bounds import clean
+
+RATE_WINDOW_SECONDS = 3.0
+"""Seconds over which the rate is measured: several heartbeats, but short."""
+
+
+@dataclass(slots=True)
+class StepRate:
+    """Steps per second, from completed steps and the times of their reports; 0 before the first window."""
+
+    rate: float = 0.0
+    _since: float | None = None
+    _from: int = 0
+
+    def note(self, step: int, now: float) -> None:
+        """Records the steps completed by `now`, in monotonic seconds. Fewer than before means another job."""
+        # A resumed job jumps from 0 to its first step, which is no speed.
+        if self._since is None or not self._from or step < self._from:
+            self._since, self._from, self.rate = now, step, 0.0
+        elif now - self._since >= RATE_WINDOW_SECONDS:
+            self.rate = (step - self._from) / (now - self._since)
+            self._since, self._from = now, step
+
+
+MOST_READINGS = 60
+"""The speed is that of the last readings, so that it follows a job that becomes slower."""
+
+APART_SECONDS = 1.0
+"""Smallest distance of two readings."""
+
+
+class Completion:
+    """The part of a job that is done, from 0 to 1, and its recent speed.
+
+    Law: only readings that differ from the one before count, so a job may report once per epoch. A reading
+    below the one before starts over.
+    """
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, float]] = deque(maxlen=MOST_READINGS)
+        self._part: float | None = None
+
+    @property
+    def part(self) -> float | None:
+        """The part that is done; None if it is not known."""
+        return self._part
+
+    def note(self, part: float | None, now: float) -> None:
+        """Records the part that is done at `now`, in monotonic seconds."""
+        if part is None or (self._part is not None and part < self._part):
+            self._readings.clear()
+        if part is not None and part != self._part and self._is_due(now):
+            self._readings.append((now, part))
+        self._part = part
+
+    def seconds_left(self, now: float) -> float | None:
+        """Returns the seconds until the end at the recent speed; None if the speed is not known."""
+        if self._part is not None and self._part >= 1.0:
+            return 0.0
+        if len(self._readings) < 2:
+            return None
+        (began, first), (at, last) = self._readings[0], self._readings[-1]
+        return max(0.0, (1.0 - last) * (at - began) / (last - first) - (now - at))
+
+    def _is_due(self, now: float) -> bool:
+        return not self._readings or now - self._readings[-1][0] >= APART_SECONDS
+
 
 log = logging.getLogger(__name__)
 
 MOST_METRICS = 12
 """How many metrics of a worker are sent and shown: the first ones that it reported."""
 
-LONGEST_NAME = 60
+LONGEST_METRIC_NAME = 60
 """Characters of a metric's name; a longer name is cut."""
 
-LARGEST = 1e300
+LONGEST_OPERATION = 120
+"""Characters of an operation's name, and of a line of the script; the rest is cut."""
+
+LARGEST_METRIC = 1e300
 """Limit on a metric's absolute value. NaN, infinite and larger values are left out."""
 
 _ELSEWHERE = frozenset({"loss", "samples", "progress", "total_steps", "step"})
@@ -37,6 +107,9 @@ class Telemetry:
         cpu_seconds: CPU time of the process since it started.
         memory_bytes: Its resident memory.
         gpu_bytes: GPU memory that torch holds in it.
+        operation: What it has waited in for some seconds; empty if it does not wait.
+        place: The script's line that waits in it.
+        held: Whether the operation certainly waits for other workers.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -45,6 +118,9 @@ class Telemetry:
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
     gpu_bytes: int = 0
+    operation: str = ""
+    place: str = ""
+    held: bool = False
 
     def to_proto(self) -> pb.Telemetry:
         return pb.Telemetry(
@@ -54,10 +130,13 @@ class Telemetry:
             cpu_ns=round(1e9 * self.cpu_seconds),
             memory_bytes=self.memory_bytes,
             gpu_bytes=self.gpu_bytes,
+            operation=self.operation,
+            place=self.place,
+            held=self.held,
         )
 
 
-class Exporter:
+class TelemetryExporter:
     """Takes telemetry for heartbeats. Its errors stay here: a worker without heartbeats would be lost."""
 
     def __init__(self) -> None:
@@ -77,26 +156,31 @@ class Exporter:
 def from_proto(message: pb.Telemetry) -> Telemetry:
     """Returns a peer's telemetry. Whatever the peer sent, metrics are finite and bounded in number."""
     return Telemetry(
-        metrics=shown((clean(name, LONGEST_NAME), value) for name, value in sorted(message.metrics.items())),
+        metrics=shown(
+            (clean(name, LONGEST_METRIC_NAME), value) for name, value in sorted(message.metrics.items())
+        ),
         samples=message.samples,
         progress=_share(message.progress) if message.HasField("progress") else None,
         cpu_seconds=message.cpu_ns / 1e9,
         memory_bytes=message.memory_bytes,
         gpu_bytes=message.gpu_bytes,
+        operation=clean(message.operation, LONGEST_OPERATION),
+        place=clean(message.place, LONGEST_OPERATION),
+        held=message.held,
     )
 
 
 def shown(metrics: Iterable[tuple[str, Any]]) -> dict[str, float]:
     """Returns the first `MOST_METRICS` numbers that have no place of their own in the status."""
     found = (
-        (name[:LONGEST_NAME], float(value))
+        (name[:LONGEST_METRIC_NAME], float(value))
         for name, value in metrics
         if name not in _ELSEWHERE and _is_number(value)
     )
     return dict(islice(found, MOST_METRICS))
 
 
-def progress(reported: Mapping[str, Any], step: int) -> float | None:
+def reported_progress(reported: Mapping[str, Any], step: int) -> float | None:
     """Returns the part of the job that is done.
 
     Args:
@@ -115,4 +199,26 @@ def _share(value: Any) -> float | None:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -LARGEST_METRIC < value < LARGEST_METRIC
+    )
+
+
+HELD_UP = 2.0
+"""Seconds of waiting after which a worker counts as blocked by another worker, not as slow itself."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a worker reported last."""
+
+    step: int = 0
+    loss: float = float("nan")
+    heard: float = 0.0
+    waiting: float = 0.0
+    """Seconds that the worker had been blocked when it sent the report."""
+    step_rate: StepRate = field(default_factory=StepRate)
+    sample_rate: StepRate = field(default_factory=StepRate)
+    telemetry: Telemetry = field(default_factory=Telemetry)

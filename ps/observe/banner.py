@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hubring.ps.config.address import is_loopback
 from hubring.ps.config.server import ServerConfig
+from hubring.ps.config.values import is_loopback
 
 PLAIN = "gradients over ZeroMQ are not encrypted (--plain-data): anyone on the path can read them"
 
 
 def banner(config: ServerConfig, address: str, tokens: Path | None, page: Sequence[str], resumes: str) -> str:
-    """Returns the lines that tell how to use a server.
+    """Returns the lines that show how to use a server.
 
     Args:
         config: Its settings.
         address: Its `HOST:PORT`.
         tokens: The file with its tokens; None if it asks for none.
         page: The lines of the status page.
-        resumes: The step that it resumes from; empty if it starts anew.
+        resumes: The step that it resumes from; empty if it starts from the beginning.
     """
     shards = "one per worker, on its host" if config.colocate else str(config.shards)
     if config.await_shards:

@@ -1,10 +1,10 @@
-"""Log output on standard error: one line per event.
+"""Log output on standard error, one line per event, and its last lines for the status page.
 
-    host w3 step=120 | WARNING: the slowest is rank 1, 4 steps behind
+    14:03:07 host w3 step=120 | WARNING: the slowest is rank 1, 4 steps behind
 
-A line is written with one write, so that lines of processes that share a terminal do
-not mix. A program calls `configure` once at startup and updates `who`. All other code
-uses only `logging.getLogger(__name__)`.
+A line is written with one write, so that lines of processes that share a terminal do not mix. A program
+calls `configure` once at startup and updates `who`. All other code uses only
+`logging.getLogger(__name__)`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import json
 import logging
 import socket
 import sys
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TextIO
+from itertools import count
+from typing import Any, NamedTuple, TextIO
 
-from hubring.ps.config.kinds import LogFormat
+from hubring.ps.config.values import LogFormat
+from hubring.ps.core.standard_streams import is_terminal, kept
 
 RED, YELLOW, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 
@@ -51,21 +54,50 @@ def configure(fmt: LogFormat = "text", stream: TextIO | None = None) -> LogOrigi
     """
     stream = stream or sys.stderr
     handler = LineHandler(stream)
-    handler.setFormatter(JsonLine(who) if fmt == "json" else TextLine(who, colour=stream.isatty()))
+    handler.setFormatter(JsonLine(who) if fmt == "json" else TextLine(who, colour=is_terminal(stream)))
     root = logging.getLogger()
     for earlier in [known for known in root.handlers if isinstance(known, LineHandler)]:
         root.removeHandler(earlier)
+        earlier.close()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     return who
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """The handler that `configure` installs. The class distinguishes it from a training script's handlers."""
+    """The handler that `configure` installs. The class distinguishes it from a training script's handlers.
+
+    A script may close its standard error, so this handler has a copy. Where the script put an object in its
+    place that fails, the line goes to the standard error that the process began with.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__(kept(stream))
+        self._copied = self.stream is not stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record) + self.terminator
+        except Exception:  # as in logging: an error in a message must not stop the caller
+            self.handleError(record)
+            return
+        streams: tuple[Any, ...] = self.stream, sys.__stderr__
+        for stream in streams:
+            try:
+                stream.write(line)
+                stream.flush()
+            except Exception:  # noqa: S112 - None, closed, or an object of the script
+                continue
+            return
+
+    def close(self) -> None:
+        super().close()
+        if self._copied:
+            self.stream.close()
 
 
 class TextLine(logging.Formatter):
-    """Lines for people: `host w3 step=120 | message`, with the level for warnings and errors."""
+    """Lines for people: `14:03:07 host w3 step=120 | message`, with the level for warnings and errors."""
 
     def __init__(self, origin: LogOrigin, colour: bool = False) -> None:
         super().__init__("%(message)s")
@@ -73,9 +105,10 @@ class TextLine(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        # A traceback has several lines; each gets the origin.
+        # A traceback has several lines; each gets time and origin.
+        begin = f"{self.formatTime(record, '%H:%M:%S')} {self._origin} | "
         lines = (self._level(record) + super().format(record)).splitlines() or [""]
-        return "\n".join(f"{self._origin} | {line}" for line in lines)
+        return "\n".join(begin + line for line in lines)
 
     def _level(self, record: logging.LogRecord) -> str:
         if record.levelno < logging.WARNING:
@@ -106,3 +139,40 @@ class JsonLine(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+MAX_ENTRIES = 200
+"""Entries to store. The oldest are dropped."""
+
+
+class LogEntry(NamedTuple):
+    """One line of the log."""
+
+    number: int
+    """Increases by one with each entry, from 1."""
+    time: float
+    """Seconds since 1970."""
+    level: str
+    """`info`, `warning` or `error`."""
+    text: str
+
+
+class Journal(logging.Handler):
+    """Stores the last lines that this process logged at level INFO or above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._entries: deque[LogEntry] = deque(maxlen=MAX_ENTRIES)
+        self._numbers = count(1)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except Exception:  # a logging error must not stop the caller
+            self.handleError(record)
+            return
+        self._entries.append(LogEntry(next(self._numbers), record.created, record.levelname.lower(), text))
+
+    def entries(self) -> list[LogEntry]:
+        """Returns the stored entries, oldest first."""
+        return list(self._entries)

@@ -24,7 +24,7 @@ STALENESS_BUCKETS = (0.0, *(2.0**power for power in range(12)))
 """Upper bounds in versions, inclusive. One more bucket takes the rest."""
 
 Report = Mapping[str, Any]
-"""The return value of `Coordinator.status()`."""
+"""The return value of `StatusReporter.status()`."""
 
 Labels = tuple[str, ...]
 Reading = tuple[Labels, Any]
@@ -44,7 +44,6 @@ class Metric(NamedTuple):
     name: str
     type: Literal["counter", "gauge", "histogram"]
     labels: Labels
-    unit: str
     read: Read
     """Extracts the readings from a status."""
     help: str
@@ -54,7 +53,7 @@ def exposition(report: Report) -> bytes:
     """Returns a hub's status in Prometheus's text format.
 
     Args:
-        report: From `Coordinator.status()`.
+        report: From `StatusReporter.status()`.
     """
     registry = CollectorRegistry()
     registry.register(_Collector(report))
@@ -64,7 +63,7 @@ def exposition(report: Report) -> bytes:
 def document() -> str:
     """Returns the Markdown page that lists all metrics."""
     rows = [
-        f"| `{metric.name}` | {metric.type} | {', '.join(metric.labels)} | {metric.unit} | {metric.help} |"
+        f"| `{metric.name}` | {metric.type} | {', '.join(metric.labels)} | {metric.help} |"
         for metric in METRICS
     ]
     return _PAGE.format(rows="\n".join(rows))
@@ -177,122 +176,122 @@ def _held(report: Report) -> Iterator[Reading]:
 # fmt: off
 METRICS = (
     # The hub and its job.
-    Metric("ps_info", "gauge", ("version", "protocol", "mode", "topology"), "", _info,
+    Metric("ps_info", "gauge", ("version", "protocol", "mode", "topology"), _info,
            "Always 1. The labels describe the hub. `topology` is none until the first worker joins."),
-    Metric("ps_uptime_seconds", "gauge", (), "seconds", _hub("seconds_up"),
+    Metric("ps_uptime_seconds", "gauge", (), _hub("seconds_up"),
            "Time since the hub started."),
-    Metric("ps_running", "gauge", (), "", _hub_is(lambda report: report["state"] == "running"),
+    Metric("ps_running", "gauge", (), _hub_is(lambda report: report["state"] == "running"),
            "1 while a job runs: all of its workers joined and it has not failed."),
-    Metric("ps_failed", "gauge", (), "", _hub_is(lambda report: bool(report["failure"])),
+    Metric("ps_failed", "gauge", (), _hub_is(lambda report: bool(report["failure"])),
            "1 if the job or the hub has failed."),
-    Metric("ps_draining", "gauge", (), "", _hub("draining"),
+    Metric("ps_draining", "gauge", (), _hub("draining"),
            "1 while the hub asks all workers to stop after their step."),
-    Metric("ps_ends_with_job", "gauge", (), "", _hub("ends_with_job"),
+    Metric("ps_ends_with_job", "gauge", (), _hub("ends_with_job"),
            "1 if the hub exits when its job finishes: it has `--once`, or it was asked to stop."),
-    Metric("ps_epoch", "gauge", (), "", _hub("epoch"),
+    Metric("ps_epoch", "gauge", (), _hub("epoch"),
            "Increases with every change of the members, from 1. 0 before the job starts."),
-    Metric("ps_ring_generation", "gauge", (), "", _hub("ring_generation"),
+    Metric("ps_ring_generation", "gauge", (), _hub("ring_generation"),
            "Ring with `--min-workers`: increases when members are lost or enter, from 1."),
-    Metric("ps_ring_pause_seconds", "gauge", (), "seconds", _hub("ring_pause"),
+    Metric("ps_ring_pause_seconds", "gauge", (), _hub("ring_pause"),
            "Ring with `--min-workers`: how long the members met before this generation."),
-    Metric("ps_world_size", "gauge", (), "workers", _hub("world_size"),
+    Metric("ps_world_size", "gauge", (), _hub("world_size"),
            "Workers that the job needs. 0 while this is unknown."),
-    Metric("ps_workers", "gauge", (), "workers", _count("workers"),
+    Metric("ps_workers", "gauge", (), _count("workers"),
            "Workers in the job now."),
-    Metric("ps_workers_left_total", "counter", ("how",), "workers", _total("workers"),
+    Metric("ps_workers_left_total", "counter", ("how",), _total("workers"),
            "Workers that left the job, by how: finished, preempted, failed or lost."),
-    Metric("ps_jobs_total", "counter", ("result",), "jobs", _total("jobs"),
+    Metric("ps_jobs_total", "counter", ("result",), _total("jobs"),
            "Jobs that ended, by result: finished, preempted or failed."),
-    Metric("ps_refused_total", "counter", ("reason",), "requests", _total("refused"),
+    Metric("ps_refused_total", "counter", ("reason",), _total("refused"),
            "What the server refused, by reason: no `token`, or beyond a bound, such as `world size`."),
-    Metric("ps_failovers_total", "counter", (), "failovers", _hub("failovers"),
+    Metric("ps_failovers_total", "counter", (), _hub("failovers"),
            "Standbys that have taken the place of a shard or of the coordinator (`--standby`)."),
-    Metric("ps_steps_total", "counter", (), "steps", _steps,
+    Metric("ps_steps_total", "counter", (), _steps,
            "Steps that all workers have completed, including steps before the checkpoint that the job"
            " resumed from. Omitted before the first step."),
-    Metric("ps_progress_ratio", "gauge", (), "", _hub("progress"),
+    Metric("ps_progress_ratio", "gauge", (), _hub("progress"),
            "Part of the job that is done, from 0 to 1. Omitted unless the script reports `progress` or"
            " `total_steps`."),
-    Metric("ps_left_seconds", "gauge", (), "seconds", _hub("seconds_left"),
+    Metric("ps_left_seconds", "gauge", (), _hub("seconds_left"),
            "Estimated time until the job ends, from `ps_progress_ratio`. Omitted while it is unknown."),
-    Metric("ps_lease_seconds", "gauge", (), "seconds", _hub("lease_seconds"),
+    Metric("ps_lease_seconds", "gauge", (), _hub("lease_seconds"),
            "Time without a heartbeat after which a worker or a shard is lost."),
-    Metric("ps_checkpoints_total", "counter", (), "checkpoints", _hub("checkpoints"),
+    Metric("ps_checkpoints_total", "counter", (), _hub("checkpoints"),
            "Checkpoints that the hub wrote."),
-    Metric("ps_checkpoint_age_seconds", "gauge", (), "seconds", _hub("checkpoint_age"),
+    Metric("ps_checkpoint_age_seconds", "gauge", (), _hub("checkpoint_age"),
            "Time since the last checkpoint; without one, since the hub was ready for the job. Omitted unless"
            " a job runs whose parameters the hub saves."),
-    Metric("ps_checkpoint_interval_seconds", "gauge", (), "seconds", _hub("checkpoint_every"),
+    Metric("ps_checkpoint_interval_seconds", "gauge", (), _hub("checkpoint_every"),
            "Configured time between checkpoints. Omitted without a checkpoint directory."),
     # Workers.
-    Metric("ps_worker_steps_total", "counter", ("rank",), "steps", _worker_steps,
+    Metric("ps_worker_steps_total", "counter", ("rank",), _worker_steps,
            "Steps that the worker has completed, counted like `ps_steps_total`."),
-    Metric("ps_worker_steps_per_second", "gauge", ("rank",), "steps per second", _workers("steps_per_second"),
+    Metric("ps_worker_steps_per_second", "gauge", ("rank",), _workers("steps_per_second"),
            "The worker's speed over the last few seconds."),
-    Metric("ps_worker_loss", "gauge", ("rank",), "", _workers("loss"),
+    Metric("ps_worker_loss", "gauge", ("rank",), _workers("loss"),
            "The loss that the script reported last. Omitted if there is none or it is not finite."),
-    Metric("ps_worker_metric", "gauge", ("rank", "metric"), "", _metrics,
+    Metric("ps_worker_metric", "gauge", ("rank", "metric"), _metrics,
            "The last value of each reported number, at most 12 of them, and the learning rate as `lr`."),
-    Metric("ps_worker_samples_total", "counter", ("rank",), "samples", _known(_workers("samples")),
+    Metric("ps_worker_samples_total", "counter", ("rank",), _known(_workers("samples")),
            "Training samples that the script reported. Omitted if it reports none."),
-    Metric("ps_worker_cpu_seconds_total", "counter", ("rank",), "seconds", _known(_workers("cpu_seconds")),
+    Metric("ps_worker_cpu_seconds_total", "counter", ("rank",), _known(_workers("cpu_seconds")),
            "CPU time of the worker's process since it started, without child processes."),
-    Metric("ps_worker_memory_bytes", "gauge", ("rank",), "bytes", _known(_workers("memory_bytes")),
+    Metric("ps_worker_memory_bytes", "gauge", ("rank",), _known(_workers("memory_bytes")),
            "Resident memory of the worker's process, including shared memory."),
-    Metric("ps_worker_gpu_memory_bytes", "gauge", ("rank",), "bytes", _known(_workers("gpu_bytes")),
+    Metric("ps_worker_gpu_memory_bytes", "gauge", ("rank",), _known(_workers("gpu_bytes")),
            "GPU memory that torch holds in the worker's process. Omitted if it uses no GPU."),
-    Metric("ps_worker_waiting_seconds", "gauge", ("rank",), "seconds", _workers("seconds_waiting"),
+    Metric("ps_worker_waiting_seconds", "gauge", ("rank",), _workers("seconds_waiting"),
            "Time that the worker has been waiting for others. 0 while it computes."),
-    Metric("ps_worker_heartbeat_age_seconds", "gauge", ("rank",), "seconds",
+    Metric("ps_worker_heartbeat_age_seconds", "gauge", ("rank",),
            _workers("seconds_since_heartbeat"),
            "Time since the worker's last heartbeat. Workers send one per second; more with a short lease."),
     # Shards.
-    Metric("ps_shards", "gauge", (), "shards", _count("shards"),
+    Metric("ps_shards", "gauge", (), _count("shards"),
            "Registered shards."),
-    Metric("ps_shards_wanted", "gauge", (), "shards", _hub("shards_wanted"),
+    Metric("ps_shards_wanted", "gauge", (), _hub("shards_wanted"),
            "Shards that the job needs to start. 0 for a ring."),
-    Metric("ps_shard_standbys", "gauge", (), "standbys", _standbys,
+    Metric("ps_shard_standbys", "gauge", (), _standbys,
            "Shards whose standby would take their place without a lost step (`--standby`)."),
-    Metric("ps_shard_up", "gauge", ("shard",), "", _shards_up,
+    Metric("ps_shard_up", "gauge", ("shard",), _shards_up,
            "1 if the shard answered within a second. If not, its other metrics are omitted."),
-    Metric("ps_shard_heartbeat_age_seconds", "gauge", ("shard",), "seconds",
+    Metric("ps_shard_heartbeat_age_seconds", "gauge", ("shard",),
            _rows("shards", "shard", "seconds_since_heartbeat"),
            "Time since the shard's last heartbeat."),
-    Metric("ps_shard_pushes_total", "counter", ("shard",), "pushes", _shards("pushes"),
+    Metric("ps_shard_pushes_total", "counter", ("shard",), _shards("pushes"),
            "Gradients that were counted, or will be when their round closes."),
-    Metric("ps_shard_duplicates_total", "counter", ("shard",), "pushes", _shards("duplicates"),
+    Metric("ps_shard_duplicates_total", "counter", ("shard",), _shards("duplicates"),
            "Pushes that the shard had already received. They are not counted again."),
-    Metric("ps_shard_dropped_total", "counter", ("shard",), "pushes", _shards("dropped"),
+    Metric("ps_shard_dropped_total", "counter", ("shard",), _shards("dropped"),
            "Pushes that were too late for their round (`--mode backup`)."),
-    Metric("ps_shard_damaged_total", "counter", ("shard",), "messages", _shards("damaged"),
+    Metric("ps_shard_damaged_total", "counter", ("shard",), _shards("damaged"),
            "Messages that did not match their checksum. They were sent again."),
-    Metric("ps_shard_refused_total", "counter", ("shard", "reason"), "requests", _refused,
+    Metric("ps_shard_refused_total", "counter", ("shard", "reason"), _refused,
            "What the shard refused, by reason: no `token`, or beyond a bound, such as `streams`."),
-    Metric("ps_shard_received_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_in"),
+    Metric("ps_shard_received_bytes_total", "counter", ("shard",), _shards("bytes_in"),
            "Payload that workers sent to the shard, without headers."),
-    Metric("ps_shard_sent_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_out"),
+    Metric("ps_shard_sent_bytes_total", "counter", ("shard",), _shards("bytes_out"),
            "Payload that the shard sent to workers, without headers."),
-    Metric("ps_shard_queued_seconds_total", "counter", ("shard",), "seconds", _shards("queued_seconds"),
+    Metric("ps_shard_queued_seconds_total", "counter", ("shard",), _shards("queued_seconds"),
            "Time that requests waited for other requests received with them."),
-    Metric("ps_shard_handled_seconds_total", "counter", ("shard",), "seconds", _shards("handled_seconds"),
+    Metric("ps_shard_handled_seconds_total", "counter", ("shard",), _shards("handled_seconds"),
            "Time that the shard spent on reading requests, updating and answering."),
-    Metric("ps_shard_held_seconds_total", "counter", ("shard", "rank"), "seconds", _held,
+    Metric("ps_shard_held_seconds_total", "counter", ("shard", "rank"), _held,
            "Time that the mode held back answers to this worker. Times of concurrent answers add up."),
-    Metric("ps_shard_cpu_seconds_total", "counter", ("shard",), "seconds", _shards("cpu_seconds"),
+    Metric("ps_shard_cpu_seconds_total", "counter", ("shard",), _shards("cpu_seconds"),
            "CPU time of the shard's process since it started."),
-    Metric("ps_shard_peak_bytes", "gauge", ("shard",), "bytes", _shards("peak_bytes"),
+    Metric("ps_shard_peak_bytes", "gauge", ("shard",), _shards("peak_bytes"),
            "Peak memory of the shard's process."),
-    Metric("ps_shard_memory_bytes", "gauge", ("shard",), "bytes", _shards("memory_bytes"),
+    Metric("ps_shard_memory_bytes", "gauge", ("shard",), _shards("memory_bytes"),
            "Resident memory of the shard's process, including shared memory."),
-    Metric("ps_shard_gpu_memory_bytes", "gauge", ("shard",), "bytes", _known(_shards("gpu_bytes")),
+    Metric("ps_shard_gpu_memory_bytes", "gauge", ("shard",), _known(_shards("gpu_bytes")),
            "GPU memory that torch holds in the shard's process. Omitted if it uses no GPU."),
-    Metric("ps_shard_keys", "gauge", ("shard",), "keys", _shards("keys"),
+    Metric("ps_shard_keys", "gauge", ("shard",), _shards("keys"),
            "Slices of the model that the shard holds. 0 if the job does not use the shard."),
-    Metric("ps_shard_oldest_version", "gauge", ("shard",), "versions", _versions("oldest_version"),
+    Metric("ps_shard_oldest_version", "gauge", ("shard",), _versions("oldest_version"),
            "Fewest updates of any key on the shard."),
-    Metric("ps_shard_newest_version", "gauge", ("shard",), "versions", _versions("newest_version"),
+    Metric("ps_shard_newest_version", "gauge", ("shard",), _versions("newest_version"),
            "Most updates of any key on the shard."),
-    Metric("ps_push_staleness", "histogram", ("shard",), "versions", _shards("staleness"),
+    Metric("ps_push_staleness", "histogram", ("shard",), _shards("staleness"),
            "Versions between a worker's read of the parameters and the update by its push."),
 )
 # fmt: on
@@ -336,16 +335,16 @@ def _buckets(counts: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]
 _PAGE = """\
 # Metrics
 
-`ps-server start` serves these metrics at `/metrics`, on the port of its status page, in Prometheus's text
-format. `python -m hubring.ps.observe.metrics` makes this page from the table in `ps/observe/metrics.py`.
+`ps-server start` serves these metrics at `/metrics`, on the port of its status page.
+`python -m hubring.ps.observe.metrics` makes this page.
 
 Counters of workers and shards restart with each job; `rate()` and `increase()` allow for that.
 `ps_workers_left_total`, `ps_jobs_total`, `ps_checkpoints_total`, `ps_refused_total` and `ps_failovers_total`
 count from the hub's start, `ps_shard_refused_total` from the shard's. An unknown number is omitted. In a ring
 no gradients pass through the shards, so their counters stay 0.
 
-| name | type | labels | unit | meaning |
-| --- | --- | --- | --- | --- |
+| name | type | labels | meaning |
+| --- | --- | --- | --- |
 {rows}
 """
 

@@ -2,28 +2,34 @@
 
 torch's kernels need the sum of the gradients first. The sum of one block is still in the cache for the step.
 
-Law: until a parameter is left out of a step, or a state with different parameters is loaded, the blocks
-ignore parameters, and all count the same steps. From then on each parameter has blocks and a state of its
-own, so that a parameter that is left out keeps its values, its state and its number of steps. A block begins
-where its parameter begins in the slice, so the arithmetic is that of torch's fused kernel on that tensor. It
-is bitwise equal if the whole parameter is in the slice, or is cut at multiples of 64 bytes from its start.
-Otherwise the elements of at most one vector at the end of a part can differ by a unit in the last place.
+Law: the blocks ignore parameters that have been stepped alike so far. Where the hyperparameters of neighbors
+differ, or a loaded state does, blocks are cut for good. Once a parameter is left out of a step, each has
+blocks and a state of its own, so that it keeps its values, its state and its number of steps. Such a block
+begins where its parameter begins in the slice, so the arithmetic is that of torch's fused kernel on that
+tensor. It is bitwise equal if the whole parameter is in the slice, or is cut at multiples of 64 bytes from
+its start. Otherwise the elements of at most one vector at the end of a parameter can differ by a unit in the
+last place.
+
+Blocks that are too small for a compiled loop share calls with their neighbors: one sum, and one call of
+torch's kernel for all that have the same hyperparameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.optimizer_state import STEP, OptimizerState
-from hubring.ps.core.types import Hyper
-from hubring.ps.optim.hyperparameters import STATE
-from hubring.ps.optim.mean_and_step import SliceStep, optimizer_for
-from hubring.ps.optim.zeros import zeros_like
+from hubring.ps.core.types import HyperTable, StepHyper
+from hubring.ps.optim.block_optimizers import FusedStep, SliceStep, optimizer_for, step_together
+from hubring.ps.optim.hyperparameters import OPTIONAL_STATE, STATE, kwargs_of
+from hubring.ps.optim.sums import WORTH, finite_sum, summed, zeros_like
 
 BLOCK_BYTES = 2 << 20
 """Measured for 100 MiB from 2 workers, in ms, with two processes, 1 MiB of L2 cache each and 32 MiB of
@@ -33,12 +39,33 @@ kernel launch costs more than memory there."""
 
 
 class _Block(NamedTuple):
-    """Elements of the slice that are stepped together. `parameter` counts once parameters are separate."""
+    """Elements of the slice with one state. They are of these parameters, which are stepped alike."""
 
     part: slice
     values: Tensor
     optimizer: SliceStep
-    parameter: int = 0
+    parameters: range
+
+
+class _Neighbors:
+    """Blocks without gaps that are summed in one pass."""
+
+    def __init__(self, blocks: list[_Block]) -> None:
+        self.blocks = blocks
+        self.part = slice(blocks[0].part.start, blocks[-1].part.stop)
+        self.steps = [block.optimizer for block in blocks if isinstance(block.optimizer, FusedStep)]
+        self.values = [block.values for block in blocks]
+        self._scratch: Tensor | None = None
+
+    def sums(self, scratch: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Returns the end of `scratch` as memory for the sum, and each block's part of it.
+
+        The front may hold the mean of compressed gradients.
+        """
+        if scratch is not self._scratch:
+            self._scratch, self._sum = scratch, scratch[self.part.start - self.part.stop :]
+            self._sums = list(torch.split(self._sum, [values.numel() for values in self.values]))
+        return self._sum, self._sums
 
 
 class BlockSteps:
@@ -61,26 +88,56 @@ class BlockSteps:
         self._name = name
         self._values = values
         self._make = partial(optimizer_for, name, values.dtype, values.device, finite=finite)
+        self._sum = finite_sum if finite else summed
+        on_cpu = values.device.type == "cpu"
+        self._most = BLOCK_BYTES // values.element_size() if on_cpu else max(values.numel(), 1)
+        self._cuts: tuple[int, ...] = ()
+        self._cut_for: tuple[int, ...] = ()
+        self._blocks: list[_Block] = []
         self._parameters = parameters or [slice(0, values.numel())]
-        self._separate = len(self._parameters) == 1
-        self._checked: Hyper | None = None
-        self._blocks = list(self._cut(0, slice(0, max(values.numel(), 1))))
+        self._checked: StepHyper | None = None
+        self._table: HyperTable | None = None
+        self._options: list[dict[str, Any]] = []
+        """torch's options of each row of `_table`."""
+        self._divisors: dict[int, Tensor | None] = {1: None}
+        self._together: list[_Neighbors] | None = None
+        self._without: Collection[int] = ()
+        """What was absent from `_together`."""
+        self._cut_before([0])
 
-    def check(self, hyper: Hyper) -> None:
+    def check(self, hyper: StepHyper) -> None:
         """Checks the hyperparameters of a step.
 
         Raises:
             ConfigError: `step` cannot use them.
         """
-        if hyper != self._checked:
+        if hyper == self._checked:
+            return
+        if isinstance(hyper, HyperTable):
+            self._check_table(hyper)
+        else:
             for block in self._blocks:
                 block.optimizer.check(hyper)
-            self._checked = hyper
+        self._checked = hyper
+
+    def _check_table(self, table: HyperTable) -> None:
+        if not self._name or len(table.row_of) != len(self._parameters):
+            raise ConfigError(
+                f"got hyperparameters of {len(table.row_of)} parameters, for a slice of"
+                f" {len(self._parameters)} that {self._name or 'no optimizer'} steps; start all workers with"
+                " the same model and --bucket-bytes"
+            )
+        self._options = [kwargs_of(row, self._name) for row in table.rows]
+        self._table = table
+        for block in self._blocks if self._name in OPTIONAL_STATE else ():
+            for row in {table.row_of[parameter] for parameter in block.parameters}:
+                assert isinstance(block.optimizer, FusedStep), "a table is for an optimizer"
+                block.optimizer.check_state(table.rows[row])
 
     def step(
         self,
         gradients: Sequence[Tensor],
-        hyper: Hyper,
+        hyper: StepHyper,
         scratch: Tensor,
         absent: Collection[int] = (),
         count: int | None = None,
@@ -98,12 +155,54 @@ class BlockSteps:
             NonFinite: The sum has a NaN or an infinity. The affected elements are unchanged, but other
                 elements may have stepped, so the values are at no single step.
         """
-        for part, values, optimizer, _ in self._present(absent) if absent else self._blocks:
+        if isinstance(hyper, HyperTable) or absent or len(self._cuts) > 1:
+            self._step_apart(gradients, hyper, scratch, absent, count or len(gradients))
+            return
+        for part, values, optimizer, _ in self._blocks:
             # A single block is not sliced: for small tensors slicing costs as much as the sum.
             parts = gradients if len(self._blocks) == 1 else [gradient[part] for gradient in gradients]
             if count is not None and count > 1:  # a kernel may overwrite the sum
                 parts = [scratch[: values.numel()].copy_(parts[0])]
             optimizer.step(values, parts, count or len(gradients), hyper, scratch)
+
+    def _step_apart(
+        self,
+        gradients: Sequence[Tensor],
+        hyper: StepHyper,
+        scratch: Tensor,
+        absent: Collection[int],
+        count: int,
+    ) -> None:
+        """Steps parameters that are absent, or that differ or did differ in their hyperparameters."""
+        table = hyper if isinstance(hyper, HyperTable) else HyperTable((hyper,), (0,) * len(self._parameters))
+        if absent:
+            self._cut_before(range(len(self._parameters)))
+        elif table.row_of != self._cut_for:
+            pairs = enumerate(pairwise(table.row_of), 1)
+            self._cut_before(at for at, (row, next_row) in pairs if row != next_row)
+            self._cut_for = table.row_of
+        if table != self._table:
+            self._table, self._options = table, [kwargs_of(row, self._name) for row in table.rows]
+        if count not in self._divisors:
+            self._divisors[count] = torch.tensor(float(count), device=self._values.device)
+        if self._together is None or absent != self._without:
+            present = (block for block in self._blocks if block.parameters[0] not in absent)
+            self._together, self._without = _neighbors(present, self._most), absent
+        for some in self._together:
+            parts = [gradient[some.part] for gradient in gradients]
+            rows = [table.row_of[block.parameters[0]] for block in some.blocks]
+            if len(rows) == 1:
+                (values,) = some.values
+                if len(parts) == 1 and count > 1:  # a kernel may overwrite the sum
+                    parts = [scratch[: values.numel()].copy_(parts[0])]
+                some.blocks[0].optimizer.step(values, parts, count, table.rows[rows[0]], scratch)
+                continue
+            whole, sums = some.sums(scratch)
+            total = self._sum(parts, whole)
+            if len(parts) == 1:
+                whole.copy_(total)
+            options = [self._options[row] for row in rows]
+            step_together(some.values, sums, some.steps, options, self._divisors[count])
 
     def state(self) -> OptimizerState:
         """Returns a copy of the optimizer's state."""
@@ -112,9 +211,10 @@ class BlockSteps:
         tensors = {
             name: self._steps(states) if name == STEP else self._joined(name, states) for name in names
         }
-        fresh = {block.parameter for block, state in zip(self._blocks, states, strict=True) if not state}
-        separate = self._separate and len(self._parameters) > 1
-        return OptimizerState(tensors, tuple(sorted(fresh)) if tensors else (), separate)
+        pairs = zip(self._blocks, states, strict=True)
+        fresh = {parameter for block, state in pairs if not state for parameter in block.parameters}
+        cuts = self._cuts if len(self._cuts) > 1 else ()
+        return OptimizerState(tensors, tuple(sorted(fresh)) if tensors else (), cuts)
 
     def misfit(self, state: OptimizerState) -> str:
         """Returns why the optimizer cannot continue from a state, as a clause; empty if it can."""
@@ -125,47 +225,46 @@ class BlockSteps:
     def load(self, state: OptimizerState) -> None:
         """Replaces the optimizer's state with a copy of one from `state()`; without tensors it is fresh."""
         self._checked = None  # whether an option can be used depends on the state
-        steps = state.tensors.get(STEP)
-        if state.separate or state.fresh or (steps is not None and bool((steps != steps[:1]).any())):
-            self._separate_parameters()
-        fresh = state.fresh if state.tensors else range(len(self._parameters))
-        for part, values, optimizer, parameter in self._blocks:
-            own = {} if parameter in fresh else state.tensors
+        count = len(self._parameters)
+        fresh = frozenset(state.fresh if state.tensors else range(count))
+        steps = state.tensors[STEP].tolist() if STEP in state.tensors else [0.0] * count
+        kinds = [(at in fresh, steps[at]) for at in range(count)]
+        self._cut_before([0, *state.cuts, *(at for at in range(1, count) if kinds[at] != kinds[at - 1])])
+        for part, values, optimizer, parameters in self._blocks:
+            first = parameters[0]
+            own = {} if first in fresh else state.tensors
             optimizer.load(
                 {
-                    name: _copied((tensor[parameter] if name == STEP else tensor[part]).to(values.device))
+                    name: _copied((tensor[first] if name == STEP else tensor[part]).to(values.device))
                     for name, tensor in own.items()
                 }
             )
 
-    def _present(self, absent: Collection[int]) -> list[_Block]:
-        self._separate_parameters()
-        return [block for block in self._blocks if block.parameter not in absent]
-
-    def _separate_parameters(self) -> None:
-        """Gives each parameter blocks of its own."""
-        if self._separate:
+    def _cut_before(self, parameters: Iterable[int]) -> None:
+        """Gives these parameters blocks that begin with them, beside those that have some."""
+        cuts = tuple(sorted({*self._cuts, *parameters}))
+        if cuts == self._cuts:
             return
-        state = self.state()
-        self._separate = True
-        self._blocks = [
-            block for index, part in enumerate(self._parameters) for block in self._cut(index, part)
-        ]
-        self.load(state)
+        state = self.state() if self._blocks else OptimizerState()
+        self._cuts = cuts
+        ends = [*cuts[1:], len(self._parameters)]
+        self._blocks = [block for pair in zip(cuts, ends, strict=True) for block in self._cut(range(*pair))]
+        self._checked = self._together = None
+        if state.tensors:
+            self.load(state)
 
-    def _cut(self, parameter: int, whole: slice) -> Iterator[_Block]:
-        on_cpu = self._values.device.type == "cpu"
-        length = BLOCK_BYTES // self._values.element_size() if on_cpu else whole.stop - whole.start
-        for start in range(whole.start, whole.stop, length):
-            part = slice(start, min(start + length, whole.stop))
-            yield _Block(part, self._values[part], self._make(), parameter)
+    def _cut(self, parameters: range) -> Iterator[_Block]:
+        first, last = self._parameters[parameters[0]], self._parameters[parameters[-1]]
+        for start in range(first.start, max(last.stop, 1), self._most):
+            part = slice(start, min(start + self._most, max(last.stop, 1)))
+            yield _Block(part, self._values[part], self._make(), parameters)
 
     def _steps(self, states: Sequence[dict[str, Tensor]]) -> Tensor:
         """Returns the number of steps of each parameter."""
-        steps = torch.zeros(len(self._parameters), dtype=torch.float32)
+        steps = torch.zeros(len(self._parameters), dtype=torch.float32, device="cpu")
         for block, state in zip(self._blocks, states, strict=True):
             if STEP in state:
-                steps[block.parameter if self._separate else slice(None)] = state[STEP].item()
+                steps[block.parameters.start : block.parameters.stop] = state[STEP].item()
         return steps
 
     def _joined(self, name: str, states: Sequence[dict[str, Tensor]]) -> Tensor:
@@ -176,3 +275,20 @@ class BlockSteps:
 
 def _copied(tensor: Tensor) -> Tensor:
     return zeros_like(tensor).copy_(tensor)
+
+
+def _neighbors(blocks: Iterable[_Block], most: int) -> list[_Neighbors]:
+    """Puts small blocks that follow each other together, up to `most` elements; others stay alone."""
+    runs: list[list[_Block]] = []
+    for block in blocks:
+        run = runs[-1] if runs else []
+        follows = run and run[-1].part.stop == block.part.start and _is_small(run[-1]) and _is_small(block)
+        if follows and block.part.stop - run[0].part.start <= most:
+            run.append(block)
+        else:
+            runs.append([block])
+    return [_Neighbors(run) for run in runs]
+
+
+def _is_small(block: _Block) -> bool:
+    return isinstance(block.optimizer, FusedStep) and (block.values.is_cuda or block.values.numel() < WORTH)

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from torch import Tensor
-
-from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.errors import ConfigError, HubCannotStep
 from hubring.ps.core.types import Hyper
 
 _TRAVELS: Mapping[str, tuple[str, ...]] = {
@@ -53,20 +51,20 @@ def hyper_of(param_group: Mapping[str, Any], name: str) -> Hyper:
         name: The optimizer's class name.
 
     Raises:
-        ConfigError: The hub does not support this optimizer or an option.
+        HubCannotStep: The hub does not support this optimizer or an option.
     """
-    check_name(name)
+    if name not in _TRAVELS:
+        check_name(name)
     for option in _REFUSED:
         if param_group.get(option):
-            raise ConfigError(f"the hub does not support {name}({option}=True); leave out {option}")
+            raise HubCannotStep(f"the hub does not support {name}({option}=True)")
     hyper: dict[str, float] = {}
     for option in _TRAVELS[name]:
         value = param_group[option]
         if option == "betas":
-            hyper["beta1"], hyper["beta2"] = (
-                _number(name, "betas", value[0]),
-                _number(name, "betas", value[1]),
-            )
+            hyper["beta1"], hyper["beta2"] = _number(name, option, value[0]), _number(name, option, value[1])
+        elif isinstance(value, (float, int)):  # most are, in every step; a bool becomes 0 or 1
+            hyper[option] = float(value)
         else:
             hyper[option] = _number(name, option, value)
     return hyper
@@ -104,12 +102,11 @@ def check_name(name: str) -> None:
     """Checks that the hub supports this optimizer.
 
     Raises:
-        ConfigError: The hub does not support it.
+        HubCannotStep: The hub does not support it.
     """
     if name not in _TRAVELS:
-        raise ConfigError(
-            f"the hub does not support the optimizer {name}; use one of {', '.join(ALLOWED)}, or start the"
-            " workers with --aggregate, which runs your optimizer on the workers"
+        raise HubCannotStep(
+            f"the hub does not support the optimizer {name}, only {', '.join(ALLOWED)} of torch.optim"
         )
 
 
@@ -121,6 +118,20 @@ def _names(name: str) -> set[str]:
 
 def _number(name: str, option: str, value: object) -> float:
     """Returns a number; a bool becomes 0 or 1, a tensor its single element."""
-    if not isinstance(value, (int, float, Tensor)):
-        raise ConfigError(f"the hub does not support {name}({option}={value!r}); {option} must be a number")
-    return float(value)
+    number = as_number(value)
+    if number is None:
+        raise HubCannotStep(f"the hub does not support {name}({option}={value!r}): it is no number")
+    return number
+
+
+def as_number(value: Any) -> float | None:
+    """Returns what torch's optimizers take as a number: also NumPy's numbers, and single elements.
+
+    A bool becomes 0 or 1. Anything else is None.
+    """
+    if not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):  # complex, or several elements
+        return None

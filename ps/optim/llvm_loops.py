@@ -3,7 +3,7 @@
 Each of torch's kernels makes its own pass over memory: one sums the gradients, another steps with the sum. If
 memory limits the speed, the number of passes decides. A compiled loop does everything in one pass.
 
-Import this file only if `loops_available.work()` is true: it needs llvmlite.
+Import this file only if `sums.loops_work()` is true: it needs llvmlite.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from torch import Tensor
 
-from hubring.ps.optim.loops_available import LANES
+LANES = 16
+"""Elements of a vector: 64 bytes, a cache line. On processors with shorter vectors, several make one."""
 
 Vector = Any
 """LANES elements of a tensor, or one number LANES times, in the code that is being generated."""
@@ -84,7 +85,12 @@ class Loop:
         numbers: Names of the loop's scalar arguments.
         body: Generates the code for each vector.
         adds_up: Whether a call returns the sum of all elements of the body's last vector.
+
+    Attributes:
+        lanes: Elements of a vector.
     """
+
+    lanes = LANES
 
     def __init__(
         self, changed: int, read: int, numbers: Sequence[str], body: Body, *, adds_up: bool = False

@@ -14,8 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hubring.ps.core import descriptors
-from hubring.ps.core.rejections import Rejections
+from hubring.ps.core import bounds
+from hubring.ps.core.bounds import Rejections
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class HttpListener:
 
     Args:
         app: The app.
-        listening: A socket from `hubring.ps.page.port.take`; the listener closes it.
+        listening: A socket from `hubring.ps.page.site.take_port`; the listener closes it.
         rejections: Counts closed connections.
     """
 
@@ -93,7 +93,7 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
         same = sum(_address(other) == address for other in self.connections)
-        most = descriptors.share(MOST_CONNECTIONS, 8)
+        most = bounds.descriptor_share(MOST_CONNECTIONS, 8)
         if len(self.connections) > most or same > MOST_OF_ADDRESS:
             text = f"refused a connection of {address} to the status page: {same} of it are open"
             self._rejections.add("connections", log, text)
@@ -139,7 +139,7 @@ def _count_failed_accepts(rejections: Rejections) -> None:
 
     def note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, OSError) and "socket" in context and descriptors.out_of_them(error):
+        if isinstance(error, OSError) and "socket" in context and bounds.out_of_descriptors(error):
             text = f"cannot accept a connection to the status page for now: {error.strerror}"
             rejections.add("descriptors", log, text)
         else:

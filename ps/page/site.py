@@ -1,37 +1,83 @@
-"""Site: the status page of one server."""
+"""The status page of one server, from its port, which is bound before the banner prints it, to its end.
+
+The page's token protects its buttons.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubring.ps.config.address import is_loopback
 from hubring.ps.config.server import ServerConfig
+from hubring.ps.config.values import is_loopback
+from hubring.ps.coordinator.coordinator import Coordinator
+from hubring.ps.coordinator.status import StatusReporter
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.timing import SystemTime
-from hubring.ps.observe.journal import Journal
-from hubring.ps.page import port
-from hubring.ps.page import token as tokens
-from hubring.ps.page.history import EVERY_SECONDS, History
-from hubring.ps.page.status_reader import Hub, StatusReader
+from hubring.ps.observe.logs import Journal
+from hubring.ps.page.status_reader import SAMPLE_SECONDS, History, StatusReader
 from hubring.ps.security import private_file
 from hubring.ps.security import token_file as files
-from hubring.ps.transport.host import bracketed, reachable
+from hubring.ps.security.token_file import read_secret
+from hubring.ps.transport.host import bracketed, numeric, reachable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from hubring.ps.page.broadcast import Broadcast
     from hubring.ps.page.listener import HttpListener
+    from hubring.ps.page.renderer import Broadcast
+
+LAST_PORT = 65535
+
+
+def choose_port(given: int | None, control: int) -> int:
+    """Returns the port to use: `given`, or else the one after the control port. 0 means a free port.
+
+    Raises:
+        ConfigError: The control port is the last one.
+    """
+    if given is not None:
+        return given
+    if control == LAST_PORT:
+        raise ConfigError(
+            f"--port {control} is the last port, so there is no next one for the status page;"
+            " set --page-port too (0 for a free port), or use --no-page"
+        )
+    return control + 1 if control else 0
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """Opens a listening socket. Early clients wait until the server answers.
+
+    Args:
+        host: The value of `--host`.
+        port: The port; 0 for a free one.
+
+    Raises:
+        ConfigError: The port is taken, or the host is not this machine.
+    """
+    here = numeric(host)
+    family = socket.AF_INET6 if ":" in here else socket.AF_INET
+    try:
+        return socket.create_server((here, port), family=family)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(
+            f"the status page cannot listen on {bracketed(here)}:{port} ({why});"
+            " use --page-port 0 for a free port, or --no-page"
+        ) from error
 
 
 log = logging.getLogger(__name__)
 
 
-class Site:
+class StatusPage:
     """Binds a port at once, and answers requests from `serve` to `close`.
 
     Args:
@@ -46,8 +92,8 @@ class Site:
     def __init__(self, config: ServerConfig, token: str = "", *, terminal: bool = False) -> None:
         self._config = config
         self._terminal = terminal
-        self.token = token or tokens.settle(config.page_token_file)
-        self._listening = port.take(config.host, port.choose(config.page_port, config.port))
+        self.token = token or settle_page_token(config.page_token_file)
+        self._listening = take_port(config.host, choose_port(config.page_port, config.port))
         here = bracketed(reachable(config.host))
         self.port: int = self._listening.getsockname()[1]
         self.address = f"http://{here}:{self.port}"
@@ -77,21 +123,23 @@ class Site:
             page = f"{self.address}/  (to use its buttons, set --page-token-file)"
         return [f"  page      {page}", f"  metrics   {self.address}/metrics"]
 
-    async def serve(self, hub: Hub, rejections: Rejections | None = None) -> None:
+    async def serve(
+        self, hub: Coordinator, reporter: StatusReporter, rejections: Rejections | None = None
+    ) -> None:
         """Starts to answer. The imports run in a thread, because the loop must answer workers meanwhile.
 
         Args:
-            hub: The hub.
+            hub: The hub that the buttons control.
+            reporter: Tells its status.
             rejections: Counts the connections that the page closes.
         """
         await asyncio.to_thread(load)
-        from hubring.ps.page.broadcast import Broadcast
         from hubring.ps.page.listener import HttpListener
-        from hubring.ps.page.renderer import Renderer
+        from hubring.ps.page.renderer import Broadcast, Renderer
         from hubring.ps.page.routes import app
 
         history = History()
-        self._reader = reader = StatusReader(hub)
+        self._reader = reader = StatusReader(reporter)
         renderer = Renderer(reader, history, self._journal, SystemTime())
         self._broadcast = broadcast = Broadcast(renderer)
         host = self._config.host
@@ -139,4 +187,38 @@ def load() -> None:
 async def _sample(reader: StatusReader, history: History) -> None:
     while True:
         history.note(reader.workers())
-        await asyncio.sleep(EVERY_SECONDS)
+        await asyncio.sleep(SAMPLE_SECONDS)
+
+
+OPTION = "--page-token-file"
+
+SHORTEST = 16
+"""Smallest number of characters; a shorter token could be guessed."""
+
+_CONTENT = "the page's token"
+_MAKE = "Make one with head -c 18 /dev/urandom | base64"
+
+
+def settle_page_token(file: Path | None) -> str:
+    """Returns the token in the file, or a random one.
+
+    Raises:
+        ConfigError: The file cannot be read, others can read it, or its token is too short.
+    """
+    if file is None:
+        return secrets.token_urlsafe(18)
+    if not private_file.exists(file, OPTION, _CONTENT):
+        raise ConfigError(  # which does not repeat the name: it may be a token
+            f"{OPTION} names a file that does not exist; pass the name of a file with a token. {_MAKE}"
+        )
+    token = read_secret(file, OPTION, f"delete it. {_MAKE}", _CONTENT).strip()
+    if len(token) < SHORTEST:
+        raise ConfigError(
+            f"{OPTION} {file} has {len(token)} characters; a token needs at least {SHORTEST}. {_MAKE}"
+        )
+    return token
+
+
+def is_same_token(given: str, token: str) -> bool:
+    """Returns whether the tokens are equal. The time that it takes does not reveal where they differ."""
+    return secrets.compare_digest(given.encode(), token.encode())

@@ -1,4 +1,7 @@
-"""Snapshot: everything that the page shows at one time, computed from the hub's report."""
+"""Snapshot: everything that the page shows at one time, computed from the hub's report.
+
+Rates tell how fast counters rise while the page is watched.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,47 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from hubring.ps.job.job import HELD_UP
 from hubring.ps.job.membership import heartbeat_seconds
-from hubring.ps.observe.journal import LogEntry
-from hubring.ps.page.history import Sample
-from hubring.ps.page.rates import Rates
+from hubring.ps.job.telemetry import HELD_UP, StepRate
+from hubring.ps.observe.logs import LogEntry
+from hubring.ps.page.status_reader import ProgressSample
+
+FORGOTTEN_SECONDS = 10.0
+"""Seconds between two readings after which all rates restart."""
+
+
+class Rates:
+    """The rates of counters that are read together, by name."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, StepRate] = {}
+        self._now = 0.0
+
+    def at(self, now: float) -> None:
+        """Sets the time of the next readings, in monotonic seconds."""
+        if now - self._now > FORGOTTEN_SECONDS:
+            self._rates.clear()
+        self._now = now
+
+    def of(self, name: str, count: int) -> float:
+        """Notes a reading and returns the rate per second; 0 if it is not known yet."""
+        rate = self._rates.get(name)
+        if rate is None:
+            rate = self._rates[name] = StepRate()
+        rate.note(count, self._now)
+        return rate.rate
+
 
 LATE_SECONDS = 0.5
 """How late a heartbeat can be before the page shows its sender as silent. Including the page's own delay, a
 stopped worker shows as silent within 2 seconds."""
 
-State = Literal["training", "blocked", "silent", "joined", "missing", "finished", "stopped", "failed", "lost"]
-STATES: tuple[State, ...] = get_args(State)
+WorkerState = Literal[
+    "training", "blocked", "silent", "joined", "missing", "finished", "stopped", "failed", "lost"
+]
+WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 
-_TEXTS: Mapping[State, str] = {
+_TEXTS: Mapping[WorkerState, str] = {
     "joined": "waiting for the start",
     "missing": "not joined",
     "stopped": "stopped on request",
@@ -28,7 +58,7 @@ _TEXTS: Mapping[State, str] = {
 """Texts of the states whose name is not clear enough."""
 
 
-class Worker(NamedTuple):
+class WorkerSnapshot(NamedTuple):
     """One rank of the job, and the worker that has it or had it last.
 
     Attributes:
@@ -50,7 +80,7 @@ class Worker(NamedTuple):
     """
 
     rank: int
-    state: State
+    state: WorkerState
     where: str = ""
     step: int = 0
     loss: float | None = None
@@ -82,7 +112,7 @@ class Worker(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardSnapshot:
     """One shard. Bytes and pushes count from the start of the job.
 
     Attributes:
@@ -123,7 +153,7 @@ class Snapshot:
     """Everything that the page shows.
 
     Attributes:
-        report: The report of `Coordinator.status`.
+        report: The report of `StatusReporter.status`.
         workers: The workers, by rank.
         shards: The shards, by number.
         troubles: Errors of shards that did not report.
@@ -132,15 +162,18 @@ class Snapshot:
     """
 
     report: Mapping[str, Any]
-    workers: tuple[Worker, ...]
-    shards: tuple[Shard, ...]
+    workers: tuple[WorkerSnapshot, ...]
+    shards: tuple[ShardSnapshot, ...]
     troubles: tuple[str, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[ProgressSample, ...]
     entries: tuple[LogEntry, ...]
 
     @staticmethod
     def of(
-        report: Mapping[str, Any], rates: Rates, samples: Sequence[Sample], entries: Sequence[LogEntry]
+        report: Mapping[str, Any],
+        rates: Rates,
+        samples: Sequence[ProgressSample],
+        entries: Sequence[LogEntry],
     ) -> Snapshot:
         """Computes a snapshot. `rates` has the readings of earlier reports."""
         rates.at(report["seconds_up"])
@@ -159,20 +192,20 @@ class Snapshot:
         return bool(self.report["topology"] == "ring")
 
     @property
-    def present(self) -> list[Worker]:
+    def present(self) -> list[WorkerSnapshot]:
         """The workers in the job."""
         return [worker for worker in self.workers if worker.present]
 
     @property
-    def silent(self) -> list[Worker]:
+    def silent(self) -> list[WorkerSnapshot]:
         """The workers whose heartbeat is overdue."""
         return [worker for worker in self.workers if worker.state == "silent"]
 
     @property
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[WorkerState, int]:
         """The number of workers in each state; empty states are omitted."""
         found = Counter(worker.state for worker in self.workers)
-        return {state: found[state] for state in STATES if found[state]}
+        return {state: found[state] for state in WORKER_STATES if found[state]}
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -183,7 +216,7 @@ class Snapshot:
         return dict(sorted(found.items()))
 
 
-def states(report: Mapping[str, Any]) -> dict[int, State]:
+def states(report: Mapping[str, Any]) -> dict[int, WorkerState]:
     """Returns the state of every worker in the job, by rank."""
     return {row["rank"]: _state(row, report) for row in report["workers"]}
 
@@ -202,13 +235,13 @@ def _held(shards: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     return found
 
 
-def _workers(report: Mapping[str, Any], held: Mapping[int, float], rates: Rates) -> Iterator[Worker]:
+def _workers(report: Mapping[str, Any], held: Mapping[int, float], rates: Rates) -> Iterator[WorkerSnapshot]:
     present = {row["rank"]: row for row in report["workers"]}
     gone = dict(_gone(report["ended"]))
     for rank in sorted({*range(report["world_size"] or 0), *present, *gone}):
         if rank in present:
             row = present[rank]
-            yield Worker(
+            yield WorkerSnapshot(
                 rank=rank,
                 state=_state(row, report),
                 where=f"{row['host']} pid {row['pid']}",
@@ -224,7 +257,7 @@ def _workers(report: Mapping[str, Any], held: Mapping[int, float], rates: Rates)
                 gpu=row["gpu_bytes"],
             )
         else:
-            missing = gone.get(rank, Worker(rank, "missing"))
+            missing = gone.get(rank, WorkerSnapshot(rank, "missing"))
             yield missing._replace(replace=report["replace"].get(str(rank), ""))
 
 
@@ -233,7 +266,7 @@ def _per_second(rates: Rates, name: str, seconds: float) -> float:
     return rates.of(name, int(1000 * seconds)) / 1000
 
 
-def _state(row: Mapping[str, Any], report: Mapping[str, Any]) -> State:
+def _state(row: Mapping[str, Any], report: Mapping[str, Any]) -> WorkerState:
     if not report["started"]:
         return "joined"  # a worker that waits for the start sends no heartbeat
     if overdue(row["seconds_since_heartbeat"], heartbeat_seconds(report["lease_seconds"])):
@@ -241,20 +274,20 @@ def _state(row: Mapping[str, Any], report: Mapping[str, Any]) -> State:
     return "blocked" if row["seconds_waiting"] >= HELD_UP else "training"
 
 
-def _gone(ended: Mapping[str, Any]) -> Iterator[tuple[int, Worker]]:
+def _gone(ended: Mapping[str, Any]) -> Iterator[tuple[int, WorkerSnapshot]]:
     for rank in ended["finished"]:
-        yield rank, Worker(rank, "finished")
+        yield rank, WorkerSnapshot(rank, "finished")
     for rank in ended["preempted"]:
-        yield rank, Worker(rank, "stopped")
+        yield rank, WorkerSnapshot(rank, "stopped")
     for rank, why in ended["failed"].items():
-        yield int(rank), Worker(int(rank), "failed", why=why)
+        yield int(rank), WorkerSnapshot(int(rank), "failed", why=why)
     for rank, why in ended["lost"].items():
-        yield int(rank), Worker(int(rank), "lost", why=why)
+        yield int(rank), WorkerSnapshot(int(rank), "lost", why=why)
 
 
-def _shard(row: Mapping[str, Any], lease: float, rates: Rates) -> Shard:
+def _shard(row: Mapping[str, Any], lease: float, rates: Rates) -> ShardSnapshot:
     since: float = row["seconds_since_heartbeat"]
-    return Shard(
+    return ShardSnapshot(
         index=row["shard"],
         where=f"{row['host']} pid {row['pid']}",
         bytes_in=row["bytes_in"],

@@ -1,8 +1,8 @@
 """The process that a person starts with `--standby 1`: it starts the coordinator and waits for the result.
 
 Law: no process is the only one of its kind. A standby replaces a coordinator that is killed; it is the
-coordinator's child and has the same pipes to this process. This process passes signals on. If it is killed,
-the coordinator handles signals.
+coordinator's child and has the same pipes to this process. This process passes signals on. If it is
+killed, the coordinator handles signals.
 """
 
 from __future__ import annotations
@@ -10,19 +10,64 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from hubring.ps.config.environment import environment
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.errors import HubringError, ServerUnreachable
-from hubring.ps.process.child import Child, ending
-from hubring.ps.process.children import passing_on
-from hubring.ps.process.stop_signals import STOP_SIGNALS
-from hubring.ps.recovery.settings import Settings, start
+from hubring.ps.process.child import Child, ending, passing_on
+from hubring.ps.process.launch import STOP_SIGNALS, module_command, stop_signals_held_back
+
+SETTINGS_VARIABLE = "HUBRING_COORDINATOR"
+"""Holds the settings."""
+
+COORDINATOR_MODULE = "hubring.ps.server_process"
 
 
-class Report(msgspec.Struct):
+class CoordinatorSettings(msgspec.Struct, frozen=True):
+    """The settings of a coordinator's process.
+
+    Attributes:
+        config: The server's settings.
+        orders: Descriptor of a pipe on which the guardian sends the numbers of signals, one in a line.
+        report: Descriptor of a pipe for the server's result. It has no writer left once the server has ended.
+        predecessor: Process id of the coordinator whose standby this is; 0 for the first coordinator.
+        state: That coordinator's state file.
+    """
+
+    config: ServerConfig
+    orders: int
+    report: int
+    predecessor: int = 0
+    state: str = ""
+
+
+def start_coordinator(name: str, settings: CoordinatorSettings) -> Child:
+    """Starts a coordinator's process. It has the two pipes and handles no signals."""
+    text = msgspec.json.encode(settings, enc_hook=str).decode()
+    with stop_signals_held_back():
+        return Child(
+            name,
+            module_command(COORDINATOR_MODULE),
+            {**environment(), SETTINGS_VARIABLE: text},
+            pass_fds=(settings.orders, settings.report),
+        )
+
+
+def own_settings() -> CoordinatorSettings:
+    """Returns the settings of this process."""
+    return msgspec.json.decode(environment()[SETTINGS_VARIABLE], type=CoordinatorSettings, dec_hook=_path)
+
+
+def _path(kind: type[Any], value: Any) -> Path:
+    assert kind is Path
+    return Path(value)
+
+
+class ServerReport(msgspec.Struct):
     """How a server ended.
 
     Attributes:
@@ -36,7 +81,7 @@ class Report(msgspec.Struct):
     error: str = ""
 
     @classmethod
-    def of(cls, error: HubringError) -> Report:
+    def of(cls, error: HubringError) -> ServerReport:
         """Returns the report on a server that an error ended."""
         return cls(error.exit_code, {"error": str(error), "exit_code": error.exit_code}, str(error))
 
@@ -49,7 +94,7 @@ class Guarded:
         conclude: Called with how the server ended.
     """
 
-    def __init__(self, config: ServerConfig, conclude: Callable[[Report], object]) -> None:
+    def __init__(self, config: ServerConfig, conclude: Callable[[ServerReport], object]) -> None:
         self._config, self._conclude = config, conclude
         self._orders, order = os.pipe()
         self._order: int | None = order
@@ -65,11 +110,13 @@ class Guarded:
         """Starts the coordinator, and waits for the end of the server."""
         reports, report = os.pipe()
         with open(reports, "rb") as lines:
-            coordinator = start("the coordinator", Settings(self._config, self._orders, report))
+            coordinator = start_coordinator(
+                "the coordinator", CoordinatorSettings(self._config, self._orders, report)
+            )
             os.close(self._orders)
             os.close(report)
             # Ends after the last coordinator, since all have the other end.
-            found = [msgspec.json.decode(line, type=Report) for line in lines]
+            found = [msgspec.json.decode(line, type=ServerReport) for line in lines]
             coordinator.wait()
         ended = found[0] if found else _lost(coordinator)
         self.ended = ending(ended.exit_code)
@@ -83,9 +130,9 @@ class Guarded:
             os.close(order)
 
 
-def guard(config: ServerConfig) -> Report:
+def guard(config: ServerConfig) -> ServerReport:
     """Runs a server whose coordinator has a standby; returns how it ended."""
-    found: list[Report] = []
+    found: list[ServerReport] = []
     run = Guarded(config, found.append)
     with passing_on(STOP_SIGNALS, run.signal):
         run.exit_code()
@@ -93,10 +140,10 @@ def guard(config: ServerConfig) -> Report:
     return found[0]
 
 
-def _lost(coordinator: Child) -> Report:
+def _lost(coordinator: Child) -> ServerReport:
     """Returns the report on a server that could send none."""
     error = ServerUnreachable(
         f"{coordinator} {coordinator.ended}, and so did its standby, so the job's state is lost. Restart the"
         " server with the same --checkpoint-dir, then restart the workers"
     )
-    return Report.of(error)
+    return ServerReport.of(error)

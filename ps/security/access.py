@@ -8,15 +8,14 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hubring.ps.config.address import address as split
+from hubring.ps.config.values import address as split
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.security import private_file
 from hubring.ps.security import token_file as files
-from hubring.ps.security.certificate import NAME, Identity
+from hubring.ps.security.certificate import CERTIFICATE_NAME, NO_CERTIFICATE, Identity, OwnCertificate
+from hubring.ps.security.guard import Role
 from hubring.ps.security.handshake import Proof, fetch, peek, uses_tls
-from hubring.ps.security.own_certificate import NOTHING, Own
-from hubring.ps.security.policy import Role
-from hubring.ps.security.token import Token, Tokens, choose
+from hubring.ps.security.token_file import Token, Tokens, choose_token
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class Access(NamedTuple):
 
     secret: str = ""
     certificate: bytes = b""
-    name: str = NAME
+    name: str = CERTIFICATE_NAME
     identity: Identity | None = None
 
     def __repr__(self) -> str:
@@ -52,12 +51,12 @@ class Access(NamedTuple):
 NO_ACCESS = Access()
 
 
-def find(
+def find_access(
     address: str,
     role: Role,
     file: Path | None,
     seconds: float,
-    own: Own = NOTHING,
+    own: OwnCertificate = NO_CERTIFICATE,
     *,
     insecure: bool = False,
 ) -> Access:
@@ -74,7 +73,7 @@ def find(
         insecure: Whether to trust a server that proves nothing, and encrypts nothing.
 
     Raises:
-        ConfigError: There is no token for this role, or the server is another one than the file says.
+        ConfigError: There is no token for this role, or the file belongs to another server.
         ServerUnreachable: No server answers with TLS.
     """
     if insecure and file is not None:
@@ -89,7 +88,7 @@ def find(
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
         if listens and uses_tls(address, deadline - time.monotonic(), ANSWER_SECONDS):
-            raise no_entry(address, "it has no token")
+            raise refused_error(address, "it has no token")
         raise ServerUnreachable(f"no server with TLS answers at {address}")
     token = _chosen(tokens, role, file)
     if not listens:  # not NO_ACCESS: whatever comes to listen there later must prove itself
@@ -101,7 +100,7 @@ def find(
     return Access(token.secret, peer.certificate, peer.name, own.identity)
 
 
-def _without_proof(address: str, own: Own, *, listens: bool) -> Access:
+def _without_proof(address: str, own: OwnCertificate, *, listens: bool) -> Access:
     if not listens:
         raise ServerUnreachable(f"no server listens at {address}")
     try:
@@ -113,23 +112,25 @@ def _without_proof(address: str, own: Own, *, listens: bool) -> Access:
     return NO_ACCESS
 
 
-def check(file: Path | None, role: Role) -> None:
+def check_token_file(file: Path | None, role: Role) -> None:
     """Checks a token file before a program does what takes long. A later program may still write it.
 
     Raises:
         ConfigError: The file cannot be used, or has no token for this role.
     """
     if file is not None and not _may_come(file):
-        _chosen(files.read(file), role, file)
+        _chosen(files.read_tokens(file), role, file)
 
 
 def _may_come(file: Path) -> bool:
     """Whether a file does not exist, but can be written at any time."""
-    return not private_file.exists(file, files.OPTION) and private_file.exists(file.parent, files.OPTION)
+    return not private_file.exists(file, files.FILE_OPTION) and private_file.exists(
+        file.parent, files.FILE_OPTION
+    )
 
 
 def _chosen(tokens: Tokens, role: Role, file: Path | None) -> Token:
-    token = choose(tokens, role)
+    token = choose_token(tokens, role)
     if token is None:
         raise ConfigError(
             f"the tokens in {file or 'the runtime directory'} are for {', '.join(tokens)}, but this program"
@@ -144,7 +145,7 @@ def look_seconds(address: str) -> float:
     return LOOK_SECONDS if is_this_host(split(address)[0]) else CONNECT_SECONDS
 
 
-def unproved(address: str, seconds: float, own: Own = NOTHING) -> Access:
+def unproved_access(address: str, seconds: float, own: OwnCertificate = NO_CERTIFICATE) -> Access:
     """Returns the access to calls that need no secret, so that it does not matter whose server answers.
 
     Raises as `handshake.peek`.
@@ -153,7 +154,7 @@ def unproved(address: str, seconds: float, own: Own = NOTHING) -> Access:
     return Access("", peer.certificate, peer.name, own.identity)
 
 
-def no_entry(address: str, why: str) -> ConfigError:
+def refused_error(address: str, why: str) -> ConfigError:
     """Returns the error of a client that a server does not let in."""
     return ConfigError(
         f"the server at {address} refused this program: {why}; copy the server's token file, which its banner"
@@ -168,13 +169,13 @@ def _read(file: Path, deadline: float) -> Tokens:
             log.warning("waiting up to %.0f s for %s, the file with the server's token", left, file)
         logged = True
         time.sleep(min(left, LOOK_SECONDS))
-    return files.read(file)
+    return files.read_tokens(file)
 
 
 def _of_this_user(address: str) -> Tokens:
     host, port = split(address)
     file = files.find_runtime_file(port)
-    return files.read(file) if file is not None and is_this_host(host) else {}
+    return files.read_tokens(file) if file is not None and is_this_host(host) else {}
 
 
 def is_this_host(host: str) -> bool:

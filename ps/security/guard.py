@@ -1,4 +1,7 @@
-"""Refuses calls whose secret does not fit the policy of their RPC."""
+"""Who may call which RPC: refuses calls whose secret does not fit, and adds the secret to a client's calls.
+
+Every RPC of every service has a policy, and a guard refuses those without one.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,91 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
-from hubring.ps.core.rejections import Rejections
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.types import MAX_WORLD_SIZE
-from hubring.ps.security.policy import POLICIES, Role
+
+
+class Role(StrEnum):
+    """What a secret lets its holder do."""
+
+    WORKER = "worker"
+    SHARD = "shard"
+    READER = "reader"
+    """Reads the status."""
+    OPERATOR = "operator"
+    """Reads the status and changes the server."""
+    HUB = "hub"
+    """The coordinator that a shard has registered with."""
+    MEMBER = "member"
+    """A worker that the shard's coordinator has let in."""
+
+
+class Policy(NamedTuple):
+    """Who may call one RPC.
+
+    Attributes:
+        roles: The roles that may call it.
+        open: Why a call needs no secret; empty if only these roles may call it.
+        former: Why secrets from before a rotation are good enough; empty if they are not.
+    """
+
+    roles: frozenset[Role] = frozenset()
+    open: str = ""
+    former: str = ""
+
+
+def _only(*roles: Role, former: str = "") -> Policy:
+    return Policy(frozenset(roles), former=former)
+
+
+_KNOWN = "the service refuses processes that it does not know, so a process that waits may ask again"
+_MEMBER = "each call also has an incarnation or a shard's token, which the service checks"
+_TIME = "the reply is only the time"
+
+_PROBE = Policy(open="probes of containers have no secret, and learn only what serves, and why not")
+
+POLICIES: Mapping[str, Policy] = {
+    "/hubring.v1.Control/Join": _only(Role.WORKER, former=_KNOWN),
+    "/hubring.v1.Control/Heartbeat": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Connect": _only(Role.WORKER, Role.SHARD, former=_MEMBER),
+    "/hubring.v1.Control/Leave": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Plan": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Rendezvous": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Shards": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Regroup": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Keep": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Kept": _only(Role.WORKER, former=_MEMBER),
+    "/hubring.v1.Control/Clock": _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR, former=_TIME),
+    "/hubring.v1.Control/Status": _only(Role.READER, Role.OPERATOR, Role.WORKER),
+    "/hubring.v1.Control/Checkpoint": _only(Role.OPERATOR),
+    "/hubring.v1.Control/RotateToken": _only(Role.OPERATOR),
+    "/hubring.v1.Control/RegisterShard": _only(Role.SHARD, former=_KNOWN),
+    "/hubring.v1.Control/ShardHeartbeat": _only(Role.SHARD, former=_MEMBER),
+    "/hubring.v1.ShardControl/SetView": _only(Role.HUB),
+    "/hubring.v1.ShardControl/SetPlan": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Drain": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Fail": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Reset": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Save": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Stats": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Follow": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Replicate": _only(Role.HUB),
+    "/hubring.v1.ShardControl/Promote": _only(Role.HUB),
+    "/hubring.v1.Data/Exchange": _only(Role.MEMBER),
+    "/grpc.health.v1.Health/Check": _PROBE,
+    "/grpc.health.v1.Health/List": _PROBE,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _only(
+        Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR
+    ),
+}
+"""By method, as gRPC names it."""
+
 
 log = logging.getLogger(__name__)
 
@@ -156,3 +236,57 @@ class AsyncGuard(grpc.aio.ServerInterceptor):
 def _without_request(behavior: Callable[..., Any]) -> Any:
     """Returns a handler that does not wait for the request, which a stranger may never send."""
     return grpc.stream_stream_rpc_method_handler(behavior)
+
+
+class _Details(NamedTuple):
+    """What gRPC asks of a call's details."""
+
+    method: Any
+    timeout: Any
+    metadata: Any
+    credentials: Any
+    wait_for_ready: Any
+    compression: Any
+
+
+class Bearer(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Signs the calls of a channel for threads."""
+
+    def __init__(self, secret: str) -> None:
+        self._header = (HEADER, SCHEME + secret)
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._signed(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._signed(client_call_details), request)
+
+    def intercept_stream_stream(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return continuation(self._signed(client_call_details), request_iterator)
+
+    def _signed(self, details: Any) -> _Details:
+        return _Details(
+            details.method,
+            details.timeout,
+            [*(details.metadata or ()), self._header],
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )
+
+
+class AsyncBearer(grpc.aio.UnaryUnaryClientInterceptor):
+    """Signs the calls of a channel of an event loop."""
+
+    def __init__(self, secret: str) -> None:
+        self._header = (HEADER, SCHEME + secret)
+
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        metadata = grpc.aio.Metadata(*(client_call_details.metadata or ()), self._header)
+        return await continuation(client_call_details._replace(metadata=metadata), request)

@@ -15,10 +15,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hubring.ps.config.address import address as split
+from hubring.ps.config.values import address as split
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
-from hubring.ps.security.certificate import NAME, names_in
-from hubring.ps.security.own_certificate import NOTHING, Own, present
+from hubring.ps.security.certificate import (
+    CERTIFICATE_NAME,
+    NO_CERTIFICATE,
+    OwnCertificate,
+    names_in,
+    present_certificate,
+)
 
 SURE_SECONDS = 0.5
 """For how long a server has to answer alike before a client believes that it uses no TLS, or refuses it."""
@@ -27,7 +32,7 @@ _PAUSE_SECONDS = 0.1
 _BY_AUTHORITY = ", or pass --tls-ca, if the server has a certificate of your authority"
 
 
-class Peer(NamedTuple):
+class ServerCertificate(NamedTuple):
     """A server's certificate.
 
     Attributes:
@@ -36,7 +41,7 @@ class Peer(NamedTuple):
     """
 
     certificate: bytes = b""
-    name: str = NAME
+    name: str = CERTIFICATE_NAME
 
 
 class Proof(NamedTuple):
@@ -49,11 +54,11 @@ class Proof(NamedTuple):
     """
 
     digest: str = ""
-    own: Own = NOTHING
+    own: OwnCertificate = NO_CERTIFICATE
     named: bool = False
 
 
-def fetch(address: str, proof: Proof, seconds: float) -> Peer:
+def fetch(address: str, proof: Proof, seconds: float) -> ServerCertificate:
     """Returns the certificate of the server at an address, which is the one that the client means.
 
     Raises:
@@ -75,7 +80,7 @@ def fetch(address: str, proof: Proof, seconds: float) -> Peer:
         time.sleep(_PAUSE_SECONDS)
 
 
-def peek(address: str, seconds: float, own: Own = NOTHING) -> Peer:
+def peek(address: str, seconds: float, own: OwnCertificate = NO_CERTIFICATE) -> ServerCertificate:
     """Returns the certificate that a server shows, without knowing whose it is; empty without TLS.
 
     Raises:
@@ -85,7 +90,7 @@ def peek(address: str, seconds: float, own: Own = NOTHING) -> Peer:
     try:
         return _look(address, seconds, own)
     except OSError:
-        return Peer()
+        return ServerCertificate()
 
 
 def uses_tls(address: str, seconds: float, patience: float) -> bool:
@@ -99,7 +104,7 @@ def uses_tls(address: str, seconds: float, patience: float) -> bool:
     began = time.monotonic()
     while True:
         try:
-            return bool(_look(address, patience, NOTHING).certificate)
+            return bool(_look(address, patience, NO_CERTIFICATE).certificate)
         except ServerUnreachable:  # it wants a certificate
             return True
         except OSError as error:
@@ -109,18 +114,18 @@ def uses_tls(address: str, seconds: float, patience: float) -> bool:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _look(address: str, seconds: float, own: Own) -> Peer:
+def _look(address: str, seconds: float, own: OwnCertificate) -> ServerCertificate:
     """Returns the certificate of a server that uses TLS. Raises as `peek`, and OSError."""
     try:
         found = ssl.DER_cert_to_PEM_cert(_shown(address, seconds))
         context = _trusting(found)
-        present(context, own.files)
+        present_certificate(context, own.files)
         subject, _ = _shake(address, context, None, seconds, waits=True)
     except ssl.SSLCertVerificationError:  # gRPC reports it
-        return Peer(found.encode())
+        return ServerCertificate(found.encode())
     except _Closed as error:
         raise ServerUnreachable(_refusal(address, Proof(own=own), error)) from error
-    return Peer(found.encode(), names_in(subject)[0])
+    return ServerCertificate(found.encode(), names_in(subject)[0])
 
 
 class _Closed(ConnectionError):
@@ -133,7 +138,7 @@ def _answers(error: OSError) -> bool:
     return isinstance(error, ssl.SSLError | _Closed) and not ended
 
 
-def _prove(address: str, proof: Proof, seconds: float) -> Peer:
+def _prove(address: str, proof: Proof, seconds: float) -> ServerCertificate:
     authority = proof.own.authority.decode()
     if not authority:
         found = _shown(address, seconds)
@@ -141,19 +146,19 @@ def _prove(address: str, proof: Proof, seconds: float) -> Peer:
         authority = ssl.DER_cert_to_PEM_cert(found)
     context = _trusting(authority)
     context.check_hostname = proof.named
-    present(context, proof.own.files)
+    present_certificate(context, proof.own.files)
     host = split(address)[0] if proof.named else None
     subject, found = _shake(address, context, host, seconds, waits=True)
     _compare(address, proof, found)
-    return Peer(ssl.DER_cert_to_PEM_cert(found).encode(), host or names_in(subject)[0])
+    return ServerCertificate(ssl.DER_cert_to_PEM_cert(found).encode(), host or names_in(subject)[0])
 
 
 def _compare(address: str, proof: Proof, found: bytes) -> None:
     if proof.digest and not hmac.compare_digest(hashlib.sha256(found).hexdigest(), proof.digest):
         or_by_authority = "" if proof.own.authority else _BY_AUTHORITY
         raise ConfigError(
-            f"the server at {address} has another certificate than the token says: it is another server, or"
-            f" its tokens were made anew; copy its token file again{or_by_authority}"
+            f"certificate mismatch at {address}: this token belongs to another server, or the tokens were"
+            f" regenerated; copy the server's token file again{or_by_authority}"
         )
 
 

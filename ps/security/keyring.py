@@ -1,25 +1,26 @@
-"""The tokens and the certificate of one server, from its start to its end."""
+"""The tokens and the certificate of one server, from its start to its end, and `ps-server token show`."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hubring.ps.core.errors import ConfigError
+from hubring.ps.config.values import address as split
+from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.security import certificate, private_file
 from hubring.ps.security import token_file as files
 from hubring.ps.security.certificate import Identity
-from hubring.ps.security.guard import Guard
-from hubring.ps.security.policy import Role
-from hubring.ps.security.token import Tokens, draw
+from hubring.ps.security.guard import Guard, Role
+from hubring.ps.security.token_file import ROLES, Tokens, draw_tokens
 
 log = logging.getLogger(__name__)
 
 
-class Kept(NamedTuple):
+class KeyringContent(NamedTuple):
     """A keyring's contents, for the process that takes over its server."""
 
     tokens: Tokens
@@ -46,15 +47,17 @@ class Keyring:
         ConfigError: The file cannot be used, or its certificate is missing or another one.
     """
 
-    def __init__(self, file: Path | None, own: Identity | None = None, kept: Kept | None = None) -> None:
+    def __init__(
+        self, file: Path | None, own: Identity | None = None, kept: KeyringContent | None = None
+    ) -> None:
         self._file = file
         self._own = own
         if kept is not None:
             self.tokens, self.identity = kept.tokens, kept.identity
         elif file is not None:
-            if not private_file.exists(file, files.OPTION):
-                _make(file, own)
-            self.tokens = files.read(file)
+            if not private_file.exists(file, files.FILE_OPTION):
+                _make_missing(file, own)
+            self.tokens = files.read_tokens(file)
             self.identity = own or self._read_identity(file)
             if own is not None and not self._fit(own):
                 log.warning(
@@ -63,16 +66,16 @@ class Keyring:
                     file,
                 )
         else:
-            self.identity = own or certificate.make()
-            self.tokens = draw(self.identity.digest)
+            self.identity = own or certificate.make_certificate()
+            self.tokens = draw_tokens(self.identity.digest)
         self.guard = Guard(_secrets(self.tokens), kept.former if kept is not None else ())
         self.path: Path | None = None
         self._earlier = ""
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> KeyringContent:
         """The contents."""
-        return Kept(self.tokens, self.identity, self.guard.former)
+        return KeyringContent(self.tokens, self.identity, self.guard.former)
 
     def secret(self, role: Role) -> str:
         """Returns the current secret of a role; empty if the server's file has none for it."""
@@ -90,7 +93,7 @@ class Keyring:
         """
         path = self._file or files.runtime_file(port)
         if self._file is None:
-            earlier = _text(path)
+            earlier = _file_text(path)
             if earlier not in ("", self._text) and files.listening()[port] > listens:
                 raise ConfigError(
                     f"another server of yours listens on port {port} at another address, and both would"
@@ -107,7 +110,7 @@ class Keyring:
             ConfigError: The file cannot be written. The tokens stay as they are.
         """
         assert self.path is not None
-        fresh = draw(self.identity.digest)
+        fresh = draw_tokens(self.identity.digest)
         try:
             files.write_tokens(self.path, fresh)
         except ConfigError as error:
@@ -127,7 +130,7 @@ class Keyring:
         """
         if self._file is None and self.path is not None:
             with contextlib.suppress(OSError, ConfigError):
-                if _text(self.path) != self._text:  # those of a later server on this port
+                if _file_text(self.path) != self._text:  # those of a later server on this port
                     return
                 if failed and self._earlier:
                     private_file.write(self.path, self._earlier)
@@ -150,23 +153,23 @@ class Keyring:
         return identity
 
 
-def _text(file: Path) -> str:
+def _file_text(file: Path) -> str:
     """Returns the text of a file with tokens; empty if there is none, or it cannot be used."""
     try:
-        return files.text_of(files.read(file))
+        return files.text_of(files.read_tokens(file))
     except ConfigError:
         return ""
 
 
-def _make(file: Path, own: Identity | None) -> None:
+def _make_missing(file: Path, own: Identity | None) -> None:
     """Makes a file with new tokens, unless there is one; also the certificate beside it, unless there is one.
 
     Of several servers that start with one file, all use what the first wrote.
     """
     if own is None:
-        made = certificate.make()
+        made = certificate.make_certificate()
         private_file.create(_key_file(file), _pem(made))
-    private_file.create(file, files.text_of(draw((own or _identity_beside(file)).digest)))
+    private_file.create(file, files.text_of(draw_tokens((own or _identity_beside(file)).digest)))
 
 
 def _identity_beside(file: Path) -> Identity:
@@ -196,9 +199,9 @@ def make_files(file: Path) -> Path:
     Returns:
         The file of the tokens. The certificate and its key are beside it.
     """
-    identity = certificate.make()
+    identity = certificate.make_certificate()
     _write_identity(file, identity)
-    files.write_tokens(file, draw(identity.digest))
+    files.write_tokens(file, draw_tokens(identity.digest))
     return file
 
 
@@ -216,3 +219,47 @@ def _write_identity(file: Path, identity: Identity) -> None:
 
 def _pem(identity: Identity) -> str:
     return (identity.certificate + identity.key).decode()
+
+
+def show_tokens(
+    server: str | None, file: Path | None, role: str, output: Path | None
+) -> dict[str, str] | None:
+    """Prints the tokens of this user's server on this host, or those in a file.
+
+    Args:
+        server: The server's `HOST:PORT`; not needed with `file`.
+        file: A file with tokens; None for that of the server.
+        role: Shows only the token of this role; empty for all.
+        output: A file that gets the tokens, and that only this user can read; None: prints them.
+
+    Returns:
+        The result for the last line; None if the tokens were printed.
+
+    Raises:
+        UsageError: The role is unknown, or neither a server nor a file is given.
+        ConfigError: There are no tokens, or the output cannot be written.
+    """
+    if role and role not in ROLES:
+        raise UsageError(f"--role {role} is no role; use {', '.join(ROLES)}")
+    if file is None:
+        if server is None:
+            raise UsageError("name the server, HOST:PORT, or its --token-file")
+        file = files.find_runtime_file(split(server)[1])
+        if file is None:
+            raise ConfigError(
+                f"this user runs no server with tokens at {server} on this host; name the file in the"
+                " server's banner with --token-file"
+            )
+    found = files.read_tokens(file)
+    wanted = [Role(role)] if role else list(found)
+    for each in wanted:
+        if each not in found:
+            raise ConfigError(f"{file} has no token for the role {each}")
+    chosen = {each: found[each] for each in wanted}
+    if output is not None:
+        if os.path.lexists(output) and (output.is_symlink() or not output.is_file()):
+            raise UsageError(f"--output {output} is no regular file, and would be replaced; use another name")
+        files.write_tokens(output, chosen)
+        return {"tokens": str(output)}
+    print(files.text_of(chosen), end="")
+    return None

@@ -1,24 +1,106 @@
-"""Files with tokens, which only their user can read.
+"""Tokens, and the files with them, which only their user can read.
+
+    hubring:worker:8d1f...:4be0...
+
+A join token is one string with a role, the digest of the server's certificate, and the role's secret. The
+digest proves the server to its clients, also on one host: any user may take a port that a server has
+left. No secret is sent before.
 
 A server without `--token-file` writes its tokens to the user's runtime directory, in a file that is named
 after its port. So a program of the same user on the same host finds them without any setting.
+
+Law: of what killed servers left in that directory, no file goes that a running server, or a standby that
+takes over, may need. A file is deleted only if it is older than a day, its port has no listener in this
+network namespace, and no process of this user names it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
+import secrets
 import stat
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import private_file
-from hubring.ps.security.token import Tokens, parse
+from hubring.ps.security.guard import Role
 
-OPTION = "--token-file"
+ROLES = (Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR)
+"""Roles that a token can have."""
+
+_TOKEN = re.compile(r"hubring:([a-z]+):([0-9a-f]{64}):([0-9a-f]{64})")
+
+
+class Token(NamedTuple):
+    """A secret for one role.
+
+    Attributes:
+        role: What it lets its holder do.
+        digest: SHA-256 of the server's certificate, in hexadecimal.
+        secret: 256 random bits, in hexadecimal.
+    """
+
+    role: Role
+    digest: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Token({self.role}, digest={self.digest!r})"  # logs and errors must not show a secret
+
+    def __str__(self) -> str:
+        return f"hubring:{self.role}:{self.digest}:{self.secret}"
+
+
+Tokens = Mapping[Role, Token]
+"""One token for each of some roles."""
+
+
+def draw_tokens(digest: str) -> Tokens:
+    """Returns new tokens for all roles."""
+    return {role: Token(role, digest, secrets.token_hex(32)) for role in ROLES}
+
+
+def parse_tokens(lines: Iterable[str], where: str) -> Tokens:
+    """Returns the tokens in some lines.
+
+    Raises:
+        ConfigError: A line is no token, two have one role, or there is none. Does not repeat the line.
+    """
+    tokens: dict[Role, Token] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        found = _TOKEN.fullmatch(line.strip())
+        if found is None or found[1] not in ROLES:
+            raise ConfigError(
+                f"{where}, line {number}, is no token; expected hubring:ROLE:DIGEST:SECRET, as"
+                " `ps-server token show` prints it"
+            )
+        role = Role(found[1])
+        if role in tokens:
+            raise ConfigError(f"{where}, line {number}, is a second token for the role {role}; keep one")
+        tokens[role] = Token(role, found[2], found[3])
+    if not tokens:
+        raise ConfigError(f"{where} has no token; copy one that `ps-server token show` prints")
+    return tokens
+
+
+def choose_token(tokens: Tokens, role: Role) -> Token | None:
+    """Returns the token to act in a role; None if there is none. An operator may also read."""
+    wanted = (role, Role.OPERATOR, Role.WORKER) if role is Role.READER else (role,)
+    return next((tokens[each] for each in wanted if each in tokens), None)
+
+
+FILE_OPTION = "--token-file"
 
 _LISTENING = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
@@ -35,13 +117,13 @@ def runtime_file(port: int) -> Path:
     Raises:
         ConfigError: The directory belongs to another user, or others may use it.
     """
-    return _made(runtime_directory()) / _name(port)
+    return _made_directory(runtime_directory()) / _file_name(port)
 
 
 def find_runtime_file(port: int) -> Path | None:
     """Returns that file if it exists. Looking makes no directory, and trusts none that others may use."""
-    file = runtime_directory() / _name(port)
-    return file if is_private(file.parent) and private_file.exists(file, OPTION) else None
+    file = runtime_directory() / _file_name(port)
+    return file if is_private(file.parent) and private_file.exists(file, FILE_OPTION) else None
 
 
 def network() -> int:
@@ -49,7 +131,7 @@ def network() -> int:
     return os.stat("/proc/self/ns/net").st_ino
 
 
-def _name(port: int) -> str:
+def _file_name(port: int) -> str:
     return f"{port}-{network()}.token"
 
 
@@ -82,13 +164,13 @@ def write_tokens(path: Path, tokens: Tokens) -> None:
     private_file.write(path, text_of(tokens))
 
 
-def read(path: Path) -> Tokens:
+def read_tokens(path: Path) -> Tokens:
     """Returns the tokens in a file.
 
     Raises:
         ConfigError: The file cannot be read, others can read it, or it has no valid token.
     """
-    return parse(read_secret(path, OPTION, _COPY).splitlines(), str(path))
+    return parse_tokens(read_secret(path, FILE_OPTION, _COPY).splitlines(), str(path))
 
 
 def read_secret(path: Path, option: str, renew: str, content: str = private_file.TOKENS) -> str:
@@ -120,7 +202,7 @@ def runtime_directory() -> Path:
     return Path(tempfile.gettempdir()) / f"hubring-{os.getuid()}"
 
 
-def _made(directory: Path) -> Path:
+def _made_directory(directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -137,7 +219,7 @@ def _fault(directory: Path) -> str:
     """Returns why a directory is not this user's own, and the fix."""
     elsewhere = "set XDG_RUNTIME_DIR to a directory of your own, or use --token-file"
     status = os.lstat(directory)
-    if status.st_uid != os.getuid():  # who cannot be stopped from making it again, nor forced to remove it
+    if status.st_uid != os.getuid():  # that user could make it again, and only that user can remove it
         return (
             f"belongs to another user, uid {status.st_uid}; {elsewhere}. Only that user or an administrator"
             " can remove it"
@@ -155,3 +237,58 @@ def is_private(directory: Path) -> bool:
         return False
     ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     return ours and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+log = logging.getLogger(__name__)
+
+OLD_SECONDS = 86400.0
+"""A server that starts writes its files before it listens."""
+
+_OLD_NAME = re.compile(r"(?P<port>[0-9]{1,5})-(?P<network>[0-9]+)\.(token|page|state)(\.[^.]+\.new)?")
+
+
+def remove_old_files() -> None:
+    """Deletes the files, if the directory is this user's own."""
+    directory = runtime_directory()
+    if not is_private(directory):
+        return
+    try:
+        old = list(_old_files(directory))
+        if not old:
+            return
+        occupied, named = listening(), _environments()
+    except OSError as error:
+        log.info("files of killed servers stay in %s: %s", directory, error)
+        return
+    for file, port in old:
+        stem = f"{directory / file.name.partition('.')[0]}."  # those of one server stay together
+        with contextlib.suppress(OSError):
+            # A server may have started on this port since, and have replaced the file.
+            if port not in occupied and stem.encode() not in named and _is_old(file):
+                file.unlink()
+
+
+def _old_files(directory: Path) -> Iterator[tuple[Path, int]]:
+    """Yields the old files of this network namespace, and their ports."""
+    here = str(network())
+    for file in directory.iterdir():
+        found = _OLD_NAME.fullmatch(file.name)
+        if found is None or found["network"] != here:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # another server also cleans up
+            if _is_old(file):
+                yield file, int(found["port"])
+
+
+def _is_old(file: Path) -> bool:
+    return time.time() - file.lstat().st_mtime > OLD_SECONDS
+
+
+def _environments() -> bytes:
+    """Returns the environments of this user's processes: a standby's has the name of the state file."""
+    found = []
+    for process in os.listdir("/proc"):
+        if process.isdigit():
+            with contextlib.suppress(OSError):  # it ended, or is another user's
+                found.append(Path(f"/proc/{process}/environ").read_bytes())
+    return b"\0".join(found)

@@ -23,14 +23,13 @@ from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardContr
 from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import HubringError, NonFinite
-from hubring.ps.core.messages import Command, CoordinatorCall
+from hubring.ps.core.messages import CoordinatorCall, StoreCommand
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
-from hubring.ps.optim.finite import all_finite
+from hubring.ps.optim.sums import all_finite
 from hubring.ps.shard.coordinator_calls import Action, action, checked_path
-from hubring.ps.shard.following import Following, promote
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.replication import Replication
-from hubring.ps.store.snapshot import Snapshot
+from hubring.ps.shard.standby import Follower, StandbyLink
+from hubring.ps.store.key_state import Snapshot
 from hubring.ps.transport.registry import ShardAddress
 
 log = logging.getLogger(__name__)
@@ -58,43 +57,43 @@ class ShardControl(ShardControlServicer):
         self._health.add_to(server)
 
     def serve(
-        self, loop: ShardLoop, index: int, replication: Replication | None = None, *, standby: bool = False
+        self, loop: ShardLoop, index: int, standby_link: StandbyLink | None = None, *, standby: bool = False
     ) -> None:
         """Begins to answer calls for shard number `index`, whose `loop` is about to run.
 
         Args:
             loop: The shard's.
             index: Its number; a standby's is that of the shard that it follows, once it follows one.
-            replication: Connects the shard with its standby; None if it can have none.
+            standby_link: Connects the shard with its standby; None if it can have none.
             standby: Whether it serves no worker before it is promoted.
         """
         self._loop = loop
         self._index = index
-        self._replication = replication
+        self._standby_link = standby_link
         self._ready.set()
         self._health.tell({SHARD_CONTROL: "", DATA: "a standby serves no workers" if standby else ""})
 
     # Calls that change the store.
 
     def SetView(self, request: pb.View, context: grpc.ServicerContext) -> pb.Ack:
-        return self._change(Command.SET_VIEW, request, context)
+        return self._change(StoreCommand.SET_VIEW, request, context)
 
     def SetPlan(self, request: pb.ShardAssignment, context: grpc.ServicerContext) -> pb.Ack:
         try:
-            return self._change(Command.SET_PLAN, request, context)
+            return self._change(StoreCommand.SET_PLAN, request, context)
         except HubringError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.Ack:
-        return self._change(Command.DRAIN, request, context)
+        return self._change(StoreCommand.DRAIN, request, context)
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
-        done = self._change(Command.FAIL, request, context)
-        self._health.tell({DATA: "the job has failed"})  # anybody may ask
+        done = self._change(StoreCommand.FAIL, request, context)
+        self._health.tell({DATA: "the job has failed"})  # any client may ask
         return done
 
     def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
-        done = self._change(Command.RESET, request, context)
+        done = self._change(StoreCommand.RESET, request, context)
         self._health.tell({DATA: ""})
         return done
 
@@ -103,24 +102,24 @@ class ShardControl(ShardControlServicer):
     def Follow(self, request: pb.FollowRequest, context: grpc.ServicerContext) -> pb.Ack:
         def follow(loop: ShardLoop) -> None:
             self._index = request.shard
-            loop.follow(Following(request.stream, request.shard))
+            loop.follow(request.stream, Follower(loop, request.stream, request.shard).answer)
 
         self._in_loop(_if_wanted(follow, context), context)
         return pb.Ack()
 
     def Replicate(self, request: pb.ReplicateRequest, context: grpc.ServicerContext) -> pb.Ack:
         self._await_ready(context)
-        assert self._replication is not None
-        standby = ShardAddress.from_proto(request.standby, self._replication.identity)
+        assert self._standby_link is not None
+        standby = ShardAddress.from_proto(request.standby, self._standby_link.identity)
         try:
-            received = self._replication.begin(self._loop, standby, request.stream, context.is_active)
+            received = self._standby_link.begin(self._loop, standby, request.stream, context.is_active)
             self._result(received, context)
         except HubringError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.Ack()
 
     def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.Ack:
-        self._in_loop(_if_wanted(promote, context), context)
+        self._in_loop(_if_wanted(ShardLoop.promote, context), context)
         self._health.tell({DATA: ""})
         return pb.Ack()
 
@@ -222,7 +221,7 @@ class ShardControl(ShardControlServicer):
         self._in_loop(give_up, context)
         return found[0] if found else None
 
-    def _change(self, command: Command, request: Message, context: grpc.ServicerContext) -> pb.Ack:
+    def _change(self, command: StoreCommand, request: Message, context: grpc.ServicerContext) -> pb.Ack:
         """Changes the store; returns once the standby, if there is one, has the change too."""
         self._await_ready(context)
         call = CoordinatorCall(command, request.SerializeToString())

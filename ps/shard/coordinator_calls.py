@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import shard_file
+from hubring.ps.core.bounds import clean, clean_message
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.messages import Code, Command, CoordinatorCall
-from hubring.ps.core.peer_text import clean, clean_message
+from hubring.ps.core.messages import Code, CoordinatorCall, StoreCommand
 from hubring.ps.core.types import Member, View, incarnation_from_wire
-from hubring.ps.job.plan_protos import bucket_from_proto, slice_from_proto
+from hubring.ps.job.control_messages import bucket_from_proto, slice_from_proto
+from hubring.ps.shard.loop import ShardLoop
 
-if TYPE_CHECKING:
-    from hubring.ps.shard.loop import ShardLoop
-
-Action = Callable[["ShardLoop"], None]
+Action = Callable[[ShardLoop], None]
 """Runs in the loop's thread."""
 
 _CODES = {1: Code.NOT_FINITE, 78: Code.MISMATCH}
@@ -31,17 +28,17 @@ def action(call: CoordinatorCall, index: int) -> Action:
         HubringError: The checkpoint cannot be read.
     """
     match call.command:
-        case Command.SET_VIEW:
+        case StoreCommand.SET_VIEW:
             return _set_view(pb.View.FromString(call.message))
-        case Command.SET_PLAN:
+        case StoreCommand.SET_PLAN:
             return _set_plan(pb.ShardAssignment.FromString(call.message), index)
-        case Command.DRAIN:
+        case StoreCommand.DRAIN:
             return lambda loop: loop.store.drain()
-        case Command.FAIL:
+        case StoreCommand.FAIL:
             return _fail(pb.FailRequest.FromString(call.message))
-        case Command.RESET:
+        case StoreCommand.RESET:
             return lambda loop: loop.reset()
-        case Command.CONFIRM:
+        case StoreCommand.CONFIRM:
             return lambda loop: None
 
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from hubring.ps.compression import gpu_tensor
+from hubring.ps.compression.gpu_tensor import CudaMemory, gpu_name
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.store import gpu_tensor
 from hubring.ps.store.parameter_memory import GpuMemory
-from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
 
 log = logging.getLogger(__name__)
 

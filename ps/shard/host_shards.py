@@ -15,16 +15,14 @@ from msgspec.structs import replace
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.errors import Fenced, JobFailed, ServerUnreachable
 from hubring.ps.observe.banner import PLAIN
-from hubring.ps.process.child import Child
-from hubring.ps.process.children import Children, first_ended
-from hubring.ps.process.process import Adopted
-from hubring.ps.process.stop_signals import STOP_SIGNALS
-from hubring.ps.security.access import CONNECT_SECONDS, Access, find
-from hubring.ps.security.own_certificate import Own, load
-from hubring.ps.security.policy import Role
-from hubring.ps.shard.replacements import Replacements
-from hubring.ps.shard.spawn import Settings, start
-from hubring.ps.transport.port_probe import probe
+from hubring.ps.process.child import Adopted, Child, Children, first_ended
+from hubring.ps.process.launch import STOP_SIGNALS
+from hubring.ps.process.restarts import Replacements
+from hubring.ps.security.access import CONNECT_SECONDS, Access, find_access
+from hubring.ps.security.certificate import OwnCertificate, load_certificate
+from hubring.ps.security.guard import Role
+from hubring.ps.shard.spawn import ShardSettings, start
+from hubring.ps.transport.host import probe
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +35,11 @@ def settings_of(
     control: str,
     config: ServerConfig,
     access: Access,
-    own: Own,
+    own: OwnCertificate,
     patience: float = CONNECT_SECONDS,
     *,
     lives_on: bool = False,
-) -> Settings:
+) -> ShardSettings:
     """Returns the settings of this host's shards, which register themselves with the coordinator.
 
     Args:
@@ -52,7 +50,7 @@ def settings_of(
         patience: Seconds for which the coordinator may be unreachable at the start.
         lives_on: Whether the shards stay when this process ends.
     """
-    return Settings(
+    return ShardSettings(
         control,
         config.host,
         config.log_format,
@@ -69,7 +67,7 @@ def settings_of(
 
 
 def start_shards(
-    shards: Children[Child] | Children[Child | Adopted], config: ServerConfig, settings: Settings
+    shards: Children[Child] | Children[Child | Adopted], config: ServerConfig, settings: ShardSettings
 ) -> None:
     """Starts this host's shards and standbys; none if the workers start the shards."""
     for _ in range(0 if config.colocate else config.shards):
@@ -78,13 +76,13 @@ def start_shards(
             start_standby(shards, settings)
 
 
-def start_standby(shards: Children[Child] | Children[Child | Adopted], settings: Settings) -> None:
+def start_standby(shards: Children[Child] | Children[Child | Adopted], settings: ShardSettings) -> None:
     """Starts one standby."""
     shards.add(start(_STANDBY, replace(settings, standby=True)))
 
 
 def replacements(
-    shards: Children[Child] | Children[Child | Adopted], config: ServerConfig, settings: Settings
+    shards: Children[Child] | Children[Child | Adopted], config: ServerConfig, settings: ShardSettings
 ) -> Replacements:
     """Returns what starts a standby in the place of each process of this host that ends."""
     wanted = (1 + config.standby) * config.shards if config.standby else 0
@@ -130,9 +128,9 @@ async def join(config: ServerConfig) -> int:
         loop.add_signal_handler(number, stop, number)
     there = config.join or ""
     began = time.monotonic()
-    own = load(config.tls, serves=True)
+    own = load_certificate(config.tls, serves=True)
     try:
-        prove = partial(find, insecure=config.insecure)
+        prove = partial(find_access, insecure=config.insecure)
         access = await asyncio.to_thread(prove, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
     except ServerUnreachable as error:
         raise ServerUnreachable(

@@ -4,29 +4,27 @@ One thread polls every listener and passes requests to the store. The loop never
 blocks on anything else. The coordinator's calls arrive on gRPC threads, which pass
 them to the loop as commands, so that only one thread uses the store.
 
-With a standby the replies wait in its stream (`hubring.ps.standby.stream`). A standby's own loop applies what
-its primary forwards, and refuses all else until it is promoted (`hubring.ps.shard.following`).
+With a standby the replies wait in its stream (`hubring.ps.replication.stream`). A standby's own loop applies
+what its primary forwards, and refuses all else until it is promoted (`hubring.ps.shard.standby`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.counters import Service, Traffic
-from hubring.ps.core.errors import HubringError
+from hubring.ps.core.errors import SHARD_REPLACED, HubringError
 from hubring.ps.core.messages import (
     Code,
-    Command,
     Contribute,
     CoordinatorCall,
     Delivery,
@@ -35,26 +33,28 @@ from hubring.ps.core.messages import (
     Probe,
     Refusal,
     Request,
+    StoreCommand,
 )
-from hubring.ps.core.rejections import Rejections
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import BucketSpec, Sender, Slice
-from hubring.ps.shard import following
-from hubring.ps.shard.following import Following
+from hubring.ps.replication.stream import CallHistory, Stream, lasting, pass_failure, without_checkpoint
 from hubring.ps.shard.ticket import Ticket
-from hubring.ps.standby.call_history import CallHistory, without_checkpoint
-from hubring.ps.standby.stream import Stream, lasting
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.store import KVStore
-from hubring.ps.transport import wire
 from hubring.ps.transport.base import Connection, Envelope, Listener
-from hubring.ps.transport.poller import poller
-from hubring.ps.transport.spin_wait import SpinWait
+from hubring.ps.transport.decode import MalformedMessage, decode_request, origin
+from hubring.ps.transport.encode import encode_reply
+from hubring.ps.transport.polling import Bell, SpinWait, poller
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+StandBy = Callable[[int, Request | Probe | Forwarded, Ticket], list[Delivery]]
+
+SUPERSEDED = Refusal(Code.FENCED, SHARD_REPLACED)
+OTHER_STREAM = Refusal(Code.OTHER_STREAM, "this process is not the standby of this stream")
 
 _NO_SENDER = Sender(-1, 0)
 """The sender of a message that cannot be read."""
@@ -91,24 +91,23 @@ class ShardLoop:
         """Called in the loop after each turn, so that a waiting save can check its snapshot."""
         self._stream: Stream | None = None
         """Forwards all changes to the standby; None without one."""
-        self.following: Following | None = None
-        """What a standby does until it is promoted; None in a shard."""
-        self.succeeded: bytes | None = None
-        """The stream of the shard whose place this one has taken."""
+        self._stand_by: StandBy | None = None
+        """Answers all that comes to a standby until it is promoted; None in a shard."""
+        self._followed: bytes | None = None
+        """The secret of the stream that this process follows, or followed until it was promoted."""
         self._history = CallHistory()
         self._changes: set[Future[None]] = set()
         """The coordinator's calls that wait for the standby."""
         self._unanswered: set[tuple[Sender, int]] = set()
         """The requests that wait for their reply, by sender and number."""
-        self._listeners = listeners
-        self._news = poller(*(listener.waitable for listener in listeners))
+        self._listeners = {listener.waitable: listener for listener in listeners}
+        self._used: set[Listener] = set()
+        """Those that received or sent something in this turn, and may have buffered it."""
+        self._bell = Bell()
+        """Rings for commands, and to stop."""
+        self._news = poller(*self._listeners, self._bell.waitable)
         self._commands: deque[Callable[[], None]] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._news.register(self._wake, select.EPOLLIN)
-        # Not closed when the loop ends: a late `command` still writes to it.
-        weakref.finalize(self, os.close, self._wake)
-        self._stopping = False
-        self._ended = False
+        self._stopping = self._ended = False
 
     def run(self) -> None:
         """Serves until `stop`."""
@@ -116,18 +115,23 @@ class ShardLoop:
         try:
             while not self._stopping:
                 ready = spin_wait.wait(None if self._stream is None else self._stream.patience)
-                if self._wake in ready:
-                    os.eventfd_read(self._wake)
+                if self._bell.waitable in ready:
+                    self._bell.clear()
                     self._run_commands()
-                for listener in self._listeners:
-                    if listener.waitable in ready:
+                for waitable in ready:
+                    if (listener := self._listeners.get(waitable)) is not None:
+                        self._used.add(listener)
                         envelopes, arrived = listener.receive(), time.monotonic_ns()
                         for envelope in envelopes:
                             self._serve(listener, envelope, arrived)
                 if self._stream is not None:
-                    self._tend(self._stream, ready)
-                for listener in self._listeners:
-                    listener.flush()
+                    if self._stream.waitable in ready:
+                        self._now = time.monotonic_ns()
+                        self._stream.receive()
+                    self._stream.check()
+                    self._stream.flush()
+                while self._used:
+                    self._used.pop().flush()
                 if self.after_turn is not None:
                     self.after_turn()
         finally:
@@ -138,7 +142,8 @@ class ShardLoop:
             for future in list(self._changes):
                 future.cancel()
             self._news.close()
-            for listener in self._listeners:
+            self._bell.close()
+            for listener in self._listeners.values():
                 listener.close()
             if self._trace is not None:
                 self._trace.close()
@@ -146,7 +151,7 @@ class ShardLoop:
     def stop(self) -> None:
         """Ends the loop; from any thread."""
         self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        self._bell.ring()
 
     def command(self, action: Callable[[], _T]) -> Future[_T]:
         """Runs `action` in the loop's thread; from any thread. Cancelled if the loop has ended."""
@@ -162,7 +167,7 @@ class ShardLoop:
                 future.set_exception(error)
 
         self._commands.append(run)
-        os.eventfd_write(self._wake, 1)
+        self._bell.ring()
         if self._ended:
             self._run_commands()
         return future
@@ -182,7 +187,7 @@ class ShardLoop:
                 self.obey(call, action)
                 changed.set_result(None)
                 return
-            if call.command is Command.SET_PLAN:  # the standby hears of it if it succeeds, and reads no file
+            if call.command is StoreCommand.SET_PLAN:  # the standby gets it if it succeeds, and reads no file
                 self.obey(call, action)
                 plan, restored = without_checkpoint(call)
                 self._stream.append(plan)
@@ -248,18 +253,20 @@ class ShardLoop:
         stream.leave()
         stream.close()
 
-    def follow(self, following: Following) -> None:
-        """Becomes a standby, which applies what its primary forwards."""
+    def follow(self, stream: bytes | None, stand_by: StandBy) -> None:
+        """Becomes a standby: `stand_by` applies what comes from its primary, and refuses all else.
+
+        Args:
+            stream: The secret of the primary's stream; None before there is a primary.
+            stand_by: Answers each message, from its number, what it asks and where the answer goes.
+        """
         self.reset()
         self._history = CallHistory()
-        self.following = following
+        self._followed, self._stand_by = stream, stand_by
 
-    def _tend(self, stream: Stream, ready: Collection[int]) -> None:
-        if stream.waitable in ready:
-            self._now = time.monotonic_ns()
-            stream.receive()
-        stream.check()
-        stream.flush()
+    def promote(self) -> None:
+        """Takes the primary's place. From now on the primary is refused. A second call changes nothing."""
+        self._stand_by = None
 
     def reset(self) -> None:
         """Discards the job's state; in the loop's thread."""
@@ -291,10 +298,11 @@ class ShardLoop:
             if ticket.since < self._now:
                 self.service.held[ticket.sender.rank] += self._now - ticket.since
             self._unanswered.discard((ticket.sender, ticket.request))
-            message = wire.encode_reply(reply, ticket.request)
+            message = encode_reply(reply, ticket.request)
             if message.payload is not None:
                 self.traffic.bytes_sent += message.payload.nbytes
             ticket.listener.send(ticket.reply_to, message, stable=getattr(reply, "stable", False))
+            self._used.add(ticket.listener)
 
     def _run_commands(self) -> None:
         """Runs all commands. After the loop's end `command` calls this too, so that no command is left."""
@@ -325,8 +333,8 @@ class ShardLoop:
         if message.payload is not None:
             self.traffic.bytes_received += message.payload.nbytes
         try:
-            number, request = wire.decode_request(message)
-        except wire.MalformedMessage as error:
+            number, request = decode_request(message)
+        except MalformedMessage as error:
             self.rejections.add("message", log, f"refused a message: {error}")
             if error.request is not None:  # without a request number there is nothing to answer
                 unknown = Ticket(listener, envelope.reply_to, error.request, _NO_SENDER, self._now)
@@ -334,8 +342,11 @@ class ShardLoop:
             return None
         sender = _NO_SENDER if isinstance(request, Forwarded) else request.sender
         ticket = Ticket(listener, envelope.reply_to, number, sender, self._now)
-        if isinstance(request, Forwarded) or self.following is not None:
-            self.send(following.answer(self, number, request, ticket))
+        if self._stand_by is not None:
+            self.send(self._stand_by(number, request, ticket))
+            return None
+        if isinstance(request, Forwarded):
+            self.send([Delivery(ticket, SUPERSEDED if request.stream == self._followed else OTHER_STREAM)])
             return None
         if isinstance(request, Probe):
             self.send([Delivery(ticket, self._missing(request))])
@@ -345,13 +356,14 @@ class ShardLoop:
             deliveries = self.store.handle(request, ticket)
         except HubringError as error:
             deliveries = [Delivery(ticket, _bad(error))]
-        self.send(deliveries)
+        if deliveries:
+            self.send(deliveries)
         return request
 
     def _ask_again(self, listener: Listener, envelope: Envelope) -> None:
         """Counts a message that does not match its checksum, and asks its sender to send it again."""
         message = envelope.message
-        number, sender = wire.origin(message)
+        number, sender = origin(message)
         if self.store.is_live(sender):
             self.service.damaged += 1
             log.warning(
@@ -365,14 +377,6 @@ class ShardLoop:
     def _missing(self, probe: Probe) -> Missing:
         """Returns which requests wait for no reply: they never came, or are answered."""
         return Missing(tuple(n for n in probe.requests if (probe.sender, n) not in self._unanswered))
-
-
-def pass_failure(done: Future[None], waiting: Future[None]) -> None:
-    """Ends a future that waits for more than another one, if that other one failed."""
-    if done.cancelled():
-        waiting.cancel()
-    elif (error := done.exception()) is not None:
-        waiting.set_exception(error)
 
 
 def _title(request: Request) -> str:

@@ -18,10 +18,11 @@ import torch
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.config.address import is_loopback
 from hubring.ps.config.environment import environment
-from hubring.ps.core import descriptors
-from hubring.ps.core.clock_offset import Offset, measure
+from hubring.ps.config.values import is_loopback
+from hubring.ps.core import bounds
+from hubring.ps.core.bounds import Rejections, clean_message
+from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import (
     RESTART_ALL,
     RESTART_JOB,
@@ -30,33 +31,36 @@ from hubring.ps.core.errors import (
     HubringError,
     ServerUnreachable,
 )
-from hubring.ps.core.pauses import Pauses
-from hubring.ps.core.peer_text import clean_message
-from hubring.ps.core.rejections import Rejections
+from hubring.ps.core.timing import ClockOffset, Pauses, measure_offset
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import BUSY_SECONDS, RETRY_SECONDS, answer_seconds, heartbeat_seconds
 from hubring.ps.observe import logs
-from hubring.ps.process import stop_signals
-from hubring.ps.process.end_with_parent import await_end
-from hubring.ps.security.access import CONNECT_SECONDS, no_entry
-from hubring.ps.security.door import Lock
-from hubring.ps.security.door import lock as make_lock
+from hubring.ps.process import launch
+from hubring.ps.process.launch import await_parent_end
+from hubring.ps.replication.stream import StandbyVerdict
+from hubring.ps.security.access import CONNECT_SECONDS, refused_error
+from hubring.ps.security.shard_key import ShardLock, make_lock
 from hubring.ps.shard import gpu
 from hubring.ps.shard.control_service import ShardControl
-from hubring.ps.shard.following import Following
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.replication import Replication
-from hubring.ps.shard.spawn import VARIABLE, Settings
-from hubring.ps.standby.reconnection import Verdict
+from hubring.ps.shard.spawn import VARIABLE, ShardSettings
+from hubring.ps.shard.standby import Follower, StandbyLink
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
-from hubring.ps.transport.grpc.call_error import describe, details, patience, whole
+from hubring.ps.transport.grpc.calls import (
+    InsistentCalls,
+    OpenCall,
+    describe,
+    details,
+    insist,
+    patience,
+    whole,
+)
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
-from hubring.ps.transport.grpc.insistent_call import InsistentCalls, insist
-from hubring.ps.transport.grpc.open_call import OpenCall
-from hubring.ps.transport.port_probe import probe
-from hubring.ps.transport.registry import host_id, open_doors
+from hubring.ps.transport.host import host_id, probe
+from hubring.ps.transport.polling import sleep_as_batch
+from hubring.ps.transport.registry import open_doors
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +70,10 @@ class Registration:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ShardSettings,
         host_id: str,
         addresses: dict[str, str],
-        lock: Lock,
+        lock: ShardLock,
         orphaned: threading.Event,
     ) -> None:
         self.failure: HubringError | None = None
@@ -87,7 +91,7 @@ class Registration:
             addresses=addresses,
             token=self._token,
             worker=bytes.fromhex(settings.worker),
-            door=lock.door.to_proto(),
+            door=lock.key.to_proto(),
             standby=settings.standby,
         )
         self._reply = self._register(request)
@@ -102,7 +106,7 @@ class Registration:
                 reply = whole(self._stub.RegisterShard(request, timeout=CONNECT_SECONDS))
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    raise no_entry(self._control, details(error)) from error
+                    raise refused_error(self._control, details(error)) from error
                 if time.monotonic() - heard > patience(error, BUSY_SECONDS, self._patience):
                     raise ServerUnreachable(
                         f"no server answers at {self._control} for {CONNECT_SECONDS:g} s:"
@@ -122,14 +126,14 @@ class Registration:
             heard = time.monotonic()
         raise SystemExit  # the parent process is gone, and the shard holds no parameters yet
 
-    def clock_offset(self) -> Offset:
+    def clock_offset(self) -> ClockOffset:
         """Measures how far the coordinator's clock is ahead of this host's clock.
 
         Raises:
             ServerUnreachable: The coordinator does not answer.
         """
         try:
-            return measure(
+            return measure_offset(
                 lambda: whole(self._stub.Clock(pb.ClockRequest(), timeout=CONNECT_SECONDS)).time_ns
             )
         except grpc.RpcError as error:
@@ -137,7 +141,7 @@ class Registration:
                 f"the server at {self._control} stopped answering ({describe(error)}); restart the server"
             ) from error
 
-    def ask(self, stream: bytes, unreachable: bool) -> Verdict:
+    def ask(self, stream: bytes, unreachable: bool) -> StandbyVerdict:
         """Asks what becomes of the standby to which a stream leads.
 
         Args:
@@ -150,11 +154,11 @@ class Registration:
             reply = insist(self._stub.ShardHeartbeat, request, again, timeout)
         except grpc.RpcError as error:
             log.debug("the coordinator does not answer: %s", error.code().name)
-            return Verdict.WAIT
+            return StandbyVerdict.WAIT
         if reply.stop:
             self.dismissed(reply.dismissed)
-            return Verdict.STOP
-        return Verdict.ALONE if reply.given_up else Verdict.WAIT
+            return StandbyVerdict.STOP
+        return StandbyVerdict.ALONE if reply.given_up else StandbyVerdict.WAIT
 
     def dismissed(self, why: str) -> None:
         """Notes that the job goes on without this process; `why` is empty if the server ends."""
@@ -227,13 +231,14 @@ class Registration:
 
 def main() -> None:
     """Runs one shard until the coordinator requests the exit, or the coordinator or the parent is gone."""
-    settings = msgspec.json.decode(environment()[VARIABLE], type=Settings)
+    settings = msgspec.json.decode(environment()[VARIABLE], type=ShardSettings)
     # torch's fused optimizers wake their thread pool even for a small slice. On a host with busy
     # workers that costs milliseconds. Start more shards to use more cores.
     torch.set_num_threads(1)
     place = logs.configure(settings.log_format)
     place.role = "shard"
-    descriptors.raise_limit()
+    bounds.raise_descriptor_limit()
+    usage()  # keeps open what it reads, before connections can take all descriptors
     orphaned = threading.Event()
     if settings.parent:
         watched = (settings.parent, orphaned)
@@ -260,14 +265,15 @@ def main() -> None:
         trace = Trace(Path(settings.trace), place.role, registration.clock_offset())
     loop = ShardLoop(registration.consistency, list(doors.listeners.values()), memory, trace, rejections)
     if settings.standby:
-        loop.follow(Following(None, registration.index))
-    replication = Replication(registration.ask, registration.dismissed, settings.access.identity)
-    control.serve(loop, registration.index, replication, standby=settings.standby)
+        loop.follow(None, Follower(loop, None, registration.index).answer)
+    standby_link = StandbyLink(registration.ask, registration.dismissed, settings.access.identity)
+    control.serve(loop, registration.index, standby_link, standby=settings.standby)
     registration.keep(
         loop.stop,
         lambda: loop.stream,
         lambda stream: loop.command(lambda: loop.leave_standby(stream)),
     )
+    sleep_as_batch()
     loop.run()
     if registration.failure is not None:
         raise registration.failure
@@ -279,12 +285,12 @@ def _watch_parent(parent: int, orphaned: threading.Event) -> None:
     A worker's forked children inherit the other end of the pipe and may outlive the worker, so the pipe
     alone is not enough.
     """
-    await_end(parent, sys.stdin.fileno())
+    await_parent_end(parent, sys.stdin.fileno())
     orphaned.set()
 
 
 if __name__ == "__main__":
-    stop_signals.ignore()
+    launch.leave_signals_to_parent()
     try:
         main()
     except HubringError as error:

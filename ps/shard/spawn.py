@@ -1,4 +1,9 @@
-"""Starts a shard process, for a server or a worker."""
+"""Starts a shard process, for a server or, with `--colocate`, for a worker.
+
+A worker's shard is a separate process. As a thread it would wait for the interpreter lock of the training
+script, and all other workers would wait with it. The shard must outlive the worker's training, but never the
+worker process.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,16 @@ from subprocess import DEVNULL, PIPE
 import msgspec
 
 from hubring.ps.config.environment import SILENT_GRPC, environment
-from hubring.ps.config.kinds import LogFormat
+from hubring.ps.config.values import LogFormat, is_loopback
+from hubring.ps.core.errors import ConfigError
 from hubring.ps.process.child import Child
-from hubring.ps.process.command import module_command
-from hubring.ps.process.stop_signals import held_back
+from hubring.ps.process.launch import module_command, stop_signals_held_back
 from hubring.ps.security.access import CONNECT_SECONDS, NO_ACCESS, Access
 from hubring.ps.security.certificate import Identity
+from hubring.ps.transport.host import towards
 
 
-class Settings(msgspec.Struct, frozen=True):
+class ShardSettings(msgspec.Struct, frozen=True):
     """The settings that a shard process gets from its parent.
 
     Attributes:
@@ -30,7 +36,7 @@ class Settings(msgspec.Struct, frozen=True):
         trace: Folder for a trace; empty disables the trace.
         access: How to reach the coordinator.
         identity: The certificate to listen with; None for a new one.
-        authority: Certificates, as PEM, of who signs those of coordinator and workers; empty: they have none.
+        authority: PEM certificates of the authority of coordinator and workers; empty: they have none.
         patience: Seconds for which the coordinator may be unreachable at the start.
         insecure: Whether to listen without encryption and proof.
         plain_data: Whether ZeroMQ sends gradients without encryption.
@@ -57,12 +63,32 @@ VARIABLE = "HUBRING_SHARD"
 """Holds the settings: other users can read a process's command line, but not its environment."""
 
 
-def start(name: str, settings: Settings) -> Child:
+def start(name: str, settings: ShardSettings) -> Child:
     """Starts a shard process.
 
     With a parent in its settings, it exits when its standard input receives a byte or is closed.
     """
     variables = {**SILENT_GRPC, **environment(), VARIABLE: msgspec.json.encode(settings).decode()}
     stdin = PIPE if settings.parent else DEVNULL
-    with held_back():  # the coordinator drains the job, and then requests the exit of its shards
+    with stop_signals_held_back():  # the coordinator drains the job, and then requests the exit of its shards
         return Child(name, module_command("hubring.ps.shard.process"), stdin=stdin, environment=variables)
+
+
+def shard_host(dialled: str, announced: str) -> str:
+    """Returns the address on which this worker's shard listens. All clients of the server must reach it.
+
+    Args:
+        dialled: The server's host, as this worker connects to it.
+        announced: The server's host in the server's banner.
+
+    Raises:
+        ConfigError: The address is beyond loopback, and the server is not.
+    """
+    # A worker that reaches the server by loopback is on the same host, but other workers may not be.
+    here = towards(announced if is_loopback(dialled) else dialled)
+    if is_loopback(announced) and not is_loopback(here):
+        raise ConfigError(
+            f"this worker's shard would listen on {here}, which other hosts can reach, but the server at"
+            f" {dialled} listens on {announced} only; restart the server with --host and its host's address"
+        )
+    return here

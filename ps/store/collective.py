@@ -25,8 +25,72 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.messages import Call, Code, Collective, ReduceOp, Refusal
-from hubring.ps.core.types import Layout
-from hubring.ps.store.collective_reduction import objection_to, reduced
+from hubring.ps.core.types import DtypeAndShape
+
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""The dtype in which half-precision tensors are reduced: sums and products are rounded once, at the end."""
+
+
+def objection_to(op: ReduceOp, dtype: str) -> str:
+    """Returns why a reduction does not support a dtype; empty if it does."""
+    if getattr(torch, dtype).is_floating_point or op not in (ReduceOp.AVERAGE, ReduceOp.ADASUM):
+        return ""
+    return f"{op.name.lower()} does not support torch.{dtype}; use sum, or convert to a floating dtype"
+
+
+def reduced(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
+    """Reduces tensors of one shape and dtype to one new tensor."""
+    dtype = tensors[0].dtype
+    if op is ReduceOp.ADASUM:
+        return adasum([tensor.to(WIDER.get(dtype, dtype)) for tensor in tensors]).to(dtype, copy=True)
+    wide = dtype if op in (ReduceOp.MIN, ReduceOp.MAX) else WIDER.get(dtype, dtype)
+    total = tensors[0].to(wide, copy=True)
+    for tensor in tensors[1:]:
+        _reduce_into(total, tensor.to(wide), op)
+    return averaged(total, len(tensors), op).to(dtype)
+
+
+def averaged(total: Tensor, count: int, op: ReduceOp) -> Tensor:
+    """Divides a sum over `count` ranks in place if `op` is an average."""
+    return total.div_(count) if op is ReduceOp.AVERAGE else total
+
+
+def adasum(tensors: Sequence[Tensor]) -> Tensor:
+    """Adds the orthogonal parts of gradients and averages their parallel parts.
+
+    Reduces pairs of neighbours repeatedly (Maleki et al., MLSys 2021):
+
+        adasum(a, b) = (1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b
+
+    In an odd count, the last tensor moves to the next level unchanged. Inner
+    products are computed in float64.
+    """
+    while len(tensors) > 1:
+        pairs = [_adasum_of_two(one, two) for one, two in zip(tensors[::2], tensors[1::2], strict=False)]
+        tensors = [*pairs, *tensors[len(tensors) & ~1 :]]
+    return tensors[0]
+
+
+def _adasum_of_two(one: Tensor, two: Tensor) -> Tensor:
+    first, second = one.reshape(-1).double(), two.reshape(-1).double()
+    common = float(first @ second)
+    own, other = float(first @ first), float(second @ second)
+    # A zero has no direction, so nothing is subtracted for it.
+    share = 1 - common / (2 * own) if own else 1.0
+    return one * share + two * (1 - common / (2 * other) if other else 1.0)
+
+
+def _reduce_into(total: Tensor, tensor: Tensor, op: ReduceOp) -> None:
+    match op:
+        case ReduceOp.SUM | ReduceOp.AVERAGE:
+            total.add_(tensor)
+        case ReduceOp.PRODUCT:
+            total.mul_(tensor)
+        case ReduceOp.MIN:
+            torch.minimum(total, tensor, out=total)
+        case ReduceOp.MAX:
+            torch.maximum(total, tensor, out=total)
+
 
 Tensors = tuple[Tensor, ...]
 
@@ -50,14 +114,14 @@ class Part(NamedTuple):
     tensors: Tensors = ()
 
 
-def layout_of(tensor: Tensor) -> Layout:
+def layout_of(tensor: Tensor) -> DtypeAndShape:
     """Returns a tensor's dtype and shape."""
-    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    return DtypeAndShape(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def zeros(layouts: Sequence[Layout]) -> Tensors:
+def zeros(layouts: Sequence[DtypeAndShape]) -> Tensors:
     """Returns a zeroed tensor for each layout."""
-    return tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in layouts)
+    return tuple(torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu") for dtype, shape in layouts)
 
 
 def dealt(rows: int, members: int) -> list[int]:
@@ -187,9 +251,9 @@ def _must_agree(call: Call) -> tuple[object, ...]:
             return (call.collective,)
 
 
-def _row(layout: Layout) -> Layout:
+def _row(layout: DtypeAndShape) -> DtypeAndShape:
     """Removes the first dimension, which may differ; a tensor without dimensions counts as one row."""
-    return Layout(layout.dtype, layout.shape[1:])
+    return DtypeAndShape(layout.dtype, layout.shape[1:])
 
 
 def _misplaced_root(calls: Mapping[int, Call]) -> str:
@@ -252,7 +316,7 @@ def _disagreement(calls: Mapping[int, Call]) -> Refusal:
     return Refusal(Code.MISMATCH, f"ranks disagree in {name!r}: {sent}. All ranks must make the same call")
 
 
-def _difference(layouts: Sequence[Sequence[Layout]]) -> int:
+def _difference(layouts: Sequence[Sequence[DtypeAndShape]]) -> int:
     """Returns the first index at which the layouts differ."""
     shortest = min(map(len, layouts))
     return next((at for at in range(shortest) if len({one[at] for one in layouts}) > 1), shortest)
@@ -313,6 +377,9 @@ def _exchanged(parts: Sequence[Part]) -> list[Tensors]:
             [part.tensors[0][start : start + count] for start, count in zip(starts, counts, strict=True)]
         )
     return [
-        (torch.cat([row[member] for row in pieces]), torch.tensor([counts[member] for counts in splits]))
+        (
+            torch.cat([row[member] for row in pieces]),
+            torch.tensor([counts[member] for counts in splits], device="cpu"),
+        )
         for member in range(len(parts))
     ]

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 import torch
 
-from hubring.ps.core.messages import Code, Collective, Contribute, Delivery, Refusal, Reply, Result, Ticket
+from hubring.ps.core.messages import (
+    Code,
+    Collective,
+    CollectiveResult,
+    Contribute,
+    Delivery,
+    Refusal,
+    Reply,
+    Ticket,
+)
 from hubring.ps.core.types import Sender
 from hubring.ps.store.collective import Part, outcome
 
@@ -142,7 +151,7 @@ class RoundBook:
     def _close_all(self, live: Live) -> list[Delivery]:
         deliveries = [answer for key in list(self._open) for answer in self._close(key, live)]
         if self._joined and live.keys() <= self._joined.keys():
-            last = Result((torch.tensor([list(self._joined)[-1]]),))
+            last = CollectiveResult((torch.tensor([list(self._joined)[-1]], device="cpu"),))
             joined, self._joined = self._joined, {}
             for one in joined.values():
                 deliveries += self._settle(one, last)
@@ -167,7 +176,7 @@ class RoundBook:
             answer
             for rank, one in round_.items()
             for answer in self._settle(
-                one, results if isinstance(results, Refusal) else Result(results[rank])
+                one, results if isinstance(results, Refusal) else CollectiveResult(results[rank])
             )
         ]
 

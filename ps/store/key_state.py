@@ -15,18 +15,15 @@ import torch
 from torch import Tensor
 
 from hubring.ps.compression import compressor
-from hubring.ps.compression.compressor import Compressor, codec_for
-from hubring.ps.compression.error_feedback import ErrorFeedback
+from hubring.ps.compression.compressor import Compressor, ErrorFeedback, codec_for
+from hubring.ps.compression.gpu_tensor import is_placed
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
-from hubring.ps.core.messages import Coded, Push, Round, Ticket
-from hubring.ps.core.optimizer_state import STEP, OptimizerState
-from hubring.ps.core.types import BucketSpec, Hyper, Sender, Slice, TensorSpec
-from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
+from hubring.ps.core.messages import ClosedRound, Coded, Push, Ticket
+from hubring.ps.core.optimizer_state import RESIDUAL, STEP, OptimizerState
+from hubring.ps.core.types import BucketSpec, Sender, Slice, StepHyper, TensorSpec
+from hubring.ps.job.sharding import ParameterPart, parameter_parts
 from hubring.ps.optim.blocks import BlockSteps
-from hubring.ps.store.gpu_tensor import is_placed
-from hubring.ps.store.parameter_memory import ParameterMemory
-from hubring.ps.store.pending_writes import PendingWrites
-from hubring.ps.store.snapshot import KeyState
+from hubring.ps.store.script_changes import PendingWrites
 
 BeforeStep = Callable[["list[Contribution]", list[Tensor], tuple[int, ...], Collection[int]], None]
 """Gets a round's contributions in rank order, their uncompressed gradients or the mean of compressed ones,
@@ -59,12 +56,6 @@ class Reader(NamedTuple):
     shown: bool = False
     absent: tuple[int, ...] = ()
 
-    @classmethod
-    def after(cls, push: Push, tickets: list[Ticket], settled: Settled) -> Reader:
-        """Returns the sender of a push that is over."""
-        shown = is_placed(push.gradient)
-        return cls(push.sender, tickets, push.clock + 1, settled.staleness, shown, settled.absent)
-
 
 class Settled(NamedTuple):
     """A rank's last push that was applied or dropped, for the reply to a retry.
@@ -86,7 +77,7 @@ class CodedMean:
     """
 
     def __init__(self, codec: Compressor, values: Tensor) -> None:
-        payload = torch.zeros(codec.nbytes(values.numel()), dtype=torch.uint8)
+        payload = torch.zeros(codec.nbytes(values.numel()), dtype=torch.uint8, device="cpu")
         self.latest = Coded(codec.name, payload, values.numel(), values.dtype)
         self._feedback = ErrorFeedback(codec, values.numel(), values.dtype)
 
@@ -95,13 +86,39 @@ class CodedMean:
         """What the codec left out of the means so far."""
         return self._feedback.residual
 
+    @property
+    def state(self) -> OptimizerState:
+        """The residual, in the place of an optimizer's state."""
+        return OptimizerState({RESIDUAL: self.residual})
+
     def encode(self, values: Tensor, absent: Iterable[slice]) -> None:
-        """Encodes the mean for the readers, who ignore the elements in `absent`."""
+        """Encodes the mean for the readers, which ignore the elements in `absent`."""
         self._feedback.encode(values, self.latest.payload, absent)
 
 
 @dataclass(slots=True)
-class Entry:
+class KeyState:
+    """The state of one key that a restart restores.
+
+    Attributes:
+        values: Flat parameters.
+        optimizer: The optimizer's tensors by name, as `OptimizerState.saved` returns them.
+        version: How many updates the values include.
+        clocks: Completed steps by rank.
+    """
+
+    values: Tensor
+    optimizer: dict[str, Tensor]
+    version: int
+    clocks: dict[int, int] = field(default_factory=dict)
+
+
+Snapshot = dict[int, KeyState]
+"""States by key. Snapshots of several shards can be merged and distributed again."""
+
+
+@dataclass(slots=True)
+class KeyEntry:
     """One key's state; ranks are those of live workers.
 
     Attributes:
@@ -115,6 +132,7 @@ class Entry:
         settled: The last applied or dropped push of each rank.
         writes: What scripts changed since the last step.
         drain_from: Replies with this version or a later one announce the end of the job.
+        saved_at: The version that the last snapshot has; replies with it ask workers for their own state.
         codec: The codec of the gradients; None if they are uncompressed.
         coded: The compressed values for readers; None if values are sent uncompressed.
         shown: Whether workers may exchange gradients and values as locations in GPU memory.
@@ -136,13 +154,14 @@ class Entry:
     settled: dict[int, Settled] = field(default_factory=dict)
     writes: PendingWrites = field(default_factory=PendingWrites)
     drain_from: float = inf
+    saved_at: int = -1
     codec: Compressor | None = None
     coded: CodedMean | None = None
     shown: bool = False
     averages: bool = False
 
     @classmethod
-    def make(cls, piece: Slice, bucket: BucketSpec, memory: Tensor, *, finite: bool = True) -> Entry:
+    def make(cls, piece: Slice, bucket: BucketSpec, memory: Tensor, *, finite: bool = True) -> KeyEntry:
         """Creates an entry whose values are the first bytes of `memory` (flat uint8, zeroed).
 
         With an optimizer on the workers, the entry needs no initial values. With an optimizer on the hub,
@@ -172,12 +191,6 @@ class Entry:
             entry.coded = CodedMean(entry.codec, values)
         return entry
 
-    def answer_for(self, reader: Reader, memory: ParameterMemory) -> Tensor | Coded:
-        """Returns the values for a reader: parameters are uncompressed, a mean has the gradients' codec."""
-        if reader.shown:
-            return memory.show(self.values)
-        return memory.send(self.values) if self.coded is None else self.coded.latest
-
     def close(
         self, scratch: Tensor, before_step: BeforeStep | None = None
     ) -> tuple[list[Contribution], tuple[int, ...]]:
@@ -194,13 +207,14 @@ class Entry:
             NonFinite: The sum has a NaN or an infinity. The values are invalid from then on.
             Disagreement: The contributors' scripts changed parameters or state differently. Nothing changed.
         """
-        contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
-        excused = set[int]()
-        if self.writes:
-            excused = self.late | self._idle()
-            self.apply_writes(sorted(self.contributions), excused)
-        absent = _absent([contribution.push for contribution in contributions])
-        gradients = self._plain([contribution.gradient for contribution in contributions], scratch)
+        ranks, excused = sorted(self.contributions), set[int]()
+        contributions = [self.contributions[rank] for rank in ranks]
+        if self.writes.waiting:
+            # Of a mean, rank 0 alone restores what its compression has left out.
+            excused = set(ranks) if self.averages else self.late | self._idle()
+            self.apply_writes(ranks, excused)
+        absent = _absent(contributions) if contributions[0].push.absent else ()
+        gradients = self._plain(contributions, scratch)
         if before_step is not None:
             before_step(contributions, gradients, absent, excused)
         # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
@@ -208,16 +222,16 @@ class Entry:
         self.contributions.clear()
         return contributions, absent
 
-    def apply(self, done: Round, scratch: Tensor) -> None:
+    def apply(self, done: ClosedRound, scratch: Tensor) -> None:
         """Applies a round that this key's primary closed. `scratch` is as in `close`."""
-        if self.writes:
+        if self.writes.waiting:
             self.apply_writes([one.rank for one in done.contributors], done.excused)
         self._step([done.total], done.hyper, done.absent, scratch, done.count)
 
     def _step(
         self,
         gradients: Sequence[Tensor],
-        hyper: Hyper,
+        hyper: StepHyper,
         absent: tuple[int, ...],
         scratch: Tensor,
         count: int | None = None,
@@ -231,8 +245,10 @@ class Entry:
         """Replaces the values, the optimizer's state, or both."""
         if values is not None:
             self.values.copy_(values)
-        if state is not None:
+        if state is not None and self.coded is None:
             self.optimizer.load(state)
+        elif state is not None and self.coded is not None:
+            self.coded.residual.copy_(state.tensors[RESIDUAL])
 
     def apply_writes(self, ranks: Sequence[int], excused: Collection[int] = ()) -> None:
         """Applies what these ranks wrote since the last step, and drops what others wrote.
@@ -258,10 +274,14 @@ class Entry:
         """Returns the parameter that contains one element of the values."""
         return next(self.tensors[part.position] for part in self.parts if index < part.in_slice.stop)
 
-    def _plain(self, gradients: list[Tensor | Coded], scratch: Tensor) -> list[Tensor]:
+    def _plain(self, contributions: Sequence[Contribution], scratch: Tensor) -> list[Tensor]:
         """Returns uncompressed gradients unchanged, or the mean of compressed gradients."""
-        plain = [gradient for gradient in gradients if isinstance(gradient, Tensor)]
-        coded = [gradient for gradient in gradients if isinstance(gradient, Coded)]
+        plain, coded = list[Tensor](), list[Coded]()
+        for contribution in contributions:
+            if isinstance(contribution.gradient, Coded):
+                coded.append(contribution.gradient)
+            else:
+                plain.append(contribution.gradient)
         # The store refuses the other form. Without the assertion, the mean would silently skip gradients.
         assert not (plain if self.codec else coded), f"key {self.key} has gradients in another form"
         if self.codec is None:
@@ -274,7 +294,12 @@ class Entry:
         """Records that a push is over and that its sender now waits to read."""
         self.settled[push.sender.rank] = settled
         self.late.discard(push.sender.rank)
-        self.readers[push.sender.rank] = Reader.after(push, tickets, settled)
+        self.readers[push.sender.rank] = self.reader_after(push, tickets, settled)
+
+    def reader_after(self, push: Push, tickets: list[Ticket], settled: Settled) -> Reader:
+        """Returns the sender of a push that is over."""
+        shown = self.shown and is_placed(push.gradient)
+        return Reader(push.sender, tickets, push.clock + 1, settled.staleness, shown, settled.absent)
 
     def forget(self, ranks: Iterable[int]) -> list[Ticket]:
         """Removes ranks; returns the tickets of their unanswered requests."""
@@ -316,8 +341,16 @@ class Entry:
         self.version = saved.version
         self.initialised = True
 
+    def state(self) -> OptimizerState:
+        """Returns the optimizer's state; of a compressed mean, what the codec has left out so far."""
+        return self.optimizer.state() if self.coded is None else self.coded.state
+
     def misfit(self, state: OptimizerState) -> str:
         """Returns why an optimizer's state does not fit this slice, as a clause; empty if it does."""
+        if self.coded is not None:
+            mine, theirs = self.coded.residual, state.tensors.get(RESIDUAL)
+            fits = theirs is not None and (theirs.shape, theirs.dtype) == (mine.shape, mine.dtype)
+            return "" if fits else f"expected a {RESIDUAL} of {mine.numel()} elements in {mine.dtype}"
         for name, tensor in state.tensors.items():
             expected = [len(self.parts)] if name == STEP else list(self.values.shape)
             if list(tensor.shape) != expected:
@@ -329,8 +362,7 @@ class Entry:
         return self.optimizer.misfit(state)
 
 
-def _absent(pushes: list[Push]) -> tuple[int, ...]:
-    """Returns which of the slice's parameters have no gradient in any of the pushes, in ascending order."""
-    if not pushes[0].absent:  # almost always
-        return ()
-    return tuple(sorted(set(pushes[0].absent).intersection(*(push.absent for push in pushes[1:]))))
+def _absent(contributions: Sequence[Contribution]) -> tuple[int, ...]:
+    """Returns which of the slice's parameters have no gradient in any push of a round, in ascending order."""
+    first, *others = (contribution.push.absent for contribution in contributions)
+    return tuple(sorted(set(first).intersection(*others)))

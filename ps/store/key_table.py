@@ -1,8 +1,8 @@
-"""The keys of one shard, in one allocation."""
+"""The keys of one shard, in one allocation, and a copy of them at one moment for a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import ceil
 
@@ -12,13 +12,12 @@ from torch import Tensor
 from hubring.ps.core.errors import CheckpointCorrupt
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Sender, Slice
 from hubring.ps.job.sharding import PAGE_BYTES
-from hubring.ps.store.key_state import Entry
+from hubring.ps.store.key_state import KeyEntry, Snapshot
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.push_ledger import Ledger
-from hubring.ps.store.snapshot import Snapshot
 
 
-class KeyTable(dict[int, Entry]):
+class KeyTable(dict[int, KeyEntry]):
     """Entries by key, and the scratch memory for their rounds.
 
     Attributes:
@@ -59,7 +58,7 @@ class KeyTable(dict[int, Entry]):
         *starts, total = accumulate(pages, initial=0)
         whole = memory.allocate(total * PAGE_BYTES, extends=extends)
         for piece, start in zip(slices, starts, strict=True):
-            entry = Entry.make(piece, buckets[piece.bucket], whole[start * PAGE_BYTES :], finite=finite)
+            entry = KeyEntry.make(piece, buckets[piece.bucket], whole[start * PAGE_BYTES :], finite=finite)
             entry.shown = shown
             table[piece.key] = entry
         longest: dict[torch.dtype, int] = {}
@@ -139,3 +138,44 @@ class KeyTable(dict[int, Entry]):
             entry.restore(snapshot[key])
             entry.version = entry.version if version is None else version
             ledger.restore(key, snapshot[key].clocks)
+
+
+class Capture:
+    """A snapshot in progress: copies every key once, when the key reaches `version` (None: at once)."""
+
+    def __init__(self, version: int | None, keys: Collection[int]) -> None:
+        self.caught: Snapshot = {}
+        self._version = version
+        self._missing = set(keys)
+
+    @classmethod
+    def begin(cls, version: int | None, entries: Collection[KeyEntry], ledger: Ledger) -> Capture | None:
+        """Begins a snapshot of these keys; None if some key has passed the version, or key 0 has it."""
+        # The answers of key 0 to this version ask for the workers' states, so none may be sent yet.
+        if version is not None and any(entry.version + (entry.key == 0) > version for entry in entries):
+            return None
+        capture = cls(version, [entry.key for entry in entries])
+        for entry in entries:
+            entry.saved_at = -1 if version is None else version
+            capture.catch(entry, ledger)
+        return capture
+
+    def catch(self, entry: KeyEntry, ledger: Ledger) -> None:
+        """Copies a key if it has values and has reached the version."""
+        due = entry.key in self._missing and self._version in (None, entry.version)
+        if due and entry.initialised:
+            state = entry.export()
+            state.clocks = ledger.saved(entry.key)
+            self.caught[entry.key] = state
+            self._missing.remove(entry.key)
+
+    def expect(self, entries: Collection[KeyEntry], ledger: Ledger) -> None:
+        """Adds keys that join the store, unless every earlier key has been copied already."""
+        if not self.complete:
+            self._missing.update(entry.key for entry in entries)
+            for entry in entries:
+                self.catch(entry, ledger)
+
+    @property
+    def complete(self) -> bool:
+        return not self._missing

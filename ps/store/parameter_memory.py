@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hubring.ps.compression import gpu_tensor
+from hubring.ps.compression.gpu_tensor import Reached, SharedMemory, is_placed
 from hubring.ps.core.messages import Coded
 from hubring.ps.core.types import Sender
-from hubring.ps.optim.zeros import zeros
-from hubring.ps.store import gpu_tensor
-from hubring.ps.store.gpu_tensor import Reached, SharedMemory, is_placed
+from hubring.ps.optim.sums import zeros
 
 
 class ParameterMemory(Protocol):

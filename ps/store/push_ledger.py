@@ -58,7 +58,7 @@ class Ledger:
         rank, incarnation = sender
         if incarnation < self._incarnations.get(rank, 0):
             return Standing.FENCED
-        expected = self.expected(sender, key)
+        expected = self._clocks[key].get(rank, 0)
         if clock != expected:
             return Standing.COMPLETED if clock < expected else Standing.GAP
         if (rank, key) in self._open and incarnation == self._incarnations[rank]:
@@ -71,7 +71,8 @@ class Ledger:
 
     def begin(self, sender: Sender, key: int) -> None:
         """Marks the expected push as in progress."""
-        self._fence_before(sender)
+        if sender.incarnation > self._incarnations.get(sender.rank, 0):
+            self._fence_before(sender)
         self._open.add((sender.rank, key))
 
     def advance(self, sender: Sender, key: int, clock: int) -> None:
@@ -80,11 +81,14 @@ class Ledger:
         An applied push advances the clock by one. A dropped gradient or a late join advances
         it further, because the sender skips steps. A fenced sender changes nothing.
         """
-        if sender.incarnation < self._incarnations.get(sender.rank, 0):
+        rank, incarnation = sender
+        newest = self._incarnations.get(rank, 0)
+        if incarnation < newest:
             return
-        self._fence_before(sender)
-        self._open.discard((sender.rank, key))
-        self._clocks[key][sender.rank] = clock
+        if incarnation > newest:
+            self._fence_before(sender)
+        self._open.discard((rank, key))
+        self._clocks[key][rank] = clock
 
     def retain(self, ranks: Collection[int]) -> None:
         """Drops the clocks and pushes in progress of all other ranks; `saved` still has their clocks."""
@@ -103,6 +107,5 @@ class Ledger:
 
     def _fence_before(self, sender: Sender) -> None:
         """Fences the lower incarnations of a rank and drops their pushes in progress."""
-        if sender.incarnation > self._incarnations.get(sender.rank, 0):
-            self._incarnations[sender.rank] = sender.incarnation
-            self._open = {(rank, key) for rank, key in self._open if rank != sender.rank}
+        self._incarnations[sender.rank] = sender.incarnation
+        self._open = {(rank, key) for rank, key in self._open if rank != sender.rank}

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from hubring.ps.compression.gpu_tensor import is_placed
 from hubring.ps.core.errors import ConfigError, NonFinite
 from hubring.ps.core.messages import (
     Code,
     Coded,
+    Contribute,
     Init,
-    Pull,
     Push,
-    ReadState,
     Refusal,
+    Request,
     Write,
     WriteParameters,
     WriteState,
 )
 from hubring.ps.core.optimizer_state import STEP, OptimizerState
-from hubring.ps.core.types import Sender, TensorSpec
-from hubring.ps.store.gpu_tensor import is_placed
-from hubring.ps.store.key_state import Contribution, Entry
-from hubring.ps.store.pending_writes import Disagreement
+from hubring.ps.core.types import HyperTable, Sender, TensorSpec
+from hubring.ps.store.key_state import Contribution, KeyEntry
+from hubring.ps.store.script_changes import Disagreement
 
 if TYPE_CHECKING:
     import torch
@@ -45,28 +45,50 @@ def unknown_key(key: int, held: Collection[int]) -> Refusal:
     return Refusal(Code.UNKNOWN_KEY, text)
 
 
-def unfit(entries: Mapping[int, Entry], request: Push | Pull | Init | Write | ReadState) -> Refusal | None:
-    """Checks that this shard holds the key and that the tensor fits; returns None if so."""
+def unfit(entries: Mapping[int, KeyEntry], request: Request) -> Refusal | None:
+    """Checks that this shard holds the key and that the request fits it; returns None if so."""
+    if isinstance(request, Contribute):
+        return None
     entry = entries.get(request.key)
     if entry is None:
         return unknown_key(request.key, entries)
-    if isinstance(request, Push):
-        return misfitting(entry, request.gradient) or misplaced(entry, request) or unusable(entry, request)
-    if isinstance(request, Init) and entry.initialised:
-        return misfit(entry, request.values)
-    if isinstance(request, (WriteParameters, WriteState)) and (refusal := unwritable(entry, request)):
-        return refusal
-    if isinstance(request, (Init, WriteState)) and request.state is not None:
-        refusal = misfitting_state(entry, request.sender, request.state)
-        if refusal is not None:
-            return refusal
-    return misfit(entry, request.values) if isinstance(request, (Init, WriteParameters)) else None
+    match request:
+        case Push():
+            return _unfit_push(entry, request)
+        case Init():
+            # The state of a later Init is ignored with it.
+            state = None if entry.initialised or request.state is None else request.state
+            refusal = None if state is None else misfitting_state(entry, request.sender, state)
+            return refusal or misfit(entry, request.values)
+        case WriteParameters():
+            return unwritable(entry, request) or misfit(entry, request.values)
+        case WriteState():
+            return unwritable(entry, request) or misfitting_state(entry, request.sender, request.state)
+    return None
 
 
-def unwritable(entry: Entry, write: Write) -> Refusal | None:
+def _unfit_push(entry: KeyEntry, push: Push) -> Refusal | None:
+    """Checks a gradient's form and size, the parameters without one, and the hyperparameters."""
+    if entry.codec is not None or isinstance(push.gradient, Coded):
+        refusal = _unfit_code(entry, push.gradient)
+    else:
+        refusal = misfit(entry, push.gradient)
+    if refusal is None and push.absent and push.absent[-1] >= len(entry.parts):
+        refusal = _misplaced(entry, push)
+    if refusal is None and not entry.initialised:
+        refusal = _no_values(entry)
+    if refusal is None:
+        try:
+            entry.optimizer.check(push.hyper)
+        except ConfigError as error:
+            refusal = Refusal(Code.BAD_REQUEST, f"rank {push.sender.rank}: {error}")
+    return refusal
+
+
+def unwritable(entry: KeyEntry, write: Write) -> Refusal | None:
     """The hub does not hold what the script changed."""
     what = "parameters" if isinstance(write, WriteParameters) else "optimizer state"
-    if entry.averages:
+    if entry.averages and not (entry.coded is not None and isinstance(write, WriteState)):
         text = (
             f"rank {write.sender.rank} sent {what} for key {entry.key}, but with --aggregate the workers hold"
         )
@@ -76,7 +98,7 @@ def unwritable(entry: Entry, write: Write) -> Refusal | None:
     return None if entry.initialised else _no_values(entry)
 
 
-def misfitting_state(entry: Entry, sender: Sender, state: OptimizerState) -> Refusal | None:
+def misfitting_state(entry: KeyEntry, sender: Sender, state: OptimizerState) -> Refusal | None:
     """The optimizer's state does not fit the key; None if it fits."""
     text = entry.misfit(state)
     if not text:
@@ -89,7 +111,7 @@ def misfitting_state(entry: Entry, sender: Sender, state: OptimizerState) -> Ref
     )
 
 
-def crowded(entry: Entry, sender: Sender, live: int) -> Refusal:
+def crowded(entry: KeyEntry, sender: Sender, live: int) -> Refusal:
     """A worker of an asynchronous hub wrote parameters while other workers are live."""
     text = (
         f"rank {sender.rank} changed {_parameter(entry, 0)}, or a parameter beside it, between two steps."
@@ -99,14 +121,18 @@ def crowded(entry: Entry, sender: Sender, live: int) -> Refusal:
     return Refusal(Code.BAD_REQUEST, text)
 
 
-def unpaired(entry: Entry, finished: str) -> Refusal | None:
+def unpaired(entry: KeyEntry, finished: str) -> Refusal | None:
     """Returns why the gradients of a round must not be averaged: they are not those of all ranks' one step.
 
     `finished` is `View.finished`.
     """
     if finished:
         return Refusal(Code.MISMATCH, finished)
-    steps = {rank: one.push.hyper.get("step") for rank, one in sorted(entry.contributions.items())}
+    steps = {
+        rank: one.push.hyper.get("step")
+        for rank, one in sorted(entry.contributions.items())
+        if not isinstance(one.push.hyper, HyperTable)  # none is, as no options count here
+    }
     (first, step), *others = steps.items()
     for rank, other in others:
         if other != step and step is not None and other is not None:
@@ -120,7 +146,7 @@ def unpaired(entry: Entry, finished: str) -> Refusal | None:
     return None
 
 
-def disagreeing(entry: Entry, found: Disagreement) -> Refusal:
+def disagreeing(entry: KeyEntry, found: Disagreement) -> Refusal:
     """Ranks changed parameters or state differently before one step."""
     one, other = found.ranks
     step = entry.version + 1
@@ -148,7 +174,7 @@ def out_of_order(push: Push | Write, expected: int) -> Refusal:
     return Refusal(Code.OUT_OF_ORDER, text)
 
 
-def misfit(entry: Entry, tensor: Tensor) -> Refusal | None:
+def misfit(entry: KeyEntry, tensor: Tensor) -> Refusal | None:
     """The tensor has another size or dtype than the key; None if it fits."""
     held = entry.values
     if tensor.shape == held.shape and tensor.dtype == held.dtype:
@@ -156,8 +182,8 @@ def misfit(entry: Entry, tensor: Tensor) -> Refusal | None:
     return _wrong_size(entry, _spell(tensor))
 
 
-def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
-    """The gradient has another size, dtype or codec than the key; None if it fits."""
+def _unfit_code(entry: KeyEntry, gradient: Tensor | Coded) -> Refusal | None:
+    """The gradient has another codec, size or dtype than the key; None if it fits."""
     due = entry.codec.name if entry.codec else ""
     codec = gradient.codec if isinstance(gradient, Coded) else ""
     if codec != due and not (entry.shown and is_placed(gradient)):
@@ -174,30 +200,16 @@ def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
     return _wrong_size(entry, f"{_dtype(gradient.dtype)}[{gradient.numel}] in {codec}")
 
 
-def misplaced(entry: Entry, push: Push) -> Refusal | None:
-    """The push is without a gradient for a parameter that the slice does not have; None if it has all."""
-    last = max(push.absent, default=0)
-    if last < len(entry.parts):
-        return None
+def _misplaced(entry: KeyEntry, push: Push) -> Refusal:
+    """The push is without a gradient for a parameter that the slice does not have."""
     text = (
-        f"rank {push.sender.rank} sent key {entry.key} without a gradient for parameter {last} of the slice,"
-        f" which has {len(entry.parts)}; start all workers with the same model and --bucket-bytes"
+        f"rank {push.sender.rank} sent key {entry.key} without a gradient for parameter {push.absent[-1]} of"
+        f" the slice, which has {len(entry.parts)}; start all workers with the same model and --bucket-bytes"
     )
     return Refusal(Code.BAD_REQUEST, text)
 
 
-def unusable(entry: Entry, push: Push) -> Refusal | None:
-    """The key has no initial values yet, or the optimizer refuses the hyperparameters."""
-    if not entry.initialised:
-        return _no_values(entry)
-    try:
-        entry.optimizer.check(push.hyper)
-    except ConfigError as error:
-        return Refusal(Code.BAD_REQUEST, f"rank {push.sender.rank}: {error}")
-    return None
-
-
-def not_finite(entry: Entry, scratch: Tensor) -> Refusal:
+def not_finite(entry: KeyEntry, scratch: Tensor) -> Refusal:
     """The gradients of the open round, or their sum, have a NaN or an infinity.
 
     Args:
@@ -210,7 +222,7 @@ def not_finite(entry: Entry, scratch: Tensor) -> Refusal:
     return Refusal(Code.NOT_FINITE, f"{text}; {NonFinite.fix}")
 
 
-def unsound(entry: Entry, values: Tensor) -> str:
+def unsound(entry: KeyEntry, values: Tensor) -> str:
     """Returns the first element that is not finite in a copy of the key's values, as a clause."""
     index = int((~values.isfinite()).nonzero()[0])
     return f"{_parameter(entry, index)} holds {values[index].item()}"
@@ -225,12 +237,12 @@ def orphaned(key: int) -> Refusal:
     return Refusal(Code.JOB_FAILED, text)
 
 
-def _no_values(entry: Entry) -> Refusal:
+def _no_values(entry: KeyEntry) -> Refusal:
     text = f"key {entry.key} has no values yet; rank 0 must send them, then other ranks must pull them"
     return Refusal(Code.BAD_REQUEST, text)
 
 
-def _wrong_size(entry: Entry, came: str) -> Refusal:
+def _wrong_size(entry: KeyEntry, came: str) -> Refusal:
     text = (
         f"key {entry.key} expects {_spell(entry.values)}, got {came};"
         " start all workers with the same model and --bucket-bytes"
@@ -238,7 +250,7 @@ def _wrong_size(entry: Entry, came: str) -> Refusal:
     return Refusal(Code.WRONG_SIZE, text)
 
 
-def _first_not_finite(entry: Entry, scratch: Tensor) -> str:
+def _first_not_finite(entry: KeyEntry, scratch: Tensor) -> str:
     """Returns rank, step and parameter of the first gradient that is not finite, in rank order."""
     ranks = sorted(entry.contributions)
     step = entry.contributions[ranks[0]].push.clock + 1
@@ -258,7 +270,7 @@ def _first_not_finite(entry: Entry, scratch: Tensor) -> str:
     )
 
 
-def _decoded(entry: Entry, contribution: Contribution, scratch: Tensor) -> Tensor:
+def _decoded(entry: KeyEntry, contribution: Contribution, scratch: Tensor) -> Tensor:
     gradient = contribution.gradient
     if not isinstance(gradient, Coded):
         return gradient
@@ -268,7 +280,7 @@ def _decoded(entry: Entry, contribution: Contribution, scratch: Tensor) -> Tenso
     return decoded
 
 
-def _parameter(entry: Entry, index: int) -> str:
+def _parameter(entry: KeyEntry, index: int) -> str:
     return _spelled(entry.parameter_at(index))
 
 

@@ -22,7 +22,9 @@ from hubring.ps.core.counters import Stats
 from hubring.ps.core.errors import NonFinite
 from hubring.ps.core.messages import (
     Change,
+    ClosedRound,
     Code,
+    CollectiveResult,
     Contribute,
     Delivery,
     Init,
@@ -31,9 +33,7 @@ from hubring.ps.core.messages import (
     ReadState,
     Refusal,
     Request,
-    Result,
-    Round,
-    State,
+    StateReply,
     Ticket,
     Transfer,
     Write,
@@ -41,18 +41,15 @@ from hubring.ps.core.messages import (
     WriteState,
 )
 from hubring.ps.core.types import BucketSpec, Sender, Slice, View
-from hubring.ps.store import refusals, script_writes, transfer
+from hubring.ps.store import refusals, transfer
 from hubring.ps.store.collective_rounds import RoundBook
 from hubring.ps.store.consistency import Consistency
-from hubring.ps.store.key_state import Contribution, Entry, Reader, Settled
-from hubring.ps.store.key_table import KeyTable
-from hubring.ps.store.live_workers import LiveWorkers
+from hubring.ps.store.key_state import Contribution, KeyEntry, Reader, Settled, Snapshot
+from hubring.ps.store.key_table import Capture, KeyTable
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
-from hubring.ps.store.pending_writes import Disagreement
 from hubring.ps.store.push_ledger import Ledger, Standing
-from hubring.ps.store.push_rounds import PushRounds, Replica
-from hubring.ps.store.reading import Reading
-from hubring.ps.store.snapshot import Capture, Snapshot
+from hubring.ps.store.rounds import LiveWorkers, PushRounds, Replica
+from hubring.ps.store.script_changes import Disagreement
 
 INITIAL_RANK = 0
 """The rank that sends a job's initial values."""
@@ -126,8 +123,8 @@ class KVStore:
     def _begin(self, entries: KeyTable) -> None:
         self._entries = entries
         self._ledger, self._stats = Ledger(), Stats()
-        self._reading = Reading(self._consistency, self._ledger, self._memory)
-        self._pushes = PushRounds(self._consistency, self._workers, self._ledger, self._stats, self._replica)
+        shared = (self._consistency, self._workers, self._ledger, self._stats, self._memory)
+        self._pushes = PushRounds(*shared, self._replica)
 
     def _table(
         self, slices: Sequence[Slice], buckets: Sequence[BucketSpec], *, extends: bool = False
@@ -229,7 +226,12 @@ class KVStore:
 
     def handle(self, request: Request, ticket: Ticket) -> list[Delivery]:
         """Handles one request; returns the replies to it and to other requests that it completes."""
-        if (refusal := self._refusal(request)) is not None:
+        rank, incarnation = request.sender
+        if self._failure is not None:
+            return [Delivery(ticket, self._failure)]
+        if self._workers.live.get(rank) != incarnation:
+            return [Delivery(ticket, refusals.fenced(request.sender, self._workers.epoch))]
+        if refusal := refusals.unfit(self._entries, request):
             return [Delivery(ticket, refusal)]
         if self._replica is not None and not isinstance(request, Push | Pull | ReadState):
             self._replica.append(request)
@@ -243,7 +245,9 @@ class KVStore:
             case WriteParameters() | WriteState():
                 return self._on_write(self._entries[request.key], request, ticket)
             case ReadState():
-                return self._on_read_state(self._entries[request.key], request, ticket)
+                entry = self._entries[request.key]
+                state = entry.writes.state_of(rank) or entry.state()
+                return [Delivery(ticket, StateReply(entry.key, entry.version, state.on_host()))]
             case Contribute():
                 return self._rounds.contribute(request, ticket, self._workers.live)
 
@@ -255,43 +259,53 @@ class KVStore:
         """Yields the state since the last plan and view, or only that of restored keys, for a standby."""
         return transfer.changes(self._entries, self._ledger, self._rounds, restored)
 
-    def apply(self, done: Round | Transfer) -> None:
+    def apply(self, done: ClosedRound | Transfer) -> None:
         """Applies a round that this store's primary closed, or a part of the primary's state."""
         if isinstance(done, Transfer):
             transfer.take(done, self._entries, self._ledger, self._rounds)
+            if done.key in self._entries:
+                self._pushes.follow(self._entries[done.key])
             return
         entry = self._entries[done.key]
         self._pushes.apply(entry, done, self._entries.scratch[entry.values.dtype])
 
-    def _on_init(self, entry: Entry, init: Init, ticket: Ticket) -> list[Delivery]:
-        deliveries = [Delivery(ticket, Result())]
+    def _on_init(self, entry: KeyEntry, init: Init, ticket: Ticket) -> list[Delivery]:
+        deliveries = [Delivery(ticket, CollectiveResult())]
         if not entry.initialised:
             entry.write(init.values, init.state)
             entry.initialised = True
             if self._capture is not None:
                 self._capture.catch(entry, self._ledger)
             for puller in entry.pullers.values():
-                deliveries += self._reading.reply(entry, puller)
+                deliveries += self._pushes.reply(entry, puller)
             entry.pullers.clear()
         return deliveries
 
-    def _on_write(self, entry: Entry, write: Write, ticket: Ticket) -> list[Delivery]:
-        expected, live = self._ledger.expected(write.sender, entry.key), len(self._workers.live)
-        return [Delivery(ticket, script_writes.take(entry, write, expected, self._consistency, live))]
+    def _on_write(self, entry: KeyEntry, write: Write, ticket: Ticket) -> list[Delivery]:
+        """Keeps a write for the round of its sender's next push; without rounds, applies it at once."""
+        lockstep, live = self._consistency.lockstep, len(self._workers.live)
+        expected = self._ledger.expected(write.sender, entry.key)
+        if write.clock > expected:
+            return [Delivery(ticket, refusals.out_of_order(write, expected))]
+        if not lockstep and live > 1 and isinstance(write, WriteParameters):
+            # Other workers may be about to push gradients of the old parameters.
+            return [Delivery(ticket, refusals.crowded(entry, write.sender, live))]
+        # A write for a step that is over changes nothing: it is a late retry, or its sender missed the round.
+        if write.clock == (entry.version if lockstep else expected) and entry.writes.is_newest(write):
+            entry.writes.put(write)
+            if not lockstep:
+                entry.apply_writes([write.sender.rank])
+        return [Delivery(ticket, CollectiveResult())]
 
-    def _on_read_state(self, entry: Entry, read: ReadState, ticket: Ticket) -> list[Delivery]:
-        state = entry.writes.state_of(read.sender.rank) or entry.optimizer.state()
-        return [Delivery(ticket, State(entry.key, entry.version, state.on_host()))]
-
-    def _on_pull(self, entry: Entry, pull: Pull, ticket: Ticket) -> list[Delivery]:
+    def _on_pull(self, entry: KeyEntry, pull: Pull, ticket: Ticket) -> list[Delivery]:
         rank = pull.sender.rank
         if entry.initialised:
-            return self._reading.reply(entry, Reader(pull.sender, [ticket]))
+            return self._pushes.reply(entry, Reader(pull.sender, [ticket]))
         earlier = entry.pullers.get(rank)
         entry.pullers[rank] = Reader(pull.sender, [*earlier.tickets, ticket] if earlier else [ticket])
         return self._refuse_orphans(entry)
 
-    def _refuse_orphans(self, entry: Entry) -> list[Delivery]:
+    def _refuse_orphans(self, entry: KeyEntry) -> list[Delivery]:
         """Refuses the workers that wait for initial values if rank 0, which sends them, is lost."""
         if entry.initialised or INITIAL_RANK in self._workers.live:
             return []
@@ -299,7 +313,7 @@ class KVStore:
         entry.pullers.clear()
         return [Delivery(ticket, refusals.orphaned(entry.key)) for ticket in tickets]
 
-    def _on_push(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
+    def _on_push(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
         match self._ledger.classify(push.sender, entry.key, push.clock):
             case Standing.NEW:
                 return self._on_new(entry, push, ticket)
@@ -307,7 +321,8 @@ class KVStore:
                 self._stats.duplicates += 1
                 # The first try's memory may be freed with its connection, so use the latest try's.
                 tickets = entry.contributions[push.sender.rank].tickets
-                entry.contributions[push.sender.rank] = self._contribution(push, [*tickets, ticket])
+                gradient = self._memory.take(push.gradient, push.sender)
+                entry.contributions[push.sender.rank] = Contribution(push, [*tickets, ticket], gradient)
                 return []
             case Standing.COMPLETED:
                 self._stats.duplicates += 1
@@ -317,7 +332,7 @@ class KVStore:
             case Standing.FENCED:
                 return [Delivery(ticket, refusals.fenced(push.sender, self._workers.epoch))]
 
-    def _on_new(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
+    def _on_new(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
         rank = push.sender.rank
         if rank in entry.readers:
             # Otherwise a worker that does not wait for its reads could exceed the staleness bound.
@@ -326,17 +341,14 @@ class KVStore:
             # The round closed without this gradient; its sender continues with the current round.
             self._stats.dropped += 1
             entry.settle(push, [ticket], Settled(push.clock))
-            return self._reading.answer(entry)
+            return self._pushes.answer(entry)
         self._stats.pushes += 1
-        contribution = self._contribution(push, [ticket])
+        gradient = self._memory.take(push.gradient, push.sender)
+        entry.contributions[rank] = Contribution(push, [ticket], gradient)
         self._ledger.begin(push.sender, entry.key)
-        entry.contributions[rank] = contribution
         return self._advance(entry)
 
-    def _contribution(self, push: Push, tickets: list[Ticket]) -> Contribution:
-        return Contribution(push, tickets, self._memory.take(push.gradient, push.sender))
-
-    def _on_completed(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
+    def _on_completed(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
         """Answers a retry together with the first try."""
         rank = push.sender.rank
         expected = self._ledger.expected(push.sender, entry.key)
@@ -344,15 +356,15 @@ class KVStore:
         if settled.clock != push.clock:
             # A late message from an old connection, or of a resumed worker whose push the checkpoint has.
             # Answer it separately from the request that the sender waits for now.
-            return self._reading.reply(entry, Reader.after(push, [ticket], Settled(push.clock)))
+            return self._pushes.reply(entry, entry.reader_after(push, [ticket], Settled(push.clock)))
         reader = entry.readers.get(rank)
         tickets = [*reader.tickets, ticket] if reader else [ticket]
-        entry.readers[rank] = Reader.after(push, tickets, settled)
-        return self._reading.answer(entry)
+        entry.readers[rank] = entry.reader_after(push, tickets, settled)
+        return self._pushes.answer(entry)
 
     # The consistency rule.
 
-    def _advance(self, entry: Entry) -> list[Delivery]:
+    def _advance(self, entry: KeyEntry) -> list[Delivery]:
         """Closes the round if the policy allows it, then answers the readers that may read."""
         contributors = len(entry.contributions)
         if contributors and self._consistency.may_apply(contributors, len(self._workers.live)):
@@ -360,40 +372,25 @@ class KVStore:
             if refusal is not None:
                 return self.fail(refusal.text, refusal.code)
             try:
-                self._close(entry)
+                self._pushes.close(entry, self._entries.scratch[entry.values.dtype])
             except NonFinite:
                 return self._diverge(entry)
             except Disagreement as found:
                 refusal = refusals.disagreeing(entry, found)
                 return self.fail(refusal.text, refusal.code)
-        return self._reading.answer(entry)
+            if self._capture is not None:
+                self._capture.catch(entry, self._ledger)
+        return self._pushes.answer(entry) if entry.readers else []
 
-    def _close(self, entry: Entry) -> None:
-        self._pushes.close(entry, self._entries.scratch[entry.values.dtype])
-        if self._capture is not None:
-            self._capture.catch(entry, self._ledger)
-
-    def _diverge(self, entry: Entry) -> list[Delivery]:
+    def _diverge(self, entry: KeyEntry) -> list[Delivery]:
         """Fails the job: keys may be at different steps, and this key's values between two steps."""
         refusal = refusals.not_finite(entry, self._entries.scratch[entry.values.dtype])
         self.unsound = f"its parameters are in the middle of a step: {refusal.text}"
         return self.fail(refusal.text, refusal.code)
 
-    # Members.
-
     def _start_clocks(self, joined: Sequence[Sender], first: int | None = None) -> None:
         lockstep, live = self._consistency.lockstep, self._workers.live
         self._entries.admit(joined, live, self._ledger, lockstep=lockstep, first=first)
-
-    # Refusals.
-
-    def _refusal(self, request: Request) -> Refusal | None:
-        """Returns why a request is refused before any other processing."""
-        if self._failure is not None:
-            return self._failure
-        if not self.is_live(request.sender):
-            return refusals.fenced(request.sender, self._workers.epoch)
-        return None if isinstance(request, Contribute) else refusals.unfit(self._entries, request)
 
     def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:
         return Delivery(ticket, refusals.out_of_order(push, self._ledger.expected(push.sender, push.key)))

@@ -1,7 +1,8 @@
 """A store's whole state as changes, for a standby that follows it from the middle of a job.
 
-Law: a store that applies these changes, after the coordinator's plans and last view, equals the one that they
-come from, except for its counters. The plans make the keys, so a transfer has only what changed since.
+Law: a store that applies these changes, after the coordinator's plans and last view, equals the one that
+they come from, except for its counters, and for the clocks of late workers in lockstep, which it expects in
+the open round (`PushRounds.follow`). The plans make the keys, so a transfer has only what changed since.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from hubring.ps.core.messages import NO_KEY, Change, Code, Refusal, Reply, Result, Transfer
+from hubring.ps.core.messages import NO_KEY, Change, Code, CollectiveResult, Refusal, Reply, Transfer
 from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import Sender
 from hubring.ps.store.collective_rounds import RoundBook
-from hubring.ps.store.key_state import Entry, Settled
+from hubring.ps.store.key_state import KeyEntry, Settled
 from hubring.ps.store.key_table import KeyTable
 from hubring.ps.store.push_ledger import Ledger
 
@@ -39,7 +40,7 @@ class _KeyFacts(msgspec.Struct):
     read: dict[int, int]
     late: list[int]
     fresh: tuple[int, ...]
-    separate: bool
+    cuts: tuple[int, ...]
 
 
 class _SenderFacts(msgspec.Struct):
@@ -77,8 +78,8 @@ def take(transfer: Transfer, entries: KeyTable, ledger: Ledger, book: RoundBook)
         _take_key(transfer, entries[transfer.key], ledger)
 
 
-def _of_key(entry: Entry, ledger: Ledger) -> Transfer:
-    state = entry.optimizer.state()
+def _of_key(entry: KeyEntry, ledger: Ledger) -> Transfer:
+    state = entry.state()
     facts = _KeyFacts(
         version=entry.version,
         initialised=entry.initialised,
@@ -89,27 +90,27 @@ def _of_key(entry: Entry, ledger: Ledger) -> Transfer:
         read=entry.read,
         late=sorted(entry.late),
         fresh=state.fresh,
-        separate=state.separate,
+        cuts=state.cuts,
     )
     tensors = {"values": entry.values.clone()}
-    tensors |= {f"state {name}": tensor for name, tensor in state.tensors.items()}
+    tensors |= {
+        f"state {name}": tensor.clone() if entry.coded else tensor for name, tensor in state.tensors.items()
+    }
     if entry.coded is not None:
         tensors["code"] = entry.coded.latest.payload.clone()
-        tensors["residual"] = entry.coded.residual.clone()
     return Transfer(entry.key, _with_facts(tensors, facts))
 
 
-def _take_key(transfer: Transfer, entry: Entry, ledger: Ledger) -> None:
+def _take_key(transfer: Transfer, entry: KeyEntry, ledger: Ledger) -> None:
     facts = _facts(transfer.tensors, _KeyFacts)
     named = {
         name.removeprefix("state "): tensor
         for name, tensor in transfer.tensors.items()
         if name.startswith("state ")
     }
-    entry.write(transfer.tensors["values"], OptimizerState(named, facts.fresh, facts.separate))
+    entry.write(transfer.tensors["values"], OptimizerState(named, facts.fresh, facts.cuts))
     if entry.coded is not None:
         entry.coded.latest.payload.copy_(transfer.tensors["code"])
-        entry.coded.residual.copy_(transfer.tensors["residual"])
     entry.version, entry.initialised = facts.version, facts.initialised
     entry.drain_from = inf if facts.drain_from is None else facts.drain_from
     entry.settled, entry.read, entry.late = facts.settled, facts.read, set(facts.late)
@@ -123,7 +124,7 @@ def _of_collectives(book: RoundBook) -> Transfer:
         results: dict[int, int] = {}
         refusals: dict[int, tuple[int, str]] = {}
         for call, reply in replies.items():
-            if isinstance(reply, Result):
+            if isinstance(reply, CollectiveResult):
                 results[call] = len(reply.tensors)
                 tensors |= {f"{number} {call} {at}": one for at, one in enumerate(reply.tensors)}
             elif isinstance(reply, Refusal):
@@ -135,7 +136,9 @@ def _of_collectives(book: RoundBook) -> Transfer:
 def _take_collectives(transfer: Transfer, book: RoundBook) -> None:
     for number, each in enumerate(_facts(transfer.tensors, list[_SenderFacts])):
         replies: dict[int, Reply] = {
-            call: Result(tuple(transfer.tensors[f"{number} {call} {at}"].clone() for at in range(count)))
+            call: CollectiveResult(
+                tuple(transfer.tensors[f"{number} {call} {at}"].clone() for at in range(count))
+            )
             for call, count in each.results.items()
         }
         replies |= {call: Refusal(Code(code), text) for call, (code, text) in each.refusals.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hubring.ps.submit import container
-from hubring.ps.submit.documents import dump
+from hubring.ps.submit.container import dump_yaml
 from hubring.ps.submit.job import GRACE_SECONDS, PORT, Submission
 
 SERVER = "server"
@@ -48,7 +48,7 @@ class Compose:
             "networks": {"job": {}},
             "volumes": {_TOKENS: _IN_MEMORY, **({_CHECKPOINTS: {}} if folders else {})},
         }
-        return dump(["Made by: ps-server submit --engine compose"], [_literal(document)])
+        return dump_yaml(["Made by: ps-server submit --engine compose"], [_literal(document)])
 
     def secrets(self, job: Submission) -> str:
         """Returns nothing: the server makes the tokens."""

@@ -1,4 +1,4 @@
-"""The interface of an engine, and how `submit` sends a job to one."""
+"""The engines by name, their interface, and how `ps-server submit` sends a job to one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import contextlib
 import shutil
 import signal
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from subprocess import PIPE
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hubring.ps.core.errors import EngineMissing
-from hubring.ps.process.child import Child
-from hubring.ps.process.children import passing_on
-from hubring.ps.submit.job import Submission
+from hubring.ps.process.child import Child, passing_on
+from hubring.ps.submit.compose import Compose
+from hubring.ps.submit.job import Submission, assemble
+from hubring.ps.submit.kubernetes import Kubernetes
+from hubring.ps.submit.slurm import Slurm
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Engine(Protocol):
@@ -39,14 +43,14 @@ class Engine(Protocol):
         """Returns what the engine reads before the job, and a dry run leaves out; often nothing."""
 
 
-class Answer(NamedTuple):
+class EngineAnswer(NamedTuple):
     """The result of the engine's program: its exit code and the last line that it printed."""
 
     code: int
     last_line: str
 
 
-def send(engine: Engine, artefact: str) -> Answer:
+def send(engine: Engine, artefact: str) -> EngineAnswer:
     """Runs the engine's program with a rendered job, and copies the program's output to stdout.
 
     Raises:
@@ -57,9 +61,9 @@ def send(engine: Engine, artefact: str) -> Answer:
     if program is None:
         raise EngineMissing(f"there is no {name} on the PATH; {engine.fix}")
     child = Child(name, [program, *arguments], stdin=PIPE, stdout=PIPE)
-    with passing_on(SIGNALS, child.signal):
+    with passing_on(PASSED_SIGNALS, child.signal):
         last_line = _feed(child, artefact)
-        return Answer(child.exit_code(), last_line)
+        return EngineAnswer(child.exit_code(), last_line)
 
 
 def _feed(child: Child, artefact: str) -> str:
@@ -74,3 +78,36 @@ def _feed(child: Child, artefact: str) -> str:
             sys.stdout.buffer.flush()
             last_line = line.strip() or last_line
     return last_line.decode(errors="replace")
+
+
+ENGINES: Mapping[str, Engine] = {"slurm": Slurm(), "kubernetes": Kubernetes(), "compose": Compose()}
+
+
+def submit(
+    flags: Mapping[str, object], script: Sequence[str], config_file: Path | None, *, dry_run: bool
+) -> tuple[int, dict[str, Any] | None]:
+    """Sends a job to its engine, or prints the engine's input.
+
+    Args:
+        flags: Values from the command line, by field name; None for flags that are not set.
+        script: The script and its arguments; empty for a built-in job.
+        config_file: TOML file.
+        dry_run: Print the engine's input and nothing else, so that the engine's program can read it.
+
+    Returns:
+        The exit code, and the result for the last line; None for a dry run.
+
+    Raises:
+        HubringError: The settings contradict each other, or the engine's program is missing.
+    """
+    job = assemble(flags, script, config_file)
+    assert job.config.engine is not None
+    engine = ENGINES[job.config.engine]
+    artefact = engine.render(job)
+    if dry_run:
+        sys.stdout.write(artefact)
+        return 0, None
+    answer = send(engine, engine.secrets(job) + artefact)
+    command = " ".join(engine.command)
+    result = {"engine": job.config.engine, "job": job.name, "command": command, "said": answer.last_line}
+    return answer.code, {**result, "exit_code": answer.code}

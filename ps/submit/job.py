@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import fields
 
-from hubring.ps.config.contradiction import only_with
+from hubring.ps.config.declaration import only_with
 from hubring.ps.config.environment import environment
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.settings import flag

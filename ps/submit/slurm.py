@@ -6,7 +6,7 @@ workers run in a second step, where srun assigns the ranks. SLURM
 sends the notice (`--signal`) to both steps directly.
 
 User input enters the script in three ways, and none allows an injection: as flags and arguments, quoted by
-`shlex`; in `#SBATCH` lines, checked against patterns in `hubring.ps.config.kinds`; and as the user's own
+`shlex`; in `#SBATCH` lines, checked against patterns in `hubring.ps.config.values`; and as the user's own
 `#SBATCH` lines, which cannot contain a line break.
 """
 

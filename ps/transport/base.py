@@ -11,11 +11,11 @@ one thread can serve them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hubring.ps.security.door import OPEN, Door
+from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey
+from hubring.ps.transport.memory.window import Window
 
 MAX_HEADER = 32 << 10
 """Maximum bytes of a header."""
@@ -111,33 +111,6 @@ class Listener(Protocol):
         """Stops listening, closes all connections and removes the address from the host."""
 
 
-class Window(Protocol):
-    """Memory that replies land in and that the program of this process may change.
-
-    Attributes:
-        landing: Where replies land. Name it, or a part of it, as `into`. Nothing is sent from it after the
-            first reply.
-        seen: The same bytes, as the program sees them. What it writes there is private, and hides what
-            lands on these pages until it is forgotten.
-    """
-
-    landing: memoryview
-    seen: memoryview
-
-    def written(self, ends: Sequence[int]) -> list[int]:
-        """Returns which parts of the window the program changed since `forget`, in order; empty: none.
-
-        A part counts as changed if its seen bytes differ from those that landed. Ask while no reply is
-        expected: after one has landed, the other parts on a written page differ too.
-
-        Args:
-            ends: The end of each part, in bytes, in order.
-        """
-
-    def forget(self) -> None:
-        """Drops what the program wrote, so that what landed is seen."""
-
-
 class Transport(Protocol):
     """One kind of transport, as used by one process."""
 
@@ -146,8 +119,8 @@ class Transport(Protocol):
     def listen(self, host: str) -> Listener:
         """Opens a listener on a free port (or name) of `host`."""
 
-    def dial(self, address: str, timeout: float, door: Door = OPEN) -> Connection:
-        """Connects to a Listener's address within `timeout` seconds; `door` is the listener's.
+    def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> Connection:
+        """Connects to a Listener's address within `timeout` seconds; `key` is the listener's.
 
         Raises:
             ServerUnreachable: No listener answers there with this transport.

@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
-from hubring.ps.core.rejections import Rejections
 from hubring.ps.security.certificate import Identity
-from hubring.ps.security.door import OPEN, Door, Lock
+from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey, ShardLock
 from hubring.ps.transport.base import Connection, Listener, Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.host import host_id
@@ -50,12 +50,12 @@ class ShardAddress(NamedTuple):
 
     host_id: str
     addresses: Mapping[str, str]
-    door: Door = OPEN
+    key: ShardKey = NO_KEY_NEEDED
 
     @classmethod
     def from_proto(cls, message: pb.ShardAddress, identity: Identity | None) -> ShardAddress:
         """Returns the address in a message, for a program with this certificate of its own."""
-        return cls(message.host_id, dict(message.addresses), Door.from_proto(message.door, identity))
+        return cls(message.host_id, dict(message.addresses), ShardKey.from_proto(message.door, identity))
 
 
 def transport(name: str, *, alone: bool = False) -> Transport:
@@ -89,12 +89,12 @@ def open_doors(
     host: str,
     register: Sequence[Callable[[grpc.Server], None]] = (),
     rejections: Rejections | None = None,
-    lock: Lock | None = None,
+    lock: ShardLock | None = None,
 ) -> Doors:
     """Opens listeners on free ports of `host` for every transport.
 
     Services in `register` share gRPC's port. `rejections` counts what the listeners refuse. Without a `lock`
-    anybody may connect.
+    any peer may connect.
     """
     refused = rejections or Rejections()
     shared = ShmTransport(guarded=True, rejections=refused)
@@ -234,4 +234,4 @@ def dial_by(kind: Transport, shard: ShardAddress, timeout: float) -> Connection:
         raise ServerUnreachable(f"the shard listens only with {', '.join(shard.addresses) or 'no transport'}")
     if kind.name == "shm" and shard.host_id != host_id():
         raise ServerUnreachable(f"{address} is on another host or belongs to another user ({shard.host_id})")
-    return kind.dial(address, timeout, shard.door)
+    return kind.dial(address, timeout, shard.key)

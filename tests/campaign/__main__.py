@@ -1,4 +1,7 @@
-"""Plays seeded faults: python -m tests.campaign --runs 500 --seed 1."""
+"""Plays seeded faults: python -m tests.campaign --runs 500 --seed 1.
+
+With `--kills` each run kills a process of a server that has standbys.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.campaign.lanes import play
+from tests.campaign.runs import play
+from tests.campaign.scenario import drawn, drawn_kill
 from tests.campaign.table import Result, report
 
 KEPT = Path("build/campaign")
@@ -22,6 +26,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="seed of the first run")
     parser.add_argument("--seeds", type=int, nargs="*", help="play these seeds instead")
     parser.add_argument("--lanes", type=int, default=1, help="runs side by side")
+    parser.add_argument("--kills", action="store_true", help="kill a process of a server with standbys")
     arguments = parser.parse_args()
     if WITHIN not in os.environ:
         within_own_mounts()
@@ -29,7 +34,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
-    results = play(seeds, arguments.lanes, KEPT, tell)
+    scenarios = [drawn_kill(seed) if arguments.kills else drawn(seed) for seed in seeds]
+    results = play(scenarios, arguments.lanes, KEPT, tell)
     text = report(results, time.monotonic() - began)
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / "report.md").write_text(text + "\n")

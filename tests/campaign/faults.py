@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.campaign.fuzz.attack import Attack
+from tests.campaign.garbage import Attack
 from tests.campaign.job import Job, send
 from tests.campaign.relay import Relay
 from tests.campaign.scenario import LEASE, STOPPED_SECONDS, Scenario

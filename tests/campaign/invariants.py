@@ -190,7 +190,7 @@ def i8_one_verdict(evidence: Evidence) -> list[str]:
                 found.append(f"{worker.name} exited with 0, but the server's result does not list it")
             if worker.failed and not worker.victim and act.server.code == 0:
                 found.append(f"the server exited with 0, {worker.name} with {worker.code}")
-        if act.server.code == 0 and not evidence.scenario.ring:
+        if act.server.code == 0 and evidence.scenario.at_hub:
             found += _last_checkpoint(act, evidence)
     return found
 

@@ -10,10 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from hubring.ps.security.token_file import runtime_file
-from tests.campaign.fuzz.ports import Ports, listening, ports
+from tests.campaign.processes import Ports, listening, ports, server_processes
 from tests.campaign.relay import Relay
 from tests.campaign.scenario import LAST_HOLD, LEASE, STEPS, TIMEOUT, Scenario
-from tests.campaign.server_processes import server_processes
 from tests.campaign.states import progress
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.process_tree import coordinators
@@ -58,7 +57,8 @@ class Job:
         if scenario.place != "ports":
             flags.append("--no-page")
         if not scenario.ring:
-            flags += ["--mode", scenario.mode, *CONSTANTS.get(scenario.mode, ())]
+            mode = scenario.mode if scenario.at_hub else "bsp"
+            flags += ["--mode", mode, *CONSTANTS.get(mode, ())]
             flags += ["--shards", str(scenario.shards), "--slice-bytes", "4096"]
             flags += ["--checkpoint-dir", str(saved), "--checkpoint-every", "0.2"]
         if scenario.standby:
@@ -75,7 +75,7 @@ class Job:
         if self.scenario.ring:
             flags += ["--topology", "ring", "--checkpoint-dir", str(self.saved), "--checkpoint-every", "0.2"]
         else:
-            flags += ["--transport", self.scenario.wire]
+            flags += ["--transport", self.scenario.wire, *["--aggregate"] * (not self.scenario.at_hub)]
         script = [str(self.folder), name, str(self.scenario.workers), str(STEPS), str(self.scenario.pace)]
         ports = self._ports if address else {}
         script.append(",".join(f"{port}={relay}" for port, relay in ports.items()))

@@ -165,7 +165,7 @@ def _act(job: Job, left: list[str]) -> Act:
             code = summary.get("exit_code", code)  # the coordinator prints it in the guardian's place
         victim, late = program.name in victims, program.name in job.late
         programs.append(Ended(program.name, code, victim, error, program.said(), late))
-    saved = (None, -1, -1) if scenario.ring else checkpoint(job.saved)
+    saved = checkpoint(job.saved) if scenario.at_hub else (None, -1, -1)
     return Act(tuple(programs), trails(job.folder, names), finals(job.folder, names), *saved, summary)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STEPS = 40
 """Steps of each job."""
@@ -14,6 +14,7 @@ TIMEOUT = 10.0
 """Seconds of `--timeout`: how long a worker may wait for an exchange."""
 
 MODES = ("bsp", "ssp", "asp", "backup", "ring")
+KILL_MODES = (*MODES, "aggregate")
 WIRES = ("shm", "zmq", "grpc")
 SIGNALS = ("kill", "stop", "freeze", "terminate")
 """A stop is shorter than the lease, a freeze is longer."""
@@ -51,7 +52,7 @@ class Scenario:
 
     Attributes:
         seed: Chooses everything else.
-        mode: A mode of the hub, or `ring`.
+        mode: A mode of the hub, `aggregate` or `ring`.
         wire: The transport between workers and shards; `gloo` in a ring.
         workers: The number of workers.
         shards: The number of shard processes; 0 in a ring.
@@ -69,6 +70,7 @@ class Scenario:
         toward: The end of a connection that receives the changed chunk: `server` or `worker`.
         smallest: Bytes of the smallest chunk that is changed.
         seconds: How long a delay takes.
+        kills: Whether `drawn_kill` chose it.
     """
 
     seed: int
@@ -87,6 +89,7 @@ class Scenario:
     toward: str
     smallest: int
     seconds: float
+    kills: bool = False
 
     @property
     def ring(self) -> bool:
@@ -95,7 +98,12 @@ class Scenario:
     @property
     def synchronous(self) -> bool:
         """Whether the final parameters do not depend on the order of messages."""
-        return self.mode in ("bsp", "ring")
+        return self.mode in ("bsp", "aggregate", "ring")
+
+    @property
+    def at_hub(self) -> bool:
+        """Whether the hub has the parameters, and saves them."""
+        return self.mode not in ("aggregate", "ring")
 
     @property
     def resumes(self) -> bool:
@@ -150,7 +158,8 @@ def faults(mode: str, wire: str, standby: bool) -> list[tuple[str, str]]:
     """Returns the faults that a job of this kind can have, each with its place."""
     processes = ["member", "coordinator"] if mode == "ring" else ["worker", "shard", "coordinator"]
     if standby:
-        processes = ["worker", "guarded shard", "guarded coordinator", "standby", "guardian"]
+        of_a_hub = [] if mode == "ring" else ["worker", "guarded shard"]
+        processes = [*of_a_hub, "guarded coordinator", "standby", "guardian"]
     found = [(fault, place) for place in processes for fault in SIGNALS]
     found += [(fault, "control") for fault in TAMPERINGS]
     if wire in ("zmq", "grpc"):
@@ -194,6 +203,20 @@ def drawn(seed: int) -> Scenario:
     )
 
 
+def drawn_kill(seed: int) -> Scenario:
+    """Returns a scenario in which one process of a server with standbys is killed, in any kind of job."""
+    draw = random.Random(seed)
+    mode = KILL_MODES[seed % len(KILL_MODES)]
+    wire = "gloo" if mode == "ring" else draw.choice(WIRES)
+    workers = 3 if mode == "backup" else draw.choice((2, 3))
+    shards = 0 if mode == "ring" else draw.choice((1, 2))
+    processes = [place for fault, place in faults(mode, wire, standby=True) if fault == "kill"]
+    place = draw.choice([place for place in processes if place != "worker"])
+    victim = draw.randrange({"guarded shard": shards, "standby": shards + 1}.get(place, 1))
+    job = replace(drawn(seed), mode=mode, wire=wire, workers=workers, shards=shards, standby=True)
+    return replace(job, fault="kill", place=place, victim=victim, pace=0.02, kills=True)
+
+
 def undisturbed(like: Scenario) -> Scenario:
     """Returns the run without a fault whose result a synchronous scenario must have."""
     return Scenario(
@@ -213,4 +236,12 @@ def undisturbed(like: Scenario) -> Scenario:
         "server",
         1,
         0.0,
+    )
+
+
+def example(mode: str = "bsp", fault: str = "cut", place: str = "data") -> Scenario:
+    """Returns a scenario for tests."""
+    standby = place in ("guarded shard", "guarded coordinator", "standby", "guardian")
+    return Scenario(
+        7, mode, "zmq", 2, 1, standby, fault, place, 1, "between", 16, 0.0, False, "server", 1, 0.5
     )

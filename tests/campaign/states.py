@@ -41,12 +41,6 @@ def progress(folder: Path, name: str) -> int:
     return trail.read_bytes().count(b"\n") if trail.exists() else 0
 
 
-def longest_step(folder: Path, names: list[str]) -> float:
-    """Returns the seconds of the longest step of any worker."""
-    looks = (look for trail in trails(folder, names).values() for look in trail.looks)
-    return max((look.seconds for look in looks), default=0.0)
-
-
 def checkpoint(saved: Path) -> tuple[State | None, int, int]:
     """Returns the parameters in a hub's newest checkpoint, its step and its rounds; None and -1 without."""
     try:

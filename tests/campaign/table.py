@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.campaign.scenario import MODES, Scenario
+from tests.campaign.scenario import KILL_MODES, MODES, Scenario
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Result:
     @property
     def command(self) -> str:
         """The command that repeats it."""
-        return f"make campaign RUNS=1 SEED={self.scenario.seed}"
+        kills = " --kills" * self.scenario.kills
+        return f"python -m tests.campaign{kills} --seeds {self.scenario.seed}"
 
 
 def counts(results: Sequence[Result]) -> str:
@@ -38,11 +39,12 @@ def counts(results: Sequence[Result]) -> str:
         row = f"{scenario.fault}, {scenario.place}"
         runs[row, scenario.mode] += 1
         bad[row, scenario.mode] += bool(result.violations)
-    lines = ["| fault | " + " | ".join(MODES) + " |", "| --- |" + " --- |" * len(MODES)]
+    modes = KILL_MODES if any(result.scenario.kills for result in results) else MODES
+    lines = ["| fault | " + " | ".join(modes) + " |", "| --- |" + " --- |" * len(modes)]
     for row in sorted({row for row, _ in runs}):
-        cells = [cell(runs[row, mode], bad[row, mode]) for mode in MODES]
+        cells = [cell(runs[row, mode], bad[row, mode]) for mode in modes]
         lines.append(f"| {row} | " + " | ".join(cells) + " |")
-    totals = [cell(total(runs, mode), total(bad, mode)) for mode in MODES]
+    totals = [cell(total(runs, mode), total(bad, mode)) for mode in modes]
     lines.append("| all | " + " | ".join(totals) + " |")
     return "\n".join(lines)
 

@@ -31,18 +31,18 @@ class Tampering:
         right = toward == self.toward and len(chunk) >= self.smallest
         return right and self._once.acquire(blocking=False)
 
-    def pieces(self, chunk: bytes) -> list[bytes]:
-        """Returns what is sent in place of the chunk."""
+    def changed(self, chunk: bytes) -> bytes:
+        """Returns what is sent in place of the chunk; a part of it ends the connection."""
         match self.kind:
             case "drop":
-                return []
+                return b""
             case "duplicate":
-                return [chunk, chunk]
+                return chunk + chunk
             case "truncate":
-                return [chunk[: len(chunk) // 2]]
+                return chunk[: len(chunk) // 2]
             case "corrupt":
-                return [flipped(chunk, self.draw.randrange(8 * len(chunk)))]
-        return [chunk]
+                return flipped(chunk, self.draw.randrange(8 * len(chunk)))
+        return chunk
 
 
 def flipped(chunk: bytes, bit: int) -> bytes:

@@ -8,10 +8,60 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.campaign.evidence import Act, Evidence, State, Trail
+from tests.campaign.evidence import Act, Ended, Evidence, Look, State, Trail
 from tests.campaign.invariants import violations
-from tests.campaign.planted import HELD, evidence, state, with_act, with_look, with_program
-from tests.campaign.scenario import STEPS
+from tests.campaign.ledger import ROWS
+from tests.campaign.resources import Held
+from tests.campaign.scenario import STEPS, example
+
+HELD = Held(descriptors=30, threads=10, sockets=4, memory=2**25)
+
+
+def state(mode: str = "bsp") -> State:
+    values = torch.zeros(ROWS, 2)
+    values[:STEPS] = 0.5 if mode == "bsp" else 1.0
+    return {"ledger": values, "network.0.weight": torch.ones(4)}
+
+
+def act(mode: str = "bsp") -> Act:
+    names = ["rank-0-1", "rank-1-1"]
+    looks = tuple(Look(step, 0.1, (step + 1, step + 1)) for step in range(STEPS))
+    return Act(
+        (Ended("server-1", 0), *(Ended(name, 0) for name in names)),
+        {name: Trail(rank, looks) for rank, name in enumerate(names)},
+        {name: state(mode) for name in names},
+        state(mode),
+        STEPS,
+        2 * STEPS if mode == "backup" else STEPS,
+        {"finished": [0, 1], "failovers": 1},
+    )
+
+
+def evidence(mode: str = "bsp", fault: str = "cut", place: str = "data") -> Evidence:
+    reference = state(mode) if mode == "bsp" else None
+    resources = {"server-1": HELD}
+    chosen = example(mode, fault, place)
+    return Evidence(chosen, True, 10**6, (act(mode),), reference, before=resources, after=resources)
+
+
+def with_act(given: Evidence, **changes: object) -> Evidence:
+    """Returns the evidence with another last act."""
+    return replace(given, acts=(*given.acts[:-1], replace(given.last, **changes)))  # type: ignore[arg-type]
+
+
+def with_program(given: Evidence, number: int, **changes: object) -> Evidence:
+    """Returns the evidence with another end of one program of the last act."""
+    programs = list(given.last.programs)
+    programs[number] = replace(programs[number], **changes)  # type: ignore[arg-type]
+    return with_act(given, programs=tuple(programs))
+
+
+def with_look(given: Evidence, **changes: object) -> Evidence:
+    """Returns the evidence with another last look of rank 0."""
+    name, trail = next(iter(given.last.trails.items()))
+    looks = (*trail.looks[:-1], replace(trail.looks[-1], **changes))  # type: ignore[arg-type]
+    return with_act(given, trails={**given.last.trails, name: Trail(trail.rank, looks)})
+
 
 GOOD = "rank 1 was killed; restart the worker with --rank 1"
 
@@ -80,6 +130,12 @@ def older() -> State:
     return values
 
 
+def empty_round() -> State:
+    values = changed(3, 0, 0.0)
+    values["ledger"][3] = 0
+    return values
+
+
 def refused(checkpoints: int) -> Evidence:
     """The server refuses its damaged checkpoint."""
     given = with_program(evidence("asp", "torn file", "disk"), 0, code=78, error=GOOD)
@@ -113,6 +169,9 @@ PLANTED = {
     ),
     "a lost push of an asynchronous job that resumed": ("I1", lost_push("kill", "shard")),
     "a push that counts twice": ("I2", doubled_push()),
+    "a push in part": ("I2", with_act(evidence("asp"), checkpoint=changed(3, 1, 0.5, "asp"))),
+    "a round that applied nothing": ("I2", with_act(evidence(), states={"rank-0-1": empty_round()})),
+    "a share of no round": ("I2", with_act(evidence("backup"), checkpoint=changed(3, 1, 0.7, "backup"))),
     "a share that is too large": ("I2", with_act(evidence(), checkpoint=changed(3, 1, 1.0))),
     "a round that counts twice": ("I2", with_act(evidence("backup"), checkpoint_rounds=2 * STEPS - 1)),
     "a round that is lost": ("I2", with_act(evidence("backup"), checkpoint_rounds=2 * STEPS + 1)),
@@ -137,6 +196,12 @@ PLANTED = {
     "a refused checkpoint beside a good one": ("goes on", refused(checkpoints=2)),
     "an unknown exit code": ("I8", failed(GOOD, code=3)),
 }
+
+
+def test_a_round_without_a_lost_worker_violates_nothing() -> None:
+    values = changed(3, 1, 0.0)
+    values["ledger"][3, 0] = 1.0
+    assert "I2" not in violations(with_act(evidence("bsp", "kill", "worker"), checkpoint=values))
 
 
 @pytest.mark.parametrize("name", PLANTED)

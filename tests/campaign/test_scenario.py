@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaign.scenario import LAST_HOLD, MODES, WIRES, drawn, faults
+from tests.campaign.scenario import KILL_MODES, MODES, WIRES, drawn, drawn_kill, faults
 
 
 def test_a_seed_repeats_its_scenario() -> None:
@@ -21,34 +21,12 @@ def test_seeds_reach_every_fault_in_every_mode() -> None:
     assert reached == possible | {(mode, "garbage", "ports") for mode in MODES}
 
 
-def test_a_fault_fires_before_the_last_steps_on_a_victim_that_exists() -> None:
-    for each in map(drawn, range(500)):
-        assert 0 < each.step < LAST_HOLD
-        most = {"shard": each.shards, "guarded shard": each.shards, "standby": each.shards + 1}
-        assert each.victim < most.get(each.place, each.workers)
-        assert set(each.holders) <= set(range(each.workers))
-
-
-def test_a_third_of_the_jobs_on_a_hub_has_standbys() -> None:
-    hubs = [each for each in map(drawn, range(3000)) if not each.ring]
-    assert 0.3 < sum(each.standby for each in hubs) / len(hubs) < 0.37
-    guarded = {"guarded shard", "guarded coordinator", "standby", "guardian"}
-    assert all(each.standby for each in hubs if each.place in guarded)
-    assert not any(each.standby for each in hubs if each.place in ("shard", "coordinator"))
-
-
-def test_a_standby_s_number_is_its_shard_s_or_comes_after_all_shards() -> None:
-    names = {
-        (each.shards, each.victim): each.target for each in map(drawn, range(3000)) if each.place == "standby"
+def test_kills_reach_every_process_of_a_server_with_standbys_in_every_mode() -> None:
+    kills = [drawn_kill(seed) for seed in range(500)]
+    reached = {(each.mode, each.target.rstrip("01")) for each in kills}
+    of_a_ring = {"coordinator", "standby of coordinator", "server-"}
+    of_a_hub = {*of_a_ring, "shard ", "standby of shard "}
+    assert reached == {
+        (mode, name) for mode in KILL_MODES for name in (of_a_ring if mode == "ring" else of_a_hub)
     }
-    assert names == {
-        (1, 0): "standby of shard 0",
-        (1, 1): "standby of coordinator",
-        (2, 0): "standby of shard 0",
-        (2, 1): "standby of shard 1",
-        (2, 2): "standby of coordinator",
-    }
-
-
-def test_a_wire_fault_needs_a_wire() -> None:
-    assert all(each.wire in ("zmq", "grpc") for each in map(drawn, range(1000)) if each.place == "data")
+    assert all(each.fault == "kill" and each.standby for each in kills)

@@ -33,9 +33,6 @@ ALL: dict[str, type[Ranks]] = {
 }
 
 
-AVERAGING = ["local", "ring", "aggregate", "staged aggregate", "placed aggregate"]
-
-
 def made(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     ranks = ALL[request.param]()
     yield ranks
@@ -43,10 +40,8 @@ def made(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 ranks = pytest.fixture(made, params=list(ALL), name="ranks")
-averaging = pytest.fixture(made, params=AVERAGING, name="averaging")
-several = pytest.fixture(made, params=["ring", "hub"], name="several")
+basic = pytest.fixture(made, params=["local", "ring", "hub", "aggregate"], name="basic")
 ring = pytest.fixture(made, params=["ring"], name="ring")
-hub = pytest.fixture(made, params=["hub"], name="hub")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +59,8 @@ def pools() -> Iterator[Callable[[str, int], RankPool]]:
 
 
 @pytest.fixture(
-    params=list(itertools.product(["hub", "ring"], SIZES)), ids=lambda which: f"{which[0]}{which[1]}"
+    params=[("local", 1), *itertools.product(["hub", "ring"], SIZES)],
+    ids=lambda which: f"{which[0]}{which[1]}",
 )
 def pool(request: pytest.FixtureRequest, pools: Callable[[str, int], RankPool]) -> RankPool:
     return pools(*request.param)

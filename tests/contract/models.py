@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,8 +11,7 @@ from torch import nn
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.communicators.base import Communicator
-
-T = TypeVar("T")
+from hubring.workers.optimizer.distributed import DistributedOptimizer
 
 
 def linear(rank: int, outputs: int = 2) -> nn.Linear:
@@ -30,7 +30,7 @@ def attached(
     named = list(model.named_parameters())
     name = "SGD" if communicator.steps_on == "server" else ""
     buckets = make_buckets(optimizer, named, communicator.allocate, bucket_bytes, name)
-    assert communicator.attach(buckets).step == 0
+    assert communicator.attach(buckets) == 0
     return buckets
 
 
@@ -50,4 +50,29 @@ def squares(model: nn.Module, step: int, rank: int) -> torch.Tensor:
 
 
 def parameters(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def train_two_groups(
+    communicator: Communicator, make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+) -> list[torch.Tensor]:
+    """Trains with half of every batch, or all; weights decay and biases do not, and the rate halves."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    generator = torch.Generator().manual_seed(communicator.rank)  # torch's own is shared by the threads
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    groups = [
+        {"params": [model[0].weight, model[2].weight], "weight_decay": 0.01},
+        {"params": [model[0].bias, model[2].bias], "weight_decay": 0.0, "lr": 0.02},
+    ]
+    optimizer = DistributedOptimizer(make(groups), model, communicator=communicator, bucket_bytes=64)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+    data = torch.randn(8, 2, 4, 3, generator=torch.Generator().manual_seed(1))
+    for both in data:
+        share = both[communicator.rank] if communicator.size == 2 else both.flatten(0, 1)
+        optimizer.zero_grad()
+        (model(share) - share.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
     return [parameter.detach().clone() for parameter in model.parameters()]

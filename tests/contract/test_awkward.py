@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hubring.ps.core.errors import ConfigError
+from hubring.workers.collectives import allreduce
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.awkward import (
     KINDS,
     STEPPING_HERE,
     STEPS,
+    Aggregate,
     Hub,
     Loss,
+    Ring,
     assert_as_one,
     batches,
+    layers,
     made,
     mean,
     momentum,
@@ -92,29 +96,6 @@ def test_normalisation_sees_each_ranks_own_batch_and_keeps_its_own_statistics(ki
 # Steps that are not alike
 
 
-@KINDS
-def test_a_closure_is_called_once_and_its_gradient_is_everybodys(kind: type[Ranks]) -> None:
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        model = made(nn.Linear(4, 2))
-        optimizer = momentum(model, communicator)
-        calls = 0
-        for batch in batches():
-
-            def closure(batch: Tensor = batch) -> Loss:
-                nonlocal calls
-                calls += 1
-                optimizer.zero_grad()
-                loss = mean([model(share).square().mean() for share in parts(batch, communicator)])
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
-        assert calls == STEPS
-        return values(model)
-
-    assert_as_one(kind, train)
-
-
 @STEPPING_HERE
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_lbfgs_asks_all_ranks_and_decides_by_their_mean_loss(kind: type[Ranks], search: str | None) -> None:
@@ -140,18 +121,6 @@ def test_lbfgs_asks_all_ranks_and_decides_by_their_mean_loss(kind: type[Ranks], 
     assert_as_one(kind, train, rtol=1e-3, atol=1e-4)
 
 
-def test_lbfgs_is_refused_by_a_hub_that_is_to_step() -> None:
-    ranks = Hub()
-
-    def make(communicator: Communicator) -> None:
-        model = nn.Linear(4, 2)
-        wrapped(torch.optim.LBFGS(model.parameters()), model, communicator)
-
-    with pytest.raises(ConfigError, match="LBFGS"):
-        ranks.run(make)
-    ranks.close()
-
-
 @pytest.fixture
 def compiler_forgets() -> Iterator[None]:
     yield
@@ -161,13 +130,12 @@ def compiler_forgets() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler_forgets")
 @KINDS
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_model_trains_as_in_one_process(kind: type[Ranks], backend: str) -> None:
+def test_a_compiled_model_trains_as_in_one_process(kind: type[Ranks]) -> None:
     compiling = threading.Lock()
 
     def train(communicator: Communicator | None) -> list[Tensor]:
         plain = made(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))
-        model: Any = torch.compile(plain, backend=backend)
+        model: Any = torch.compile(plain, backend="eager")
         optimizer = momentum(model, communicator)
         for batch in batches():
             optimizer.zero_grad()
@@ -180,34 +148,42 @@ def test_a_compiled_model_trains_as_in_one_process(kind: type[Ranks], backend: s
     assert_as_one(kind, train)
 
 
-# Several optimizers
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
+@pytest.mark.usefixtures("compiler_forgets")
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        (Hub, "all"),
+        (Ring, "function"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in [
+                *((Hub, "function"), (Hub, "step"), (Aggregate, "all"), (Ring, "all"), (Ring, "step")),
+            ]
+        ),
+    ],
+)
+def test_a_compiled_step_runs_the_exchange_as_it_is(kind: type[Ranks], part: str) -> None:
+    """A script compiles `optimizer.step`, a function that calls it, or all of a training step."""
+    compiled = partial(torch.compile, backend="aot_eager")
 
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator)
+        step: Any = optimizer.step if part != "function" else lambda: optimizer.step()
+        step = step if part == "all" else compiled(step)
 
-def adversaries(communicator: Communicator | None) -> list[Tensor]:
-    """One model steps twice where the other steps once, whose gradients come through the first."""
-    judge, forger = made(nn.Linear(4, 1)), made(nn.Linear(4, 4))
-    judging, forging = momentum(judge, communicator), momentum(forger, communicator)
-    for step, batch in enumerate(batches()):
-        shares = parts(batch, communicator)
-        judging.zero_grad()
-        mean([(judge(share) - judge(forger(share).detach())).mean() for share in shares]).backward()
-        judging.step()
-        if step % 2:
-            forging.zero_grad()
-            mean([judge(forger(share)).square().mean() for share in shares]).backward()
-            forging.step()
-    return [*values(judge), *values(forger)]
+        def whole(batch: Tensor) -> None:
+            optimizer.zero_grad()
+            mean([model(share).square().mean() for share in parts(batch, communicator)]).backward()
+            step()
+            hubring_mean = None if communicator is None else allreduce(batch, communicator=communicator)
+            assert hubring_mean is None or torch.equal(hubring_mean, batch)
 
+        whole = compiled(whole) if part == "all" else whole
+        for batch in batches():
+            whole(batch)
+        return values(model)
 
-@STEPPING_HERE
-def test_several_optimizers_train_as_in_one_process(kind: type[Ranks]) -> None:
-    assert_as_one(kind, adversaries)
-
-
-def test_a_hub_that_steps_refuses_a_second_optimizer_and_says_what_to_do() -> None:
-    ranks = Hub()
-    with pytest.raises(
-        ConfigError, match=r"this is the second DistributedOptimizer, .* hubring\.init\(aggregate=True\)"
-    ):
-        ranks.run(adversaries)
-    ranks.close()
+    assert_as_one(kind, train)

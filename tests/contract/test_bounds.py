@@ -15,25 +15,24 @@ import zmq
 
 from hubring.protos import data_pb2 as pb
 from hubring.protos.data_pb2_grpc import DataStub
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.security.door import Door, Lock
+from hubring.ps.security.shard_key import ShardKey, ShardLock
 from hubring.ps.transport.base import Envelope, Listener, Message, Transport
 from hubring.ps.transport.checksum import MAX_SEALED, sealed
-from hubring.ps.transport.grpc import open_streams
+from hubring.ps.transport.grpc import listener
 from hubring.ps.transport.grpc.frame import MAX_FRAME
 from hubring.ps.transport.grpc.listener import (
     CONNECTION_CALLS,
     GREETING,
     MAX_CONTROL_BYTES,
+    MAX_STREAMS,
     METHOD,
     SERVICE,
 )
-from hubring.ps.transport.grpc.open_streams import MAX_STREAMS
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.shm.transport import ShmTransport
-from hubring.ps.transport.zmq.seal import MAX_FIRST_PART
-from hubring.ps.transport.zmq.socket import FRAME_BYTES, MAX_PARTS
+from hubring.ps.transport.zmq.socket import FRAME_BYTES, MAX_FIRST_PART, MAX_PARTS
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from tests.support.transports.messages import (
     PATIENCE,
@@ -102,7 +101,7 @@ async def outcome(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> grpc.StatusC
 
 
 def test_idle_streams_leave_threads_for_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_streams, "ADDRESS_STREAMS", 8)
+    monkeypatch.setattr(listener, "ADDRESS_STREAMS", 8)
     rejections = Rejections()
 
     async def story(address: str) -> None:
@@ -113,7 +112,7 @@ def test_idle_streams_leave_threads_for_control(monkeypatch: pytest.MonkeyPatch)
             outcomes = [await outcome(call) for call in calls]
             assert Counter(outcomes) == {None: 8, grpc.StatusCode.RESOURCE_EXHAUSTED: len(calls) - 8}
             assert await control(b"here", timeout=PATIENCE) == b"here"
-            monkeypatch.setattr(open_streams, "SILENT_SECONDS", 0.0)
+            monkeypatch.setattr(listener, "SILENT_SECONDS", 0.0)
             assert await outcome(exchange(timeout=PATIENCE)) is None
             ends = [
                 asyncio.create_task(call.code())
@@ -144,7 +143,7 @@ def test_connections_of_all_streams_leave_room_for_the_coordinator() -> None:
 def test_grpc_refuses_a_stranger_who_never_sends_a_request() -> None:
     rejections = Rejections()
     with (
-        Serving(GrpcTransport([add_a_service], rejections=rejections, lock=Lock())) as server,
+        Serving(GrpcTransport([add_a_service], rejections=rejections, lock=ShardLock())) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
         call: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/test/Ask")
@@ -190,10 +189,10 @@ def raw(address: str, sent: bytes) -> bytes:
     return came
 
 
-@pytest.mark.parametrize("lock", [None, Lock()], ids=["open", "locked"])
+@pytest.mark.parametrize("lock", [None, ShardLock()], ids=["open", "locked"])
 @pytest.mark.parametrize("flags", [2, 3, 6], ids=["message", "part", "command"])
 def test_zmq_closes_a_connection_at_the_length_of_a_part_that_is_too_large(
-    flags: int, lock: Lock | None
+    flags: int, lock: ShardLock | None
 ) -> None:
     mechanism = b"NULL" if lock is None else b"PLAIN"
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
@@ -203,14 +202,14 @@ def test_zmq_closes_a_connection_at_the_length_of_a_part_that_is_too_large(
 
 
 def test_zmq_lets_nobody_in_without_the_secret() -> None:
-    rejections, lock = Rejections(), Lock()
+    rejections, lock = Rejections(), ShardLock()
     transport = ZmqTransport(rejections=rejections, lock=lock)
     with Serving(transport) as server:
-        for door in (Door(), Door("0" * 64), Door(lock.secret[:-1])):
+        for key in (ShardKey(), ShardKey("0" * 64), ShardKey(lock.secret[:-1])):
             with pytest.raises(ServerUnreachable):
-                transport.dial(server.address, PATIENCE, door)
+                transport.dial(server.address, PATIENCE, key)
         assert rejections.counts() == {"token": 2}  # without one there is no common mechanism
-        with contextlib.closing(transport.dial(server.address, PATIENCE, lock.door)) as line:
+        with contextlib.closing(transport.dial(server.address, PATIENCE, lock.key)) as line:
             assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
 
 

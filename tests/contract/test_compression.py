@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,6 +18,7 @@ from hubring.workers.communicators.ring.communicator import AllreduceCommunicato
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, RingRanks
 
+T = TypeVar("T")
 CODECS = ["bf16", "fp16", "int8", "sign", "topk:0.1", "powersgd:2"]
 STEPS = 150
 DECAY = 1e-2
@@ -36,6 +37,8 @@ class Run(NamedTuple):
 @cache
 def digits() -> tuple[Tensor, Tensor]:
     """Real data: 600 images of handwritten digits, 8 x 8, and what they show."""
+    from sklearn.datasets import load_digits  # takes seconds, which no other test file should wait for
+
     whole = load_digits()
     return torch.from_numpy(whole.images[:600]).float().flatten(1) / 16, torch.from_numpy(whole.target[:600])
 
@@ -75,13 +78,24 @@ def train(communicator: Communicator, steps: int = STEPS) -> Run:
 KINDS: dict[str, type[Ranks]] = {"hub": HubRanks, "aggregate": AggregatingRanks, "ring": RingRanks}
 
 
-def runs(topology: str, compress: str, ranks: int = 2, steps: int = STEPS) -> list[Run]:
+def on(topology: str, compress: str, action: Callable[[Communicator], T], ranks: int = 2) -> list[T]:
+    """Returns what the action gives on each of some compressing ranks."""
     settings = {"size": ranks, "compress": compress, "slice_bytes": 1024}
     place = type("Compressed", (KINDS[topology],), settings)()
     try:
-        return place.run(lambda communicator: train(communicator, steps))
+        return place.run(action)
     finally:
         place.close()
+
+
+def runs(topology: str, compress: str, ranks: int = 2, steps: int = STEPS) -> list[Run]:
+    return on(topology, compress, lambda communicator: train(communicator, steps), ranks)
+
+
+@cache
+def plain(topology: str) -> Run:
+    """Five steps without compression."""
+    return runs(topology, "", steps=5)[0]
 
 
 @cache
@@ -115,8 +129,24 @@ CASES = [
 LIMITS = {"bf16": 2e-4, "fp16": 2e-4, "int8": 2e-4, "sign": 3e-3, "topk:0.1": 1e-3, "powersgd:2": 2e-4}
 
 
+FIRST = [("hub", "sign"), ("ring", "topk:0.1")]
+"""Whose whole training `make test` runs; the other tests have a few steps of every case."""
+OTHERS = [
+    ("aggregate", "int8"),
+    ("ring", "powersgd:2"),
+    ("hub", "topk:0.1"),
+    ("ring", "sign"),
+    ("aggregate", "bf16"),
+    ("ring", "fp16"),
+    ("aggregate", "powersgd:2"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("topology", "codec"), CASES)
+@pytest.mark.parametrize(
+    ("topology", "codec"),
+    [*FIRST, *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)],
+)
 def test_compressed_training_comes_to_the_optimum(topology: str, codec: str) -> None:
     run = runs(topology, codec)[0]
     assert run.losses[0] - optimum() > 0.5
@@ -136,10 +166,11 @@ SHORTER = {"bf16": 2, "fp16": 2, "int8": 3.8, "sign": 20, "topk:0.1": 4.7, "powe
 
 @pytest.mark.parametrize(("topology", "codec"), CASES)
 def test_less_travels_both_ways_where_means_come_back(topology: str, codec: str) -> None:
-    plain, run = runs(topology, "", steps=5)[0], runs(topology, codec, steps=5)[0]
-    start = 650 * 4 if topology != "ring" else 0  # the hub's first parameters travel in full
-    assert (plain.bytes_sent - start) / (run.bytes_sent - start) > SHORTER[codec] * 0.9
-    received = (plain.bytes_received - start) / (run.bytes_received - start)
+    whole, run = plain(topology), runs(topology, codec, steps=5)[0]
+    # In full travel the hub's first parameters, and the first step's means of a hub that steps.
+    start = {"hub": 2, "aggregate": 1, "ring": 0}[topology] * 650 * 4
+    assert (whole.bytes_sent - start) / (run.bytes_sent - start) > SHORTER[codec] * 0.9
+    received = (whole.bytes_received - start) / (run.bytes_received - start)
     assert received == pytest.approx(1) if topology == "hub" else received > SHORTER[codec] * 0.9
 
 
@@ -154,12 +185,7 @@ def test_every_rank_learns_of_one_ranks_overflow_and_goes_on_afterwards(topology
         optimizer.zero_grad()
         return first, one_mean(communicator, model, 1.0)
 
-    settings = {"size": 2, "compress": codec, "slice_bytes": 1024}
-    place = type("Compressed", (KINDS[topology],), settings)()
-    try:
-        assert place.run(action) == [(False, True)] * 2
-    finally:
-        place.close()
+    assert on(topology, codec, action) == [(False, True)] * 2
 
 
 def one_mean(communicator: Communicator, model: nn.Linear, weight: float) -> bool:
@@ -185,15 +211,10 @@ def test_models_of_other_dtypes_are_compressed_too(topology: str, codec: str, dt
         optimizer.step()
         return model.weight.detach().clone()
 
-    settings = {"size": 2, "compress": codec, "slice_bytes": 1024}
-    place = type("Compressed", (KINDS[topology],), settings)()
-    try:
-        for weight in place.run(action):
-            kept = weight[weight != 0]  # topk gives a tenth of them the gradient of one
-            torch.testing.assert_close(kept, torch.ones_like(kept), rtol=1e-2, atol=1e-2)
-            assert len(kept) >= 64
-    finally:
-        place.close()
+    for weight in on(topology, codec, action):
+        kept = weight[weight != 0]  # topk gives a tenth of them the gradient of one
+        torch.testing.assert_close(kept, torch.ones_like(kept), rtol=1e-2, atol=1e-2)
+        assert len(kept) >= 64
 
 
 @pytest.mark.parametrize("other", ["bf16", "powersgd:2", ""])
@@ -230,8 +251,7 @@ def test_two_optimizers_share_a_ring(codec: str) -> None:
             optimizer.step()
         return [float(m.weight.grad.abs().max()) for m in models if m.weight.grad is not None]
 
-    settings = {"size": 2, "compress": codec}
-    for ends in type("Compressed", (RingRanks,), settings)().run(action):
+    for ends in on("ring", codec, action):
         assert ends == pytest.approx([1, 2], rel=1e-2)
 
 
@@ -239,11 +259,7 @@ def test_two_optimizers_share_a_ring(codec: str) -> None:
 def test_seven_ranks_whose_shares_do_not_add_up_to_one_take_every_step(codec: str) -> None:
     """7 times the bf16 number next to 1/7 is not 1."""
 
-    class Seven(RingRanks):
-        size = 7
-        compress = codec
-
-    def train(communicator: Communicator) -> int:
+    def action(communicator: Communicator) -> int:
         model = nn.Linear(4, 4)
         optimizer = DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=communicator
@@ -254,7 +270,7 @@ def test_seven_ranks_whose_shares_do_not_add_up_to_one_take_every_step(codec: st
             optimizer.step()
         return optimizer.completed_steps
 
-    assert Seven().run(train) == [4] * 7
+    assert on("ring", codec, action, ranks=7) == [4] * 7
 
 
 def test_a_codec_that_saves_nothing_around_the_ring_is_told(caplog: pytest.LogCaptureFixture) -> None:

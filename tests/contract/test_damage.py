@@ -84,7 +84,7 @@ def test_a_turned_bit_costs_a_second_try_and_is_counted(name: str, marker: bytes
 
 
 @pytest.mark.parametrize("name", ["zmq", "grpc"])
-def test_what_is_always_damaged_fails_with_a_hint(name: str) -> None:
+def test_a_message_damaged_on_every_try_fails_with_a_hint(name: str) -> None:
     flip = BitFlip(PAYLOAD, times=1 << 30)
     with pytest.raises(ConnectionLost, match=rf"damaged {connections.MAX_DAMAGED} times.*offloads"):
         train(TRANSPORTS[name], lambda port: Relay(port, flip))

@@ -131,7 +131,7 @@ def test_ranks_that_disagree_are_all_told_who_sent_what(three: RankPool, what: s
         ),
     ],
 )
-def test_what_cannot_be_done_is_an_error_on_every_rank(
+def test_an_invalid_collective_call_raises_on_every_rank(
     three: RankPool, call: Callable[[Communicator], object], says: str
 ) -> None:
     def action(communicator: Communicator) -> None:
@@ -150,22 +150,19 @@ def test_a_root_that_is_no_rank_is_refused(three: RankPool, root: int) -> None:
             call(torch.zeros(1), root, communicator=own)
 
 
-def test_what_does_not_travel_is_refused_on_the_root_and_on_the_others(three: RankPool) -> None:
-    for rank in range(3):
-        with pytest.raises(UsageError, match=r"dtype torch\.complex64 is not supported"):
-            c.broadcast(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[rank])
+@pytest.mark.parametrize("call", [c.broadcast, c.allreduce])
+def test_a_dtype_that_does_not_travel_is_refused_on_the_root_and_the_other_ranks(
+    three: RankPool, call: Callable[..., object]
+) -> None:
+    told = r"dtype torch\.complex64 is not supported; convert the tensor to one of float64"
+    for communicator in three.communicators:
+        with pytest.raises(UsageError, match=told):
+            call(torch.ones(1, dtype=torch.complex64), communicator=communicator)
 
 
-def test_what_others_than_the_root_give_to_scatter_counts_for_nothing(three: RankPool) -> None:
+def test_scatter_ignores_the_tensors_of_ranks_other_than_the_root(three: RankPool) -> None:
     def action(communicator: Communicator) -> float:
         own = [torch.tensor(communicator.rank * 10.0 + at) for at in range(3 + communicator.rank)]
         return c.scatter(own, communicator=communicator).item()
 
     assert three.run(action) == [0.0, 1.0, 2.0]
-
-
-def test_a_dtype_that_does_not_travel_is_refused(three: RankPool) -> None:
-    with pytest.raises(
-        UsageError, match=r"torch\.complex64 is not supported; convert the tensor to one of float64"
-    ):
-        c.allreduce(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[0])

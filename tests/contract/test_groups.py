@@ -87,7 +87,7 @@ def test_a_group_made_twice_is_there_until_it_is_removed_twice(three: RankPool) 
     assert three.run(action) == [[2.0], [2.0], []]
 
 
-def test_what_all_have_begun_in_a_group_is_done_before_it_is_removed(three: RankPool) -> None:
+def test_remove_group_waits_for_the_operations_started_in_the_group(three: RankPool) -> None:
     def action(communicator: Communicator) -> list[float]:
         group, works = c.new_group([0, 1], communicator=communicator), []
         if group.included():
@@ -158,9 +158,7 @@ CANNOT_MISS: dict[str, Callable[[Communicator], object]] = {
 
 
 @pytest.mark.parametrize("what", CANNOT_MISS)
-def test_what_would_miss_a_joined_rank_is_refused_on_every_rank_that_calls_it(
-    three: RankPool, what: str
-) -> None:
+def test_collectives_that_need_a_joined_rank_are_refused_on_every_caller(three: RankPool, what: str) -> None:
     def action(communicator: Communicator) -> int:
         if communicator.rank != 1:
             told = rf"{what.split()[0]} is not supported after join\(\): rank 1 has joined"

@@ -15,13 +15,13 @@ import pytest
 
 from hubring.protos import data_pb2 as pb
 from hubring.protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_server
-from hubring.ps.transport.backlog import BOUND, Backlog
 from hubring.ps.transport.base import Envelope, Listener
 from hubring.ps.transport.grpc import listener as grpc_listener
 from hubring.ps.transport.grpc import transport as grpc_client
 from hubring.ps.transport.grpc.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.grpc.listener import GREETING
 from hubring.ps.transport.grpc.transport import GrpcTransport
+from hubring.ps.transport.outbox import BOUND, Backlog
 from tests.support.transports.messages import (
     PATIENCE,
     ask,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.communicators.ring.healing import HealingRing
+from hubring.workers.communicators.ring.healing_ring import HealingRing
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import linear_of, parameters, squares
 from tests.support.training.healing import HealingRanks, together
@@ -26,6 +26,19 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def at(step: int) -> list[int]:
     """Returns the ranks that train in a step. Behind the step with the loss they are new."""
     return [0, 1, 2] if step < LOST_IN else [0, 2] if step == LOST_IN else [0, 1]
+
+
+def alone(passes: int = 1) -> list[torch.Tensor]:
+    """Returns what one process trains with the ranks of each step, in so many backward passes a step."""
+    model = linear_of(3, 2)
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(passes):
+            ranks = at(step)
+            torch.stack([squares(model, passes * step + part, rank) for rank in ranks]).mean().backward()
+        optimizer.step()
+    return parameters(model)
 
 
 def test_optimizers_that_take_turns_go_on() -> None:
@@ -63,61 +76,33 @@ def test_optimizers_that_take_turns_go_on() -> None:
     torch.testing.assert_close(trained, expected)
 
 
-def test_accumulated_gradients_are_exchanged_again() -> None:
-    """The member is lost before the second backward pass of a step."""
-    ranks = HealingRanks(3)
+@pytest.mark.parametrize(
+    ("passes", "compress", "rtol", "atol"), [(2, "", None, None), (1, "bf16", 0.05, 0.01)]
+)
+def test_accumulated_and_compressed_gradients_are_exchanged_again(
+    passes: int, compress: str, rtol: float | None, atol: float | None
+) -> None:
+    """The member is lost before the last backward pass of a step."""
+    ranks = HealingRanks(3, compress=compress)
 
     def live(ring: HealingRing) -> Any:
         model = linear_of(3, 2)
         optimizer = DistributedOptimizer(
-            sgd(model), model, backward_passes_per_step=2, communicator=ring, bucket_bytes=8
+            sgd(model), model, backward_passes_per_step=passes, communicator=ring, bucket_bytes=8
         )
         for step in range(STEPS):
             optimizer.zero_grad()
-            for part in range(2):
-                if (ring.rank, step, part) == (1, LOST_IN, 1) and ring.size == 3:
+            for part in range(passes):
+                if (ring.rank, step, part) == (1, LOST_IN, passes - 1) and ring.size == 3:
                     return ranks.lose(1)
-                squares(model, 2 * step + part, ring.rank).backward()
+                squares(model, passes * step + part, ring.rank).backward()
             optimizer.step()
             ring.between_steps(step + 1)
         return parameters(model)
 
     first, _, last = together(ranks, live)
-    model = linear_of(3, 2)
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        for part in range(2):
-            torch.stack([squares(model, 2 * step + part, rank) for rank in at(step)]).mean().backward()
-        optimizer.step()
-    torch.testing.assert_close(first, parameters(model))
-    torch.testing.assert_close(last, parameters(model))
-
-
-def test_half_precision_gradients_are_exchanged_again() -> None:
-    ranks = HealingRanks(3, compress="bf16")
-
-    def live(ring: HealingRing) -> Any:
-        model = linear_of(3, 2)
-        optimizer = DistributedOptimizer(sgd(model), model, communicator=ring)
-        for step in range(STEPS):
-            if (ring.rank, step) == (1, LOST_IN) and ring.size == 3:
-                return ranks.lose(1)
-            optimizer.zero_grad()
-            squares(model, step, ring.rank).backward()
-            optimizer.step()
-            ring.between_steps(step + 1)
-        return parameters(model)
-
-    first, _, last = together(ranks, live)
-    model = linear_of(3, 2)
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        torch.stack([squares(model, step, rank) for rank in at(step)]).mean().backward()
-        optimizer.step()
     torch.testing.assert_close(first, last, rtol=0, atol=0)
-    torch.testing.assert_close(first, parameters(model), rtol=0.05, atol=0.01)
+    torch.testing.assert_close(first, alone(passes), rtol=rtol, atol=atol)
 
 
 def test_a_step_that_ends_before_its_exchange_is_refused() -> None:

@@ -8,37 +8,12 @@ import torch
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.buckets.bucketing import make_buckets
-from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import attached, linear
-from tests.support.training.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, Seat
+from tests.support.training.ranks import LIMIT, AggregatingRanks, HubRanks, Seat
 
 
-def test_a_hub_steps_with_the_hyperparameters_that_come_along(hub: Ranks) -> None:
-    def action(communicator: Communicator) -> None:
-        buckets = attached(communicator)
-        for lr in (1.0, 0.5):
-            hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=lr).param_groups[0], "SGD")
-            before = [bucket.values.clone() for bucket in buckets]
-            for bucket in buckets:
-                bucket.gradients.fill_(communicator.rank)
-            for bucket, work in [(bucket, communicator.push_pull(bucket, hyper)) for bucket in buckets]:
-                work.wait(LIMIT)
-                torch.testing.assert_close(bucket.values, before[bucket.spec.index] - lr)
-
-    hub.run(action)
-
-
-def test_a_second_optimizer_on_one_hub_is_refused(hub: Ranks) -> None:
-    def action(communicator: Communicator) -> None:
-        attached(communicator)
-        with pytest.raises(ConfigError, match="the second DistributedOptimizer"):
-            attached(communicator)
-
-    hub.run(action)
-
-
-def test_nobody_joins_late_where_only_the_workers_hold_the_parameters() -> None:
+def test_a_late_worker_is_refused_if_only_workers_hold_the_parameters() -> None:
     ranks = AggregatingRanks()
     late = ranks.seated(Seat(ranks, 1, late=True))
     with pytest.raises(ConfigError, match="--aggregate"):
@@ -50,7 +25,7 @@ def test_nobody_joins_late_where_only_the_workers_hold_the_parameters() -> None:
     ranks.close()
 
 
-def test_who_joins_late_begins_where_the_shards_are() -> None:
+def test_a_late_worker_starts_at_the_shards_step() -> None:
     """The coordinator, which hears of steps by heartbeats, still takes them for at step 0."""
     ranks = HubRanks()
     ranks.see(0)
@@ -64,7 +39,7 @@ def test_who_joins_late_begins_where_the_shards_are() -> None:
     model = linear(1)
     named = list(model.named_parameters())
     own = make_buckets(torch.optim.SGD(model.parameters(), lr=0.1), named, late.allocate, 8, "SGD")
-    assert late.attach(own).step == 3
+    assert late.attach(own) == 3
     for communicator in (first, late):
         communicator.close(finished=True)
     ranks.close()

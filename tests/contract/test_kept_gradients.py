@@ -23,7 +23,7 @@ def compressing(kind: type[Ranks], codec: str) -> type[Ranks]:
 
 
 @pytest.mark.parametrize(("name", "codec"), CASES)
-def test_what_a_codec_has_left_out_stays_due(name: str, codec: str) -> None:
+def test_a_script_that_keeps_views_of_gradients_keeps_its_residuals(name: str, codec: str) -> None:
     """One rank keeps views. If it lost its residuals, its part would count differently."""
 
     def training(keeps: bool) -> Callable[[Communicator | None], list[Tensor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,14 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hubring.ps.core.errors import UsageError
+from hubring.ps.core.messages import Call, Collective
 from hubring.workers import collectives as c
+from hubring.workers.collectives.broadcasts import broadcast_into
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import DTYPES, LARGE, given_by
 from tests.support.training.rank_pool import RankPool
+from tests.support.training.ranks import LIMIT
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_moved_arrives_as_it_was_in_every_dtype(pool: RankPool, dtype: torch.dtype) -> None:
+def test_moving_collectives_keep_the_values_in_every_dtype(pool: RankPool, dtype: torch.dtype) -> None:
     size = pool.size
 
     def rows(rank: int, count: int) -> Tensor:
@@ -50,7 +55,7 @@ def test_what_is_moved_arrives_as_it_was_in_every_dtype(pool: RankPool, dtype: t
     pool.run(action)
 
 
-def test_what_has_no_dimensions_or_no_elements_is_moved_too(pool: RankPool) -> None:
+def test_scalars_and_empty_tensors_are_moved(pool: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         rank, size = communicator.rank, pool.size
         scalars = c.allgather(torch.tensor(rank + 0.5), communicator=communicator)
@@ -116,14 +121,47 @@ def test_sums_of_all_splits_are_what_alltoall_moves(three: RankPool) -> None:
     moves()
 
 
+def test_broadcast_needs_a_tensor_on_the_root_alone(pool: RankPool) -> None:
+    def action(communicator: Communicator) -> None:
+        given = [torch.tensor([1.0, 2.0])] if communicator.rank == 0 else []
+        work = communicator.collective(Call(Collective.BROADCAST, "from the root"), *given)
+        work.wait(LIMIT)
+        assert work.result is not None
+        assert work.result.tolist() == [1.0, 2.0]
+
+    pool.run(action)
+
+
+def test_broadcasting_into_tensors_of_many_dtypes_overwrites_them(pool: RankPool) -> None:
+    def action(communicator: Communicator) -> None:
+        rank = communicator.rank
+        flag, numbers = torch.tensor(rank == 0), torch.full((3, 2), rank + 0.5, dtype=torch.float64).t()
+        count, complex_ = torch.tensor([rank]), torch.full((3,), rank, dtype=torch.complex64)
+        broadcast_into([flag, numbers, count, complex_, torch.empty(0)], communicator, "buffers", LIMIT)
+        assert flag.item() is True
+        assert torch.equal(numbers, torch.full((2, 3), 0.5, dtype=torch.float64))
+        assert count.tolist() == [0]
+        assert not complex_.any()
+
+    pool.run(action)
+
+
+def test_one_expanded_element_is_sent_as_any_other(pool: RankPool) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        one = torch.tensor(2.0 + communicator.rank).expand(1)
+        rows: list[float] = c.allgather(one, communicator=communicator).tolist()
+        return [*rows, *c.broadcast(one, 0, communicator=communicator).tolist()]
+
+    assert pool.run(action) == [[*(2.0 + rank for rank in range(pool.size)), 2.0]] * pool.size
+
+
 # From one to another
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tensor_goes_from_rank_to_rank_as_it_is(three: RankPool, dtype: torch.dtype) -> None:
+def test_a_tensor_goes_from_rank_to_rank_as_it_is(three: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         rank = communicator.rank
-        for shape in [(), (0,), (2, 3), (LARGE,)]:
+        for dtype, shape in itertools.product(DTYPES, [(), (0,), (2, 3), (LARGE,)]):
             if rank == 0:
                 c.send(given_by(0, dtype, *shape), 2, communicator=communicator)
             elif rank == 2:
@@ -168,7 +206,7 @@ def test_transfers_are_matched_by_name_in_any_order(three: RankPool) -> None:
 
 
 @pytest.mark.parametrize("other", [-1, 0, 3])
-def test_who_sends_to_itself_or_to_nobody_is_told(three: RankPool, other: int) -> None:
+def test_send_and_recv_refuse_the_own_rank_and_unknown_ranks(three: RankPool, other: int) -> None:
     communicator = three.communicators[0]
     with pytest.raises(UsageError, match=f"from rank 0 to rank {other}: pass a rank from 0 to 2"):
         c.send(torch.ones(1), other, communicator=communicator)

@@ -12,8 +12,8 @@ from hubring.ps.core.errors import DeadlineExceeded
 from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
-from tests.contract.numbers import LIMIT
 from tests.support.training.rank_pool import RankPool
+from tests.support.training.ranks import LIMIT
 
 
 def test_named_operations_may_come_in_any_order_on_every_rank(pool: RankPool) -> None:
@@ -59,7 +59,7 @@ def test_threads_of_a_rank_may_each_wait_for_their_own(three: RankPool) -> None:
     assert three.run(action) == [{name: ord(name) + 2.0 for name in "xyz"}] * 3
 
 
-def test_nobody_passes_a_barrier_before_all_have_come(pool: RankPool) -> None:
+def test_no_rank_passes_a_barrier_before_all_ranks_reach_it(pool: RankPool) -> None:
     arrived: SimpleQueue[int] = SimpleQueue()
 
     def action(communicator: Communicator) -> int:
@@ -70,7 +70,7 @@ def test_nobody_passes_a_barrier_before_all_have_come(pool: RankPool) -> None:
     assert pool.run(action) == [pool.size] * pool.size
 
 
-def test_who_waits_too_long_is_told_for_what_and_the_operation_goes_on(three: RankPool) -> None:
+def test_a_wait_that_times_out_names_the_operation_which_goes_on(three: RankPool) -> None:
     late = threading.Event()
 
     def action(communicator: Communicator) -> float:

@@ -17,11 +17,12 @@ import zmq
 from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.messages import Pull, Push
 from hubring.ps.core.types import Sender, incarnation_to_wire, new_incarnation
-from hubring.ps.security.door import Door, lock
+from hubring.ps.security.shard_key import ShardKey, make_lock
 from hubring.ps.store.consistency import BSP
-from hubring.ps.transport import wire
 from hubring.ps.transport.base import Envelope, Listener, Message
 from hubring.ps.transport.checksum import DamagedHeader, sealed
+from hubring.ps.transport.decode import decode_request
+from hubring.ps.transport.encode import encode_request
 from hubring.ps.transport.zmq import handshake, transport
 from hubring.ps.transport.zmq.keyed_seal import KeyedSeal
 from hubring.ps.transport.zmq.socket import PART_BYTES, QUESTION, Sockets
@@ -36,7 +37,7 @@ from tests.support.transports.relay import BitFlip, Relay
 from tests.support.transports.serving import Answer, MakeTransport, Serving
 from tests.support.transports.thief import zmq_thief
 
-LOCK = lock(tls=True, curve=False)
+LOCK = make_lock(tls=True, curve=False)
 MEMBER = Sender(3, new_incarnation(7))
 
 
@@ -46,8 +47,8 @@ class PlainData(ZmqTransport):
     def __init__(self, *, apart: bool = False) -> None:
         super().__init__(apart=apart, lock=LOCK)
 
-    def dial(self, address: str, timeout: float, door: Door = LOCK.door) -> ZmqConnection:
-        return super().dial(address, timeout, door)
+    def dial(self, address: str, timeout: float, key: ShardKey = LOCK.key) -> ZmqConnection:
+        return super().dial(address, timeout, key)
 
 
 def ends(name: bytes = b"n" * 16, secret: bytes = b"s" * 32) -> tuple[KeyedSeal, KeyedSeal]:
@@ -58,19 +59,20 @@ def ends(name: bytes = b"n" * 16, secret: bytes = b"s" * 32) -> tuple[KeyedSeal,
 
 
 def test_only_encrypted_shards_without_curve_have_a_key() -> None:
-    assert LOCK.door.data_key == bytes.fromhex(LOCK.secret)
-    assert lock(tls=True, curve=True).door.data_key == b""
-    assert lock(tls=False, curve=False).door.data_key == b""
+    assert LOCK.key.data_key == bytes.fromhex(LOCK.secret)
+    assert make_lock(tls=True, curve=True).key.data_key == b""
+    assert make_lock(tls=False, curve=False).key.data_key == b""
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_it_passes_the_checks_of_every_transport(check: Callable[[MakeTransport], None]) -> None:
+def test_plain_data_passes_the_checks_of_every_transport(check: Callable[[MakeTransport], None]) -> None:
     check(PlainData)
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("check", [check for check in CHECKS if check is not overtakes_only_by_priority])
-def test_it_passes_them_with_replies_apart(check: Callable[[MakeTransport], None]) -> None:
+def test_plain_data_passes_the_checks_with_separate_replies(check: Callable[[MakeTransport], None]) -> None:
     check(lambda: PlainData(apart=True))
 
 
@@ -82,7 +84,7 @@ def test_no_part_of_a_message_shows_an_incarnation() -> None:
         return data
 
     def answer(listener: Listener, envelope: Envelope) -> None:
-        _, found = wire.decode_request(envelope.message)
+        _, found = decode_request(envelope.message)
         assert isinstance(found, Push)
         assert found.sender == MEMBER
         listener.send(envelope.reply_to, request(1), stable=True)
@@ -90,7 +92,7 @@ def test_no_part_of_a_message_shows_an_incarnation() -> None:
     plain = PlainData()
     with Serving(plain, answer) as server:
         scheme, _, port = server.address.rpartition(":")
-        asked = wire.encode_request(Push(MEMBER, 0, 0, torch.full((4,), 3.5), {}), 1)
+        asked = encode_request(Push(MEMBER, 0, 0, torch.full((4,), 3.5), {}), 1)
         with (
             contextlib.closing(Relay(int(port), note, note)) as between,
             contextlib.closing(plain.dial(f"{scheme}:{between.port}", PATIENCE)) as line,
@@ -100,13 +102,13 @@ def test_no_part_of_a_message_shows_an_incarnation() -> None:
     assert torch.full((4,), 3.5).numpy().tobytes() in passed, "gradients are in clear"
     assert b"PLAIN" in passed
     assert LOCK.secret.encode() not in passed
-    assert LOCK.door.data_key not in passed
+    assert LOCK.key.data_key not in passed
     assert incarnation_to_wire(MEMBER.incarnation) not in passed
     assert MEMBER.incarnation.to_bytes(24)[8:] not in passed
 
 
 @pytest.mark.parametrize("part", ["first", "payload"])
-def test_what_was_changed_on_the_path_is_refused(part: str) -> None:
+def test_a_message_changed_on_the_path_is_refused(part: str) -> None:
     worker, shard = ends()
     payload = noise(100)
     first = bytearray(worker.seal(request(1, payload)))
@@ -141,23 +143,35 @@ def test_replies_come_from_the_shard_in_any_order() -> None:
     assert [number_of(worker.open(each, noise(10))) for each in reversed(replies)] == [2, 1, 0]
 
 
-def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
-    damage: list[str] = []
+class Sniffer:
+    """Has a password that it stopped on the way, and a member's messages; sends under any name."""
 
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def send(self, name: bytes, parts: list[bytes]) -> None:
+        """Sends a message, and waits for the answer of the listener."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            dealer.routing_id = name
+            handshake.show(dealer, LOCK.key)
+            dealer.connect(self._address)
+            dealer.send_multipart(parts)
+            assert dealer.poll(int(1000 * PATIENCE))
+
+
+def seen_and_answered(damage: list[str]) -> Answer:
     def answer(listener: Listener, envelope: Envelope) -> None:
         damage.append(envelope.message.damage)
         listener.send(envelope.reply_to, request(7), stable=True)
 
-    with (
-        Serving(PlainData(), answer) as server,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as dealer,
-    ):
-        dealer.linger = 0
-        handshake.show(dealer, LOCK.door)
-        dealer.connect(server.address)
-        dealer.send(sealed(wire.encode_request(Pull(MEMBER, 0), 1)))
-        assert dealer.poll(int(1000 * PATIENCE))
+    return answer
+
+
+def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
+    damage: list[str] = []
+    with Serving(PlainData(), seen_and_answered(damage)) as server:
+        Sniffer(server.address).send(b"n" * 16, [sealed(encode_request(Pull(MEMBER, 0), 1))])
     assert "made without the connection's key" in damage[0]
 
 
@@ -165,7 +179,7 @@ def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
     "answer", [b"", bytes(24), bytes(99), None], ids=["empty", "zeros", "longer", "none"]
 )
 @pytest.mark.parametrize("apart", [False, True])
-def test_who_took_the_port_of_a_dead_shard_gets_nothing(answer: bytes | None, apart: bool) -> None:
+def test_a_process_on_a_dead_shards_port_receives_no_data(answer: bytes | None, apart: bool) -> None:
     port = free_port()
     seconds = PATIENCE if answer is not None else 0.5
     says = "is not the shard's any more" if answer is not None else "did not prove within 0.5 s that it is"
@@ -174,7 +188,7 @@ def test_who_took_the_port_of_a_dead_shard_gets_nothing(answer: bytes | None, ap
     assert heard == [[QUESTION]]
 
 
-def test_who_took_the_port_of_a_dead_shard_cannot_fill_a_workers_memory() -> None:
+def test_a_process_on_a_dead_shards_port_cannot_fill_a_workers_memory() -> None:
     def send_a_part_with_more_to_come(line: socket.socket) -> None:
         line.sendall(b"\x03" + PART_BYTES.to_bytes(8) + bytes(PART_BYTES))
         while line.recv(1000):
@@ -199,12 +213,12 @@ def test_a_connection_that_is_lost_before_the_proof_is_made_again() -> None:
 
 @pytest.mark.parametrize("messages", [[], [[b"proof"], [b"proof"]], [[b"proof", b"payload"]]])
 def test_a_proof_is_one_message(messages: list[list[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
-    shard = KeyedSeal(LOCK.door.data_key, b"n" * 16, serves=True, numbers=count())
-    worker = KeyedSeal(LOCK.door.data_key, b"n" * 16, serves=False, numbers=count())
+    shard = KeyedSeal(LOCK.key.data_key, b"n" * 16, serves=True, numbers=count())
+    worker = KeyedSeal(LOCK.key.data_key, b"n" * 16, serves=False, numbers=count())
     proof = shard.seal(Message(b""))
     came = [[zmq.Frame(proof if part == b"proof" else part) for part in parts] for parts in messages]
     monkeypatch.setattr(transport, "receive", lambda dealer: iter(came))
-    lane = transport._Lane(Sockets(), "tcp://127.0.0.1:1", b"n" * 16, LOCK.door)
+    lane = transport._Lane(Sockets(), "tcp://127.0.0.1:1", b"n" * 16, LOCK.key)
     with contextlib.closing(lane):
         assert not lane._has_proof(worker)
         came[:] = [[zmq.Frame(proof)]]
@@ -237,36 +251,11 @@ def test_a_password_that_was_seen_opens_no_connection() -> None:
     assert plain._rejections.counts() == {"token": 1}
 
 
-class Sniffer:
-    """Has a password that it stopped on the way, and a member's messages; sends under any name."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def send(self, name: bytes, parts: list[bytes]) -> None:
-        """Sends a message, and waits for the answer of the listener."""
-        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-            dealer.linger = 0
-            dealer.routing_id = name
-            handshake.show(dealer, LOCK.door)
-            dealer.connect(self._address)
-            dealer.send_multipart(parts)
-            assert dealer.poll(int(1000 * PATIENCE))
-
-
-def seen_and_answered(damage: list[str]) -> Answer:
-    def answer(listener: Listener, envelope: Envelope) -> None:
-        damage.append(envelope.message.damage)
-        listener.send(envelope.reply_to, request(7), stable=True)
-
-    return answer
-
-
 def test_an_old_request_is_refused_however_many_names_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubring.ps.transport.zmq.listener.MAX_REPLY_ROUTES", 3)
     damage: list[str] = []
     name = b"v" * 16
-    member = KeyedSeal(LOCK.door.data_key, name, serves=False, numbers=count())
+    member = KeyedSeal(LOCK.key.data_key, name, serves=False, numbers=count())
     old = [member.seal(request(1))]
     with Serving(PlainData(), seen_and_answered(damage)) as server:
         sniffer = Sniffer(server.address)

@@ -1,4 +1,4 @@
-"""Reductions on hub and ring, of one to four ranks: every op, every dtype, the same results."""
+"""Reductions alone, on hub and ring: every op, every dtype, the same results."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
-from tests.contract.numbers import DTYPES, LARGE, SIZES, expected, given_by, ops
+from tests.contract.numbers import DTYPES, LARGE, expected, given_by, ops
 from tests.support.training.rank_pool import RankPool
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_allreduce_does_every_op_in_every_dtype_whatever_the_size(pool: RankPool, dtype: torch.dtype) -> None:
+def test_allreduce_does_every_op_in_every_dtype_whatever_the_size(pool: RankPool) -> None:
+    every = [(dtype, op) for dtype in DTYPES for op in ops(dtype)]
+
     def action(communicator: Communicator) -> None:
-        for op, shape in itertools.product(ops(dtype), [(), (0,), (2, 3), (LARGE,)]):
+        for (dtype, op), shape in itertools.product(every, [(), (0,), (2, 3), (LARGE,)]):
             parts = [given_by(rank, dtype, *shape) for rank in range(pool.size)]
             mine = parts[communicator.rank].clone()
             result = c.allreduce(mine, op, communicator=communicator)
@@ -31,7 +32,7 @@ def test_allreduce_does_every_op_in_every_dtype_whatever_the_size(pool: RankPool
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16, torch.bool], ids=str)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_hub_and_ring_reduce_to_the_same(
     pools: Callable[[str, int], RankPool], dtype: torch.dtype, size: int
 ) -> None:
@@ -55,6 +56,19 @@ def test_hub_and_ring_reduce_to_the_same(
         assert all(torch.equal(one, first) for one, first in zip(on_hub, hub[0], strict=True))
     for on_ring in ring:
         assert all(torch.equal(one, first) for one, first in zip(on_ring, ring[0], strict=True))
+
+
+def test_a_lazily_negated_view_counts_as_what_it_shows(pool: RankPool) -> None:
+    def action(communicator: Communicator) -> None:
+        negated = torch.full((3,), 1 + 2j).conj().imag
+        assert negated.is_neg()
+        assert c.allreduce(negated, communicator=communicator).tolist() == [-2.0] * 3
+        assert c.broadcast(negated, communicator=communicator).tolist() == [-2.0] * 3
+        assert (
+            c.allreduce_(negated, ReduceOp.SUM, communicator=communicator).tolist() == [-2.0 * pool.size] * 3
+        )
+
+    pool.run(action)
 
 
 @pytest.mark.parametrize("numel", [4, LARGE])
@@ -123,7 +137,7 @@ def test_the_forms_that_end_in_an_underscore_write_where_they_read(pool: RankPoo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numel", [3, LARGE])
-@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("op", [ReduceOp.AVERAGE, ReduceOp.MAX, ReduceOp.ADASUM])
 def test_a_group_of_tensors_is_reduced_as_one_by_one(pool: RankPool, op: ReduceOp, numel: int) -> None:
     dtypes = [dtype for dtype in DTYPES if op in ops(dtype)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -21,24 +20,21 @@ from tests.support.training.notes import FileNotes
 from tests.support.training.ranks import LIMIT
 
 
-def ring_rank(rank: int, folder: Path, told: Any, how: str) -> None:
-    """Averages once; then rank 1 dies, and rank 0 tells what it met."""
+def ring_rank(rank: int, folder: Path, told: Any, where: str) -> None:
+    """Averages once; then rank 1 dies, and rank 0 tells what it met: in the exchange or at a barrier."""
     store = RingStore(FileNotes(folder), "ring", LIMIT)
     communicator = AllreduceCommunicator(rank, 2, store, host="127.0.0.1", timeout=LIMIT)
     (bucket,) = attached(communicator, bucket_bytes=1 << 20)
     bucket.gradients.fill_(rank)
     communicator.push_pull(bucket, {}).wait(LIMIT)
     told.put((rank, bucket.gradients.tolist()))
-    if how == "leave":
-        communicator.close(finished=True)
-        return
     if rank == 1:
         told.close()
         told.join_thread()
         os.kill(os.getpid(), signal.SIGKILL)
     communicator.ring.operations.lost.add(1)
     try:
-        if how == "die before a barrier":
+        if where == "barrier":
             barrier(communicator=communicator)
         communicator.push_pull(bucket, {}).wait(LIMIT)
     except HubringError as error:
@@ -59,49 +55,29 @@ def forking() -> Any:
     return context
 
 
-@pytest.fixture
-def two_processes(forking: Any, tmp_path: Path) -> Iterator[Callable[[str], tuple[list[Any], Any]]]:
-    told = forking.Queue()
-    started: list[Any] = []
-
-    def start(how: str) -> tuple[list[Any], Any]:
-        started.extend(forking.Process(target=ring_rank, args=(rank, tmp_path, told, how)) for rank in (0, 1))
-        for process in started:
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # the processes import torch first
+def test_a_killed_rank_is_noticed_at_once_and_named(forking: Any, tmp_path: Path) -> None:
+    """By a rank in an exchange, and by one at a barrier."""
+    lost = "failed because a member of the ring is lost"
+    met = {
+        "exchange": f"the exchange of bucket 0 {lost} (rank 1)",
+        "barrier": f"agreeing on collectives {lost}",
+    }
+    for where, what in met.items():
+        folder, told = tmp_path / where, forking.Queue()
+        folder.mkdir()
+        ranks = [forking.Process(target=ring_rank, args=(rank, folder, told, where)) for rank in (0, 1)]
+        for process in ranks:
             process.start()
-        return started, told
-
-    yield start
-    for process in started:
-        process.kill()
-        process.join()
-
-
-@pytest.mark.slow
-def test_processes_meet_and_leave(two_processes: Any) -> None:
-    processes, told = two_processes("leave")
-    assert dict(told.get(timeout=60) for _ in processes) == {rank: [0.5] * 8 for rank in (0, 1)}
-    for process in processes:
-        process.join(LIMIT)
-        assert process.exitcode == 0
-
-
-@pytest.mark.slow
-def test_a_killed_rank_is_noticed_at_once_and_named(two_processes: Any) -> None:
-    processes, told = two_processes("die")
-    assert dict(told.get(timeout=60) for _ in processes) == {rank: [0.5] * 8 for rank in (0, 1)}
-    kind, text = told.get(timeout=LIMIT / 2)  # well before the ring's own timeout
-    assert kind == "RingBroken"
-    assert "rank 0: the exchange of bucket 0 failed because a member of the ring is lost (rank 1)" in text
-    processes[0].join(LIMIT)
-    assert processes[0].exitcode == 0
-
-
-@pytest.mark.slow
-def test_a_killed_rank_is_noticed_at_once_by_who_waits_at_a_barrier(two_processes: Any) -> None:
-    processes, told = two_processes("die before a barrier")
-    assert dict(told.get(timeout=60) for _ in processes) == {rank: [0.5] * 8 for rank in (0, 1)}
-    kind, text = told.get(timeout=LIMIT / 2)
-    assert kind == "RingBroken"
-    assert "rank 0: agreeing on collectives failed because a member of the ring is lost" in text
-    processes[0].join(LIMIT)
-    assert processes[0].exitcode == 0
+        try:
+            assert dict(told.get(timeout=60) for _ in ranks) == {rank: [0.5] * 8 for rank in (0, 1)}
+            kind, text = told.get(timeout=LIMIT / 2)  # well before the ring's own timeout
+            assert kind == "RingBroken"
+            assert f"rank 0: {what}" in text
+            ranks[0].join(LIMIT)
+            assert ranks[0].exitcode == 0
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()

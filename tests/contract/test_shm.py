@@ -6,13 +6,16 @@ import contextlib
 import os
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from hubring.ps.transport.memory.segment import enclose
 from hubring.ps.transport.shm.packet import VERSION
-from hubring.ps.transport.shm.segment import enclose
 from hubring.ps.transport.shm.transport import ShmTransport
 from tests.support.transports.messages import PATIENCE, ask, content, noise, request
 from tests.support.transports.serving import Serving
@@ -89,3 +92,27 @@ def test_shm_forgets_segments_that_nobody_uses() -> None:
         del memory
         # This process plays both ends: two descriptors for the worker's segment, one for the shard's.
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 3
+
+
+SERVE = """
+import sys
+from tests.support.transports.serving import Serving
+from hubring.ps.transport.shm.transport import ShmTransport
+
+with Serving(ShmTransport()) as server:
+    print(server.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_shm_maps_nothing_that_has_a_name_on_the_host() -> None:
+    transport, command = ShmTransport(), [sys.executable, "-c", SERVE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        with contextlib.closing(transport.dial(process.stdout.readline().strip(), PATIENCE)) as line:
+            ask(line, request(1, noise(1 << 20)), transport.allocate(1 << 20))
+            for pid in (process.pid, os.getpid()):
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                assert "memfd:hubring" in maps
+                assert "/dev/shm" not in maps

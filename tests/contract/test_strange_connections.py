@@ -17,14 +17,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from hubring.ps.core import descriptors
+from hubring.ps.core import bounds
+from hubring.ps.core.bounds import Rejections
+from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.security.door import Lock, lock
-from hubring.ps.transport.shm.doorbell import Doorbell
+from hubring.ps.security.shard_key import ShardLock, make_lock
+from hubring.ps.transport.memory.segment import Arena
 from hubring.ps.transport.shm.listener import ShmListener
-from hubring.ps.transport.shm.segment import Arena
-from hubring.ps.transport.zmq import newcomers, tcp_line
+from hubring.ps.transport.shm.packet import Doorbell
+from hubring.ps.transport.zmq import newcomers
+from hubring.ps.transport.zmq import socket as zmq_socket
 from hubring.ps.transport.zmq.socket import PART_BYTES
 from hubring.ps.transport.zmq.transport import ATTEMPTS, ZmqTransport
 from tests.support.processes.stopwatch import Stopwatch
@@ -64,7 +66,7 @@ def no_free_descriptor() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", ["plain", "curve"])
 def test_zmq_resets_a_connection_that_sends_much_before_its_handshake_ends(kind: str) -> None:
-    rejections, own = Rejections(), lock(tls=False, curve=kind == "curve")
+    rejections, own = Rejections(), make_lock(tls=False, curve=kind == "curve")
     transport = ZmqTransport(rejections=rejections, lock=own)
     with Serving(transport) as server, contextlib.ExitStack() as stack:
         lines = [stack.enter_context(connected(server.address)) for _ in range(3)]
@@ -72,7 +74,7 @@ def test_zmq_resets_a_connection_that_sends_much_before_its_handshake_ends(kind:
             line.sendall(GREETING.replace(b"PLAIN", kind.upper().encode()) + LONG_COMMAND + bytes(100_000))
         assert all(map(has_ended, lines))
         await_counts(rejections, {"handshake": 3})
-        with contextlib.closing(transport.dial(server.address, PATIENCE, own.door)) as member:
+        with contextlib.closing(transport.dial(server.address, PATIENCE, own.key)) as member:
             assert content(ask(member, request(1, noise(PART_BYTES)))) == bytes(noise(PART_BYTES))
     assert rejections.counts() == {"handshake": 3}
 
@@ -81,11 +83,11 @@ def test_zmq_has_few_connections_in_their_handshake_and_any_number_of_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(newcomers, "MOST", 3)
-    rejections, own = Rejections(), Lock()
+    rejections, own = Rejections(), ShardLock()
     transport = ZmqTransport(rejections=rejections, lock=own)
     with Serving(transport) as server, contextlib.ExitStack() as stack:
         members = [
-            stack.enter_context(contextlib.closing(transport.dial(server.address, PATIENCE, own.door)))
+            stack.enter_context(contextlib.closing(transport.dial(server.address, PATIENCE, own.key)))
             for _ in range(5)
         ]
         before = rejections.counts()
@@ -95,16 +97,16 @@ def test_zmq_has_few_connections_in_their_handshake_and_any_number_of_members(
         await_counts(rejections, {"connections": 2})
         for number, line in enumerate(members):
             assert content(ask(line, request(number, noise(5)))) == bytes(noise(5))
-        late = stack.enter_context(contextlib.closing(transport.dial(server.address, PATIENCE, own.door)))
+        late = stack.enter_context(contextlib.closing(transport.dial(server.address, PATIENCE, own.key)))
         assert content(ask(late, request(9, noise(5)))) == bytes(noise(5))
 
 
 def test_zmq_sends_a_whole_part_with_curve() -> None:
-    own = lock(tls=True, curve=True)
+    own = make_lock(tls=True, curve=True)
     transport = ZmqTransport(lock=own)
     with (
         Serving(transport) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE, own.door)) as line,
+        contextlib.closing(transport.dial(server.address, PATIENCE, own.key)) as line,
     ):
         for nbytes in (PART_BYTES, 2 * PART_BYTES + 1):
             assert content(ask(line, request(1, noise(nbytes)))) == bytes(noise(nbytes))
@@ -157,7 +159,7 @@ def test_a_worker_is_not_blamed_for_the_descriptor_that_this_process_lacks() -> 
         socket.send_fds(theirs, [b"\1\0\0\0x"], [0])
         with no_free_descriptor(), pytest.raises(OSError, match="this process has none") as caught:
             bell.receive()
-        assert descriptors.out_of_them(caught.value)
+        assert bounds.out_of_descriptors(caught.value)
         socket.send_fds(theirs, [b"\1\0\0\0x"], [0, 1])
         with pytest.raises(ValueError, match="more than one descriptor"):
             bell.receive()
@@ -166,14 +168,21 @@ def test_a_worker_is_not_blamed_for_the_descriptor_that_this_process_lacks() -> 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     code = (
-        "import resource as r; from hubring.ps.core import descriptors as d;"
-        "r.setrlimit(r.RLIMIT_NOFILE, (100, 200)); d.raise_limit(); print(d.limit(), d.share(1000, 4))"
+        "import resource as r; from hubring.ps.core import bounds as b;"
+        "r.setrlimit(r.RLIMIT_NOFILE, (100, 200)); b.raise_descriptor_limit();"
+        "print(b.descriptor_limit(), b.descriptor_share(1000, 4))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["200", "50"]
 
 
+def test_a_process_without_a_free_descriptor_knows_its_usage() -> None:
+    usage()
+    with no_free_descriptor():
+        assert usage().memory_bytes > 0
+
+
 def test_the_watch_of_newcomers_forgets_what_has_ended() -> None:
-    with Serving(ZmqTransport(lock=Lock())) as server:
+    with Serving(ZmqTransport(lock=ShardLock())) as server:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
             connected(server.address).close()
@@ -183,7 +192,7 @@ def test_the_watch_of_newcomers_forgets_what_has_ended() -> None:
             time.sleep(0.01)
 
 
-def replayed_hello(own: Lock, address: str, transport: ZmqTransport) -> bytes:
+def replayed_hello(own: ShardLock, address: str, transport: ZmqTransport) -> bytes:
     """Returns what a member's client sends up to its HELLO with CURVE, as a sniffer sees it."""
     seen = bytearray()
 
@@ -194,13 +203,13 @@ def replayed_hello(own: Lock, address: str, transport: ZmqTransport) -> bytes:
     scheme, _, port = address.rpartition(":")
     with (
         contextlib.closing(Relay(int(port), note)) as between,
-        contextlib.closing(transport.dial(f"{scheme}:{between.port}", PATIENCE, own.door)),
+        contextlib.closing(transport.dial(f"{scheme}:{between.port}", PATIENCE, own.key)),
     ):
         return bytes(seen[: 64 + 2 + 200])
 
 
 def test_a_curve_hello_that_was_sent_before_does_not_end_the_watch() -> None:
-    rejections, own = Rejections(), lock(tls=True, curve=True)
+    rejections, own = Rejections(), make_lock(tls=True, curve=True)
     transport = ZmqTransport(rejections=rejections, lock=own)
     with Serving(transport) as server:
         hello = replayed_hello(own, server.address, transport)
@@ -218,7 +227,10 @@ def test_a_curve_hello_that_was_sent_before_does_not_end_the_watch() -> None:
 def test_strangers_of_many_addresses_take_no_place_of_members_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(newcomers, "MOST", 16)
     rejections = Rejections()
-    with Serving(ZmqTransport(rejections=rejections, lock=Lock())) as server, contextlib.ExitStack() as stack:
+    with (
+        Serving(ZmqTransport(rejections=rejections, lock=ShardLock())) as server,
+        contextlib.ExitStack() as stack,
+    ):
         sources = [*(f"127.0.0.{number}" for number in range(2, 16)), "127.0.0.1", "127.0.0.1", "127.0.1.1"]
         lines = [stack.enter_context(connected(server.address, source)) for source in sources]
         assert has_ended(lines[0])
@@ -248,7 +260,7 @@ def test_idle_newcomers_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch)
         look(watch, number)
 
     monkeypatch.setattr(newcomers.Newcomers, "_look", counted)
-    with Serving(ZmqTransport(lock=Lock())) as server, contextlib.ExitStack() as stack:
+    with Serving(ZmqTransport(lock=ShardLock())) as server, contextlib.ExitStack() as stack:
         for count in range(1, 21):
             stack.enter_context(connected(server.address))
             watch = Stopwatch()
@@ -271,7 +283,7 @@ def test_the_watch_of_newcomers_survives_an_error(
 
     monkeypatch.setattr(newcomers.Newcomers, "_add", fails_once)
     rejections = Rejections()
-    with Serving(ZmqTransport(rejections=rejections, lock=Lock())) as server:
+    with Serving(ZmqTransport(rejections=rejections, lock=ShardLock())) as server:
         with connected(server.address):
             assert failed.wait(PATIENCE)
         with connected(server.address) as line:
@@ -295,13 +307,17 @@ def test_zmq_closes_others_although_the_oldest_one_takes_nothing_that_is_sent(
 ) -> None:
     monkeypatch.setattr(newcomers, "MOST", 3)
     rejections = Rejections()
-    with Serving(ZmqTransport(rejections=rejections, lock=Lock())) as server, contextlib.ExitStack() as stack:
+    with (
+        Serving(ZmqTransport(rejections=rejections, lock=ShardLock())) as server,
+        contextlib.ExitStack() as stack,
+    ):
         deaf = stack.enter_context(connected(server.address))
         port = deaf.getsockname()[1]
+        counted = zmq_socket.counts
 
-        def counts(line: socket.socket) -> tcp_line.Counts:
+        def counts(line: socket.socket) -> zmq_socket.Counts:
             """As the kernel counts for a peer whose window is 0."""
-            seen = tcp_line.counts(line)
+            seen = counted(line)
             with contextlib.suppress(OSError):  # the peer has gone
                 return seen._replace(sent=seen.sent * (line.getpeername()[1] != port))
             return seen
@@ -313,15 +329,15 @@ def test_zmq_closes_others_although_the_oldest_one_takes_nothing_that_is_sent(
     assert rejections.counts() == {"connections": 3}
 
 
-def test_nobody_is_closed_where_the_kernel_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_connection_is_closed_if_the_kernel_reports_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(newcomers, "MOST", 3)
-    of_a_newer_kernel = struct.Struct(f"{tcp_line._INFO.format}1000x")
-    monkeypatch.setattr(tcp_line, "_INFO", of_a_newer_kernel)
-    rejections, own = Rejections(), Lock()
+    of_a_newer_kernel = struct.Struct(f"{zmq_socket._INFO.format}1000x")
+    monkeypatch.setattr(zmq_socket, "_INFO", of_a_newer_kernel)
+    rejections, own = Rejections(), ShardLock()
     transport = ZmqTransport(rejections=rejections, lock=own)
     with Serving(transport) as server, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(server.address)) for _ in range(5)]
-        with contextlib.closing(transport.dial(server.address, PATIENCE, own.door)) as member:
+        with contextlib.closing(transport.dial(server.address, PATIENCE, own.key)) as member:
             assert content(ask(member, request(1, noise(5)))) == bytes(noise(5))
         assert all(map(is_open, silent))
     assert rejections.counts() == {}

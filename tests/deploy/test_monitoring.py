@@ -9,7 +9,6 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-import pytest
 import yaml
 
 from hubring.ps.observe.metrics import METRICS
@@ -64,32 +63,13 @@ def queries() -> Iterator[tuple[str, str]]:
             yield panel["title"], target["expr"]
 
 
-@pytest.mark.parametrize(
-    ("query", "names"),
-    [
-        ("ps_workers", {"ps_workers"}),
-        ('rate(ps_a_total{rank="0",how=~"x|y"}[1m])', {"ps_a_total"}),
-        ("sum by (job, rank) (rate(ps_a[5m])) / on (job) group_left () (ps_b > 0.5)", {"ps_a", "ps_b"}),
-        ("0 < ps_a < ps_b unless ps_c == 1", {"ps_a", "ps_b", "ps_c"}),
-        ("(ps_a offset 1m unless ps_b) and worker:ps_held:rate1m", {"ps_a", "ps_b", "worker:ps_held:rate1m"}),
-        ("histogram_quantile(0.99, sum by (le) (rate(ps_a_bucket[5m])))", {"ps_a_bucket"}),
-    ],
-)
-def test_names_are_found_in_a_query(query: str, names: set[str]) -> None:
-    assert metric_names(query) == names
-
-
-@pytest.mark.parametrize(("where", "query"), list(queries()))
-def test_every_query_names_metrics_that_exist(where: str, query: str) -> None:
-    names = metric_names(query)
-    assert names
-    assert names <= known()
-
-
-@pytest.mark.parametrize(("where", "query"), list(queries()))
-def test_every_query_names_labels_that_its_metrics_have(where: str, query: str) -> None:
+def test_every_query_names_metrics_and_labels_that_exist() -> None:
     labels = {name for metric in METRICS for name in metric.labels} | TARGET_LABELS | {"le", "alertstate"}
-    assert label_names(query) <= labels
+    for where, query in queries():
+        names = metric_names(query)
+        assert names, where
+        assert names <= known(), where
+        assert label_names(query) <= labels, where
 
 
 def test_legends_name_labels_that_exist() -> None:

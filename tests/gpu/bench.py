@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hubring.workers.bench.rows.row import ROWS
-from hubring.workers.bench.rows.row import Row as Way
+from hubring.workers.bench.row import ROWS
+from hubring.workers.bench.row import BenchRow as Way
 from tests.gpu.row import Row
 
 CASES = "2:flat:sgd,2:resnet50:sgd"

@@ -11,8 +11,7 @@ from tests.gpu.row import Row
 
 MARKED = ("-m", "gpu")
 FILES = (
-    *("tests/contract/test_awkward.py", "tests/contract/test_script_parameters.py"),
-    *("tests/contract/test_script_gradients.py", "tests/contract/test_script_steps.py"),
+    *("tests/contract/test_awkward.py", "tests/contract/test_scripts.py"),
     "tests/system/test_every_change.py",
 )
 SCRIPTS = ("-m", "not differing", *FILES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hubring.workers.bench.rows.row import ROWS
+from hubring.workers.bench.row import ROWS
 from tests.gpu import __main__ as program
 from tests.gpu import bench, pytests, training
 from tests.gpu.pytests import verdict
@@ -49,19 +49,11 @@ def test_tests_that_fail_are_skipped_or_are_not_there_fail_the_part(
     assert verdict("tests", code, summary) == Row("tests", outcome, summary)  # type: ignore[arg-type]
 
 
-def test_a_part_that_raises_is_a_row_that_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    def breaks() -> list[Row]:
-        raise RuntimeError("no memory\nis left")
-
-    assert program.attempt("bench", breaks) == [Row("bench", "failed", "no memory")]
-    assert "is left" in capsys.readouterr().err
-
-
-def test_one_part_that_fails_keeps_no_other_from_running(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_one_part_that_fails_keeps_no_other_from_running_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def breaks(*_: object) -> Row:
-        raise RuntimeError("broken")
+        raise RuntimeError("no memory\nis left")
 
     for part in (pytests, bench):
         monkeypatch.setattr(part, "run", breaks)
@@ -70,10 +62,11 @@ def test_one_part_that_fails_keeps_no_other_from_running(
     rows = program.run(tmp_path)
     trainings = ["hub on the GPU", "ring over NCCL", "ring that heals"]
     assert [row.part for row in rows] == ["tests marked gpu", "scripts on the GPU", *trainings, "bench"]
-    assert {row.outcome for row in rows} == {"failed"}
+    assert {(row.outcome, row.measured) for row in rows} == {("failed", "no memory")}
+    assert "is left" in capsys.readouterr().err
 
 
-def test_what_the_parts_run_is_there() -> None:
+def test_the_files_that_the_parts_run_exist() -> None:
     assert all(Path(path).exists() for path in (training.SCRIPT, *pytests.FILES))
 
 

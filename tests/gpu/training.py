@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from hubring.workers.bench.gpus import variables
+from hubring.workers.peers.machine import gpu_variables
 from tests.gpu.row import Row
 from tests.support.processes.cluster import Cluster
 from tests.support.scripts import loses_one
@@ -66,7 +66,7 @@ def hub(cluster: Cluster) -> Row:
 def ring(cluster: Cluster, gpus: int, environment: Mapping[str, str]) -> Row:
     """Over NCCL; it must end in the parameters of the hub, which has trained before."""
     file = cluster.folder / "ring.safetensors"
-    told = [variables(rank, RANKS, gpus, environment) for rank in range(RANKS)]
+    told = [gpu_variables(rank, RANKS, gpus, environment) for rank in range(RANKS)]
     over = ["--topology", "ring", "--backend", "nccl"]
     results = train(cluster, "ring", _script(file), worker=over, told=told)
     expected = load_file(cluster.folder / "hub.safetensors")
@@ -78,7 +78,7 @@ def ring(cluster: Cluster, gpus: int, environment: Mapping[str, str]) -> Row:
 def heals(cluster: Cluster, gpus: int, environment: Mapping[str, str], backend: str = "nccl") -> Row:
     """One of three is killed; the others end in the parameters of those that were there in each step."""
     file = cluster.folder / "heals.safetensors"
-    told = [variables(rank, loses_one.SIZE, gpus, environment) for rank in range(loses_one.SIZE)]
+    told = [gpu_variables(rank, loses_one.SIZE, gpus, environment) for rank in range(loses_one.SIZE)]
     over = ["--topology", "ring", "--backend", backend, "--min-workers", "2"]
     script = [loses_one.__file__, str(STEPS), str(file)]
     results = train(cluster, "heals", script, worker=over, told=told, lost=loses_one.LOST)

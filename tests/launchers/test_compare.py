@@ -13,8 +13,7 @@ import pytest
 
 from tests.launchers.commands import torchrun
 from tests.launchers.slurm import Slurm
-from tests.support.compare.anywhere import PATIENT, reported, write_experiment
-from tests.support.compare.timelines import aligned
+from tests.support.compare.anywhere import PATIENT, aligned, reported, write_experiment
 from tests.support.processes.cluster import Cluster, Program, measured
 from tests.support.processes.machines import NEED_MACHINES, machine
 
@@ -127,6 +126,7 @@ def test_a_task_that_is_killed_ends_the_others_and_the_rest_is_run_later(
     # that no worker of the killed one is left is seen to by the fixture no_process_outlives_its_test
 
 
+@pytest.mark.full
 def test_too_few_tasks_are_told_with_both_numbers(cluster: Cluster, tmp_path: Path) -> None:
     words = [*WORDS, "--workers", "3", "--out", str(tmp_path / "out")]
     program = cluster.run("compare", COMPARE, *words, variables={"RANK": "0", "WORLD_SIZE": "2"})

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--mca", "plm", "isolated"]
 mpirun = needs(shutil.which("mpirun"), "mpirun", "apt-get install openmpi-bin")
 mpiexec = needs(shutil.which("mpiexec.hydra"), "mpiexec.hydra", "apt-get install mpich")
+TOPOLOGIES = pytest.mark.parametrize("topology", ["hub", pytest.param("ring", marks=pytest.mark.full)])
 LAUNCHERS = ["torchrun", pytest.param("mpirun", marks=mpirun), pytest.param("mpiexec", marks=mpiexec)]
 
 
@@ -28,7 +29,7 @@ def start(cluster: Cluster, launcher: list[str], *arguments: str) -> Program:
     return cluster.start("launcher", [*launcher, *worker(*arguments)])
 
 
-@pytest.mark.parametrize("topology", ["hub", "ring"])
+@TOPOLOGIES
 @pytest.mark.parametrize("kind", LAUNCHERS)
 def test_a_launcher_gives_the_ranks(cluster: Cluster, kind: str, topology: str) -> None:
     mpiexec = ["mpiexec.hydra", "-launcher", "fork", "-n", "2"]
@@ -54,7 +55,7 @@ def test_nodes_by_gpus_gives_the_ranks(cluster: Cluster) -> None:
     assert "worker(s) on the CPU" in nodes[0].said() or Path("/dev/nvidia0").exists()
 
 
-@pytest.mark.parametrize("topology", ["hub", "ring"])
+@TOPOLOGIES
 @pytest.mark.parametrize("kind", ["gpus", pytest.param("mpirun", marks=mpirun)])
 def test_a_notice_to_the_launcher_stops_all_after_one_step_with_75(
     cluster: Cluster, tmp_path: Path, kind: str, topology: str
@@ -75,7 +76,7 @@ def test_a_notice_to_the_launcher_stops_all_after_one_step_with_75(
     assert "checkpoint of step" in server.said() + program.said()
 
 
-@pytest.mark.parametrize("topology", ["hub", "ring"])
+@TOPOLOGIES
 def test_workers_do_not_outlive_the_command_that_started_them(
     cluster: Cluster, tmp_path: Path, topology: str
 ) -> None:

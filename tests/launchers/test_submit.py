@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 from safetensors.torch import load_file
@@ -80,9 +80,15 @@ def test_scancel_saves_and_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("hubring-*"))
 
 
-@pytest.mark.parametrize("flags", [[], RING], ids=["hub", "ring"])
+@pytest.mark.parametrize(
+    ("flags", "notice", "signal"),
+    [
+        pytest.param([], ["scancel", "--signal=USR1"], "SIGUSR1", id="hub, as --signal=USR1@120 sends it"),
+        pytest.param(RING, ["scontrol", "requeue"], "SIGTERM", id="ring, requeued by an administrator"),
+    ],
+)
 def test_a_job_that_got_notice_is_requeued_and_goes_on_to_the_same_bytes(
-    slurm: Slurm, tmp_path: Path, flags: list[str]
+    slurm: Slurm, tmp_path: Path, flags: list[str], notice: list[str], signal: str
 ) -> None:
     words = [*flags, "--requeue", "--checkpoint-dir", "kept", "--save-parameters", "final.safetensors"]
     whole = Submitted(slurm, tmp_path / "whole")
@@ -92,8 +98,8 @@ def test_a_job_that_got_notice_is_requeued_and_goes_on_to_the_same_bytes(
     job = Submitted(slurm, tmp_path / "parted")
     job.submit_printed(*words, "--", SMALL, "60", "16", "hold", str(go), "20")
     job.until_said("holding at 20", 4)
-    slurm.ask("scancel", "--signal=USR1", job.number)  # as --signal=USR1@120 sends it
-    job.until_said("SIGUSR1: all workers stop after the same step", 4)
+    slurm.ask(*notice, job.number)
+    job.until_said(f"{signal}: all workers stop after the same step", 4)
     go.touch()
     job.complete_again()
     assert job.result()["finished"] == [0, 1, 2, 3]
@@ -108,6 +114,6 @@ def kill(job: Submitted, rank: int) -> None:
     mine = {f"SLURM_PROCID={rank}", f"SLURM_JOB_ID={job.number}"}
     for pid in descendants():
         if "/ps-worker --server " in command(pid) and mine <= variables(pid):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, SIGKILL)
             return
     raise AssertionError(f"no task of rank {rank}:\n{job.said()}")

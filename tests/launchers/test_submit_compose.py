@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hubring.ps.submit.engines import ENGINES
+from hubring.ps.submit.engine import ENGINES
 from hubring.ps.submit.job import assemble
 from tests.support.needs import needs
 from tests.support.submissions import IMAGE, WORDS

@@ -9,8 +9,7 @@ import pytest
 from hubring.ps import server_process
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.recovery.guardian import Report
-from hubring.ps.recovery.settings import Settings
+from hubring.ps.recovery.guardian import CoordinatorSettings, ServerReport
 from hubring.ps.recovery.succession import Succession
 
 
@@ -19,7 +18,7 @@ class Ending:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.order: list[str] = []
-        self.reported: list[Report] = []
+        self.reported: list[ServerReport] = []
 
         class Server:
             def __init__(self, config: ServerConfig, succession: Succession) -> None: ...
@@ -30,11 +29,13 @@ class Ending:
                 return 3, {"steps": 5}
 
         monkeypatch.setattr(server_process, "Server", Server)
-        monkeypatch.setattr(server_process, "own_settings", lambda: Settings(ServerConfig(), -1, -1))
-        monkeypatch.setattr(server_process, "report", self._report)
+        monkeypatch.setattr(
+            server_process, "own_settings", lambda: CoordinatorSettings(ServerConfig(), -1, -1)
+        )
+        monkeypatch.setattr(server_process, "report_to_guardian", self._report)
         monkeypatch.setattr(Succession, "end", lambda _: self.order.append("the standby ends"))
 
-    def _report(self, settings: Settings, ended: Report) -> bool:
+    def _report(self, settings: CoordinatorSettings, ended: ServerReport) -> bool:
         self.order.append("the guardian hears")
         self.reported.append(ended)
         return True
@@ -43,7 +44,7 @@ class Ending:
 def test_a_standby_lives_until_the_guardian_has_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     ending = Ending(monkeypatch)
     assert server_process.main() == 3
-    assert ending.reported == [Report(3, {"steps": 5, "exit_code": 3})]
+    assert ending.reported == [ServerReport(3, {"steps": 5, "exit_code": 3})]
     assert ending.order == ["the guardian hears", "the standby ends"]
 
 

@@ -7,18 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from tests.reports.report import EVERYWHERE, report
 from tests.reports.training import (
-    Hub,
     Job,
-    Topology,
-    assert_as_torch,
     batches,
-    ends,
     mlp,
-    momentum,
+    prepared,
     square,
-    topologies,
     values,
 )
 
@@ -29,118 +26,99 @@ def windows(length: int) -> list[list[Tensor]]:
     return [whole[begin : begin + length] for begin in range(0, len(whole), length)]
 
 
-@topologies()
+def accumulate(job: Job, model: nn.Module, optimizer: Optimizer, window: list[Tensor]) -> None:
+    optimizer.zero_grad()
+    for batch in window:
+        (job.loss(batch, square(model)) / len(window)).backward()
+
+
+@report("huggingface/transformers#38837, Lightning-AI/pytorch-lightning#4653")
 @pytest.mark.parametrize("length", [2, 3])
-def test_the_last_window_of_an_epoch_is_shorter(topology: Topology, length: int) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model, backward_passes_per_step=length)
-        for window in windows(length) * 2:
-            optimizer.zero_grad()
-            for batch in window:
-                (job.loss(batch, square(model)) / len(window)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+def test_the_last_window_of_an_epoch_is_shorter(job: Job, length: int) -> list[Tensor]:
+    """Fewer passes than `backward_passes_per_step` in the last window."""
+    model, optimizer = prepared(job, mlp(), backward_passes_per_step=length)
+    for window in windows(length) * 2:
+        accumulate(job, model, optimizer, window)
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_a_shorter_window_is_clipped_by_the_norm_of_the_mean(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model, backward_passes_per_step=2)
-        norms = []
-        for window in windows(2):
-            optimizer.zero_grad()
-            for batch in window:
-                (job.loss(batch, square(model)) / len(window)).backward()
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05))
-            optimizer.step()
-        return [*values(model), *norms]
-
-    assert_as_torch(topology, script, refusal="synchronize")
-
-
-@topologies()
-def test_windows_without_backward_passes_per_step(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for window in windows(2):
-            optimizer.zero_grad()
-            for batch in window:
-                (job.loss(batch, square(model)) / len(window)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="backward_passes_per_step")
+@report(
+    "huggingface/accelerate#641, huggingface/diffusers#721",
+    error="synchronize",
+    refused=EVERYWHERE,
+)
+def test_a_shorter_window_is_clipped_by_the_norm_of_the_mean(job: Job) -> list[Tensor]:
+    """Clips a shorter window."""
+    model, optimizer = prepared(job, mlp(), backward_passes_per_step=2)
+    norms = []
+    for window in windows(2):
+        accumulate(job, model, optimizer, window)
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05))
+        optimizer.step()
+    return [*values(model), *norms]
 
 
-@topologies()
-def test_more_passes_than_the_optimizer_was_told(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model, backward_passes_per_step=2)
-        for window in windows(3):
-            optimizer.zero_grad()
-            for batch in window:
-                (job.loss(batch, square(model)) / len(window)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="backward_passes_per_step")
+@report("horovod/horovod#1624")
+def test_windows_without_backward_passes_per_step(job: Job) -> list[Tensor]:
+    """Accumulates without saying so."""
+    model, optimizer = prepared(job, mlp())
+    for window in windows(2):
+        accumulate(job, model, optimizer, window)
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_a_window_is_given_up_after_its_first_pass(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model, backward_passes_per_step=2)
-        for turn, (first, second) in enumerate(windows(2)[:2] * 2):
-            optimizer.zero_grad()
-            job.loss(first, square(model)).backward()
-            if turn == 1:
-                continue
-            job.loss(second, square(model)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("horovod/horovod#1549")
+def test_more_passes_than_the_optimizer_was_told(job: Job) -> list[Tensor]:
+    """Three passes where two were announced."""
+    model, optimizer = prepared(job, mlp(), backward_passes_per_step=2)
+    for window in windows(3):
+        accumulate(job, model, optimizer, window)
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_gradients_are_divided_by_the_number_of_passes_at_the_end(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model, backward_passes_per_step=2)
-        for window in windows(2):
-            optimizer.zero_grad()
-            for batch in window:
-                job.loss(batch, square(model)).backward()
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.div_(len(window))
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="synchronize")
+@report("Haian-Jin/LVSM#19")
+def test_a_window_is_given_up_after_its_first_pass(job: Job) -> list[Tensor]:
+    """Drops the rest of one window."""
+    model, optimizer = prepared(job, mlp(), backward_passes_per_step=2)
+    for turn, (first, second) in enumerate(windows(2)[:2] * 2):
+        optimizer.zero_grad()
+        job.loss(first, square(model)).backward()
+        if turn == 1:
+            continue
+        job.loss(second, square(model)).backward()
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_two_losses_of_one_graph_have_a_backward_each(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model, backward_passes_per_step=2)
-        for batch in batches():
-            optimizer.zero_grad()
-            outputs = [model(part) for part in job.parts(batch)]
-            torch.stack([one.square().mean() for one in outputs]).mean().backward(retain_graph=True)
-            torch.stack([one.abs().mean() for one in outputs]).mean().backward()
-            optimizer.step()
-        return values(model)
+@report("huggingface/transformers#37766", error="synchronize", refused=EVERYWHERE)
+def test_gradients_are_divided_by_the_number_of_passes_at_the_end(job: Job) -> list[Tensor]:
+    """Divides `.grad` by the passes before `step()`."""
+    model, optimizer = prepared(job, mlp(), backward_passes_per_step=2)
+    for window in windows(2):
+        optimizer.zero_grad()
+        for batch in window:
+            job.loss(batch, square(model)).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(len(window))
+        optimizer.step()
+    return values(model)
 
-    assert_as_torch(topology, script)
+
+@report("horovod/horovod#947")
+def test_two_losses_of_one_graph_have_a_backward_each(job: Job) -> list[Tensor]:
+    """Two losses, `retain_graph=True`, two passes."""
+    model, optimizer = prepared(job, mlp(), backward_passes_per_step=2)
+    for batch in batches():
+        optimizer.zero_grad()
+        outputs = [model(part) for part in job.parts(batch)]
+        torch.stack([one.square().mean() for one in outputs]).mean().backward(retain_graph=True)
+        torch.stack([one.abs().mean() for one in outputs]).mean().backward()
+        optimizer.step()
+    return values(model)
 
 
 def loss_of_tokens(model: nn.Module, total: Tensor) -> Callable[[Tensor], Tensor]:
@@ -148,42 +126,32 @@ def loss_of_tokens(model: nn.Module, total: Tensor) -> Callable[[Tensor], Tensor
     return lambda part: 2 * (model(part[:, :4]).square().mean(1) * part[:, 4]).sum() / total
 
 
-@topologies()
-def test_losses_are_summed_by_tokens_and_ranks_have_different_numbers(topology: Topology) -> None:
-    """Each rank multiplies its sum by the number of ranks and divides by the tokens of all ranks."""
+@report("huggingface/transformers#35438")
+def test_losses_are_summed_by_tokens_and_ranks_have_different_numbers(job: Job) -> list[Tensor]:
+    """Weighs each rank's loss by its tokens.
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            tokens = (batch.sum(1) > 0).float()
-            weighed = torch.cat([batch, tokens[:, None]], 1)
-            optimizer.zero_grad()
-            job.loss(weighed, loss_of_tokens(model, tokens.sum())).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+    Each rank multiplies its sum by the number of ranks and divides by the tokens of all ranks.
+    """
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        tokens = (batch.sum(1) > 0).float()
+        weighed = torch.cat([batch, tokens[:, None]], 1)
+        job.step(optimizer, weighed, loss_of_tokens(model, tokens.sum()))
+    return values(model)
 
 
-@topologies()
-def test_gradients_are_clipped_after_every_pass(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
-    """On a hub that steps the warning is there, as for one pass."""
+@report("Clipping in a window")
+def test_gradients_are_clipped_after_every_pass(job: Job, caplog: pytest.LogCaptureFixture) -> list[Tensor]:
+    """`clip_grad_norm_` after every pass.
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for window in windows(2):
-            optimizer.zero_grad()
-            for batch in window:
-                job.loss(batch, square(model)).backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            optimizer.step()
-        return values(model)
+    On a hub that steps the warning is there, as for one pass.
+    """
 
-    if topology is not Hub:
-        assert_as_torch(topology, script)
-        return
-    first, second = ends(topology, script)
-    assert all(map(torch.equal, first, second))
-    assert "pass --aggregate to change the mean" in caplog.text
+    model, optimizer = prepared(job, mlp())
+    for window in windows(2):
+        optimizer.zero_grad()
+        for batch in window:
+            job.loss(batch, square(model)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+    return values(model)

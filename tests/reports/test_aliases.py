@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.reports.report import report
 from tests.reports.training import (
     Job,
-    Topology,
-    assert_as_torch,
     batches,
     mlp,
     momentum,
+    prepared,
     seeded,
     step,
-    topologies,
+    trained,
     values,
 )
 
@@ -47,86 +47,65 @@ def one_parameter(model: Autoencoder) -> None:
     model.decode.weight = model.encode.weight
 
 
-@topologies()
+@report("allenai/OLMo#485, huggingface/transformers#13030, huggingface/accelerate#138")
 @pytest.mark.parametrize("tie", [one_parameter, wrapped_again, shared_data, transposed])
-def test_weights_that_share_memory_stay_tied(topology: Topology, tie: object) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Autoencoder)
-        tie(model)  # type: ignore[operator]
-        optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="weight")
+def test_weights_that_share_memory_stay_tied(job: Job, tie: object) -> list[Tensor]:
+    """Ties by one parameter, a second `Parameter` of the same storage, `.data`, or a transposed view."""
+    model = seeded(Autoencoder)
+    tie(model)  # type: ignore[operator]
+    optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    return trained(job, model, optimizer)
 
 
-@topologies()
-def test_weights_are_tied_after_the_optimizer_was_made(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Autoencoder)
-        former = model.decode.weight
-        optimizer = job.wrap(momentum(model), model)
-        model.decode.weight = model.encode.weight
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return [*values(model), former.detach().clone()]
-
-    assert_as_torch(topology, script)
+@report("huggingface/transformers#13030")
+def test_weights_are_tied_after_the_optimizer_was_made(job: Job) -> list[Tensor]:
+    """Ties after wrapping; the former weight has no gradient any more."""
+    model = seeded(Autoencoder)
+    former = model.decode.weight
+    optimizer = job.wrap(momentum(model), model)
+    model.decode.weight = model.encode.weight
+    trained(job, model, optimizer)
+    return [*values(model), former.detach().clone()]
 
 
-@topologies()
-def test_a_parameter_that_replaces_another_is_not_trained(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Autoencoder)
-        optimizer = job.wrap(momentum(model), model)
-        model.decode.weight = nn.Parameter(torch.full((4, 4), 0.5))
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="decode.weight")
+@report("pytorch/pytorch#12603", refused="hub aggregate ring", error="model has got decode.weight since")
+def test_a_parameter_that_replaces_another_is_not_trained(job: Job) -> list[Tensor]:
+    """Assigns a new `Parameter` after wrapping."""
+    model, optimizer = prepared(job, seeded(Autoencoder))
+    model.decode.weight = nn.Parameter(torch.full((4, 4), 0.5))
+    return trained(job, model, optimizer)
 
 
-@topologies()
-def test_a_view_that_the_script_made_before_still_reads_and_writes_the_weights(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        row = model.get_parameter("0.weight").data[0]
-        optimizer = job.wrap(momentum(model), model)
-        rows = []
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            rows.append(row.clone())
-            row.clamp_(-0.2, 0.2)
-        return [*values(model), *rows]
-
-    assert_as_torch(topology, script)
+@report("pytorch/pytorch#35858")
+def test_a_view_that_the_script_made_before_still_reads_and_writes_the_weights(job: Job) -> list[Tensor]:
+    """Keeps `weight.data[0]`, reads and clamps it after each step."""
+    model = mlp()
+    row = model.get_parameter("0.weight").data[0]
+    optimizer = job.wrap(momentum(model), model)
+    rows = []
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        rows.append(row.clone())
+        row.clamp_(-0.2, 0.2)
+    return [*values(model), *rows]
 
 
-@topologies()
-def test_a_network_whose_weights_are_views_of_one_vector(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        vector = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-        nn.utils.vector_to_parameters(vector, model.parameters())
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            vector.clamp_(-0.3, 0.3)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="share")
+@report("PhilJd/contiguous_pytorch_params#2")
+def test_a_network_whose_weights_are_views_of_one_vector(job: Job) -> list[Tensor]:
+    """All weights are views of the script's own vector, which it clamps."""
+    model = mlp()
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    optimizer = job.wrap(momentum(model), model)
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        vector.clamp_(-0.3, 0.3)
+    return values(model)
 
 
-@topologies()
-def test_a_layer_used_twice_and_a_module_registered_twice(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        layer = seeded(lambda: nn.Linear(4, 4))
-        model = nn.Sequential(layer, nn.Tanh(), layer)
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("Module reuse")
+def test_a_layer_used_twice_and_a_module_registered_twice(job: Job) -> list[Tensor]:
+    """One `Linear` stands twice in a `Sequential`."""
+    layer = seeded(lambda: nn.Linear(4, 4))
+    model, optimizer = prepared(job, nn.Sequential(layer, nn.Tanh(), layer))
+    return trained(job, model, optimizer)

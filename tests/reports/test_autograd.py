@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,202 +13,170 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from tests.reports.report import EVERYWHERE, report
 from tests.reports.training import (
     Job,
-    Topology,
     adam,
-    assert_as_torch,
+    backward,
     batches,
     mlp,
     momentum,
+    prepared,
     seeded,
     square,
     step,
-    topologies,
+    trained,
     values,
 )
 
 # Activation checkpointing
 
 
-@topologies()
+@report("huggingface/transformers#23018, pytorch/pytorch#65537")
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
-def test_activations_are_checkpointed(topology: Topology, reentrant: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model, timeout=5.0)
+def test_activations_are_checkpointed(job: Job, reentrant: bool) -> list[Tensor]:
+    """`checkpoint`, reentrant and not."""
+    model, optimizer = prepared(job, mlp(), timeout=5.0)
 
-        def forward(part: Tensor) -> Any:
-            return checkpoint(model, part.requires_grad_(), use_reentrant=reentrant)
+    def forward(part: Tensor) -> Any:
+        return checkpoint(model, part.clone().requires_grad_(), use_reentrant=reentrant)
 
-        for batch in batches():
-            step(job, forward, optimizer, batch.clone())
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="use_reentrant")
+    return trained(job, model, optimizer, forward)
 
 
-@topologies()
+@report("allenai/longformer#63, microsoft/FocalNet#4")
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
-def test_one_layer_is_checkpointed_twice(topology: Topology, reentrant: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
-        optimizer = job.wrap(momentum(model), model, timeout=5.0)
+def test_one_layer_is_checkpointed_twice(job: Job, reentrant: bool) -> list[Tensor]:
+    """One layer in two checkpoints."""
+    model, optimizer = prepared(job, seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh())), timeout=5.0)
 
-        def forward(part: Tensor) -> Any:
-            once = checkpoint(model, part.requires_grad_(), use_reentrant=reentrant)
-            return checkpoint(model, once, use_reentrant=reentrant)
+    def forward(part: Tensor) -> Any:
+        once = checkpoint(model, part.clone().requires_grad_(), use_reentrant=reentrant)
+        return checkpoint(model, once, use_reentrant=reentrant)
 
-        for batch in batches():
-            step(job, forward, optimizer, batch.clone())
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="use_reentrant")
+    return trained(job, model, optimizer, forward)
 
 
-@topologies()
+@report("pytorch/pytorch#24005")
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
-def test_segments_of_a_sequence_are_checkpointed(topology: Topology, reentrant: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]))
-        optimizer = job.wrap(momentum(model), model, timeout=5.0)
+def test_segments_of_a_sequence_are_checkpointed(job: Job, reentrant: bool) -> list[Tensor]:
+    """`checkpoint_sequential`."""
+    model, optimizer = prepared(
+        job, seeded(lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])), timeout=5.0
+    )
 
-        def forward(part: Tensor) -> Any:
-            return checkpoint_sequential(model, 2, part.requires_grad_(), use_reentrant=reentrant)
+    def forward(part: Tensor) -> Any:
+        return checkpoint_sequential(model, 2, part.clone().requires_grad_(), use_reentrant=reentrant)
 
-        for batch in batches():
-            step(job, forward, optimizer, batch.clone())
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="use_reentrant")
+    return trained(job, model, optimizer, forward)
 
 
 # Gradients of gradients
 
 
-@topologies()
-def test_a_critics_gradient_with_respect_to_its_input_is_penalised(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        critic = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 1)))
-        optimizer = job.wrap(adam(critic), critic)
-
-        def penalised(part: Tensor) -> Tensor:
-            part = part.detach().requires_grad_()
-            score = critic(part)
-            (slope,) = torch.autograd.grad(score.sum(), part, create_graph=True)
-            return score.mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
-
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, penalised).backward()
-            optimizer.step()
-        return values(critic)
-
-    assert_as_torch(topology, script)
+def a_critic() -> nn.Module:
+    return seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 1)))
 
 
-@topologies()
-def test_only_the_penalty_is_the_loss_and_the_last_bias_has_no_gradient(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        critic = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 1)))
-        optimizer = job.wrap(momentum(critic), critic)
+@report("Zeleni9/pytorch-wgan#20, pytorch/pytorch#63812")
+def test_a_critics_gradient_with_respect_to_its_input_is_penalised(job: Job) -> list[Tensor]:
+    """WGAN-GP."""
+    critic, optimizer = prepared(job, a_critic(), adam)
 
-        def penalty(part: Tensor) -> Tensor:
-            part = part.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(critic(part).sum(), part, create_graph=True)
-            return slope.square().mean()
+    def penalised(part: Tensor) -> Tensor:
+        part = part.detach().requires_grad_()
+        score = critic(part)
+        (slope,) = torch.autograd.grad(score.sum(), part, create_graph=True)
+        return score.mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
 
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, penalty).backward()
-            optimizer.step()
-        return values(critic)
-
-    assert_as_torch(topology, script)
+    for batch in batches():
+        job.step(optimizer, batch, penalised)
+    return values(critic)
 
 
-@topologies()
+@report("pytorch/pytorch#47562")
+def test_only_the_penalty_is_the_loss_and_the_last_bias_has_no_gradient(job: Job) -> list[Tensor]:
+    """Only the penalty is the loss; a bias has no gradient."""
+    critic, optimizer = prepared(job, a_critic())
+
+    def penalty(part: Tensor) -> Tensor:
+        part = part.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(critic(part).sum(), part, create_graph=True)
+        return slope.square().mean()
+
+    for batch in batches():
+        job.step(optimizer, batch, penalty)
+    return values(critic)
+
+
+@report("pytorch/pytorch#63812", refused="hub aggregate ring", error="create_graph")
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_a_backward_goes_through_the_gradients_in_grad(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model, backward_passes_per_step=2)
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward(create_graph=True)
-            torch.stack(
-                [one.grad.square().sum() for one in model.parameters() if one.grad is not None]
-            ).sum().backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="create_graph")
+def test_a_backward_goes_through_the_gradients_in_grad(job: Job) -> list[Tensor]:
+    """`backward(create_graph=True)`, then a backward through `.grad`."""
+    model, optimizer = prepared(job, mlp(), backward_passes_per_step=2)
+    for batch in batches():
+        optimizer.zero_grad()
+        job.loss(batch, square(model)).backward(create_graph=True)
+        torch.stack(
+            [one.grad.square().sum() for one in model.parameters() if one.grad is not None]
+        ).sum().backward()
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
+@report("pytorch/pytorch#63812")
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_a_graph_of_the_gradients_is_made_and_not_used(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward(create_graph=True)
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="create_graph")
+def test_a_graph_of_the_gradients_is_made_and_not_used(job: Job) -> list[Tensor]:
+    """`backward(create_graph=True)` alone."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        optimizer.zero_grad()
+        job.loss(batch, square(model)).backward(create_graph=True)
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_inner_steps_on_copies_of_the_weights(topology: Topology) -> None:
-    """As meta-learning does: the outer gradient goes through inner steps of plain tensors."""
+@report("Meta-learning")
+def test_inner_steps_on_copies_of_the_weights(job: Job) -> list[Tensor]:
+    """Inner steps with `functional_call`.
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
+    As meta-learning does: the outer gradient goes through inner steps of plain tensors.
+    """
+    model, optimizer = prepared(job, mlp(), adam)
 
-        def outer(part: Tensor) -> Tensor:
-            fast: dict[str, Tensor] = dict(model.named_parameters())
-            for _ in range(2):
-                inner = torch.func.functional_call(model, fast, (part,)).square().mean()
-                slopes = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
-                fast = {
-                    name: one - 0.1 * slope for (name, one), slope in zip(fast.items(), slopes, strict=True)
-                }
-            return torch.func.functional_call(model, fast, (part,)).abs().mean()
+    def outer(part: Tensor) -> Tensor:
+        fast: dict[str, Tensor] = dict(model.named_parameters())
+        for _ in range(2):
+            inner = torch.func.functional_call(model, fast, (part,)).square().mean()
+            slopes = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
+            fast = {name: one - 0.1 * slope for (name, one), slope in zip(fast.items(), slopes, strict=True)}
+        return torch.func.functional_call(model, fast, (part,)).abs().mean()
 
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, outer).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+    for batch in batches():
+        job.step(optimizer, batch, outer)
+    return values(model)
 
 
-@topologies()
-def test_gradients_come_from_a_function_transform(topology: Topology) -> None:
-    """The script assigns gradients that torch.func computed; there is no backward."""
+@report("pytorch/pytorch#130932")
+def test_gradients_come_from_a_function_transform(job: Job) -> list[Tensor]:
+    """Assigns what `torch.func.grad` returned, without a backward.
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
+    The script assigns gradients that torch.func computed; there is no backward.
+    """
+    model, optimizer = prepared(job, mlp())
 
-        def loss(weights: dict[str, Tensor], batch: Tensor) -> Tensor:
-            return job.loss(
-                batch, lambda part: torch.func.functional_call(model, weights, (part,)).square().mean()
-            )
+    def loss(weights: dict[str, Tensor], batch: Tensor) -> Tensor:
+        return job.loss(
+            batch, lambda part: torch.func.functional_call(model, weights, (part,)).square().mean()
+        )
 
-        for batch in batches():
-            optimizer.zero_grad()
-            weights = {name: one.detach() for name, one in model.named_parameters()}
-            for name, slope in torch.func.grad(loss)(weights, batch).items():
-                model.get_parameter(name).grad = slope
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+    for batch in batches():
+        optimizer.zero_grad()
+        weights = {name: one.detach() for name, one in model.named_parameters()}
+        for name, slope in torch.func.grad(loss)(weights, batch).items():
+            model.get_parameter(name).grad = slope
+        optimizer.step()
+    return values(model)
 
 
 # Steps that evaluate twice
@@ -247,150 +217,155 @@ class SharpnessAware(Optimizer):
         return loss
 
 
-@topologies()
-def test_a_sharpness_aware_step_evaluates_its_closure_twice(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(SharpnessAware(model), model)
-        for batch in batches():
+@report("davda54/sam#8, davda54/sam#66")
+def test_a_sharpness_aware_step_evaluates_its_closure_twice(job: Job) -> list[Tensor]:
+    """SAM with `step(closure=None)`."""
+    model, optimizer = prepared(job, mlp(), SharpnessAware)
+    for batch in batches():
 
-            def closure(batch: Tensor = batch) -> Any:
-                optimizer.zero_grad()
-                loss = job.loss(batch, square(model))
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="--aggregate")
-
-
-@topologies()
-def test_a_sharpness_aware_step_is_written_into_the_loop(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
+        def closure(batch: Tensor = batch) -> Any:
             optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            uphill = [0.1 * one.grad for one in model.parameters() if one.grad is not None]
-            torch._foreach_add_([one.data for one in model.parameters()], uphill)
+            loss = job.loss(batch, square(model))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return values(model)
+
+
+@report("davda54/sam#38, davda54/sam#78", refused="hub", error="different parameters")
+def test_a_sharpness_aware_step_is_written_into_the_loop(job: Job) -> list[Tensor]:
+    """SAM by hand, two backwards per step."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        backward(job, model, optimizer, batch)
+        uphill = [0.1 * one.grad for one in model.parameters() if one.grad is not None]
+        torch._foreach_add_([one.data for one in model.parameters()], uphill)
+        backward(job, model, optimizer, batch)
+        torch._foreach_sub_([one.data for one in model.parameters()], uphill)
+        optimizer.step()
+    return values(model)
+
+
+@report("pytorch/pytorch#49993", tolerance=(1e-3, 1e-4))
+def test_lbfgs_searches_along_a_line(job: Job) -> list[Tensor]:
+    """LBFGS with a line search."""
+    model = seeded(lambda: nn.Linear(4, 2))
+    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+    optimizer = job.wrap(lbfgs, model)
+    for batch in batches():
+
+        def closure(batch: Tensor = batch) -> Any:
             optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            torch._foreach_sub_([one.data for one in model.parameters()], uphill)
-            optimizer.step()
-        return values(model)
+            loss = job.loss(batch, lambda part: (model(part) - 1).square().mean())
+            loss.backward()
+            return loss
 
-    assert_as_torch(topology, script, refusal="aggregate")
-
-
-@topologies()
-def test_lbfgs_searches_along_a_line(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: nn.Linear(4, 2))
-        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
-        optimizer = job.wrap(lbfgs, model)
-        for batch in batches():
-
-            def closure(batch: Tensor = batch) -> Any:
-                optimizer.zero_grad()
-                loss = job.loss(batch, lambda part: (model(part) - 1).square().mean())
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="LBFGS", rtol=1e-3, atol=1e-4)
+        optimizer.step(closure)
+    return values(model)
 
 
 # Gradients of unusual kinds
 
 
-@topologies()
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "sparse adam"])
+@report("pytorch/pytorch#101370, horovod/horovod#3529, pytorch/pytorch#22037")
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "sparse_adam"])
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_an_embedding_has_sparse_gradients(topology: Topology, kind: str) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: nn.Embedding(10, 4, sparse=True))
-        makes: dict[str, Callable[[], Optimizer]] = {
-            "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.5),
-            "adagrad": lambda: torch.optim.Adagrad(model.parameters(), lr=0.5),
-            "sparse adam": lambda: torch.optim.SparseAdam(model.parameters(), lr=0.1),
-        }
-        optimizer = job.wrap(makes[kind](), model)
-        rows = torch.tensor([[0, 1, 2, 2, 5, 2, 0, 7], [3, 3, 1, 0, 9, 9, 9, 1]] * 2)
-        for chosen in rows:
-            optimizer.zero_grad()
-            job.loss(chosen, lambda part: (model(part) - 1).square().mean()).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="[Ss]parse")
+def test_an_embedding_has_sparse_gradients(job: Job, kind: str) -> list[Tensor]:
+    """`Embedding(sparse=True)` with SGD, Adagrad, SparseAdam."""
+    model = seeded(lambda: nn.Embedding(10, 4, sparse=True))
+    makes: dict[str, Callable[[], Optimizer]] = {
+        "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.5),
+        "adagrad": lambda: torch.optim.Adagrad(model.parameters(), lr=0.5),
+        "sparse_adam": lambda: torch.optim.SparseAdam(model.parameters(), lr=0.1),
+    }
+    optimizer = job.wrap(makes[kind](), model)
+    rows = torch.tensor([[0, 1, 2, 2, 5, 2, 0, 7], [3, 3, 1, 0, 9, 9, 9, 1]] * 2)
+    for chosen in rows:
+        job.step(optimizer, chosen, lambda part: (model(part) - 1).square().mean())
+    return values(model)
 
 
-@topologies()
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_parameters_are_complex(topology: Topology, kind: str) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: nn.Linear(4, 2, dtype=torch.complex64))
-        optimizer = job.wrap(momentum(model) if kind == "sgd" else adam(model), model)
-        for batch in batches():
-            step(job, lambda part: model(part.to(torch.complex64)).abs(), optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="complex")
-
-
-@topologies()
-def test_two_losses_are_given_to_one_backward(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            optimizer.zero_grad()
-            first, second = (
-                job.loss(batch, square(model)),
-                job.loss(batch, lambda part: model(part).abs().mean()),
-            )
-            torch.autograd.backward([first, second])
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("pytorch/pytorch#71613, pytorch/pytorch#99518")
+@pytest.mark.parametrize("make", [momentum, adam])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_parameters_are_complex(
+    job: Job, make: Callable[[nn.Module], Optimizer], dtype: torch.dtype
+) -> list[Tensor]:
+    """A complex and a real layer; the hub averages."""
+    wave, head = seeded(lambda: nn.Linear(4, 3, dtype=dtype)), seeded(lambda: nn.Linear(3, 2))
+    model, optimizer = prepared(job, nn.Sequential(wave, head), make)
+    return trained(job, model, optimizer, lambda part: head(wave(part.to(dtype)).abs().float()))
 
 
-@topologies()
-def test_a_backward_fills_only_the_gradients_of_some_inputs(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward(inputs=list(model[2].parameters()))
-            optimizer.step()
-        return values(model)
+@report("horovod/horovod#947")
+def test_two_losses_are_given_to_one_backward(job: Job) -> list[Tensor]:
+    """`torch.autograd.backward([a, b])`."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        optimizer.zero_grad()
+        first, second = (
+            job.loss(batch, square(model)),
+            job.loss(batch, lambda part: model(part).abs().mean()),
+        )
+        torch.autograd.backward([first, second])
+        optimizer.step()
+    return values(model)
 
-    assert_as_torch(topology, script)
+
+@report("Losses in threads", error="two threads ran backward", refused=EVERYWHERE)
+def test_two_threads_run_backward_at_once(job: Job) -> list[Tensor]:
+    """Two losses of one model, each in a thread, which hides its error."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        optimizer.zero_grad()
+        other = job.loss(batch, lambda part: model(part).abs().mean())
+
+        def hidden_backward(loss: Tensor = other) -> None:
+            with suppress(Exception):
+                loss.backward()
+
+        thread, parts = Thread(target=hidden_backward), list(job.ranks)
+
+        def meanwhile(_: Tensor, thread: Thread = thread, parts: list[int] = parts) -> None:
+            parts.pop()
+            if not parts:  # the last layer has its gradients
+                thread.start()
+                thread.join()
+
+        def first(part: Tensor, meanwhile: Callable[[Tensor], None] = meanwhile) -> Tensor:
+            hidden = model[:2](part)
+            hidden.register_hook(meanwhile)
+            return model[2](hidden).square().mean()
+
+        job.loss(batch, first).backward()
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_an_input_has_a_gradient_too(topology: Topology) -> None:
-    """As adversarial training does: a first backward for the input, a second for the weights."""
+@report("Alternating training")
+def test_a_backward_fills_only_the_gradients_of_some_inputs(job: Job) -> list[Tensor]:
+    """`backward(inputs=...)`."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        optimizer.zero_grad()
+        job.loss(batch, square(model)).backward(inputs=list(model[2].parameters()))
+        optimizer.step()
+    return values(model)
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            optimizer.zero_grad()
-            noisy = batch.clone().requires_grad_()
-            job.loss(noisy, square(model)).backward()
-            assert noisy.grad is not None
-            moved = (batch + 0.1 * noisy.grad.sign()).detach()
-            optimizer.zero_grad()
-            job.loss(moved, square(model)).backward()
-            optimizer.step()
-        return values(model)
 
-    assert_as_torch(topology, script)
+@report("Adversarial training")
+def test_an_input_has_a_gradient_too(job: Job) -> list[Tensor]:
+    """A backward for the input, then one for the weights.
+
+    As adversarial training does: a first backward for the input, a second for the weights.
+    """
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        optimizer.zero_grad()
+        noisy = batch.clone().requires_grad_()
+        job.loss(noisy, square(model)).backward()
+        assert noisy.grad is not None
+        moved = (batch + 0.1 * noisy.grad.sign()).detach()
+        step(job, model, optimizer, moved)
+    return values(model)

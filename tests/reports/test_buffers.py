@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hubring.ps.core.errors import HubringError
+from tests.reports.report import EVERYWHERE, report
 from tests.reports.training import (
-    RANKS,
     Job,
-    Topology,
-    assert_as_torch,
     batches,
-    ends,
     mlp,
     momentum,
+    prepared,
     seeded,
+    square,
     step,
-    topologies,
+    trained,
     values,
 )
 
@@ -37,111 +38,70 @@ class Buffered(nn.Module):
         return self.layer(self.norm(batch))
 
 
-def expanded() -> Tensor:
-    return torch.tensor([[2.0]]).expand(3, 4)
-
-
-def complex_phases() -> Tensor:
+def phases() -> Tensor:
     return torch.polar(torch.ones(3), torch.arange(3.0))
 
 
-def conjugated() -> Tensor:
-    return complex_phases().conj()
+KINDS: dict[str, Callable[[], Tensor]] = {
+    "expanded": lambda: torch.tensor([[2.0]]).expand(3, 4),
+    "complex": phases,
+    "conjugated": lambda: phases().conj(),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "transposed": lambda: torch.arange(6.0).view(2, 3).T,
+    "flags": lambda: torch.tensor([True, False]),
+    "half": lambda: torch.ones(3, dtype=torch.float16),
+    "empty": lambda: torch.empty(0, 4),
+    "scalar": lambda: torch.tensor(7, dtype=torch.int32),
+}
 
 
-def sparse() -> Tensor:
-    return torch.eye(3).to_sparse()
+@report("pytorch/pytorch#34880, pytorch/pytorch#68407, pytorch/pytorch#99652")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_has_a_buffer_of_any_kind(job: Job, kind: str) -> list[Tensor]:
+    """Expanded, complex, conjugated, sparse, transposed, bool, half, empty and scalar buffers."""
+    model = seeded(lambda: Buffered(KINDS[kind]()))
+    # Where rank 0 cannot send its buffer, the other rank waits until the timeout.
+    optimizer = job.wrap(momentum(model), model, timeout=3.0)
+    trained(job, model, optimizer)
+    more = model.get_buffer("more")
+    return [*values(model), more.to_dense().resolve_conj().clone()]
 
 
-def transposed() -> Tensor:
-    return torch.arange(6.0).view(2, 3).T
+@report("pytorch/pytorch#111138", "rank 0's")
+def test_buffers_start_as_those_of_rank_0(job: Job) -> list[Tensor]:
+    """Ranks start with other buffers."""
+    rank = job.ranks[0]
+    model = seeded(lambda: Buffered(torch.full((3,), float(rank))))
+    model.norm.running_mean.fill_(rank)  # type: ignore[union-attr]
+    job.wrap(momentum(model), model)
+    return [one.clone() for one in model.buffers()]
 
 
-def flags() -> Tensor:
-    return torch.tensor([True, False])
-
-
-def half() -> Tensor:
-    return torch.ones(3, dtype=torch.float16)
-
-
-def empty() -> Tensor:
-    return torch.empty(0, 4)
-
-
-def scalar() -> Tensor:
-    return torch.tensor(7, dtype=torch.int32)
-
-
-KINDS = [expanded, complex_phases, conjugated, sparse, transposed, flags, half, empty, scalar]
-
-
-@topologies()
-@pytest.mark.parametrize("make", KINDS)
-def test_a_model_has_a_buffer_of_any_kind(topology: Topology, make: object) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: Buffered(make()))  # type: ignore[operator]
-        # Where rank 0 cannot send its buffer, the other rank waits until the timeout.
-        optimizer = job.wrap(momentum(model), model, timeout=3.0)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        more = model.get_buffer("more")
-        return [*values(model), more.to_dense().resolve_conj().clone()]
-
-    assert_as_torch(topology, script, refusal="more")
-
-
-@topologies()
-def test_buffers_start_as_those_of_rank_0(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        rank = job.ranks[0]
-        model = seeded(lambda: Buffered(torch.full((3,), float(rank))))
-        model.norm.running_mean.fill_(rank)  # type: ignore[union-attr]
-        job.wrap(momentum(model), model)
-        return [one.clone() for one in model.buffers()]
-
-    assert_as_torch(topology, script)
-
-
-@topologies(on=SEVERAL)
+@report("lucidrains/CoCa-pytorch#17", on=SEVERAL, refused=SEVERAL, error=r"more.*rank|rank.*more")
 @pytest.mark.parametrize("persistent", [True, False])
-def test_masks_that_differ_in_shape_are_refused_by_name(topology: Topology, persistent: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        length = 3 + job.ranks[0]
-        model = seeded(lambda: Buffered(torch.ones(length, length).tril(), persistent))
-        job.wrap(momentum(model), model)
-        return []
-
-    with pytest.raises(HubringError, match=r"more.*rank|rank.*more"):
-        ends(topology, script)
-
-
-@topologies(on=SEVERAL)
-def test_buffers_that_differ_in_type_are_refused_by_name(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        dtype = torch.float16 if job.ranks[0] else torch.float32
-        model = seeded(lambda: Buffered(torch.ones(4, dtype=dtype)))
-        job.wrap(momentum(model), model)
-        return []
-
-    with pytest.raises(HubringError, match=r"more.*rank|rank.*more"):
-        ends(topology, script)
+@pytest.mark.parametrize("shape", [True, False], ids=["shape", "dtype"])
+def test_buffers_that_differ_are_refused_by_name(job: Job, shape: bool, persistent: bool) -> list[Tensor]:
+    """A mask has another length, or another dtype, on each rank."""
+    rank = job.ranks[0]
+    length, dtype = (3 + rank, torch.float32) if shape else (3, [torch.float32, torch.float16][rank])
+    model = seeded(lambda: Buffered(torch.ones(length, length, dtype=dtype).tril(), persistent))
+    job.wrap(momentum(model), model)
+    return []
 
 
-@topologies(on=SEVERAL)
-def test_frozen_parameters_that_differ_in_shape_are_refused_by_name(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        trained, frozen = nn.Linear(4, 2), nn.Linear(4, 2 + job.ranks[0]).requires_grad_(False)
-        model = nn.ModuleDict({"trained": trained, "frozen": frozen})
-        job.wrap(momentum(trained), model)
-        return []
-
-    with pytest.raises(HubringError, match="frozen"):
-        ends(topology, script)
+@report("Frozen encoders", on=SEVERAL, refused=SEVERAL, error="frozen")
+def test_frozen_parameters_that_differ_in_shape_are_refused_by_name(job: Job) -> list[Tensor]:
+    """A frozen layer has another shape on each rank."""
+    trained, frozen = nn.Linear(4, 2), nn.Linear(4, 2 + job.ranks[0]).requires_grad_(False)
+    model = nn.ModuleDict({"trained": trained, "frozen": frozen})
+    job.wrap(momentum(trained), model)
+    return []
 
 
-@topologies()
-def test_a_buffer_is_made_anew_in_every_forward(topology: Topology) -> None:
+@report("pytorch/pytorch#63916")
+def test_a_buffer_is_made_anew_in_every_forward(job: Job) -> list[Tensor]:
+    """Assigns `self.seen = self.seen + 1`."""
+
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -152,20 +112,16 @@ def test_a_buffer_is_made_anew_in_every_forward(topology: Topology) -> None:
             self.seen = self.get_buffer("seen") + 1
             return self.layer(batch) * self.seen
 
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Counting)
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, lambda part: (model(part) / model.get_buffer("seen")).square().mean()).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+    model, optimizer = prepared(job, seeded(Counting))
+    for batch in batches():
+        job.step(optimizer, batch, lambda part: (model(part) / model.get_buffer("seen")).square().mean())
+    return values(model)
 
 
-@topologies()
-def test_a_model_with_a_buffer_runs_twice_before_backward(topology: Topology) -> None:
+@report("pytorch/pytorch#22095")
+def test_a_model_with_a_buffer_runs_twice_before_backward(job: Job) -> list[Tensor]:
+    """Two forwards, one backward."""
+
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -175,32 +131,28 @@ def test_a_model_with_a_buffer_runs_twice_before_backward(topology: Topology) ->
         def forward(self, batch: Tensor) -> Tensor:
             return self.layer(batch) * self.scale
 
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Scaled)
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, lambda part: model(model(part)), optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+    model, optimizer = prepared(job, seeded(Scaled))
+    return trained(job, model, optimizer, lambda part: model(model(part)))
 
 
-@topologies()
-def test_sync_batch_norm_sees_the_batches_of_all_ranks(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(
-            lambda: nn.SyncBatchNorm.convert_sync_batchnorm(
-                nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
-            )
+@report(
+    "horovod/horovod#1077, horovod/horovod#1384, pytorch/pytorch#22192",
+    error="SyncBatchNorm",
+    refused="hub aggregate ring",
+)
+def test_sync_batch_norm_sees_the_batches_of_all_ranks(job: Job) -> list[Tensor]:
+    """`convert_sync_batchnorm`."""
+    model = seeded(
+        lambda: nn.SyncBatchNorm.convert_sync_batchnorm(
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
         )
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            optimizer.zero_grad()
-            model(torch.cat(job.parts(batch))).square().mean().backward()
-            optimizer.step()
-        return [*values(model), *[one.clone() for one in model.buffers()]]
-
-    assert_as_torch(topology, script, refusal="SyncBatchNorm")
+    )
+    optimizer = job.wrap(momentum(model), model)
+    for batch in batches():
+        optimizer.zero_grad()
+        model(torch.cat(job.parts(batch))).square().mean().backward()
+        optimizer.step()
+    return [*values(model), *[one.clone() for one in model.buffers()]]
 
 
 class Codebook(nn.Module):
@@ -218,59 +170,120 @@ class Codebook(nn.Module):
         return result
 
 
-@topologies(on=SEVERAL)
-def test_a_running_mean_is_that_of_rank_0_in_every_forward(topology: Topology) -> None:
-    """As under DistributedDataParallel, which copies rank 0's buffers before each forward."""
+@report(
+    "ZhikangNiu/encodec-pytorch#15, sangmichaelxie/doremi#8",
+    "as DDP, with rank 0's buffer",
+    on=SEVERAL,
+    fails="hub aggregate ring",
+    reason="buffers are copied from rank 0 once, as documented; DDP does it before each forward",
+)
+def test_a_running_mean_is_that_of_rank_0_in_every_forward(job: Job) -> list[Tensor]:
+    """The forward uses a buffer that it updates.
 
-    def reference() -> list[Tensor]:
-        model = seeded(Codebook)
-        optimizer = momentum(model)
-        for batch in batches():
-            optimizer.zero_grad()
-            begin = model.get_buffer("centre").clone()
-            parts = batch.chunk(RANKS)
-            outputs = []
-            for part in reversed(parts):
-                model.get_buffer("centre").copy_(begin)
-                outputs.append(model(part).square().mean())
-            torch.stack(outputs).mean().backward()
-            optimizer.step()
-        return values(model)
-
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Codebook)
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    for one in ends(topology, script):
-        torch.testing.assert_close(one, reference())
+    As under DistributedDataParallel, which copies rank 0's buffers before each forward.
+    """
+    model, optimizer = prepared(job, seeded(Codebook))
+    for batch in batches():
+        centre = model.get_buffer("centre").clone()
+        optimizer.zero_grad()
+        outputs = []
+        for part in reversed(job.parts(batch)):
+            model.get_buffer("centre").copy_(centre)
+            outputs.append(square(model)(part))
+        torch.stack(outputs).mean().backward()
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_batch_norm_is_frozen_by_eval_and_its_statistics_stay(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
-        model[1].eval()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return [*values(model), *[one.clone() for one in model.buffers()]]
-
-    assert_as_torch(topology, script)
+@report("mlcommons/algorithmic-efficiency#325")
+def test_batch_norm_is_frozen_by_eval_and_its_statistics_stay(job: Job) -> list[Tensor]:
+    """`BatchNorm.eval()` during training."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    model[1].eval()
+    optimizer = job.wrap(momentum(model), model)
+    trained(job, model, optimizer)
+    return [*values(model), *[one.clone() for one in model.buffers()]]
 
 
-@topologies()
-def test_the_models_statistics_are_averaged_by_the_script(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        model.register_buffer("mean", torch.zeros(4))
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            mean = job.mean_over_ranks(torch.cat(job.parts(batch)).mean(0))
-            model.get_buffer("mean").lerp_(mean, 0.5)
-        return [*values(model), model.get_buffer("mean").clone()]
+@report("facebookresearch/fvcore#152")
+def test_the_models_statistics_are_averaged_by_the_script(job: Job) -> list[Tensor]:
+    """The script averages a statistic itself."""
+    model = mlp()
+    model.register_buffer("mean", torch.zeros(4))
+    optimizer = job.wrap(momentum(model), model)
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        mean = job.mean_over_ranks(torch.cat(job.parts(batch)).mean(0))
+        model.get_buffer("mean").lerp_(mean, 0.5)
+    return [*values(model), model.get_buffer("mean").clone()]
 
-    assert_as_torch(topology, script)
+
+class Packed(Tensor):
+    """A weight that wraps another tensor, as layers that are quantized for adapters have."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, *_: Any) -> Packed:
+        made: Packed = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        return made
+
+    def __init__(self, inner: Tensor, *_: Any) -> None:
+        self.packed = inner
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any, kwargs: Any = None
+    ) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].packed)
+        raise TypeError(f"{function} is not supported")
+
+
+ODD: dict[str, Callable[[], Tensor]] = {
+    "meta": lambda: torch.zeros(3, device="meta"),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
+    "packed": lambda: Packed(torch.ones(3)),
+    "lazy": nn.UninitializedBuffer,
+}
+TENSORS = pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+
+
+@report("peft, adapters over quantized layers")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested tensors")
+@TENSORS
+@pytest.mark.parametrize("frozen", [False, True], ids=["buffer", "frozen"])
+def test_a_tensor_that_is_not_dense_stays_as_it_is(
+    job: Job, make: Callable[[], Tensor], frozen: bool
+) -> list[Tensor]:
+    """Buffers and frozen weights that are quantized, nested, on the meta device, or wrap other tensors."""
+    model, odd = mlp(), seeded(make)
+    if frozen and type(odd) is not nn.UninitializedBuffer and not odd.is_quantized:
+        model.register_parameter("odd", nn.Parameter(odd, requires_grad=False))
+    else:
+        model.register_buffer("odd", odd)
+    optimizer = job.wrap(torch.optim.SGD([*model[0].parameters(), *model[2].parameters()], lr=0.1), model)
+    return trained(job, model[:3], optimizer)
+
+
+@report(
+    "pytorch, odd parameters",
+    refused=EVERYWHERE,
+    error="parameter odd is (on the meta device|a Packed|nested)",
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["meta", "packed", "nested"])
+def test_a_trained_parameter_that_is_not_dense_is_named(job: Job, name: str) -> list[Tensor]:
+    """Trains a parameter that is nested, on the meta device, or wraps another tensor."""
+    model = mlp()
+    model.register_parameter("odd", nn.Parameter(ODD[name]()))
+    return trained(job, model, job.wrap(momentum(model), model))
+
+
+@report("pytorch, grad_dtype", refused=EVERYWHERE, error="grad_dtype is torch.float32")
+def test_gradients_of_another_dtype_are_refused(job: Job) -> list[Tensor]:
+    """`parameter.grad_dtype = torch.float32` for bfloat16 parameters."""
+    model = mlp().bfloat16()
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    return trained(job, model, job.wrap(momentum(model), model))

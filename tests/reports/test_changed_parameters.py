@@ -11,21 +11,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from hubring.ps.core.errors import HubringError
+from tests.reports.report import report
 from tests.reports.training import (
     OPTIMIZERS,
     Job,
-    Topology,
     adam,
-    assert_as_torch,
     batches,
-    ends,
     mlp,
-    momentum,
+    prepared,
     seeded,
     square,
     step,
-    topologies,
+    trained,
     values,
 )
 
@@ -73,152 +70,116 @@ def set_from_vector(model: nn.Sequential) -> None:
 
 
 CHANGES = [clamp_data, clamp_without_grad, mask, normalise_rows, write_numpy, reset_head]
+SEVERAL = "hub aggregate ring"
 MOVES = [assign_data, set_from_vector]
 
 
-def in_the_first_steps(change: Change) -> Callable[[Job], list[Tensor]]:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for turn, batch in enumerate(batches()):
-            step(job, model, optimizer, batch)
-            if turn < 2:
-                change(model)
-        return values(model)
-
-    return script
+def changed_at_first(job: Job, change: Change) -> list[Tensor]:
+    model, optimizer = prepared(job, mlp())
+    for turn, batch in enumerate(batches()):
+        step(job, model, optimizer, batch)
+        if turn < 2:
+            change(model)
+    return values(model)
 
 
-@topologies()
+@report(
+    "huggingface/transformers#29227 (pruning masks), WGAN scripts (weight clipping)",
+    "the change is everybody's from then on",
+)
 @pytest.mark.parametrize("change", CHANGES)
-def test_changes_after_the_first_steps_are_kept(topology: Topology, change: Change) -> None:
-    assert_as_torch(topology, in_the_first_steps(change))
+def test_changes_after_the_first_steps_are_kept(job: Job, change: Change) -> list[Tensor]:
+    """Clamps, masks, normalises, resets and writes through NumPy in the first steps."""
+    return changed_at_first(job, change)
 
 
-@topologies()
+@report("pytorch/pytorch#35858, pytorch/pytorch#34270")
 @pytest.mark.parametrize("change", MOVES)
-def test_data_that_the_script_replaces_is_kept(topology: Topology, change: Change) -> None:
-    assert_as_torch(topology, in_the_first_steps(change))
+def test_data_that_the_script_replaces_is_kept(job: Job, change: Change) -> list[Tensor]:
+    """Assigns `p.data`, by hand and with `vector_to_parameters`."""
+    return changed_at_first(job, change)
 
 
-@topologies(on="hub aggregate ring")
-def test_ranks_that_change_parameters_differently_are_told(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            model.get_parameter("0.weight").data[job.ranks[0]] = 0.0
-        return values(model)
-
-    with pytest.raises(HubringError):
-        ends(topology, script)
+@report("neuralmagic/sparseml#429, microsoft/nni#5205", on=SEVERAL, refused=SEVERAL, error="rank")
+def test_ranks_that_change_parameters_differently_are_told(job: Job) -> list[Tensor]:
+    """Each rank zeroes another row."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        model.get_parameter("0.weight").data[job.ranks[0]] = 0.0
+    return values(model)
 
 
-@topologies()
-def test_embedding_with_max_norm_shortens_the_same_rows_on_all_ranks(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: nn.Embedding(6, 3, max_norm=0.5))
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches(width=3):
-            optimizer.zero_grad()
-            job.loss(batch, lambda part: (model(torch.arange(4)) - part).square().mean()).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("pytorch/pytorch#26596")
+def test_embedding_with_max_norm_shortens_the_same_rows_on_all_ranks(job: Job) -> list[Tensor]:
+    """`Embedding(max_norm=...)`, same rows on all ranks."""
+    model, optimizer = prepared(job, seeded(lambda: nn.Embedding(6, 3, max_norm=0.5)))
+    for batch in batches(width=3):
+        job.step(optimizer, batch, lambda part: (model(torch.arange(4)) - part).square().mean())
+    return values(model)
 
 
-@topologies()
-def test_embedding_with_max_norm_shortens_rows_of_one_rank(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: nn.Embedding(8, 3, max_norm=0.5))
-        optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        rows = torch.arange(8).chunk(2)
-        for batch in batches(width=3):
-            optimizer.zero_grad()
-            job.loss_by_rank(batch, lambda rank, part: (model(rows[rank]) - part).square().mean()).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="rank")
+@report("pytorch/pytorch#37246, pytorch/pytorch#28959", error="rank", refused="hub aggregate ring")
+def test_embedding_with_max_norm_shortens_rows_of_one_rank(job: Job) -> list[Tensor]:
+    """`Embedding(max_norm=...)`, other rows on each rank."""
+    model = seeded(lambda: nn.Embedding(8, 3, max_norm=0.5))
+    optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    rows = torch.arange(8).chunk(2)
+    for batch in batches(width=3):
+        optimizer.zero_grad()
+        job.loss_by_rank(batch, lambda rank, part: (model(rows[rank]) - part).square().mean()).backward()
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_averaged_weights_are_swapped_in_for_evaluation_and_out_again(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
-        averages = values(model)
-        scores = []
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            own = values(model)
-            for average, parameter in zip(averages, model.parameters(), strict=True):
-                average.lerp_(parameter.detach(), 0.5)
-                parameter.data.copy_(average)
-            with torch.no_grad():
-                scores.append(square(model)(batch))
-            for saved, parameter in zip(own, model.parameters(), strict=True):
-                parameter.data.copy_(saved)
-        return [*values(model), *scores]
-
-    assert_as_torch(topology, script)
+@report("huggingface/accelerate#3634")
+def test_averaged_weights_are_swapped_in_for_evaluation_and_out_again(job: Job) -> list[Tensor]:
+    """EMA weights are copied in, evaluated, and copied out."""
+    model, optimizer = prepared(job, mlp(), adam)
+    averages = values(model)
+    scores = []
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        own = values(model)
+        for average, parameter in zip(averages, model.parameters(), strict=True):
+            average.lerp_(parameter.detach(), 0.5)
+            parameter.data.copy_(average)
+        with torch.no_grad():
+            scores.append(square(model)(batch))
+        for saved, parameter in zip(own, model.parameters(), strict=True):
+            parameter.data.copy_(saved)
+    return [*values(model), *scores]
 
 
-@topologies()
+@report("transformers, `load_best_model_at_end`")
 @OPTIMIZERS
 def test_training_goes_on_from_the_best_weights(
-    topology: Topology, make: Callable[[nn.Module], Optimizer]
-) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(make(model), model)
-        first, *rest = batches()
-        step(job, model, optimizer, first)
-        best = copy.deepcopy(model.state_dict())
-        for batch in rest:
-            step(job, model, optimizer, batch)
-        model.load_state_dict(best)
-        for batch in rest:
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+    job: Job, make: Callable[[nn.Module], Optimizer]
+) -> list[Tensor]:
+    """`load_state_dict` in the middle."""
+    model, optimizer = prepared(job, mlp(), make)
+    first, *rest = batches()
+    step(job, model, optimizer, first)
+    best = copy.deepcopy(model.state_dict())
+    for batch in rest:
+        step(job, model, optimizer, batch)
+    model.load_state_dict(best)
+    for batch in rest:
+        step(job, model, optimizer, batch)
+    return values(model)
 
 
-@topologies()
-def test_training_goes_on_from_averaged_weights(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        average = AveragedModel(model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            average.update_parameters(model)
-        model.load_state_dict(average.module.state_dict())
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return [*values(model), *values(average.module)]
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-def test_look_ahead_pulls_weights_back_every_two_steps(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
-        slow = values(model)
-        for index, batch in enumerate(batches()):
-            step(job, model, optimizer, batch)
-            if index % 2:
-                for kept, fast in zip(slow, model.parameters(), strict=True):
-                    kept.lerp_(fast.detach(), 0.5)
-                    fast.data.copy_(kept)
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("timgaripov/swa#16, Lightning-AI/pytorch-lightning#7505")
+def test_training_goes_on_from_averaged_weights(job: Job) -> list[Tensor]:
+    """SWA average is loaded, training goes on."""
+    model, optimizer = prepared(job, mlp())
+    average = AveragedModel(model)
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        average.update_parameters(model)
+    model.load_state_dict(average.module.state_dict())
+    trained(job, model, optimizer)
+    return [*values(model), *values(average.module)]
 
 
 class Adapted(nn.Module):
@@ -233,18 +194,15 @@ class Adapted(nn.Module):
         return self.base(batch) + batch @ (self.up @ self.down).T
 
 
-@topologies()
-def test_an_adapter_is_merged_into_the_weights_while_training_goes_on(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Adapted)
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            model.base.weight.data += (model.up @ model.down).detach()
-            model.up.data.zero_()
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("peft, merged adapters")
+def test_an_adapter_is_merged_into_the_weights_while_training_goes_on(job: Job) -> list[Tensor]:
+    """`weight.data += up @ down`, then trains on."""
+    model, optimizer = prepared(job, seeded(Adapted))
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        model.base.weight.data += (model.up @ model.down).detach()
+        model.up.data.zero_()
+    return values(model)
 
 
 class Clip(nn.Module):
@@ -259,57 +217,53 @@ class Clip(nn.Module):
         return -self.logit_scale.exp() * self.layer(batch)
 
 
-@topologies()
-def test_a_temperature_is_kept_in_its_range(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Clip)
-        optimizer = job.wrap(adam(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            with torch.no_grad():
-                model.logit_scale.clamp_(0.98, 1.02)
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("CLIP scripts")
+def test_a_temperature_is_kept_in_its_range(job: Job) -> list[Tensor]:
+    """A 0-dimensional `logit_scale` is clamped after each step."""
+    model, optimizer = prepared(job, seeded(Clip), adam)
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        with torch.no_grad():
+            model.logit_scale.clamp_(0.98, 1.02)
+    return values(model)
 
 
-@topologies()
-def test_weights_are_binarised_for_each_pass(topology: Topology) -> None:
-    """The script keeps the memory of the weights, and puts it back after the pass."""
+@report("Binary networks")
+def test_weights_are_binarised_for_each_pass(job: Job) -> list[Tensor]:
+    """`p.data = p.data.sign()` for each pass, then puts the kept `p.data` back.
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for turn, batch in enumerate(batches(steps=6)):
-            optimizer.zero_grad()
-            own = [parameter.data for parameter in model.parameters()]
-            if turn % 3:
-                for parameter in model.parameters():
-                    parameter.data = parameter.data.sign()
-            job.loss(batch, square(model)).backward()
-            for parameter, data in zip(model.parameters(), own, strict=True):
+    The script keeps the memory of the weights, and puts it back after the pass.
+    """
+    model, optimizer = prepared(job, mlp())
+    for turn, batch in enumerate(batches(steps=6)):
+        optimizer.zero_grad()
+        own = [parameter.data for parameter in model.parameters()]
+        if turn % 3:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.sign()
+        job.loss(batch, square(model)).backward()
+        for parameter, data in zip(model.parameters(), own, strict=True):
+            parameter.data = data
+        optimizer.step()
+    return values(model)
+
+
+@report(
+    "Swapped weights",
+    fails="hub",
+    reason="a hub's answers arrive in the memory of the parameters that it was given first",
+)
+def test_memory_that_is_swapped_out_during_steps_keeps_its_values(job: Job) -> list[Tensor]:
+    """Keeps `p.data`, trains for two steps in other memory, puts it back."""
+    model, optimizer = prepared(job, mlp())
+    kept: list[Tensor] = []
+    for turn, batch in enumerate(batches(steps=6)):
+        if turn == 2:
+            kept = [parameter.data for parameter in model.parameters()]
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        if turn == 4:
+            for parameter, data in zip(model.parameters(), kept, strict=True):
                 parameter.data = data
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-def test_memory_that_is_swapped_out_during_steps_keeps_its_values(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        kept: list[Tensor] = []
-        for turn, batch in enumerate(batches(steps=6)):
-            if turn == 2:
-                kept = [parameter.data for parameter in model.parameters()]
-                for parameter in model.parameters():
-                    parameter.data = parameter.data.clone()
-            if turn == 4:
-                for parameter, data in zip(model.parameters(), kept, strict=True):
-                    parameter.data = data
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+        step(job, model, optimizer, batch)
+    return values(model)

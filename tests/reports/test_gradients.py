@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.reports.report import report
 from tests.reports.training import (
     Job,
-    Topology,
-    assert_as_torch,
+    backward,
     batches,
     mlp,
     momentum,
+    prepared,
     square,
-    topologies,
+    step,
+    trained,
     values,
 )
 
@@ -27,92 +32,102 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [one.grad for one in model.parameters() if one.grad is not None]
 
 
+def saved_alone(tensor: Tensor) -> Tensor:
+    """Whether a tensor takes no more room than a copy of it: in a file, pickled, and copied."""
+
+    def sizes(one: Tensor) -> tuple[int, int, int]:
+        file = io.BytesIO()
+        torch.save(one, file)
+        return file.tell(), len(pickle.dumps(one)), copy.deepcopy(one).untyped_storage().nbytes()
+
+    # Names of storages differ in length by some bytes.
+    pairs = zip(sizes(tensor.detach()), sizes(tensor.detach().clone()), strict=True)
+    return torch.tensor([own - alone < 32 for own, alone in pairs])
+
+
 # Kept
 
 
-@topologies()
-def test_gradients_of_two_tasks_are_kept_and_added(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            kept = []
-            for scale in (1.0, 0.5):
-                optimizer.zero_grad()
-                (scale * job.loss(batch, square(model))).backward()
-                kept.append(gradients(model))
-            for parameter, first, second in zip(model.parameters(), *kept, strict=True):
-                parameter.grad = first + 2 * second
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("pytorch/pytorch#40157")
+@pytest.mark.parametrize("what", ["grad", "data"])
+def test_a_gradient_or_parameter_is_saved_alone(job: Job, what: str) -> list[Tensor]:
+    """Saves, pickles and copies one small `.grad` or `.data`, which shares no memory with others."""
+    model, optimizer = prepared(job, mlp(), bucket_bytes=1 << 20)
+    alone = []
+    for batch in batches():
+        backward(job, model, optimizer, batch)
+        alone += [saved_alone(getattr(one, what)) for one in model.parameters()]
+        optimizer.step()
+        alone += [saved_alone(getattr(one, what)) for one in model.parameters()]
+    return alone
 
 
-@topologies()
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_of_the_last_step_are_kept_for_the_next(topology: Topology, set_to_none: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        last: list[Tensor] = []
-        for batch in batches():
-            optimizer.zero_grad(set_to_none=set_to_none)
-            job.loss(batch, square(model)).backward()
-            for now, before in zip(gradients(model), last, strict=False):
-                now.add_(before, alpha=0.5)
-            optimizer.step()
-            last = [one.clone() for one in gradients(model)] if not set_to_none else gradients(model)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="changes gradients")
-
-
-@topologies()
-def test_all_steps_gradients_are_kept_for_later(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        history = []
-        for batch in batches():
+@report("horovod/horovod#947")
+def test_gradients_of_two_tasks_are_kept_and_added(job: Job) -> list[Tensor]:
+    """Keeps the gradients of two tasks and assigns their sum."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        kept = []
+        for scale in (1.0, 0.5):
             optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            optimizer.step()
-            history.append(gradients(model))
-        return [job.mean_over_ranks(one) for step in history for one in step]
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-def test_a_model_whose_gradients_are_reset_to_none_by_hand(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            for parameter in model.parameters():
-                parameter.grad = None
-            job.loss(batch, square(model)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+            (scale * job.loss(batch, square(model))).backward()
+            kept.append(gradients(model))
+        for parameter, first, second in zip(model.parameters(), *kept, strict=True):
+            parameter.grad = first + 2 * second
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_gradients_are_detached_and_zeroed_by_hand(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            for gradient in gradients(model):
-                gradient.detach_()
-                gradient.zero_()
-            job.loss(batch, square(model)).backward()
-            optimizer.step()
-        return values(model)
+@report("GradNorm and PCGrad scripts", error="changes gradients", refused="hub")
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_of_the_last_step_are_kept_for_the_next(job: Job, set_to_none: bool) -> list[Tensor]:
+    """Adds half of the last step's gradients to the next."""
+    model, optimizer = prepared(job, mlp())
+    last: list[Tensor] = []
+    for batch in batches():
+        optimizer.zero_grad(set_to_none=set_to_none)
+        job.loss(batch, square(model)).backward()
+        for now, before in zip(gradients(model), last, strict=False):
+            now.add_(before, alpha=0.5)
+        optimizer.step()
+        last = [one.clone() for one in gradients(model)] if not set_to_none else gradients(model)
+    return values(model)
 
-    assert_as_torch(topology, script)
+
+@report("pytorch/pytorch#41954")
+def test_all_steps_gradients_are_kept_for_later(job: Job) -> list[Tensor]:
+    """Keeps a list of all gradients."""
+    model, optimizer = prepared(job, mlp())
+    history = []
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        history.append(gradients(model))
+    return [job.mean_over_ranks(one) for step in history for one in step]
+
+
+@report("pytorch/pytorch#41954")
+def test_a_model_whose_gradients_are_reset_to_none_by_hand(job: Job) -> list[Tensor]:
+    """`p.grad = None` instead of `zero_grad()`."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        for parameter in model.parameters():
+            parameter.grad = None
+        job.loss(batch, square(model)).backward()
+        optimizer.step()
+    return values(model)
+
+
+@report("pytorch/pytorch#43557, pytorch/pytorch#43282")
+def test_gradients_are_detached_and_zeroed_by_hand(job: Job) -> list[Tensor]:
+    """`p.grad.detach_(); p.grad.zero_()`."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        for gradient in gradients(model):
+            gradient.detach_()
+            gradient.zero_()
+        job.loss(batch, square(model)).backward()
+        optimizer.step()
+    return values(model)
 
 
 # Changed between backward and step
@@ -151,79 +166,54 @@ def halve_together(model: nn.Module) -> None:
 CHANGES = [halve, halve_data, halve_numpy, replace, replace_data, halve_together]
 
 
-def changing(change: Change, when: Callable[[int], bool]) -> Callable[[Job], list[Tensor]]:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for turn, batch in enumerate(batches()):
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            if when(turn):
-                change(model)
-            optimizer.step()
-        return values(model)
-
-    return script
+def changed(job: Job, change: Change, begin: int) -> list[Tensor]:
+    model, optimizer = prepared(job, mlp())
+    for turn, batch in enumerate(batches()):
+        backward(job, model, optimizer, batch)
+        if turn >= begin:
+            change(model)
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
+@report("pytorch/tutorials, DQN")
 @pytest.mark.parametrize("change", CHANGES)
-def test_gradients_are_halved_before_every_step(topology: Topology, change: Change) -> None:
-    assert_as_torch(topology, changing(change, lambda _: True))
+def test_gradients_are_halved_before_every_step(job: Job, change: Change) -> list[Tensor]:
+    """Halves in place, by `.data`, NumPy, `_foreach_`, or by assigning `.grad` or `.grad.data`."""
+    return changed(job, change, 0)
 
 
-@topologies()
+@report(
+    "pytorch/tutorials, DQN",
+    refused="hub",
+    error="changes gradients",
+)
 @pytest.mark.parametrize("change", CHANGES)
-def test_gradients_are_halved_from_the_third_step(topology: Topology, change: Change) -> None:
-    assert_as_torch(topology, changing(change, lambda turn: turn > 1), refusal="changes gradients")
+def test_gradients_are_halved_from_the_third_step(job: Job, change: Change) -> list[Tensor]:
+    """Halves as above, from the third step."""
+    return changed(job, change, 2)
 
 
-@topologies()
-def test_the_norm_of_the_mean_gradient_is_clipped(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        norms = []
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05))
-            optimizer.step()
-        return [*values(model), *norms]
-
-    assert_as_torch(topology, script)
+@report("horovod/horovod#1099, modelscope/twinkle#290")
+def test_the_norm_of_the_mean_gradient_is_clipped(job: Job) -> list[Tensor]:
+    """`clip_grad_norm_`; compares the norm too."""
+    model, optimizer = prepared(job, mlp())
+    norms = []
+    for batch in batches():
+        backward(job, model, optimizer, batch)
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05))
+        optimizer.step()
+    return [*values(model), *norms]
 
 
-@topologies()
-def test_elements_of_the_mean_gradient_are_clipped_through_data(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            for gradient in gradients(model):
-                gradient.data.clamp_(-0.01, 0.01)
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-def test_a_hook_scales_the_gradient_of_a_layer(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        model.get_parameter("0.weight").register_hook(lambda gradient: 0.1 * gradient)
-        optimizer = job.wrap(momentum(model), model)
-        model.get_parameter("2.weight").register_hook(lambda gradient: -gradient)
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("Gradient reversal")
+def test_a_hook_scales_the_gradient_of_a_layer(job: Job) -> list[Tensor]:
+    """`register_hook` before and after wrapping."""
+    model = mlp()
+    model.get_parameter("0.weight").register_hook(lambda gradient: 0.1 * gradient)
+    optimizer = job.wrap(momentum(model), model)
+    model.get_parameter("2.weight").register_hook(lambda gradient: -gradient)
+    return trained(job, model, optimizer)
 
 
 def scale_accumulated(parameter: Tensor) -> None:
@@ -231,90 +221,67 @@ def scale_accumulated(parameter: Tensor) -> None:
         parameter.grad.mul_(0.1)
 
 
-@topologies()
+@report("torchtune, hooks after accumulation")
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-def test_a_hook_scales_the_accumulated_gradient(topology: Topology, before: bool) -> None:
-    """The hook is registered before or after the optimizer is wrapped."""
+def test_a_hook_scales_the_accumulated_gradient(job: Job, before: bool) -> list[Tensor]:
+    """`register_post_accumulate_grad_hook` before and after wrapping.
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        weight = model.get_parameter("0.weight")
-        if before:
-            weight.register_post_accumulate_grad_hook(scale_accumulated)
-        optimizer = job.wrap(momentum(model), model)
-        if not before:
-            weight.register_post_accumulate_grad_hook(scale_accumulated)
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="gradient")
+    The hook is registered before or after the optimizer is wrapped.
+    """
+    model = mlp()
+    weight = model.get_parameter("0.weight")
+    if before:
+        weight.register_post_accumulate_grad_hook(scale_accumulated)
+    optimizer = job.wrap(momentum(model), model)
+    if not before:
+        weight.register_post_accumulate_grad_hook(scale_accumulated)
+    return trained(job, model, optimizer)
 
 
 # Dropped, or used more than once
 
 
-@topologies()
-def test_a_step_is_skipped_and_its_gradients_dropped(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for turn, batch in enumerate(batches()):
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            if turn != 2:
-                optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="overlap=False")
-
-
-@topologies()
-def test_a_second_step_with_the_same_gradients(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
+@report("Haian-Jin/LVSM#19, horovod/horovod#2420", error="overlap=False", refused="hub")
+def test_a_step_is_skipped_and_its_gradients_dropped(job: Job) -> list[Tensor]:
+    """Does not call `step()` for one batch."""
+    model, optimizer = prepared(job, mlp())
+    for turn, batch in enumerate(batches()):
+        backward(job, model, optimizer, batch)
+        if turn != 2:
             optimizer.step()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
+    return values(model)
 
 
-@topologies()
-def test_one_rank_makes_a_backward_for_itself(topology: Topology) -> None:
-    """Rank 0 looks at the gradients of one sample, and drops them."""
-
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model, timeout=5.0)
-        for turn, batch in enumerate(batches()):
-            if turn == 2 and job.ranks[0] == 0:
-                model(batch[:1]).sum().backward()
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="backward")
+@report("Repeated steps")
+def test_a_second_step_with_the_same_gradients(job: Job) -> list[Tensor]:
+    """`step()` twice."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        optimizer.step()
+    return values(model)
 
 
-@topologies()
-def test_one_rank_asks_autograd_for_a_gradient(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            if job.ranks[0] == 0:
-                torch.autograd.grad(model(batch[:1]).sum(), list(model.parameters()))
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            optimizer.step()
-        return values(model)
+@report("horovod/horovod#2420", error="backward", refused="hub aggregate ring")
+def test_one_rank_makes_a_backward_for_itself(job: Job) -> list[Tensor]:
+    """Rank 0 has a further backward and drops its gradients.
 
-    assert_as_torch(topology, script)
+    Rank 0 looks at the gradients of one sample, and drops them.
+    """
+    model, optimizer = prepared(job, mlp(), timeout=5.0)
+    for turn, batch in enumerate(batches()):
+        if turn == 2 and job.ranks[0] == 0:
+            model(batch[:1]).sum().backward()
+        step(job, model, optimizer, batch)
+    return values(model)
+
+
+@report("pytorch/pytorch#63812")
+def test_one_rank_asks_autograd_for_a_gradient(job: Job) -> list[Tensor]:
+    """Rank 0 calls `torch.autograd.grad`."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        if job.ranks[0] == 0:
+            torch.autograd.grad(model(batch[:1]).sum(), list(model.parameters()))
+        step(job, model, optimizer, batch)
+    return values(model)

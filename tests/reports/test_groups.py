@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests.reports.report import report
 from tests.reports.training import (
     Job,
-    Topology,
-    assert_as_torch,
     batches,
     mlp,
-    momentum,
+    prepared,
     step,
-    topologies,
+    trained,
     values,
 )
 
@@ -62,7 +62,25 @@ def unchanged(optimizer: Optimizer) -> None:
     """Both groups go on."""
 
 
+def split(optimizer: Optimizer) -> None:
+    first, *others = optimizer.param_groups
+    optimizer.param_groups[:] = [
+        {**first, "params": [one], "lr": 0.01 * (2 + at)} for at, one in enumerate(first["params"])
+    ] + others
+
+
+def merge(optimizer: Optimizer) -> None:
+    first, last = optimizer.param_groups
+    first["params"] += last["params"]
+    optimizer.param_groups.pop()
+
+
+SIZES = pytest.mark.parametrize("size", [64, 1 << 20], ids=["apart", "together"])
+"""Of a bucket: groups are in buckets of their own, or share one."""
+
 CHANGES = [
+    split,
+    merge,
     remove_first,
     remove_last,
     empty_first,
@@ -74,120 +92,157 @@ CHANGES = [
 ]
 
 
-@topologies()
+@report("freud14/poutyne#37, facebookresearch/pytext#1533, brian6091/Dreambooth#28")
 @pytest.mark.parametrize("change", CHANGES)
-def test_groups_are_changed_after_two_steps(topology: Topology, change: Callable[[Optimizer], None]) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(two_groups(model), model)
-        for turn, batch in enumerate(batches()):
-            if turn == 2:
-                change(optimizer)
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="group")
-
-
-@topologies()
-def test_a_layer_is_added_when_it_is_thawed(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        trunk, head = model[0], model[2]
-        trunk.requires_grad_(False)
-        optimizer = job.wrap(torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9), model)
-        for turn, batch in enumerate(batches()):
-            if turn == 2:
-                trunk.requires_grad_(True)
-                optimizer.add_param_group({"params": list(trunk.parameters()), "lr": 0.01})
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+@SIZES
+def test_groups_are_changed_after_two_steps(
+    job: Job, change: Callable[[Optimizer], None], size: int
+) -> list[Tensor]:
+    """Removes, empties, reorders, swaps, splits, merges and stops groups, drops one parameter."""
+    model, optimizer = prepared(job, mlp(), two_groups, bucket_bytes=size)
+    for turn, batch in enumerate(batches()):
+        if turn == 2:
+            change(optimizer)
+        step(job, model, optimizer, batch)
+    return values(model)
 
 
-@topologies()
-def test_a_new_layer_is_added_to_a_model_that_grows(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for turn, batch in enumerate(batches()):
-            if turn == 2:
-                grown = nn.Linear(2, 2)
-                nn.init.constant_(grown.weight, 0.5)
-                nn.init.zeros_(grown.bias)
-                model.append(grown)
-                optimizer.add_param_group({"params": list(grown.parameters())})
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("Lightning-AI/pytorch-lightning#20340, NVIDIA/apex#310")
+def test_a_layer_is_added_when_it_is_thawed(job: Job) -> list[Tensor]:
+    """`add_param_group` for a thawed layer."""
+    model = mlp()
+    trunk, head = model[0], model[2]
+    trunk.requires_grad_(False)
+    optimizer = job.wrap(torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9), model)
+    for turn, batch in enumerate(batches()):
+        if turn == 2:
+            trunk.requires_grad_(True)
+            optimizer.add_param_group({"params": list(trunk.parameters()), "lr": 0.01})
+        step(job, model, optimizer, batch)
+    return values(model)
 
 
-@topologies()
+@report("pytorch/pytorch#2374")
+def test_a_new_layer_is_added_to_a_model_that_grows(job: Job) -> list[Tensor]:
+    """`add_param_group` for a new layer."""
+    model, optimizer = prepared(job, mlp())
+    for turn, batch in enumerate(batches()):
+        if turn == 2:
+            grown = nn.Linear(2, 2)
+            nn.init.constant_(grown.weight, 0.5)
+            nn.init.zeros_(grown.bias)
+            model.append(grown)
+            optimizer.add_param_group({"params": list(grown.parameters())})
+        step(job, model, optimizer, batch)
+    return values(model)
+
+
+@report("fastai/fastai#2133, allenai/rslearn#217")
 @pytest.mark.parametrize("thaw", [True, False], ids=["thawed", "same"])
-def test_a_new_optimizer_is_made_for_the_next_stage(topology: Topology, thaw: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        model[0].requires_grad_(not thaw)
-        first = [one for one in model.parameters() if one.requires_grad]
-        optimizer = job.wrap(torch.optim.SGD(first, lr=0.1, momentum=0.9), model)
-        for turn, batch in enumerate(batches()):
-            if turn == 2:
-                model.requires_grad_(True)
-                optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="second DistributedOptimizer")
+def test_a_new_optimizer_is_made_for_the_next_stage(job: Job, thaw: bool) -> list[Tensor]:
+    """Wraps a new optimizer after two steps."""
+    model = mlp()
+    model[0].requires_grad_(not thaw)
+    first = [one for one in model.parameters() if one.requires_grad]
+    optimizer = job.wrap(torch.optim.SGD(first, lr=0.1, momentum=0.9), model)
+    for turn, batch in enumerate(batches()):
+        if turn == 2:
+            model.requires_grad_(True)
+            optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
+        step(job, model, optimizer, batch)
+    return values(model)
 
 
-@topologies()
-def test_each_parameter_has_a_group_of_its_own(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        groups = [
-            {"params": [one], "lr": 0.02 * (index + 1), "weight_decay": 0.1 * (one.dim() > 1)}
-            for index, one in enumerate(model.parameters())
-        ]
-        optimizer = job.wrap(torch.optim.AdamW(groups), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-def test_a_group_is_empty_from_the_start(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        groups: list[dict[str, object]] = [
-            {"params": [], "lr": 0.5},
-            {"params": list(model[0].parameters())},
-            {"params": [], "weight_decay": 0.0},
-            {"params": list(model[2].parameters()), "lr": 0.02},
-        ]
-        optimizer = job.wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("roboflow/rf-detr#1409")
+@pytest.mark.parametrize("late", [False, True], ids=["fixed", "scheduled"])
+@SIZES
+def test_each_parameter_has_a_group_of_its_own(job: Job, late: bool, size: int) -> list[Tensor]:
+    """One group per parameter."""
+    model = mlp()
+    groups = [
+        {"params": [one], "lr": 0.02 * (index + 1), "weight_decay": 0.1 * (one.dim() > 1)}
+        for index, one in enumerate(model.parameters())
+    ]
+    optimizer = job.wrap(torch.optim.AdamW(groups), model, bucket_bytes=size)
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        for group in optimizer.param_groups if late else ():
+            group["lr"] *= 0.5
+    return values(model)
 
 
-@topologies()
-def test_groups_made_anew_by_the_script(topology: Topology) -> None:
-    """The list of groups is cleared and filled again, with another rate."""
+FLAGS: list[tuple[type[Optimizer], list[dict[str, Any]]]] = [
+    (torch.optim.SGD, [{"maximize": True}, {"momentum": 0.9, "nesterov": True}, {}, {"weight_decay": 0.1}]),
+    (torch.optim.SGD, [{"lr": torch.tensor(0.05)}, {"lr": 0.0, "momentum": 0.9}, {"dampening": 0.5}, {}]),
+    (torch.optim.Adam, [{"amsgrad": True}, {"maximize": True}, {"betas": (0.5, 0.9)}, {"weight_decay": 0.1}]),
+    (
+        torch.optim.AdamW,
+        [{"eps": 1e-3}, {"amsgrad": True}, {"weight_decay": 0.0}, {"lr": torch.tensor(0.05)}],
+    ),
+    (torch.optim.RMSprop, [{"momentum": 0.9}, {"centered": True}, {"alpha": 0.5}, {"maximize": True}]),
+    (torch.optim.Adagrad, [{"lr_decay": 0.1}, {"initial_accumulator_value": 0.5}, {"eps": 1e-3}, {}]),
+]
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for turn, batch in enumerate(batches()):
-            if turn == 2:
-                optimizer.param_groups.clear()
-                optimizer.add_param_group({"params": list(model.parameters()), "lr": 0.02})
-            step(job, model, optimizer, batch)
-        return values(model)
 
-    assert_as_torch(topology, script, refusal="group")
+@report("open-mmlab/mmcv paramwise_cfg, detectron2")
+@pytest.mark.parametrize("case", FLAGS, ids=lambda case: case[0].__name__)
+@SIZES
+def test_groups_have_flags_of_their_own(
+    job: Job, case: tuple[type[Optimizer], list[dict[str, Any]]], size: int
+) -> list[Tensor]:
+    """`maximize`, `nesterov`, `amsgrad`, a rate of 0 or a tensor, in some groups."""
+    model, (kind, flags) = mlp(), case
+    groups = [
+        {"params": [one], "lr": 0.05, **own} for one, own in zip(model.parameters(), flags, strict=True)
+    ]
+    optimizer = job.wrap(kind(groups), model, bucket_bytes=size)  # type: ignore[call-arg]
+    ended = trained(job, model, optimizer)
+    states = [sorted(one.items()) for _, one in sorted(optimizer.state_dict()["state"].items())]
+    return [*ended, *(value for state in states for _, value in state if isinstance(value, Tensor))]
+
+
+@report("One group per parameter, mixed precision")
+def test_groups_have_dtypes_of_their_own(job: Job) -> list[Tensor]:
+    """Groups with parameters of float32 and float64."""
+    model = mlp()
+    model[2].double()
+    model.insert(2, ToDouble())
+    groups = [{"params": [one], "lr": 0.02 * (at + 1)} for at, one in enumerate(model.parameters())]
+    optimizer = job.wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model, bucket_bytes=1 << 20)
+    return trained(job, model, optimizer)
+
+
+class ToDouble(nn.Module):
+    """Goes on in float64."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        return given.double()
+
+
+@report("Lightning-AI, empty groups")
+def test_a_group_is_empty_from_the_start(job: Job) -> list[Tensor]:
+    """Empty groups between others."""
+    model = mlp()
+    groups: list[dict[str, object]] = [
+        {"params": [], "lr": 0.5},
+        {"params": list(model[0].parameters())},
+        {"params": [], "weight_decay": 0.0},
+        {"params": list(model[2].parameters()), "lr": 0.02},
+    ]
+    optimizer = job.wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model)
+    return trained(job, model, optimizer)
+
+
+@report("facebookresearch/pytext#1533")
+def test_groups_made_anew_by_the_script(job: Job) -> list[Tensor]:
+    """Clears `param_groups` and adds one again.
+
+    The list of groups is cleared and filled again, with another rate.
+    """
+    model, optimizer = prepared(job, mlp())
+    for turn, batch in enumerate(batches()):
+        if turn == 2:
+            optimizer.param_groups.clear()
+            optimizer.add_param_group({"params": list(model.parameters()), "lr": 0.02})
+        step(job, model, optimizer, batch)
+    return values(model)

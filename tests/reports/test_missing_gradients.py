@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests.reports.report import report
 from tests.reports.training import (
     OPTIMIZERS,
     Job,
-    Topology,
-    assert_as_torch,
+    backward,
     batches,
     mlp,
-    momentum,
+    prepared,
     seeded,
     square,
     step,
-    topologies,
+    trained,
     values,
 )
 
@@ -44,192 +44,148 @@ def task(model: Heads, head: int) -> Callable[[Tensor], Tensor]:
     return lambda part: model(part, head).square().mean()
 
 
-@topologies()
+@report("pytorch/pytorch#28294", "it stays")
 @OPTIMIZERS
-def test_a_parameter_that_no_rank_uses_stays(topology: Topology, make: Make) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Heads)
-        optimizer = job.wrap(make(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+def test_a_parameter_that_no_rank_uses_stays(job: Job, make: Make) -> list[Tensor]:
+    """One head is never used; momentum and weight decay."""
+    model, optimizer = prepared(job, seeded(Heads), make)
+    return trained(job, model, optimizer)
 
 
-@topologies()
+@report("pytorch/pytorch#41101", "the mean with zeros")
 @OPTIMIZERS
-def test_a_parameter_that_one_rank_uses_has_a_mean_with_zeros(topology: Topology, make: Make) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Heads)
-        optimizer = job.wrap(make(model), model)
-        for batch in batches():
-            optimizer.zero_grad()
-            job.loss_by_rank(batch, lambda rank, part: model(part, rank).square().mean()).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-@OPTIMIZERS
-def test_tasks_that_take_turns_move_only_their_own_head(topology: Topology, make: Make) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Heads)
-        optimizer = job.wrap(make(model), model)
-        for turn, batch in enumerate(batches()):
-            head = turn % 2
-            optimizer.zero_grad()
-            job.loss(batch, task(model, head)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-@OPTIMIZERS
-def test_zeroed_gradients_of_an_unused_head_still_move_it(topology: Topology, make: Make) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Heads)
-        optimizer = job.wrap(make(model), model)
-        for turn, batch in enumerate(batches()):
-            head = min(turn, 1)
-            optimizer.zero_grad(set_to_none=False)
-            job.loss(batch, task(model, head)).backward()
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-@OPTIMIZERS
-def test_a_layer_frozen_after_two_steps_stays(topology: Topology, make: Make) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(make(model), model)
-        for turn, batch in enumerate(batches()):
-            model.get_submodule("0").requires_grad_(turn < 2)
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-@OPTIMIZERS
-def test_a_layer_frozen_at_first_is_trained_once_it_is_thawed(topology: Topology, make: Make) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        model.get_submodule("0").requires_grad_(False)
-        optimizer = job.wrap(make(model), model)
-        for turn, batch in enumerate(batches()):
-            model.get_submodule("0").requires_grad_(turn > 1)
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-@OPTIMIZERS
-def test_gradients_of_the_last_layer_are_cancelled_in_the_first_steps(topology: Topology, make: Make) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(make(model), model)
-        for turn, batch in enumerate(batches()):
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            if turn < 2:
-                for parameter in model.get_submodule("2").parameters():
-                    parameter.grad = None
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-@OPTIMIZERS
-def test_gradients_are_cancelled_only_after_some_steps(topology: Topology, make: Make) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(make(model), model)
-        for turn, batch in enumerate(batches()):
-            optimizer.zero_grad()
-            job.loss(batch, square(model)).backward()
-            if turn > 1:
-                model.get_parameter("2.bias").grad = None
-            optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="gradient")
-
-
-@topologies()
-def test_a_parameter_without_a_gradient_has_none(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(Heads)
-        optimizer = job.wrap(momentum(model), model)
-        missing = []
-        for batch in batches():
-            optimizer.zero_grad()
-            missing.append([one.grad is None for one in model.parameters()])
-            job.loss(batch, square(model)).backward()
-            missing.append([one.grad is None for one in model.parameters()])
-            optimizer.step()
-        return [torch.tensor(missing)]
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-@OPTIMIZERS
-def test_a_step_before_the_first_backward_changes_nothing(topology: Topology, make: Make) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(make(model), model)
+def test_a_parameter_that_one_rank_uses_has_a_mean_with_zeros(job: Job, make: Make) -> list[Tensor]:
+    """Each rank uses another head."""
+    model, optimizer = prepared(job, seeded(Heads), make)
+    for batch in batches():
         optimizer.zero_grad()
+        job.loss_by_rank(batch, lambda rank, part: model(part, rank).square().mean()).backward()
         optimizer.step()
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+    return values(model)
 
 
-@topologies()
-def test_only_adapters_are_given_to_the_optimizer(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        model.get_submodule("0").requires_grad_(False)
-        trained = [one for one in model.parameters() if one.requires_grad]
-        optimizer = job.wrap(torch.optim.AdamW(trained, lr=0.05), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("KellerJordan/Muon#54, pytorch/pytorch#57081", "only the used head moves")
+@OPTIMIZERS
+def test_tasks_that_take_turns_move_only_their_own_head(job: Job, make: Make) -> list[Tensor]:
+    """Tasks take turns."""
+    model, optimizer = prepared(job, seeded(Heads), make)
+    for turn, batch in enumerate(batches()):
+        head = turn % 2
+        job.step(optimizer, batch, task(model, head))
+    return values(model)
 
 
-@topologies()
-def test_a_layer_is_dropped_at_random_on_each_rank(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = seeded(lambda: nn.ModuleList([nn.Linear(4, 4) for _ in range(3)]))
-        optimizer = job.wrap(momentum(model), model)
-        kept = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(5)) < 0.5
+@report("pytorch/pytorch#18404", "a zero gradient is stepped, none is not")
+@OPTIMIZERS
+def test_zeroed_gradients_of_an_unused_head_still_move_it(job: Job, make: Make) -> list[Tensor]:
+    """`zero_grad(set_to_none=False)` with an unused head."""
+    model, optimizer = prepared(job, seeded(Heads), make)
+    for turn, batch in enumerate(batches()):
+        head = min(turn, 1)
+        optimizer.zero_grad(set_to_none=False)
+        job.loss(batch, task(model, head)).backward()
+        optimizer.step()
+    return values(model)
 
-        def loss(turn: int, rank: int, part: Tensor) -> Tensor:
-            for layer, use in zip(model, kept[turn, rank], strict=True):
-                part = part + torch.tanh(layer(part)) if use else part
-            return part.square().mean() + 0 * sum(one.sum() for one in model[0].parameters())
 
-        for turn, batch in enumerate(batches()):
-            optimizer.zero_grad()
-            job.loss_by_rank(batch, partial(loss, turn)).backward()
-            optimizer.step()
-        return values(model)
+@report("JDAI-CV/fast-reid#178", "it stays")
+@OPTIMIZERS
+def test_a_layer_frozen_after_two_steps_stays(job: Job, make: Make) -> list[Tensor]:
+    """`requires_grad_(False)` after two steps."""
+    model, optimizer = prepared(job, mlp(), make)
+    for turn, batch in enumerate(batches()):
+        model.get_submodule("0").requires_grad_(turn < 2)
+        step(job, model, optimizer, batch)
+    return values(model)
 
-    assert_as_torch(topology, script)
+
+@report("facebookresearch/detectron2#2486, Lightning-AI/pytorch-lightning#450")
+@OPTIMIZERS
+def test_a_layer_frozen_at_first_is_trained_once_it_is_thawed(job: Job, make: Make) -> list[Tensor]:
+    """Is in the optimizer, thawed after two steps."""
+    model = mlp()
+    model.get_submodule("0").requires_grad_(False)
+    optimizer = job.wrap(make(model), model)
+    for turn, batch in enumerate(batches()):
+        model.get_submodule("0").requires_grad_(turn > 1)
+        step(job, model, optimizer, batch)
+    return values(model)
+
+
+@report("DINO scripts")
+@OPTIMIZERS
+def test_gradients_of_the_last_layer_are_cancelled_in_the_first_steps(job: Job, make: Make) -> list[Tensor]:
+    """`p.grad = None` before `step()` at first."""
+    model, optimizer = prepared(job, mlp(), make)
+    for turn, batch in enumerate(batches()):
+        backward(job, model, optimizer, batch)
+        if turn < 2:
+            for parameter in model.get_submodule("2").parameters():
+                parameter.grad = None
+        optimizer.step()
+    return values(model)
+
+
+@report("DINO scripts", error="gradient", refused="hub")
+@OPTIMIZERS
+def test_gradients_are_cancelled_only_after_some_steps(job: Job, make: Make) -> list[Tensor]:
+    """`p.grad = None` before `step()` from the third step."""
+    model, optimizer = prepared(job, mlp(), make)
+    for turn, batch in enumerate(batches()):
+        backward(job, model, optimizer, batch)
+        if turn > 1:
+            model.get_parameter("2.bias").grad = None
+        optimizer.step()
+    return values(model)
+
+
+@report("pytorch/pytorch#41101")
+def test_a_parameter_without_a_gradient_has_none(job: Job) -> list[Tensor]:
+    """Looks which `.grad` is None after `zero_grad()` and backward."""
+    model, optimizer = prepared(job, seeded(Heads))
+    missing = []
+    for batch in batches():
+        optimizer.zero_grad()
+        missing.append([one.grad is None for one in model.parameters()])
+        job.loss(batch, square(model)).backward()
+        missing.append([one.grad is None for one in model.parameters()])
+        optimizer.step()
+    return [torch.tensor(missing)]
+
+
+@report("skorch-dev/skorch#562", "nothing moves")
+@OPTIMIZERS
+def test_a_step_before_the_first_backward_changes_nothing(job: Job, make: Make) -> list[Tensor]:
+    """`step()` before the first backward, to silence a scheduler."""
+    model, optimizer = prepared(job, mlp(), make)
+    optimizer.zero_grad()
+    optimizer.step()
+    return trained(job, model, optimizer)
+
+
+@report("peft, frozen base")
+def test_only_adapters_are_given_to_the_optimizer(job: Job) -> list[Tensor]:
+    """A frozen layer outside the optimizer."""
+    model = mlp()
+    model.get_submodule("0").requires_grad_(False)
+    adapters = [one for one in model.parameters() if one.requires_grad]
+    optimizer = job.wrap(torch.optim.AdamW(adapters, lr=0.05), model)
+    return trained(job, model, optimizer)
+
+
+@report("LayerDrop")
+def test_a_layer_is_dropped_at_random_on_each_rank(job: Job) -> list[Tensor]:
+    """Each rank skips other layers in each step."""
+    model, optimizer = prepared(job, seeded(lambda: nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])))
+    kept = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(5)) < 0.5
+
+    def loss(turn: int, rank: int, part: Tensor) -> Tensor:
+        for layer, use in zip(model, kept[turn, rank], strict=True):
+            part = part + torch.tanh(layer(part)) if use else part
+        return part.square().mean() + 0 * sum(one.sum() for one in model[0].parameters())
+
+    for turn, batch in enumerate(batches()):
+        optimizer.zero_grad()
+        job.loss_by_rank(batch, partial(loss, turn)).backward()
+        optimizer.step()
+    return values(model)

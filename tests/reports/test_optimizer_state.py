@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,16 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests.reports.report import EVERYWHERE, report
 from tests.reports.training import (
+    STEPS,
     Job,
-    Topology,
     adam,
-    assert_as_torch,
     batches,
     mlp,
     momentum,
+    prepared,
     step,
-    topologies,
+    trained,
     values,
 )
 
@@ -50,189 +52,204 @@ def moments(optimizer: Optimizer) -> list[Tensor]:
     return [one[name] for _, one in sorted(state.items()) for name in ("step", "exp_avg", "exp_avg_sq")]
 
 
-@topologies()
-def test_a_checkpoint_is_loaded_before_the_optimizer_is_wrapped(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        saved, model = trained_before(), mlp()
+@report("NVIDIA/apex#647, pytorch/pytorch#3805, horovod/horovod#392")
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_a_checkpoint_is_loaded_before_or_after_wrapping(job: Job, late: bool) -> list[Tensor]:
+    """Checkpoint of DistributedDataParallel with `module.`."""
+    saved, model = trained_before(), mlp()
+    optimizer: Optimizer = adam(model)
+    if late:
+        optimizer = job.wrap(optimizer, model)
+    load_model(model, saved)
+    optimizer.load_state_dict(saved["optimizer"])
+    if not late:
+        optimizer = job.wrap(optimizer, model)
+    return trained(job, model, optimizer)
+
+
+@report("horovod/horovod#526, horovod/horovod#936", refused="aggregate ring", error="different state")
+def test_only_rank_0_has_the_checkpoint(job: Job) -> list[Tensor]:
+    """Only rank 0 loads.
+
+    As `hvd.broadcast_optimizer_state`: what rank 0 loaded is everybody's.
+    """
+    saved, model = trained_before(), mlp()
+    inner = adam(model)
+    if 0 in job.ranks:
         load_model(model, saved)
-        inner = adam(model)
         inner.load_state_dict(saved["optimizer"])
-        optimizer = job.wrap(inner, model)
-        for batch in batches():
+    optimizer = job.wrap(inner, model)
+    return trained(job, model, optimizer)
+
+
+@report("horovod/horovod#1725")
+def test_a_saved_state_is_torchs_own(job: Job) -> list[Tensor]:
+    """`torch.save(optimizer.state_dict())`, loaded by plain torch."""
+    model, optimizer = prepared(job, mlp(), adam)
+    trained(job, model, optimizer)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    plain = adam(model)
+    plain.load_state_dict(torch.load(file))
+    return [*values(model), *moments(plain)]
+
+
+@report("Loss spikes, roll back")
+def test_model_and_optimizer_are_rolled_back(job: Job) -> list[Tensor]:
+    """Restores model and optimizer from a copy."""
+    model, optimizer = prepared(job, mlp(), adam)
+    first, *rest = batches()
+    step(job, model, optimizer, first)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for _ in range(2):
+        for batch in rest:
             step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-def test_a_checkpoint_is_loaded_after_the_optimizer_was_wrapped(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        saved, model = trained_before(), mlp()
-        optimizer = job.wrap(adam(model), model)
-        load_model(model, saved)
-        optimizer.load_state_dict(saved["optimizer"])
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))
+    step(job, model, optimizer, first)
+    return values(model)
 
 
-@topologies()
-def test_only_rank_0_has_the_checkpoint(topology: Topology) -> None:
-    """As `hvd.broadcast_optimizer_state`: what rank 0 loaded is everybody's."""
+@report("facebookresearch/schedule_free#32, NVIDIA/apex#451", refused=EVERYWHERE, error="state_dict")
+@pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
+def test_an_optimizer_is_copied_as_a_whole(job: Job, copied: Callable[..., Optimizer]) -> list[Tensor]:
+    """`torch.save(optimizer)`, `copy.deepcopy(optimizer)`.
 
-    def script(job: Job) -> list[Tensor]:
-        saved, model = trained_before(), mlp()
-        inner = adam(model)
-        if 0 in job.ranks:
-            load_model(model, saved)
-            inner.load_state_dict(saved["optimizer"])
-        optimizer = job.wrap(inner, model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="state")
+    A refusal names `state_dict`.
+    """
+    model, optimizer = prepared(job, mlp(), adam)
+    trained(job, model, optimizer)
+    return moments(copied(optimizer))
 
 
-@topologies()
-def test_a_saved_state_is_torchs_own(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        file = io.BytesIO()
-        torch.save(optimizer.state_dict(), file)
-        file.seek(0)
-        plain = adam(model)
-        plain.load_state_dict(torch.load(file))
-        return [*values(model), *moments(plain)]
-
-    assert_as_torch(topology, script)
+def halve(optimizer: Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["momentum_buffer"].mul_(0.5)
 
 
-@topologies()
-def test_model_and_optimizer_are_rolled_back(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
-        first, *rest = batches()
-        step(job, model, optimizer, first)
-        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-        for _ in range(2):
-            for batch in rest:
-                step(job, model, optimizer, batch)
-            model.load_state_dict(saved[0])
-            optimizer.load_state_dict(copy.deepcopy(saved[1]))
-        step(job, model, optimizer, first)
-        return values(model)
-
-    assert_as_torch(topology, script)
+def halve_data(optimizer: Optimizer) -> None:
+    for state in optimizer.state_dict()["state"].values():
+        state["momentum_buffer"].data.mul_(0.5)
 
 
-@topologies()
-def test_an_optimizer_is_pickled_as_a_whole(topology: Topology) -> None:
-    """A refusal names `state_dict`."""
-
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return moments(pickle.loads(pickle.dumps(optimizer)))
-
-    assert_as_torch(topology, script, refusal="state_dict")
+def clear(optimizer: Optimizer) -> None:
+    optimizer.state.clear()
 
 
-@topologies()
-def test_an_optimizer_is_copied(topology: Topology) -> None:
-    """A refusal names `state_dict`."""
-
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return moments(copy.deepcopy(optimizer))
-
-    assert_as_torch(topology, script, refusal="state_dict")
+def forget_first(optimizer: Optimizer) -> None:
+    del optimizer.state[optimizer.param_groups[0]["params"][0]]
 
 
-@topologies()
-def test_the_state_is_cleared_for_a_restart(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
-        for turn, batch in enumerate(batches()):
-            if turn == 2:
-                optimizer.state.clear()
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="state")
+def replace(optimizer: Optimizer) -> None:
+    optimizer.state = type(optimizer.state)(dict)
 
 
-@topologies()
-def test_moments_are_scaled_in_place(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            for state in optimizer.state.values():
-                state["momentum_buffer"].mul_(0.5)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="state")
+def replace_tensor(optimizer: Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["momentum_buffer"] = 0.5 * state["momentum_buffer"]
 
 
-@topologies()
-def test_moments_are_read_after_each_step(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        norms = []
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            norms += [optimizer.state[one]["momentum_buffer"].norm() for one in model.parameters()]
-        return norms
-
-    assert_as_torch(topology, script, refusal="state")
-
-
-@topologies()
-def test_a_saved_part_of_a_model_is_no_larger_than_it(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 1))
-        job.wrap(momentum(model), model, bucket_bytes=1 << 20)
-        file = io.BytesIO()
-        torch.save(model[1].state_dict(), file)
-        return [torch.tensor(file.tell() < 10_000)]
-
-    assert_as_torch(topology, script)
+@report("pytorch/pytorch#196083")
+@pytest.mark.parametrize("own", [True, False], ids=["own", "wrapper"])
+@pytest.mark.parametrize("change", [halve, halve_data, clear, forget_first, replace, replace_tensor])
+def test_moments_change_in_the_scripts_own_optimizer(
+    job: Job, change: Callable[[Optimizer], None], own: bool
+) -> list[Tensor]:
+    """Halves, drops or replaces moments through the optimizer that it wrapped, or through the wrapper."""
+    model = mlp()
+    inner = momentum(model)
+    optimizer = job.wrap(inner, model)
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        change(inner if own else optimizer)
+    return values(model)
 
 
-@topologies()
+@report("skorch, fastai, Lightning")
+@pytest.mark.parametrize("closure", [True, False], ids=["closure", "plain"])
+@pytest.mark.parametrize("begin", [0, 2], ids=["always", "later"])
+def test_the_scripts_own_optimizer_steps(job: Job, begin: int, closure: bool) -> list[Tensor]:
+    """Calls `step()` and `zero_grad()` of the optimizer that it wrapped."""
+    model = mlp()
+    inner = adam(model)
+    optimizer = job.wrap(inner, model)
+    losses: list[Any] = []
+    for turn, batch in enumerate(batches()):
+        one: Any = inner if turn >= begin else optimizer
+
+        def evaluate(one: Any = one, batch: Tensor = batch) -> Tensor:
+            one.zero_grad()
+            loss = job.loss(batch, lambda part: model(part).square().mean())
+            loss.backward()
+            return loss
+
+        losses.append(one.step(evaluate) if closure else evaluate())
+        if not closure:
+            one.step()
+    steps = getattr(optimizer, "completed_steps", STEPS)
+    total = sum(job.mean_over_ranks(torch.as_tensor(loss).detach()) for loss in losses)
+    return [*values(model), torch.as_tensor(total), torch.tensor(steps)]
+
+
+@report("Logging of moments")
+def test_moments_are_read_after_each_step(job: Job) -> list[Tensor]:
+    """Reads `optimizer.state[p]`."""
+    model, optimizer = prepared(job, mlp())
+    norms = []
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        norms += [optimizer.state[one]["momentum_buffer"].norm() for one in model.parameters()]
+    return norms
+
+
+@report("pytorch/pytorch#40157, pytorch/pytorch#1995", "the size of that part")
+def test_a_saved_part_of_a_model_is_no_larger_than_it(job: Job) -> list[Tensor]:
+    """`torch.save(model[1].state_dict())`."""
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 1))
+    job.wrap(momentum(model), model, bucket_bytes=1 << 20)
+    file = io.BytesIO()
+    torch.save(model[1].state_dict(), file)
+    return [torch.tensor(file.tell() < 10_000)]
+
+
+@report("locuslab/deq#23")
 @pytest.mark.parametrize("whole", [True, False], ids=["model", "state"])
-def test_a_model_is_saved_and_loaded_again(topology: Topology, whole: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        file = io.BytesIO()
-        torch.save(model if whole else model.state_dict(), file)
-        file.seek(0)
-        if whole:
-            again = torch.load(file, weights_only=False)
-        else:
-            again = mlp()
-            again.load_state_dict(torch.load(file))
-        own = momentum(again)
-        step(Job(None), again, own, batches()[0])
-        return [*values(model), *values(again)]
+def test_a_model_is_saved_and_loaded_again(job: Job, whole: bool) -> list[Tensor]:
+    """`torch.save` of the model and of its state, trains the loaded one."""
+    model, optimizer = prepared(job, mlp())
+    trained(job, model, optimizer)
+    file = io.BytesIO()
+    torch.save(model if whole else model.state_dict(), file)
+    file.seek(0)
+    if whole:
+        again = torch.load(file, weights_only=False)
+    else:
+        again = mlp()
+        again.load_state_dict(torch.load(file))
+    own = momentum(again)
+    step(Job(None), again, own, batches()[0])
+    return [*values(model), *values(again)]
 
-    assert_as_torch(topology, script)
+
+@report("Hooks on the script's own optimizer")
+def test_hooks_run_once_where_the_scripts_own_optimizer_steps(job: Job) -> list[Tensor]:
+    """`register_step_pre_hook` and `register_step_post_hook` with `step()` of the wrapped optimizer."""
+    model = mlp()
+    inner = momentum(model)
+    calls = [0, 0]
+
+    def before(*_: object) -> None:
+        calls[0] += 1
+
+    def after(*_: object) -> None:
+        calls[1] += 1
+
+    inner.register_step_pre_hook(before)
+    optimizer = job.wrap(inner, model)
+    inner.register_step_post_hook(after)
+    for batch in batches():
+        optimizer.zero_grad()
+        job.loss(batch, lambda part: model(part).square().mean()).backward()
+        inner.step()
+    return [*values(model), torch.tensor(calls)]

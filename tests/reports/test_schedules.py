@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,17 +24,17 @@ from torch.optim.lr_scheduler import (
 )
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tests.reports.report import report
 from tests.reports.training import (
     Job,
-    Topology,
     adam,
-    assert_as_torch,
     batches,
     mlp,
     momentum,
+    prepared,
     square,
     step,
-    topologies,
+    trained,
     values,
 )
 
@@ -59,87 +60,97 @@ SCHEDULES = pytest.mark.parametrize("schedule", [warm_up, one_cycle, sequence, r
 Schedule = Callable[[Optimizer], LRScheduler]
 
 
-@topologies()
+@report(
+    "huggingface/accelerate#843, huggingface/accelerate#1382, huggingface/transformers#24088,"
+    " ultralytics/yolov5#313"
+)
 @SCHEDULES
 @pytest.mark.parametrize("early", [True, False], ids=["inner", "wrapped"])
-def test_a_schedule_is_followed(topology: Topology, schedule: Schedule, early: bool) -> None:
-    """The scheduler has the wrapped optimizer or the optimizer before it was wrapped; nothing warns."""
+def test_a_schedule_is_followed(job: Job, schedule: Schedule, early: bool) -> list[Tensor]:
+    """Warm-up, OneCycle, sequences and restarts, made before and after wrapping.
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        inner = momentum(model)
-        scheduler = schedule(inner) if early else None
-        optimizer = job.wrap(inner, model)
-        scheduler = scheduler or schedule(optimizer)
-        rates = []
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            scheduler.step()
-            rates += scheduler.get_last_lr()
-        return [*values(model), torch.tensor(rates)]
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-def test_the_rate_falls_on_a_plateau_of_the_mean_loss(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
-        scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs")
-        for batch in batches():
-            loss = step(job, model, optimizer, batch)
-            scheduler.step(job.mean_over_ranks(loss).item())
-        assert optimizer.param_groups[0]["lr"] < 0.05
-        return values(model)
-
-    assert_as_torch(topology, script)
+    The scheduler has the wrapped optimizer or the optimizer before it was wrapped; nothing warns.
+    """
+    model = mlp()
+    inner = momentum(model)
+    scheduler = schedule(inner) if early else None
+    optimizer = job.wrap(inner, model)
+    scheduler = scheduler or schedule(optimizer)
+    rates = []
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        scheduler.step()
+        rates += scheduler.get_last_lr()
+    return [*values(model), torch.tensor(rates)]
 
 
-@topologies()
-def test_a_scheduler_is_saved_and_loaded(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        scheduler = sequence(optimizer)
-        for turn, batch in enumerate(batches()):
-            step(job, model, optimizer, batch)
-            scheduler.step()
-            if turn == 1:
-                saved, rate = scheduler.state_dict(), optimizer.param_groups[0]["lr"]
-                scheduler = sequence(optimizer)
-                scheduler.load_state_dict(saved)
-                optimizer.param_groups[0]["lr"] = rate
-        return values(model)
-
-    assert_as_torch(topology, script)
+@report("lucidrains/DALLE-pytorch#268, huggingface/accelerate#3797")
+def test_the_rate_falls_on_a_plateau_of_the_mean_loss(job: Job) -> list[Tensor]:
+    """`ReduceLROnPlateau` with the mean loss."""
+    model, optimizer = prepared(job, mlp(), adam)
+    scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs")
+    for batch in batches():
+        loss = step(job, model, optimizer, batch)
+        scheduler.step(job.mean_over_ranks(loss).item())
+    assert optimizer.param_groups[0]["lr"] < 0.05
+    return values(model)
 
 
-@topologies()
-def test_a_rate_that_is_a_tensor(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(torch.optim.Adam(model.parameters(), lr=torch.tensor(0.05)), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            optimizer.param_groups[0]["lr"].mul_(0.5)
-        return values(model)
+@report("huggingface/accelerate#2318")
+def test_a_scheduler_is_saved_and_loaded(job: Job) -> list[Tensor]:
+    """State of a scheduler in the middle."""
+    model, optimizer = prepared(job, mlp())
+    scheduler = sequence(optimizer)
+    for turn, batch in enumerate(batches()):
+        step(job, model, optimizer, batch)
+        scheduler.step()
+        if turn == 1:
+            saved, rate = scheduler.state_dict(), optimizer.param_groups[0]["lr"]
+            scheduler = sequence(optimizer)
+            scheduler.load_state_dict(saved)
+            optimizer.param_groups[0]["lr"] = rate
+    return values(model)
 
-    assert_as_torch(topology, script, refusal="lr")
+
+NUMBERS: dict[str, tuple[Callable[[nn.Module], Optimizer], str, Callable[[int], Any]]] = {
+    "float32": (momentum, "lr", lambda turn: np.float32(0.2) / (turn + 1)),
+    "float64": (momentum, "lr", lambda turn: np.linspace(0.2, 0.05, 4)[turn]),
+    "array": (momentum, "lr", lambda turn: np.array(0.2 / (turn + 1))),
+    "tensor": (momentum, "lr", lambda turn: torch.tensor(0.2 / (turn + 1), dtype=torch.float64)),
+    "integer": (momentum, "lr", lambda turn: np.int64(1) if turn == 1 else 0.1),
+    "decay": (momentum, "weight_decay", lambda turn: np.float16(0.5)),
+    "momentum": (momentum, "momentum", lambda turn: np.array([0.5, 0.9], np.float32)[turn % 2]),
+    "flag": (momentum, "nesterov", lambda turn: np.bool_(turn % 2)),
+    "betas": (adam, "betas", lambda turn: (np.float32(0.5), np.float64(0.99))),
+    "list": (adam, "betas", lambda turn: [0.5, torch.tensor(0.9)]),
+    "pair": (adam, "betas", lambda turn: np.array([0.5, 0.9]) if turn else (0.9, 0.99)),
+    "epsilon": (adam, "eps", lambda turn: np.float64(1e-3)),
+    "amsgrad": (adam, "amsgrad", lambda turn: np.bool_(True)),
+}
+"""Optimizers, options, and their values in each step."""
 
 
-@topologies()
-def test_weight_decay_and_moments_follow_a_schedule(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(torch.optim.AdamW(model.parameters(), lr=0.05), model)
-        for turn, batch in enumerate(batches()):
-            for group in optimizer.param_groups:
-                group["weight_decay"], group["betas"] = 0.1 * turn, (0.5 + 0.1 * turn, 0.99)
-            step(job, model, optimizer, batch)
-        return values(model)
+@report("horovod/horovod#605")
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+def test_a_schedule_has_numbers_of_numpy(job: Job, number: Any) -> list[Tensor]:
+    """Hyperparameters that are NumPy's numbers, arrays and flags, or tensors."""
+    make, option, value = number
+    model, optimizer = prepared(job, mlp(), make)
+    for turn, batch in enumerate(batches()):
+        optimizer.param_groups[0][option] = value(turn)
+        step(job, model, optimizer, batch)
+    return values(model)
 
-    assert_as_torch(topology, script)
+
+@report("pytorch, capturable optimizers")
+def test_a_rate_that_is_a_tensor(job: Job) -> list[Tensor]:
+    """`lr=torch.tensor(...)`, changed in place."""
+    model = mlp()
+    optimizer = job.wrap(torch.optim.Adam(model.parameters(), lr=torch.tensor(0.05)), model)
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        optimizer.param_groups[0]["lr"].mul_(0.5)
+    return values(model)
 
 
 # Hooks and patches
@@ -162,42 +173,6 @@ def halve_gradients(model: nn.Module) -> Callable[..., None]:
     return hook
 
 
-@topologies()
-@pytest.mark.parametrize("early", [True, False], ids=["inner", "wrapped"])
-def test_a_hook_after_the_step_clips_weights(topology: Topology, early: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        inner = momentum(model)
-        if early:
-            inner.register_step_post_hook(clip_weights(model))
-        optimizer = job.wrap(inner, model)
-        if not early:
-            optimizer.register_step_post_hook(clip_weights(model))
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
-@topologies()
-@pytest.mark.parametrize("early", [True, False], ids=["inner", "wrapped"])
-def test_a_hook_before_the_step_halves_gradients(topology: Topology, early: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        inner = momentum(model)
-        if early:
-            inner.register_step_pre_hook(halve_gradients(model))
-        optimizer = job.wrap(inner, model)
-        if not early:
-            optimizer.register_step_pre_hook(halve_gradients(model))
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script)
-
-
 def patch(optimizer: Optimizer, model: nn.Module) -> None:
     """Replaces `step` by one that clips weights afterwards."""
     original = optimizer.step
@@ -211,22 +186,27 @@ def patch(optimizer: Optimizer, model: nn.Module) -> None:
     optimizer.step = patched  # type: ignore[method-assign]
 
 
-@topologies()
-@pytest.mark.parametrize("early", [True, False], ids=["inner", "wrapped"])
-def test_a_step_that_the_script_replaced_runs(topology: Topology, early: bool) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        inner = momentum(model)
-        if early:
-            patch(inner, model)
-        optimizer = job.wrap(inner, model)
-        if not early:
-            patch(optimizer, model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
+def after_step(optimizer: Optimizer, model: nn.Module) -> None:
+    optimizer.register_step_post_hook(clip_weights(model))
 
-    assert_as_torch(topology, script, refusal="step")
+
+def before_step(optimizer: Optimizer, model: nn.Module) -> None:
+    optimizer.register_step_pre_hook(halve_gradients(model))
+
+
+@report("pytorch/pytorch#20203, pytorch/pytorch#71272, step hooks")
+@pytest.mark.parametrize("change", [after_step, before_step, patch])
+@pytest.mark.parametrize("early", [True, False], ids=["inner", "wrapped"])
+def test_a_step_is_changed(job: Job, early: bool, change: Callable[..., None]) -> list[Tensor]:
+    """`register_step_post_hook`, `register_step_pre_hook` or another `step`, before or after wrapping."""
+    model = mlp()
+    inner = momentum(model)
+    if early:
+        change(inner, model)
+    optimizer = job.wrap(inner, model)
+    if not early:
+        change(optimizer, model)
+    return trained(job, model, optimizer)
 
 
 class ClippingSGD(torch.optim.SGD):
@@ -241,16 +221,12 @@ class ClippingSGD(torch.optim.SGD):
         return result
 
 
-@topologies()
-def test_an_optimizer_of_the_scripts_own(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(ClippingSGD(model.parameters(), lr=0.1, momentum=0.9), model)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        return values(model)
-
-    assert_as_torch(topology, script, refusal="--aggregate")
+@report("kozistr/pytorch_optimizer")
+def test_an_optimizer_of_the_scripts_own(job: Job) -> list[Tensor]:
+    """A subclass of SGD that clamps weights."""
+    model = mlp()
+    optimizer = job.wrap(ClippingSGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    return trained(job, model, optimizer)
 
 
 class Averaging(torch.optim.SGD):
@@ -271,63 +247,58 @@ class Averaging(torch.optim.SGD):
             other.lerp_(parameter.data, 0.5)
 
 
-@topologies()
-def test_an_optimizer_that_swaps_weights_for_evaluation(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        inner = Averaging(model)
-        optimizer = job.wrap(inner, model)
-        scores = []
-        for batch in batches():
-            step(job, model, optimizer, batch)
-            inner.average()
-            inner.swap()
-            with torch.inference_mode():
-                scores.append(square(model)(batch).item())
-            inner.swap()
-        return [*values(model), torch.tensor(scores)]
-
-    assert_as_torch(topology, script, refusal="--aggregate")
+@report("facebookresearch/schedule_free#32")
+def test_an_optimizer_that_swaps_weights_for_evaluation(job: Job) -> list[Tensor]:
+    """An optimizer swaps `p.data` for evaluation, in a method of its own."""
+    model = mlp()
+    optimizer: Any = job.wrap(Averaging(model), model)
+    scores = []
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        optimizer.average()
+        optimizer.swap()
+        with torch.inference_mode():
+            scores.append(square(model)(batch).item())
+        optimizer.swap()
+    return [*values(model), torch.tensor(scores)]
 
 
-@topologies()
-def test_a_closure_is_called_once_and_its_loss_is_returned(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(adam(model), model)
-        losses = []
-        for batch in batches():
+@report("skorch-dev/skorch#785")
+def test_a_closure_is_called_once_and_its_loss_is_returned(job: Job) -> list[Tensor]:
+    """`step(closure)` with Adam."""
+    model, optimizer = prepared(job, mlp(), adam)
+    losses = []
+    for batch in batches():
 
-            def closure(batch: Tensor = batch) -> Any:
-                optimizer.zero_grad()
-                loss = job.loss(batch, square(model))
-                loss.backward()
-                return loss
+        def closure(batch: Tensor = batch) -> Any:
+            optimizer.zero_grad()
+            loss = job.loss(batch, square(model))
+            loss.backward()
+            return loss
 
-            losses.append(job.mean_over_ranks(optimizer.step(closure).detach()))  # type: ignore[attr-defined]
-        return [*values(model), *losses]
-
-    assert_as_torch(topology, script)
+        losses.append(job.mean_over_ranks(optimizer.step(closure).detach()))  # type: ignore[attr-defined]
+    return [*values(model), *losses]
 
 
-@topologies()
-def test_a_hook_of_all_optimizers_runs_once_per_step(topology: Topology) -> None:
-    """Ranks are threads, and torch's global hooks are those of all of them."""
+@report(
+    "pytorch, step hooks",
+    fails="aggregate ring alone",
+    reason="torch runs a global hook for the DistributedOptimizer and for the optimizer in it",
+)
+def test_a_hook_of_all_optimizers_runs_once_per_step(job: Job) -> list[Tensor]:
+    """`register_optimizer_step_pre_hook`, for all optimizers.
 
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        optimizer = job.wrap(momentum(model), model)
-        here = threading.get_ident()
-        runs = torch.zeros(1)
+    Ranks are threads, and torch's global hooks are those of all of them.
+    """
+    model, optimizer = prepared(job, mlp())
+    here = threading.get_ident()
+    runs = torch.zeros(1)
 
-        def note(*_: Any) -> None:
-            if threading.get_ident() == here:
-                runs.add_(1)
+    def note(*_: Any) -> None:
+        if threading.get_ident() == here:
+            runs.add_(1)
 
-        hook = register_optimizer_step_pre_hook(note)
-        for batch in batches():
-            step(job, model, optimizer, batch)
-        hook.remove()
-        return [*values(model), runs]
-
-    assert_as_torch(topology, script)
+    hook = register_optimizer_step_pre_hook(note)
+    trained(job, model, optimizer)
+    hook.remove()
+    return [*values(model), runs]

@@ -8,22 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests.reports.report import report
 from tests.reports.training import (
     Job,
-    Topology,
     adam,
-    assert_as_torch,
     batches,
     mlp,
     momentum,
+    prepared,
     seeded,
     square,
-    topologies,
     values,
 )
-
-SECOND = "second DistributedOptimizer"
-"""A hub that steps refuses it, and names aggregate."""
 
 
 def adversaries() -> tuple[nn.Module, nn.Module]:
@@ -38,137 +34,120 @@ def forge_loss(job: Job, judge: nn.Module, forger: nn.Module, batch: Tensor) -> 
     return job.loss(batch, lambda part: judge(forger(part)).square().mean())
 
 
-@topologies()
-def test_a_generators_backward_goes_through_the_discriminator(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        judge, forger = adversaries()
-        forging, judging = job.wrap(adam(forger), forger), job.wrap(adam(judge), judge)
-        for batch in batches():
+@report("Lightning-AI/pytorch-lightning#20328, Lightning-AI/pytorch-lightning#20866")
+def test_the_discriminator_is_frozen_while_the_generator_trains(job: Job) -> list[Tensor]:
+    """GAN that toggles `requires_grad`."""
+    judge, forger = adversaries()
+    judging, forging = job.wrap(momentum(judge), judge), job.wrap(momentum(forger), forger)
+    for batch in batches():
+        judge.requires_grad_(False)
+        forge_loss(job, judge, forger, batch).backward()
+        forging.step()
+        forging.zero_grad()
+        judge.requires_grad_(True)
+        forger.requires_grad_(False)
+        judge_loss(job, judge, forger, batch).backward()
+        judging.step()
+        judging.zero_grad()
+        forger.requires_grad_(True)
+    return values(judge, forger)
+
+
+@report("WGAN scripts")
+def test_a_critic_with_clipped_weights_steps_twice_as_often(job: Job) -> list[Tensor]:
+    """Critic with weight clipping."""
+    judge, forger = adversaries()
+    judging = job.wrap(torch.optim.RMSprop(judge.parameters(), lr=0.01), judge)
+    forging = job.wrap(torch.optim.RMSprop(forger.parameters(), lr=0.01), forger)
+    for turn, batch in enumerate(batches()):
+        judging.zero_grad()
+        judge_loss(job, judge, forger, batch).backward()
+        judging.step()
+        for parameter in judge.parameters():
+            parameter.data.clamp_(-0.2, 0.2)
+        if turn % 2:
             forging.zero_grad()
             forge_loss(job, judge, forger, batch).backward()
             forging.step()
-            judging.zero_grad()
-            judge_loss(job, judge, forger, batch).backward()
-            judging.step()
-        return values(judge, forger)
-
-    assert_as_torch(topology, script, refusal=SECOND)
+    return values(judge, forger)
 
 
-@topologies()
-def test_the_discriminator_is_frozen_while_the_generator_trains(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        judge, forger = adversaries()
-        judging, forging = job.wrap(momentum(judge), judge), job.wrap(momentum(forger), forger)
+@report("horovod/horovod#1549")
+def test_two_optimizers_step_after_one_backward(job: Job) -> list[Tensor]:
+    """Two optimizers, one loss."""
+    model = mlp()
+    trunk, head = model[0], model[2]
+    optimizers: list[Optimizer] = [job.wrap(momentum(trunk), trunk), job.wrap(adam(head), head)]
+    for batch in batches():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        job.loss(batch, lambda part: model(part).square().mean()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return values(model)
+
+
+@report("horovod/horovod#1417", error="overlap=False", refused="hub")
+def test_two_optimizers_take_turns_and_drop_each_others_gradients(job: Job) -> list[Tensor]:
+    """Two optimizers take turns; the other's gradients are dropped."""
+    model = mlp()
+    trunk, head = model[0], model[2]
+    optimizers: list[Optimizer] = [job.wrap(momentum(trunk), trunk), job.wrap(adam(head), head)]
+    for turn, batch in enumerate(batches()):
+        model.zero_grad()
+        job.loss(batch, lambda part: model(part).square().mean()).backward()
+        optimizers[turn % 2].step()
+    return values(model)
+
+
+@report("pytorch/pytorch#51794", error="a later DistributedOptimizer", refused="hub")
+def test_two_optimizers_share_an_encoder(job: Job) -> list[Tensor]:
+    """Two optimizers hold the same encoder."""
+    encoder, *heads = seeded(lambda: [nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2)])
+    both = nn.ModuleList([encoder, *heads])
+    optimizers = [
+        job.wrap(
+            torch.optim.SGD(itertools.chain(encoder.parameters(), head.parameters()), lr=0.1, momentum=0.9),
+            nn.ModuleList([encoder, head]),
+        )
+        for head in heads
+    ]
+    for batch in batches():
+        for head, optimizer in zip(heads, optimizers, strict=True):
+            job.step(optimizer, batch, square(nn.Sequential(encoder, head)))
+    return values(both)
+
+
+@report("Uncertainty weighting")
+def test_a_learned_loss_weight_has_a_local_optimizer(job: Job) -> list[Tensor]:
+    """One optimizer is wrapped, another is not.
+
+    Only the model's optimizer is wrapped; the weight has the same value on all ranks anyway.
+    """
+    model, weight = mlp(), nn.Parameter(torch.tensor(1.0))
+    optimizer, own = job.wrap(momentum(model), model), torch.optim.SGD([weight], lr=0.1)
+    for batch in batches():
+        optimizer.zero_grad()
+        own.zero_grad()
+        (
+            weight.exp() * job.loss(batch, lambda part: model(part).square().mean()) - weight.detach()
+        ).backward()
+        optimizer.step()
+        weight.grad = torch.ones(())
+        own.step()
+    return [*values(model), weight.detach()]
+
+
+@report("Fine-tuning, a new head")
+def test_a_second_optimizer_trains_a_head_that_came_later(job: Job) -> list[Tensor]:
+    """Replaces a layer of the model after wrapping, and makes another optimizer for it, twice."""
+    model, optimizer = prepared(job, mlp())
+    model[2] = seeded(lambda: nn.Linear(5, 2))
+    for make in (momentum, adam):
+        head = job.wrap(make(model[2]), model[2])
         for batch in batches():
-            judge.requires_grad_(False)
-            forge_loss(job, judge, forger, batch).backward()
-            forging.step()
-            forging.zero_grad()
-            judge.requires_grad_(True)
-            forger.requires_grad_(False)
-            judge_loss(job, judge, forger, batch).backward()
-            judging.step()
-            judging.zero_grad()
-            forger.requires_grad_(True)
-        return values(judge, forger)
-
-    assert_as_torch(topology, script, refusal=SECOND)
-
-
-@topologies()
-def test_a_critic_with_clipped_weights_steps_twice_as_often(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        judge, forger = adversaries()
-        judging = job.wrap(torch.optim.RMSprop(judge.parameters(), lr=0.01), judge)
-        forging = job.wrap(torch.optim.RMSprop(forger.parameters(), lr=0.01), forger)
-        for turn, batch in enumerate(batches()):
-            judging.zero_grad()
-            judge_loss(job, judge, forger, batch).backward()
-            judging.step()
-            for parameter in judge.parameters():
-                parameter.data.clamp_(-0.2, 0.2)
-            if turn % 2:
-                forging.zero_grad()
-                forge_loss(job, judge, forger, batch).backward()
-                forging.step()
-        return values(judge, forger)
-
-    assert_as_torch(topology, script, refusal=SECOND)
-
-
-@topologies()
-def test_two_optimizers_step_after_one_backward(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        trunk, head = model[0], model[2]
-        optimizers: list[Optimizer] = [job.wrap(momentum(trunk), trunk), job.wrap(adam(head), head)]
-        for batch in batches():
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            job.loss(batch, lambda part: model(part).square().mean()).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal=SECOND)
-
-
-@topologies()
-def test_two_optimizers_take_turns_and_drop_each_others_gradients(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        model = mlp()
-        trunk, head = model[0], model[2]
-        optimizers: list[Optimizer] = [job.wrap(momentum(trunk), trunk), job.wrap(adam(head), head)]
-        for turn, batch in enumerate(batches()):
             model.zero_grad()
             job.loss(batch, lambda part: model(part).square().mean()).backward()
-            optimizers[turn % 2].step()
-        return values(model)
-
-    assert_as_torch(topology, script, refusal=f"{SECOND}|overlap=False")
-
-
-@topologies()
-def test_two_optimizers_share_an_encoder(topology: Topology) -> None:
-    def script(job: Job) -> list[Tensor]:
-        encoder, *heads = seeded(lambda: [nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2)])
-        both = nn.ModuleList([encoder, *heads])
-        optimizers = [
-            job.wrap(
-                torch.optim.SGD(
-                    itertools.chain(encoder.parameters(), head.parameters()), lr=0.1, momentum=0.9
-                ),
-                nn.ModuleList([encoder, head]),
-            )
-            for head in heads
-        ]
-        for batch in batches():
-            for head, optimizer in zip(heads, optimizers, strict=True):
-                optimizer.zero_grad()
-                job.loss(batch, square(nn.Sequential(encoder, head))).backward()
-                optimizer.step()
-        return values(both)
-
-    assert_as_torch(topology, script, refusal=f"{SECOND}|a later DistributedOptimizer")
-
-
-@topologies()
-def test_a_learned_loss_weight_has_a_local_optimizer(topology: Topology) -> None:
-    """Only the model's optimizer is wrapped; the weight has the same value on all ranks anyway."""
-
-    def script(job: Job) -> list[Tensor]:
-        model, weight = mlp(), nn.Parameter(torch.tensor(1.0))
-        optimizer, own = job.wrap(momentum(model), model), torch.optim.SGD([weight], lr=0.1)
-        for batch in batches():
-            optimizer.zero_grad()
-            own.zero_grad()
-            (
-                weight.exp() * job.loss(batch, lambda part: model(part).square().mean()) - weight.detach()
-            ).backward()
             optimizer.step()
-            weight.grad = torch.ones(())
-            own.step()
-        return [*values(model), weight.detach()]
-
-    assert_as_torch(topology, script)
+            head.step()
+    return values(model)

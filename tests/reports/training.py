@@ -1,15 +1,9 @@
-"""Scripts of public reports, and the topologies on which they must train as under torch in one process.
-
-A script is a function of a `Job`. The reference runs it in one process with torch's own optimizer. That
-process takes the batches of both ranks, and a step's loss is the mean of their losses. So it also gives the
-values of `DistributedDataParallel` where ranks do different things: a parameter that one rank used has the
-mean of that rank's gradient and zeros, and a parameter that no rank used has no gradient.
-"""
+"""What the scripts of public reports share: a job, batches, models, optimizers and ordinary steps."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -17,38 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hubring.ps.core.errors import HubringError
 from hubring.workers.collectives import allreduce
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.training.ranks import HubRanks, LocalRanks, Ranks, RingRanks
 
 RANKS = 2
 STEPS = 4
-RTOL, ATOL = 1e-5, 1e-6
-"""Between the sum over all samples and the mean of the ranks' means, after STEPS steps in float32."""
 
 _seeding = threading.Lock()
 """Ranks are threads, which share torch's generator."""
 
-M = TypeVar("M")
-Topology = type[Ranks]
-
-
-class Hub(HubRanks):
-    size = RANKS
-
-
-class Aggregate(HubRanks):
-    size = RANKS
-    aggregate = True
-
-
-class Ring(RingRanks):
-    size = RANKS
-
-
-TOPOLOGIES: dict[str, Topology] = {"hub": Hub, "aggregate": Aggregate, "ring": Ring, "alone": LocalRanks}
+M = TypeVar("M", bound=Any)
 
 
 class Job:
@@ -84,59 +57,18 @@ class Job:
         options = {"bucket_bytes": 64, "timeout": 10.0, **options}
         return DistributedOptimizer(optimizer, model, communicator=self._communicator, **options)
 
+    def step(self, optimizer: Optimizer, batch: Tensor, of_part: Callable[[Tensor], Tensor]) -> Tensor:
+        """Takes a step with the mean of the parts' losses, and returns that."""
+        optimizer.zero_grad()
+        loss = self.loss(batch, of_part)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
     def mean_over_ranks(self, value: Tensor) -> Tensor:
         if self._communicator is None:
             return value
         return allreduce(value, communicator=self._communicator)
-
-
-Script = Callable[[Job], Sequence[Tensor]]
-"""Trains, and returns what must be as under torch."""
-
-
-def topologies(on: str = " ".join(TOPOLOGIES)) -> pytest.MarkDecorator:
-    """Runs a test on each of these topologies.
-
-    `make test` runs them on a hub that steps, where most can go wrong, and `make test-full` on the others.
-    """
-    marks = {name: [pytest.mark.full] for name in TOPOLOGIES if name != "hub"}
-    params = [pytest.param(TOPOLOGIES[name], id=name, marks=marks.get(name, [])) for name in on.split()]
-    return pytest.mark.parametrize("topology", params)
-
-
-def ends(topology: Topology, script: Script) -> list[list[Tensor]]:
-    """What the script returns on each rank."""
-    ranks = topology()
-    try:
-        return ranks.run(lambda communicator: list(script(Job(communicator))))
-    finally:
-        ranks.close()
-
-
-def assert_as_torch(
-    topology: Topology, script: Script, *, refusal: str = "", rtol: float = RTOL, atol: float = ATOL
-) -> None:
-    """Checks that all ranks end alike, bit for bit, and as the reference.
-
-    Args:
-        refusal: A pattern of the error message with which Hubring may refuse the script instead.
-    """
-    expected = list(script(Job(None)))
-    try:
-        first, *others = ends(topology, script)
-    except HubringError as error:
-        if not refusal:
-            raise
-        assert_matches(refusal, error)
-        return
-    for other in others:
-        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True)), "ranks differ"
-    torch.testing.assert_close(first, expected, rtol=rtol, atol=atol)
-
-
-def assert_matches(pattern: str, error: HubringError) -> None:
-    with pytest.raises(HubringError, match=pattern):
-        raise error
 
 
 def seeded(make: Callable[[], M]) -> M:
@@ -177,10 +109,27 @@ def square(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda part: model(part).square().mean()
 
 
+def prepared(
+    job: Job, model: M, make: Callable[[M], Optimizer] = momentum, **options: Any
+) -> tuple[M, Optimizer]:
+    """The model and its wrapped optimizer."""
+    return model, job.wrap(make(model), model, **options)
+
+
+def backward(job: Job, model: Callable[[Tensor], Tensor], optimizer: Optimizer, batch: Tensor) -> None:
+    optimizer.zero_grad()
+    job.loss(batch, square(model)).backward()
+
+
 def step(job: Job, model: Callable[[Tensor], Tensor], optimizer: Optimizer, batch: Tensor) -> Tensor:
     """Takes an ordinary step and returns its loss."""
-    optimizer.zero_grad()
-    loss = job.loss(batch, square(model))
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+    return job.step(optimizer, batch, square(model))
+
+
+def trained(
+    job: Job, model: nn.Module, optimizer: Optimizer, forward: Callable[[Tensor], Tensor] | None = None
+) -> list[Tensor]:
+    """Takes ordinary steps, with `forward` if the model is called otherwise; returns parameters."""
+    for batch in batches():
+        step(job, forward or model, optimizer, batch)
+    return values(model)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hubring.ps.checkpoint.checkpoint_folder import newest_step
 from tests.support.processes.cluster import SMALL, Cluster, Program
-from tests.support.processes.process_tree import below, command, entry
+from tests.support.processes.process_tree import below, runs
 
 PS_RUN = "hubring.workers.programs.ps_run"
 STEPS = 80
@@ -93,11 +93,6 @@ class Job:
         """Waits until the job succeeds; returns its last parameters."""
         assert self.program.wait() == 0, self.program.said()
         return load_file(self._final)
-
-
-def runs(pid: int, module: str) -> bool:
-    """Whether a process runs this module; a fork of the fork server has a short name."""
-    return f"-m {module}" in command(pid) or entry(pid, "comm").strip() == module[:15]
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

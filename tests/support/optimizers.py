@@ -23,6 +23,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def random(numel: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Returns the same numbers for the same seed."""
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
 def torchs(name: str, parameters: list[torch.Tensor], options: dict[str, Any]) -> torch.optim.Optimizer:
     """Returns torch's optimizer with the kernel that the hub uses."""
     kernel = {"foreach": False} if name == "RMSprop" else {"fused": True}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hubring.ps.core.messages import (
     Change,
+    ClosedRound,
     Coded,
     CoordinatorCall,
     Delivery,
@@ -22,15 +23,16 @@ from hubring.ps.core.messages import (
     Refusal,
     Reply,
     Request,
-    Round,
     Ticket,
     Transfer,
     Values,
 )
-from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, View
+from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, StepHyper, View
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.store import KVStore
-from hubring.ps.transport import wire
+from hubring.ps.transport.decode import decode_request
+from hubring.ps.transport.encode import encode_change
+from tests.support.store import snapshot_of
 
 Gradient = Callable[[int, int, int], Tensor | Coded]
 """Returns the gradient of a rank's push with this clock on this key."""
@@ -46,10 +48,10 @@ class Recorder:
         return torch.empty_like(like)
 
     def append(self, change: Change) -> None:
-        message = wire.encode_change(change, len(self.sent), b"secret")
+        message = encode_change(change, len(self.sent), b"secret")
         if message.payload is not None:
             message.payload = memoryview(bytearray(message.payload))
-        number, forwarded = wire.decode_request(message)
+        number, forwarded = decode_request(message)
         assert isinstance(forwarded, Forwarded)
         assert (number, forwarded.stream) == (len(self.sent), b"secret")
         self.sent.append(lambda store: apply(store, forwarded.change))
@@ -58,7 +60,7 @@ class Recorder:
 def apply(store: KVStore, change: Change) -> None:
     """Applies a change as a standby's loop does."""
     assert not isinstance(change, CoordinatorCall), "the pair makes these calls itself"
-    if isinstance(change, Round | Transfer):
+    if isinstance(change, ClosedRound | Transfer):
         store.apply(change)
     else:
         store.handle(change, None)
@@ -97,7 +99,7 @@ class Pair:
         slices: Sequence[Slice],
         bucket: BucketSpec,
         gradient: Gradient,
-        hyper: Hyper,
+        hyper: StepHyper,
     ) -> None:
         self.primary, self.standby = KVStore(consistency), KVStore(consistency)
         self.recorder = Recorder()
@@ -230,9 +232,7 @@ class Pair:
 
     def parameters(self, key: int) -> Tensor:
         """Returns the values that the store holds."""
-        assert self._serving.capture_at(None)
-        snapshot = self._serving.captured()
-        assert snapshot is not None
+        snapshot = snapshot_of(self._serving)
         return snapshot[key].values
 
 

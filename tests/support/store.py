@@ -11,6 +11,7 @@ from torch import Tensor
 from hubring.ps.compression.compressor import by_name
 from hubring.ps.core.messages import (
     Coded,
+    CollectiveResult,
     Delivery,
     Init,
     Pull,
@@ -18,8 +19,7 @@ from hubring.ps.core.messages import (
     ReadState,
     Refusal,
     Reply,
-    Result,
-    State,
+    StateReply,
     Ticket,
     Values,
     WriteParameters,
@@ -28,6 +28,7 @@ from hubring.ps.core.messages import (
 from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.store.consistency import Consistency
+from hubring.ps.store.key_state import Snapshot
 from hubring.ps.store.store import KVStore
 
 # The gradient of the ledger tensor is 1 in the push's slot, so that lr -1 adds it.
@@ -40,7 +41,7 @@ def bucket(
 ) -> BucketSpec:
     names = ["weight", *(f"weight{number}" for number in range(1, parameters))]
     tensors = tuple(TensorSpec(name, (numel // parameters,)) for name in names)
-    return BucketSpec(0, dtype, 0, optimizer, tensors, codec)
+    return BucketSpec(0, dtype, optimizer, tensors, codec)
 
 
 def sender(rank: int, life: int = 1) -> Sender:
@@ -69,7 +70,7 @@ def hub(
     if initialise and optimizer:
         for key in range(keys):
             assert store.handle(Init(sender(0), key, torch.zeros(numel)), "init") == [
-                Delivery("init", Result())
+                Delivery("init", CollectiveResult())
             ]
     return store
 
@@ -95,8 +96,16 @@ def load(rank: int, clock: int, buffer: float | None, sequence: int | None = Non
 
 def state(store: KVStore, rank: int = 0) -> dict[str, list[float]]:
     ((_, reply),) = store.handle(ReadState(sender(rank), 0), "look")
-    assert isinstance(reply, State)
+    assert isinstance(reply, StateReply)
     return {name: tensor.tolist() for name, tensor in reply.state.tensors.items()}
+
+
+def snapshot_of(store: KVStore) -> Snapshot:
+    """Returns the snapshot of now."""
+    assert store.capture_at(None)
+    snapshot = store.captured()
+    assert snapshot is not None
+    return snapshot
 
 
 def values_of(reply: Reply) -> Values:

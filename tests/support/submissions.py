@@ -11,7 +11,7 @@ import yaml
 
 from hubring.ps import cli
 from hubring.ps.config import terminal
-from hubring.ps.submit.engines import ENGINES
+from hubring.ps.submit.engine import ENGINES
 from hubring.ps.submit.job import Submission, assemble
 
 IMAGE = "registry.example/hubring:1"

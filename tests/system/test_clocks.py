@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hubring.workers.compare.experiment.setting import Link
-from hubring.workers.compare.hardship.network import network, why_not
-from tests.support.compare.anywhere import PATIENT, reported, write_experiment
-from tests.support.compare.timelines import aligned
+from hubring.workers.compare.plan.setting import Link
+from hubring.workers.compare.run.site import network, why_not
+from tests.support.compare.anywhere import PATIENT, aligned, reported, write_experiment
 from tests.support.processes.cluster import Cluster
 from tests.support.processes.machines import NEED_MACHINES, machine
 

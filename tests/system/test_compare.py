@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hubring.workers.compare.hardship.network import why_not
+from hubring.workers.compare.run.site import why_not
 from tests.support.compare.anywhere import PATIENT, reported, write_experiment
 from tests.support.processes.cluster import MEASURED, PATIENCE, Cluster, measured
 from tests.support.processes.process_tree import below, parent
@@ -81,7 +81,7 @@ def test_rows_that_lose_their_coordinator_fail_and_one_with_a_standby_goes_on(
 
 
 @pytest.mark.full
-def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_comparison_resumes_without_repeating_runs(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = measured(3000, "--rows", "local,hub-bsp", "--seeds", "1", "--out", str(out))
     killed = cluster.run("killed", COMPARE, *words)

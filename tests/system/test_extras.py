@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.core.extras import EXTRAS
+from hubring.ps.core.packages import EXTRAS
 from tests.support.processes.cluster import TRAIN, Cluster, Program, measured
 
 WORKER = "hubring.workers.programs.ps_worker"
@@ -48,11 +48,9 @@ def one_line(program: Program, name: str, text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], ["--job", "digits"]])
-def test_the_job_that_needs_an_extra_is_refused(
-    cluster: Cluster, bare: dict[str, str], flags: list[str]
-) -> None:
-    one_line(cluster.run("worker", WORKER, *flags, variables=bare), "ps-worker", JOB_LACK)
+def test_the_job_that_needs_an_extra_is_refused(cluster: Cluster, bare: dict[str, str]) -> None:
+    """It is the job without `--job`."""
+    one_line(cluster.run("worker", WORKER, variables=bare), "ps-worker", JOB_LACK)
 
 
 @pytest.mark.slow
@@ -64,6 +62,7 @@ def test_the_job_that_needs_no_extra_trains(cluster: Cluster, bare: dict[str, st
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["run", "calibrate"])
 def test_a_comparison_of_that_job_is_refused_before_it_measures(
     cluster: Cluster, bare: dict[str, str], command: str
@@ -88,6 +87,7 @@ def test_a_comparison_of_a_script_needs_no_extra(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_error_of_a_script_that_imports_an_extra_has_the_command(
     cluster: Cluster, bare: dict[str, str]
 ) -> None:
@@ -96,6 +96,7 @@ def test_the_error_of_a_script_that_imports_an_extra_has_the_command(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_bench_runs_the_cases_that_it_can(cluster: Cluster, bare: dict[str, str]) -> None:
     bench = cluster.run("bench", WORKER, "bench", "--cases", "2:digits:sgd", variables=bare)
     assert bench.done(78)["error"] == f"--cases 2:digits:sgd: {LACK}"

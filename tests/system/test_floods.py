@@ -11,9 +11,11 @@ import psutil
 import pytest
 
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.observe.health_check import probe
-from tests.campaign.fuzz.ports import listening, ports
+from hubring.ps.observe.health import probe
+from tests.campaign.processes import listening, ports
 from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
+
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 ATTACKS = (
     *("calls", "wrong_tokens", "streams", "large_calls", "idle_probes", "long_probes", "unread_probes"),
@@ -120,15 +122,8 @@ def places_of(address: str, server: int, shards: list[int]) -> list[str]:
     return [host, control, str(page), *map(str, found.shards), *(f"@{name.decode()}" for name in found.shm)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("wire", "limit"),
-    [
-        ("shm", "-Sn 300"),
-        pytest.param("shm", "-n 300", marks=pytest.mark.full),
-        pytest.param("zmq", "-n 1024", marks=pytest.mark.full),
-        pytest.param("grpc", "-n 1024", marks=pytest.mark.full),
-    ],
+    ("wire", "limit"), [("shm", "-Sn 300"), ("shm", "-n 300"), ("zmq", "-n 1024"), ("grpc", "-n 1024")]
 )
 def test_silent_connections_leave_descriptors_for_the_members(
     cluster: Cluster, wire: str, limit: str
@@ -153,8 +148,6 @@ def test_silent_connections_leave_descriptors_for_the_members(
     assert all("connection lost" not in worker.said() for worker in pair)
 
 
-@pytest.mark.slow
-@pytest.mark.full
 @pytest.mark.parametrize("wire", ["shm", "zmq", "grpc"])
 def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster, wire: str) -> None:
     server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0")

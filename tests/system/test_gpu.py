@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hubring.workers.compare.hardship.hosts import Hosts
-from hubring.workers.compare.peers.programs import PeerPrograms
-from hubring.workers.peers.rows import find
+from hubring.workers.compare.run.programs import PeerPrograms
+from hubring.workers.compare.run.site import LocalHosts
+from hubring.workers.peers.rows import find_peer
 from tests.support.processes.cluster import SCRIPTS, Cluster, Program
 
 pytestmark = [
@@ -73,7 +73,7 @@ def test_a_comparisons_workers_train_on_their_gpu_on_a_hub_and_alone(cluster: Cl
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero1"])
 def test_a_peer_on_nccl_trains_on_the_gpu(cluster: Cluster, name: str) -> None:
-    programs = PeerPrograms(find(name), 1, cluster.folder, Hosts(), backend="nccl")
+    programs = PeerPrograms(find_peer(name), 1, cluster.folder, LocalHosts(), backend="nccl")
     (worker,) = programs.worker_programs(lambda _: DIGITS)
     cluster.start(name, worker.argv).done()
     assert programs.result(0)["device"] == "cuda"

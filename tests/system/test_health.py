@@ -11,8 +11,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from hubring.ps.observe.health_check import probe
-from hubring.ps.security.access import unproved
+from hubring.ps.observe.health import probe
+from hubring.ps.security.access import unproved_access
 from hubring.ps.transport.grpc.channel import open_channel
 from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
 from tests.support.processes.stopwatch import Stopwatch
@@ -49,7 +49,7 @@ def holding(cluster: Cluster, address: str, tmp_path: Path) -> tuple[Program, Pa
 
 def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
     _, address = cluster.server("--shards", "2")
-    with open_channel(address, unproved(address, PATIENCE)) as channel:
+    with open_channel(address, unproved_access(address, PATIENCE)) as channel:
         until(channel, "hubring.v1.Data", SERVING)
     shards = [shard["address"] for shard in cluster.status(address)["shards"]]
     assert len(shards) == 2
@@ -64,7 +64,7 @@ def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
 def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server()
     worker, go = holding(cluster, address, tmp_path)
-    with open_channel(address, unproved(address, PATIENCE)) as channel:
+    with open_channel(address, unproved_access(address, PATIENCE)) as channel:
         until(channel, "hubring.v1.Data", SERVING)
         until(channel, "ready", SERVING)
         server.process.send_signal(signal.SIGTERM)
@@ -75,12 +75,13 @@ def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path:
     go.touch()
     worker.done(75)
     server.done(75)
+    assert f"no server answers at {address}" in probed(cluster, address).done(69)["error"]
 
 
 def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--shards", "2", "--lease", "60")  # it lives until its worker has left
     worker, go = holding(cluster, address, tmp_path)
-    with open_channel(address, unproved(address, PATIENCE)) as channel:
+    with open_channel(address, unproved_access(address, PATIENCE)) as channel:
         until(channel, "hubring.v1.Data", SERVING)
         os.kill(cluster.status(address)["shards"][1]["pid"], signal.SIGKILL)
         until(channel, "hubring.v1.Data", NOT_SERVING)
@@ -90,10 +91,3 @@ def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster, tmp_path
     go.touch()
     worker.done(69)
     server.done(69)
-
-
-def test_nobody_at_the_address_is_told_as_such(cluster: Cluster) -> None:
-    server, address = cluster.server()
-    server.process.send_signal(signal.SIGTERM)
-    server.done(75)
-    assert f"no server answers at {address}" in probed(cluster, address).done(69)["error"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 
 import pytest
 
@@ -31,6 +30,7 @@ def test_a_job_waits_for_the_shards_of_other_hosts_which_end_with_the_server(clu
     assert "shards 0, and 2 on other hosts" in server.said()
 
 
+@pytest.mark.full
 def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
     port = str(free_port())
     host = joined(cluster, f"127.0.0.1:{port}")
@@ -44,16 +44,6 @@ def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
 
 
 @pytest.mark.full
-def test_shards_without_a_server_end_with_a_sentence(cluster: Cluster) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        host = joined(cluster, address)
-        host.until_said(f"no server at {address} yet")  # the seconds count from here
-        host.done(69, timeout=15)
-    assert f"no server answers at {address}" in host.said()
-
-
 def test_shards_whose_server_was_killed_end_with_69_and_say_so(cluster: Cluster) -> None:
     server, address = cluster.server("--shards", "0", "--await-shards", "1", "--lease", "2")
     host = joined(cluster, address)
@@ -63,6 +53,7 @@ def test_shards_whose_server_was_killed_end_with_69_and_say_so(cluster: Cluster)
     assert f"the server at {address} has not answered for 4 s" in host.said()
 
 
+@pytest.mark.full
 def test_a_host_that_is_stopped_in_the_middle_of_a_job_exits_with_an_error(cluster: Cluster) -> None:
     flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--no-page"]
     _, address = cluster.server(*flags)

@@ -14,27 +14,23 @@ from typing import Any
 
 import pytest
 
-from hubring.workers.compare.experiment.setting import Link
-from hubring.workers.compare.hardship.network import BURST_BYTES, LINE_BYTES, PAYLOAD_BYTES, network, why_not
+from hubring.workers.compare.plan.setting import BURST_BYTES, LINE_BYTES, PAYLOAD_BYTES, Link
+from hubring.workers.compare.run.site import network, why_not
 from tests.support.processes.cluster import SCRIPTS, Cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(240)]
 
 EXCHANGE = str(SCRIPTS / "exchange.py")
 MEBI = 1 << 20
 SLICES, SLICE_BYTES, STEPS = 20, MEBI, 3
 NBYTES = SLICES * SLICE_BYTES
-OTHERS = [(1, False), (4, False), (2, True), (4, True)]
 RATE = 50_000_000
 """Bytes a second each way, headers of frames included: little enough that other tests may run beside this."""
 HALF = 0.5
 """Of the rate: what an exchange cannot pass whose ways up and down take turns."""
 
 
-@pytest.mark.parametrize(
-    ("workers", "colocated"),
-    [(2, False), *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)],
-)
+@pytest.mark.parametrize(("workers", "colocated"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
 def test_zmq_fills_saturated_links(cluster: Cluster, workers: int, colocated: bool) -> None:
     if reason := why_not():
         pytest.skip(reason)

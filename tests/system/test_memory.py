@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 LARGE = str(SCRIPTS / "large.py")
 MEBI = 2**20
-MODEL = 100
+MODEL = 50
 """MiB of parameters."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hubring.ps.core import extras
+from hubring.ps.core import packages
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.workers.programs import on_ray
 from tests.support.needs import needs
@@ -22,7 +22,7 @@ PATIENT = 300.0
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"on_ray\.train: ray is not installed; .* pip install '\.\[ray\]'"):
         on_ray.train([], workers=2)
 
@@ -41,7 +41,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_cluster_that_has_no_room_for_all_workers_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], sentence: str
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: True)
+    monkeypatch.setattr(packages, "find_spec", lambda name: True)
     ray = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 4.0})
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(UsageError, match=sentence):

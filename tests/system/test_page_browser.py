@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from tests.support.needs import needs
 from tests.support.pages.served_page import EVERY_STATE, served_page
 from tests.support.pages.status_hub import worker
 from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.system.browser import (
+    DESK,
+    NEED_CHROMIUM,
+    PHONE,
+    Visit,
+    assert_tab_reaches_everything_once,
+    chromium,
+)
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-AXE = Path(__file__).parent.parent / "axe" / "axe.min.js"
 SHOTS = Path(os.environ["PAGE_SHOTS"]) if "PAGE_SHOTS" in os.environ else None
 
-pytestmark = [pytest.mark.slow, *needs(CHROMIUM, "Chromium", "apt-get install chromium")]
+pytestmark = [pytest.mark.slow, *NEED_CHROMIUM]
 
-PHONE, DESK = 320, 1280
 PATIENCE_MS = 90_000.0
 """For what a busy machine takes its time for; nothing is measured by it."""
-SCRIPTS = "() => axe.run(document, {resultTypes: ['violations']})"
 FIRST_MARK = """rank => {
     window.firstMark = null
     new MutationObserver(() => {
@@ -35,34 +37,15 @@ FIRST_MARK = """rank => {
         if (state && window.firstMark === null) window.firstMark = state.textContent
     }).observe(document.body, {subtree: true, childList: true, characterData: true})
 }"""
-FOCUSABLE = """() => [...document.querySelectorAll('a[href], button, input, [tabindex="0"]')]
-    .filter(each => each.checkVisibility()).length"""
-FOCUSED = """() => {
-    const here = document.activeElement, box = here.getBoundingClientRect(), style = getComputedStyle(here)
-    return {tag: here.tagName, id: here.id, text: here.textContent.slice(0, 40),
-            drawn: style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2,
-            shown: box.width > 0 && box.bottom > 0 && box.top < innerHeight}
-}"""
 
 
-class Visit:
-    """A page that is open, and all that it asked for and complained of."""
+class PageSeen(Visit):
+    """A visit to the status page, which may take its time."""
 
     def __init__(self, page: Page, address: str) -> None:
-        self.page = page
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
+        super().__init__(page)
         page.set_default_timeout(PATIENCE_MS)
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.goto(address)
-
-    def violations(self) -> list[str]:
-        """What axe-core finds wrong with the page as it stands."""
-        self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate(SCRIPTS)
-        return [f"{each['id']}: {each['nodes'][0]['failureSummary']}" for each in found["violations"]]
 
     def shoot(self, name: str) -> None:
         """Keeps a picture of the whole page, if somebody wants to see it."""
@@ -73,16 +56,14 @@ class Visit:
 @pytest.fixture
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
-def visit(browser: Browser) -> Callable[..., Visit]:
-    def open_page(address: str, width: int = DESK, **more: Any) -> Visit:
-        return Visit(browser.new_page(viewport={"width": width, "height": 800}, **more), address)
+def visit(browser: Browser) -> Callable[..., PageSeen]:
+    def open_page(address: str, width: int = DESK, **more: Any) -> PageSeen:
+        return PageSeen(browser.new_page(viewport={"width": width, "height": 800}, **more), address)
 
     return open_page
 
@@ -99,13 +80,13 @@ def served(cluster: Cluster, *flags: str) -> tuple[Program, str, str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_the_page_fits_is_accessible_and_asks_nobody_else(
-    visit: Callable[..., Visit], width: int, scheme: str, view: str
+    visit: Callable[..., PageSeen], width: int, scheme: str, view: str
 ) -> None:
     with served_page(**EVERY_STATE) as opened:
         seen = visit(f"{opened.address}/{view}", width, color_scheme=scheme)
         expect(seen.page.locator("#live")).to_have_text("Live")
         seen.shoot(f"every-state-{width}-{scheme}{'-tables' if view else ''}")
-        assert seen.page.evaluate("() => document.documentElement.scrollWidth") == width
+        assert seen.width() == width
         assert seen.violations() == []
         assert all(url.startswith(f"{opened.address}/") for url in seen.asked), seen.asked
         assert seen.complaints == []
@@ -113,7 +94,9 @@ def test_the_page_fits_is_accessible_and_asks_nobody_else(
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
 @pytest.mark.parametrize("workers", [1, 4, 64])
-def test_few_and_many_fit_into_the_picture(visit: Callable[..., Visit], workers: int, topology: str) -> None:
+def test_few_and_many_fit_into_the_picture(
+    visit: Callable[..., PageSeen], workers: int, topology: str
+) -> None:
     shards = 0 if topology == "ring" else {1: 1, 4: 2, 64: 12}[workers]
     with served_page(workers, shards, topology=topology) as opened:
         seen = visit(opened.address, PHONE if workers == 4 else DESK)
@@ -130,7 +113,7 @@ def test_few_and_many_fit_into_the_picture(visit: Callable[..., Visit], workers:
 
 
 def test_workers_are_seen_to_join_and_a_stopped_one_within_two_seconds(
-    visit: Callable[..., Visit], cluster: Cluster, tmp_path: Path
+    visit: Callable[..., PageSeen], cluster: Cluster, tmp_path: Path
 ) -> None:
     server, address, link = served(cluster, "--workers", "3", "--lease", "60", "--once")
     seen = visit(link)
@@ -171,7 +154,7 @@ def test_workers_are_seen_to_join_and_a_stopped_one_within_two_seconds(
 
 
 def test_buttons_work_with_the_token_and_not_without(
-    visit: Callable[..., Visit], cluster: Cluster, tmp_path: Path
+    visit: Callable[..., PageSeen], cluster: Cluster, tmp_path: Path
 ) -> None:
     saved, go = tmp_path / "saved", tmp_path / "go"
     server, address, link = served(cluster, "--workers", "1", "--checkpoint-dir", str(saved), "--page-public")
@@ -212,7 +195,7 @@ def test_buttons_work_with_the_token_and_not_without(
     expect(page.locator("#live")).to_contain_text("the server has stopped")
 
 
-def test_who_is_asked_whether_sure_may_say_no(visit: Callable[..., Visit]) -> None:
+def test_a_dismissed_confirmation_cancels_the_action(visit: Callable[..., PageSeen]) -> None:
     with served_page() as opened:
         page = visit(opened.link).page
         page.on("dialog", lambda dialog: dialog.dismiss())
@@ -224,7 +207,7 @@ def test_who_is_asked_whether_sure_may_say_no(visit: Callable[..., Visit]) -> No
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_who_has_no_token_signs_in(visit: Callable[..., Visit], scripts: bool) -> None:
+def test_a_visitor_without_a_token_signs_in(visit: Callable[..., PageSeen], scripts: bool) -> None:
     with served_page(public=False, **EVERY_STATE) as opened:
         page = visit(opened.address, java_script_enabled=scripts).page
         expect(page.locator("h1")).to_have_text("Sign in")
@@ -242,7 +225,7 @@ def test_who_has_no_token_signs_in(visit: Callable[..., Visit], scripts: bool) -
             assert "token" not in page.url
 
 
-def test_it_reads_and_acts_without_scripts(visit: Callable[..., Visit]) -> None:
+def test_the_page_reads_and_acts_without_scripts(visit: Callable[..., PageSeen]) -> None:
     with served_page(**EVERY_STATE) as opened:
         seen = visit(opened.address, java_script_enabled=False)
         page = seen.page
@@ -267,7 +250,7 @@ def test_it_reads_and_acts_without_scripts(visit: Callable[..., Visit]) -> None:
         expect(page.locator("h1")).to_contain_text("train.py")
 
 
-def test_what_somebody_does_outlasts_what_changes(visit: Callable[..., Visit]) -> None:
+def test_input_and_focus_survive_updates_of_the_page(visit: Callable[..., PageSeen]) -> None:
     with served_page(**EVERY_STATE) as opened:
         page = visit(opened.address).page
         expect(page.locator("#live")).to_have_text("Live")
@@ -285,22 +268,14 @@ def test_what_somebody_does_outlasts_what_changes(visit: Callable[..., Visit]) -
         assert page.evaluate("() => document.activeElement.id") == "token"
 
 
-def test_tab_reaches_everything_and_shows_where_it_is(visit: Callable[..., Visit]) -> None:
+def test_tab_reaches_everything_and_shows_where_it_is(visit: Callable[..., PageSeen]) -> None:
     with served_page(**EVERY_STATE) as opened:
         page = visit(opened.address).page
         expect(page.locator("#live")).to_have_text("Live")
-        count, met = page.evaluate(FOCUSABLE), set()
-        assert count > 8
-        for _ in range(count):
-            page.keyboard.press("Tab")
-            here = page.evaluate(FOCUSED)
-            assert here["drawn"], here
-            assert here["shown"], here
-            met.add((here["tag"], here["id"], here["text"]))
-        assert len(met) == count
+        assert_tab_reaches_everything_once(page, 8)
 
 
-def test_numbers_are_one_step_away_for_those_who_look_rather_at_them(visit: Callable[..., Visit]) -> None:
+def test_numbers_are_one_step_away_for_those_who_look_rather_at_them(visit: Callable[..., PageSeen]) -> None:
     with served_page() as opened:
         page = visit(opened.address).page
         expect(page.locator("#live")).to_have_text("Live")
@@ -315,7 +290,7 @@ def test_numbers_are_one_step_away_for_those_who_look_rather_at_them(visit: Call
 
 
 def test_a_curves_value_is_shown_under_the_pointer_and_stays_when_it_grows(
-    visit: Callable[..., Visit],
+    visit: Callable[..., PageSeen],
 ) -> None:
     workers = [worker(0, metrics={"accuracy": 0.25})]
     with served_page(1, seconds_up=100.0, workers=workers) as opened:
@@ -335,7 +310,7 @@ def test_a_curves_value_is_shown_under_the_pointer_and_stays_when_it_grows(
         expect(page.locator(".pointer")).to_have_count(0)
 
 
-def test_a_server_that_went_away_is_told(visit: Callable[..., Visit]) -> None:
+def test_a_server_that_went_away_is_told(visit: Callable[..., PageSeen]) -> None:
     with served_page() as opened:
         page = visit(opened.address).page
         expect(page.locator("#live")).to_have_text("Live")

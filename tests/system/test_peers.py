@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from hubring.workers.compare.hardship.hosts import Hosts
-from hubring.workers.compare.judge import gate
-from hubring.workers.compare.judge.steps import recorded, synchronous
-from hubring.workers.compare.peers.programs import PeerPrograms
-from hubring.workers.peers.rows import PEERS, find
+from hubring.workers.compare.decide import gate
+from hubring.workers.compare.decide.steps import recorded, synchronous
+from hubring.workers.compare.run.programs import PeerPrograms
+from hubring.workers.compare.run.site import LocalHosts
+from hubring.workers.peers.rows import PEERS, find_peer
 from tests.support.needs import do_without
 from tests.support.processes.cluster import SMALL, Cluster, Program
 
@@ -47,10 +47,10 @@ def ring(cluster: Cluster, words: Sequence[str]) -> gate.Parameters:
 
 def train(cluster: Cluster, name: str, words: Sequence[str], servers: int = 1) -> list[dict[str, Any]]:
     """Trains by a peer to the end; its results by rank."""
-    row = find(name)
+    row = find_peer(name)
     if missing := row.missing():
         do_without(missing)
-    programs = PeerPrograms(row, 2, cluster.folder, Hosts(), servers=servers)
+    programs = PeerPrograms(row, 2, cluster.folder, LocalHosts(), servers=servers)
     serving = [cluster.start(f"{name} {each.name}", each.argv) for each in programs.server_programs()]
     if row.leads:
         serving[0].until(lambda: programs.meet.exists() and programs.meet.read_text() != "", "address")
@@ -73,10 +73,12 @@ def ended(program: Program) -> None:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in PEERS])
 def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster: Cluster, name: str) -> None:
     # The script goes without torch's compiler, which DDP and FSDP ask for a word.
-    grouped = find(name).grouped
+    grouped = find_peer(name).grouped
     words, steps = (DIGITS, DIGITS_STEPS) if grouped else (SCRIPT, SCRIPT_STEPS)
     results = train(cluster, name, words)
-    apart, where = gate.difference(ring(cluster, words), load_file(cluster.folder / "peer.safetensors"))
+    apart, where, _ = gate.difference(
+        ring(cluster, words), load_file(cluster.folder / "peer.safetensors"), gate.TOLERANCE
+    )
     assert apart <= gate.TOLERANCE, where
     assert [(one["rank"], one["size"], one["topology"]) for one in results] == [(0, 2, name), (1, 2, name)]
     assert all(one["steps"] == steps and one["exit_code"] == 0 for one in results)
@@ -137,8 +139,8 @@ for step in range(10):
 def assert_like_the_ring(cluster: Cluster, name: str, script: Path) -> None:
     """Trains a script with a peer and with a ring: both must end with the same parameters."""
     train(cluster, name, [str(script)])
-    apart, where = gate.difference(
-        ring(cluster, [str(script)]), load_file(cluster.folder / "peer.safetensors")
+    apart, where, _ = gate.difference(
+        ring(cluster, [str(script)]), load_file(cluster.folder / "peer.safetensors"), gate.TOLERANCE
     )
     assert apart <= gate.TOLERANCE, where
 
@@ -192,17 +194,20 @@ def test_a_rank_may_report_nan_before_a_step_and_all_may_leave_steps_out(
 @pytest.mark.full
 def test_rpcs_workers_end_the_same_on_two_servers(cluster: Cluster) -> None:
     train(cluster, "rpc", SCRIPT, servers=2)
-    apart, where = gate.difference(ring(cluster, SCRIPT), load_file(cluster.folder / "peer.safetensors"))
+    apart, where, _ = gate.difference(
+        ring(cluster, SCRIPT), load_file(cluster.folder / "peer.safetensors"), gate.TOLERANCE
+    )
     assert apart <= gate.TOLERANCE, where
 
 
+@pytest.mark.full
 def test_a_worker_that_fails_says_why_and_takes_the_others_along(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(
         "import hubring\nhubring.init()\nassert hubring.rank() == 0, 'this rank is broken'\n"
         "hubring.barrier('never')\n"
     )
-    programs = PeerPrograms(find("ddp"), 2, cluster.folder, Hosts())
+    programs = PeerPrograms(find_peer("ddp"), 2, cluster.folder, LocalHosts())
     first, second = [
         cluster.start(one.name, one.argv) for one in programs.worker_programs(lambda _: [str(script)])
     ]
@@ -212,15 +217,16 @@ def test_a_worker_that_fails_says_why_and_takes_the_others_along(cluster: Cluste
     assert "error" in first.result()
 
 
+@pytest.mark.full
 def test_a_peer_that_is_not_installed_ends_with_what_to_install(cluster: Cluster) -> None:
     program = cluster.start(
         "hidden",
         [
             sys.executable,
             "-c",
-            "from hubring.workers.compare.peers import run\nfrom hubring.ps.core import extras\n"
+            "from hubring.workers.compare.run.peers import run\nfrom hubring.ps.core import packages\n"
             "from hubring.workers.peers import rows\n"
-            "extras.find_spec = lambda name: None\n"
+            "packages.find_spec = lambda name: None\n"
             "rows.which = lambda name: name\n"
             "run.main()",
             *("--peer", "ray", "--rank", "0", "--world-size", "1", "--meet", "/nowhere", SMALL, "1"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from itertools import product
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,69 +12,81 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.fork_server import ForkServer
 
 pytestmark = pytest.mark.slow
 
 KINDS = {"hub": [], "aggregate": ["--aggregate"], "ring": ["--topology", "ring"]}
-FIRST = {("hub", "one"), ("aggregate", "all"), ("ring", "server")}
-"""Every kind once and everyone who is told once: what `make test` runs of them."""
+FIRST = [("hub", "ctrl-c"), ("ring", "server")]
+"""What `make test` runs of them. In test_own_state.py it stops a hub that averages."""
+OTHERS = [("hub", "server"), ("hub", "one"), ("aggregate", "all"), ("ring", "one")]
 
 
 class Runs:
     """The same job again and again, its checkpoints in one folder a name."""
 
-    def __init__(self, cluster: Cluster, tmp_path: Path, kind: str) -> None:
-        self.cluster, self.folder, self.kind = cluster, tmp_path, kind
+    def __init__(self, cluster: Cluster, folder: Path, kind: str) -> None:
+        self.cluster, self.folder, self.kind = cluster, folder, kind
 
-    def start(self, name: str, number: int, *hold: str) -> tuple[Program, list[Program]]:
-        script = [SMALL, "60", "16", *hold]
+    def start(self, name: str, number: int, *hold: str, shards: str = "1") -> tuple[Program, list[Program]]:
         saved = self.folder / f"{name}-saved"
         flags = ["--workers", "2", "--once", "--slice-bytes", "128", "--checkpoint-dir", str(saved)]
-        server, address = self.cluster.server(*flags, name=f"{name}-server{number}")
+        server_name = f"{name}-server{number}"
+        server, address = self.cluster.server(*flags, "--shards", shards, name=server_name)
         keeps = [] if self.kind == "hub" else ["--checkpoint-dir", str(saved)]
-        common = [*KINDS[self.kind], *keeps, "--save-parameters", str(self.folder / f"{name}.safetensors")]
+        words = [*KINDS[self.kind], *keeps, "--save-parameters", str(self.folder / f"{name}.safetensors")]
+        words += [SMALL, "60", "16", *hold]
         pair = [
-            self.cluster.worker(
-                address,
-                "--rank",
-                str(rank),
-                *common,
-                SMALL,
-                "60",
-                "16",
-                *script,
-                name=f"{name}-{number}-{rank}",
-            )
+            self.cluster.worker(address, "--rank", str(rank), *words, name=f"{name}-{number}-{rank}")
             for rank in range(2)
         ]
         return server, pair
 
-    def finish(self, name: str, number: int) -> dict[str, Tensor]:
-        server, pair = self.start(name, number)
+    def finish(self, name: str, number: int, shards: str = "1") -> dict[str, Tensor]:
+        server, pair = self.start(name, number, shards=shards)
         for worker in pair:
             assert worker.done()["steps"] == 60
         assert server.done()["finished"] == [0, 1]
         return load_file(self.folder / f"{name}.safetensors")
 
 
+@pytest.fixture(scope="module")
+def wholes(
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, Tensor]]:
+    """Returns the parameters of an undisturbed job of a kind."""
+
+    @cache
+    def whole(kind: str) -> dict[str, Tensor]:
+        cluster = Cluster(tmp_path_factory.mktemp(kind), fork_server)
+        try:
+            return Runs(cluster, cluster.folder, kind).finish("whole", 0)
+        finally:
+            cluster.end()
+
+    return whole
+
+
 @pytest.mark.parametrize(
     ("kind", "whom"),
-    [
-        pytest.param(*case, marks=() if case in FIRST else pytest.mark.full)
-        for case in product(KINDS, ("one", "all", "server"))
-    ],
+    [*FIRST, *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)],
 )
 def test_a_job_that_was_stopped_ends_in_the_same_bytes(
-    cluster: Cluster, tmp_path: Path, kind: str, whom: str
+    cluster: Cluster,
+    tmp_path: Path,
+    wholes: Callable[[str], dict[str, Tensor]],
+    kind: str,
+    whom: str,
 ) -> None:
-    runs, go = Runs(cluster, tmp_path, kind), tmp_path / "go"
-    whole = runs.finish("whole", 0)
+    """On another number of shards too."""
+    runs, go, whole = Runs(cluster, tmp_path, kind), tmp_path / "go", wholes(kind)
     server, pair = runs.start("parted", 0, "hold", str(go), "20")
     for worker in pair:
         worker.until_said("holding at 20")
-    told = {"one": pair[:1], "all": [*pair, server], "server": [server]}[whom]
+    told = {"one": pair[:1], "all": [*pair, server]}.get(whom, [server])
+    number = {"server": signal.SIGTERM, "ctrl-c": signal.SIGINT}.get(whom, signal.SIGUSR1)
     for program in told:
-        program.process.send_signal(signal.SIGTERM if whom == "server" else signal.SIGUSR1)
+        program.process.send_signal(number)
     for program in told:
         program.until_said("SIG")
     if (kind, whom) == ("ring", "server"):
@@ -83,12 +96,13 @@ def test_a_job_that_was_stopped_ends_in_the_same_bytes(
     steps = {worker.done(75)["steps"] for worker in pair}
     assert len(steps) == 1, "the workers left after different steps"
     assert 20 < steps.pop() < 60
-    assert server.done(75)["preempted"] == [0, 1]
-    parted = runs.finish("parted", 1)
+    assert server.done(130 if whom == "ctrl-c" else 75)["preempted"] == [0, 1]
+    parted = runs.finish("parted", 1, shards="2" if kind == "hub" else "1")
     assert whole.keys() == parted.keys()
     assert all(whole[name].equal(parted[name]) for name in whole)
 
 
+@pytest.mark.full
 def test_a_repeated_notice_is_no_second_wish(cluster: Cluster, tmp_path: Path) -> None:
     runs, go = Runs(cluster, tmp_path, "ring"), tmp_path / "go"
     server, pair = runs.start("noticed", 0, "hold", str(go), "20")
@@ -103,6 +117,7 @@ def test_a_repeated_notice_is_no_second_wish(cluster: Cluster, tmp_path: Path) -
     server.done(75)
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_another_model_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     saved = ["--checkpoint-dir", str(tmp_path / "saved")]
     worker = cluster.run("first", "hubring.workers.programs.ps_worker", *saved, SMALL, "5", "16")
@@ -114,10 +129,8 @@ def test_a_checkpoint_of_another_model_is_refused(cluster: Cluster, tmp_path: Pa
     assert "is of another model: '0.weight' is float32[8, 16] in the checkpoint" in other.done(78)["error"]
 
 
-@pytest.mark.parametrize("kind", ["hub", "ring"])
-def test_nobody_promises_a_checkpoint_that_is_not_written(
-    cluster: Cluster, tmp_path: Path, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["hub", pytest.param("ring", marks=pytest.mark.full)])
+def test_no_program_promises_an_unwritten_checkpoint(cluster: Cluster, tmp_path: Path, kind: str) -> None:
     go = tmp_path / "go"
     server, address = cluster.server("--workers", "1", "--once")
     worker = cluster.worker(address, *KINDS[kind], SMALL, "60", "16", "hold", str(go), "20")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.process.command import module_command
+from hubring.ps.process.launch import module_command
 from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.support.processes.process_tree import GRACE, ends_by
 
@@ -23,11 +23,11 @@ PS_RUN = "hubring.workers.programs.ps_run"
 TEAM = """
 import signal, sys
 from hubring.ps.config.environment import environment
-from hubring.ps.process.children import passing_on
+from hubring.ps.process.child import passing_on
 from hubring.workers.localrun import team
 team.QUIT_SECONDS = 0.2
 commands = [(sys.executable, "-c", code) for code in sys.argv[1:]]
-job = team.Team(commands, [environment()] * len(commands))
+job = team.LocalTeam(commands, [environment()] * len(commands))
 with passing_on([signal.SIGTERM], job.signal):
     sys.exit(job.run(print))
 """
@@ -52,6 +52,8 @@ def test_a_pipe_that_closes_ends_the_workers_without_a_word() -> None:
         assert program.stderr.read() == b""
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("forked_pythons")
 def test_a_reader_of_the_first_line_ends_ps_run_too(tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text("while True: print('line')\n")
@@ -145,12 +147,19 @@ def test_settings_reach_both_sides_and_a_summary_ends_the_run(cluster: Cluster) 
     assert '"exit_code"' not in program.out.read_text()
 
 
-def test_a_folder_for_checkpoints_that_nobody_writes_is_named(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_workers_that_step_save_and_a_folder_that_nobody_writes_is_named(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(Path(SMALL).read_text().replace("hubring.init()", "hubring.init(aggregate=True)"))
     program = ps_run(cluster, "-n", "2", "--checkpoint-dir", str(tmp_path / "saved"), str(script), "3", "16")
     assert program.wait() == 0, program.said()
-    assert "--checkpoint-dir has no effect, because the workers step" in program.said()
+    assert [*tmp_path.glob("saved/workers/*-step-3")]
+    _, address = cluster.server("--workers", "1", "--once", "--checkpoint-dir", str(tmp_path / "other"))
+    worker = cluster.worker(address, str(script), "3", "16")
+    assert worker.done()["steps"] == 3
+    assert "--checkpoint-dir has no effect, because the workers step" in worker.said()
 
 
 @pytest.mark.full
@@ -203,6 +212,8 @@ def in_folder(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("forked_pythons")
 def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
     package = tmp_path / "pkg"
     package.mkdir()

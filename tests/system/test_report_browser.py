@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page
 
-from hubring.workers.compare.page import page as made_page
+from hubring.workers.compare.show.page import page as made_page
 from tests.support.compare.results import full, minimal, read
-from tests.support.needs import needs
+from tests.system.browser import (
+    DESK,
+    NEED_CHROMIUM,
+    PHONE,
+    Visit,
+    assert_tab_reaches_everything_once,
+    chromium,
+)
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-AXE = Path(__file__).parent.parent / "axe" / "axe.min.js"
+pytestmark = [pytest.mark.slow, *NEED_CHROMIUM]
 
-pytestmark = [pytest.mark.slow, *needs(CHROMIUM, "Chromium", "apt-get install chromium")]
-
-PHONE, DESK = 320, 1280
 OPEN_ALL = "() => document.querySelectorAll('details').forEach(each => { each.open = true })"
-FOCUSABLE = """() => [...document.querySelectorAll('a[href], summary, [tabindex="0"]')]
-    .filter(each => each.checkVisibility()).length"""
-FOCUSED = """() => {
-    const here = document.activeElement, box = here.getBoundingClientRect(), style = getComputedStyle(here)
-    window.met = window.met || new Set()
-    const again = window.met.has(here)
-    window.met.add(here)
-    const drawn = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2
-    return {tag: here.tagName, text: here.textContent.slice(0, 60), again, drawn,
-            shown: box.width > 0 && box.bottom > 0 && box.top < innerHeight}
-}"""
 BEYOND = """() => [...document.querySelectorAll('svg text, .headline, h1, h2, h3, p')]
     .filter(each => each.checkVisibility())
     .map(each => [each.textContent, each.getBoundingClientRect()])
@@ -39,51 +30,28 @@ BEYOND = """() => [...document.querySelectorAll('svg text, .headline, h1, h2, h3
     .map(([text, box]) => `${text}: ${box.left} to ${box.right}`)"""
 
 
-class Visit:
-    """A page that is open, and all that it asked for and complained of."""
+class ReportSeen(Visit):
+    """A visit to a file, which gets nothing else that it asks for."""
 
     def __init__(self, page: Page, file: Path) -> None:
-        self.page, self.file = page, file
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        page.route("**/*", self._meet)
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        super().__init__(page)
+        self.file = file
+        page.route(lambda url: url != file.as_uri(), lambda route: route.abort())
         page.goto(file.as_uri())
-
-    def _meet(self, route: Route) -> None:
-        self.asked.append(route.request.url)
-        if route.request.url == self.file.as_uri():
-            route.continue_()
-        else:
-            route.abort()
-
-    def violations(self) -> list[str]:
-        """What axe-core finds wrong with the page as it stands."""
-        self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
-        return [f"{each['id']}: {each['nodes'][0]['failureSummary']}" for each in found["violations"]]
-
-    def width(self) -> int:
-        """How wide the page is, scrolled or not."""
-        found: int = self.page.evaluate("() => document.documentElement.scrollWidth")
-        return found
 
 
 @pytest.fixture
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
-def visit(browser: Browser, tmp_path: Path) -> Callable[..., Visit]:
-    def open_page(results: dict[str, Any], width: int = DESK, **more: Any) -> Visit:
+def visit(browser: Browser, tmp_path: Path) -> Callable[..., ReportSeen]:
+    def open_page(results: dict[str, Any], width: int = DESK, **more: Any) -> ReportSeen:
         file = tmp_path / "report.html"
         file.write_text(made_page(read(results)))
-        return Visit(browser.new_page(viewport={"width": width, "height": 800}, **more), file)
+        return ReportSeen(browser.new_page(viewport={"width": width, "height": 800}, **more), file)
 
     return open_page
 
@@ -92,7 +60,7 @@ def visit(browser: Browser, tmp_path: Path) -> Callable[..., Visit]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_the_page_fits_is_accessible_and_asks_for_nothing(
-    visit: Callable[..., Visit], width: int, scheme: str, results: Callable[[], dict[str, Any]]
+    visit: Callable[..., ReportSeen], width: int, scheme: str, results: Callable[[], dict[str, Any]]
 ) -> None:
     seen = visit(results(), width, color_scheme=scheme)
     assert seen.width() == width
@@ -104,7 +72,7 @@ def test_the_page_fits_is_accessible_and_asks_for_nothing(
     assert seen.complaints == []
 
 
-def test_day_and_night_differ(visit: Callable[..., Visit]) -> None:
+def test_day_and_night_differ(visit: Callable[..., ReportSeen]) -> None:
     paper = "() => getComputedStyle(document.body).backgroundColor"
     accent = "() => getComputedStyle(document.querySelector('.bar rect')).fill"
     day, night = (visit(minimal(), color_scheme=scheme).page for scheme in ("light", "dark"))
@@ -112,20 +80,13 @@ def test_day_and_night_differ(visit: Callable[..., Visit]) -> None:
     assert day.evaluate(accent) != night.evaluate(accent)
 
 
-def test_tab_reaches_everything_once_and_shows_where_it_is(visit: Callable[..., Visit]) -> None:
+def test_tab_reaches_everything_once_and_shows_where_it_is(visit: Callable[..., ReportSeen]) -> None:
     page = visit(full(), reduced_motion="reduce").page
     page.evaluate(OPEN_ALL)
-    count = page.evaluate(FOCUSABLE)
-    assert count > 100
-    for _ in range(count):
-        page.keyboard.press("Tab")
-        here = page.evaluate(FOCUSED)
-        assert here["drawn"], here
-        assert here["shown"], here
-        assert not here["again"], here
+    assert_tab_reaches_everything_once(page, 100)
 
 
-def test_the_first_tab_offers_the_way_past_and_enter_opens_numbers(visit: Callable[..., Visit]) -> None:
+def test_the_first_tab_offers_the_way_past_and_enter_opens_numbers(visit: Callable[..., ReportSeen]) -> None:
     page = visit(full(), reduced_motion="reduce").page
     page.keyboard.press("Tab")
     assert page.evaluate("() => document.activeElement.textContent") == "Skip to the verdict"
@@ -140,13 +101,13 @@ def test_the_first_tab_offers_the_way_past_and_enter_opens_numbers(visit: Callab
 
 
 @pytest.mark.parametrize(("wish", "way"), [("reduce", "auto"), ("no-preference", "smooth")])
-def test_nothing_moves_for_those_who_wish_so(visit: Callable[..., Visit], wish: str, way: str) -> None:
+def test_nothing_moves_for_those_who_wish_so(visit: Callable[..., ReportSeen], wish: str, way: str) -> None:
     page = visit(minimal(), reduced_motion=wish).page
     assert page.evaluate("() => getComputedStyle(document.documentElement).scrollBehavior") == way
 
 
 def test_on_paper_it_is_black_on_white_without_links_to_click_and_with_every_drawing(
-    visit: Callable[..., Visit],
+    visit: Callable[..., ReportSeen],
 ) -> None:
     page = visit(full(), color_scheme="dark").page
     page.emulate_media(media="print", color_scheme="dark")
@@ -158,7 +119,7 @@ def test_on_paper_it_is_black_on_white_without_links_to_click_and_with_every_dra
     assert page.pdf(format="A4").startswith(b"%PDF")
 
 
-def test_it_reads_without_scripts(visit: Callable[..., Visit]) -> None:
+def test_the_report_reads_without_scripts(visit: Callable[..., ReportSeen]) -> None:
     page = visit(full(), java_script_enabled=False).page
     assert page.locator("h1").is_visible()
     assert page.locator("#accuracy svg.chart").first.is_visible()

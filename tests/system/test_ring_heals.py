@@ -28,7 +28,7 @@ def members(cluster: Cluster, address: str, tmp_path: Path, least: int) -> tuple
     return workers, go, final
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_the_others_take_the_steps_without_a_killed_member(
     cluster: Cluster, tmp_path: Path, victim: int
 ) -> None:

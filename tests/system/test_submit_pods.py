@@ -13,9 +13,14 @@ SERVER = "hubring-server-0-0.hubring:5555"
 
 
 @pytest.mark.parametrize(
-    ("workers", "nodes"), [(2, None), (4, 2)], ids=["a worker a pod", "two workers a pod"]
+    ("topology", "workers", "nodes"),
+    [
+        pytest.param("hub", 4, 2, id="two workers a pod"),
+        pytest.param("ring", 2, None, id="a worker a pod", marks=pytest.mark.full),
+        pytest.param("hub", 2, None, id="a worker a pod of a hub", marks=pytest.mark.full),
+        pytest.param("ring", 4, 2, id="two workers a pod of a ring", marks=pytest.mark.full),
+    ],
 )
-@pytest.mark.parametrize("topology", ["hub", "ring"])
 def test_pods_find_their_ranks(cluster: Cluster, topology: str, workers: int, nodes: int | None) -> None:
     found = jobs(SMALL, "10", workers=workers, nodes=nodes, topology=topology)
     program, start, *flags = inside(found["server"])["command"]

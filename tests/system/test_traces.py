@@ -26,7 +26,7 @@ def rows(path: Path) -> dict[str, list[dict[str, Any]]]:
     return spans
 
 
-@pytest.mark.parametrize("topology", ["hub", "ring"])
+@pytest.mark.parametrize("topology", ["hub", pytest.param("ring", marks=pytest.mark.full)])
 def test_a_run_is_traced_on_one_clock(cluster: Cluster, tmp_path: Path, topology: str) -> None:
     folder = tmp_path / "traces"
     server, address = cluster.server("--workers", "2", "--once", "--trace", str(folder))
@@ -53,9 +53,3 @@ def test_a_run_is_traced_on_one_clock(cluster: Cluster, tmp_path: Path, topology
         assert told[0]["handled_seconds"] > 0
         assert set(told[0]["held_seconds"]) <= {"0", "1"}
         assert told[0]["peak_bytes"] > 10 << 20
-
-
-def test_without_a_trace_nothing_is_said_of_what_was_hidden(cluster: Cluster) -> None:
-    server, address = cluster.server("--workers", "1", "--once")
-    assert cluster.worker(address, SMALL, "3").done()["exchange"]["hidden_seconds"] is None
-    server.done()

@@ -13,11 +13,21 @@ from tests.support.processes.cluster import SMALL, Cluster, Program
 pytestmark = pytest.mark.slow
 
 
-def held(cluster: Cluster, address: str, tmp_path: Path) -> tuple[list[Program], Path]:
+HURRIED = """
+from hubring.ps.client import kept_states
+from tests.support.scripts import small
+
+kept_states.CALL_SECONDS = 2.0
+small.main()
+"""
+"""As `small.py`, but a worker waits 2 s, not a minute, until the server has its last state."""
+
+
+def held(cluster: Cluster, address: str, tmp_path: Path, script: str = SMALL) -> tuple[list[Program], Path]:
     """Starts two workers that hold at step 20 of 22 until the file exists."""
     go = tmp_path / "go"
     workers = [
-        cluster.worker(address, "--rank", str(rank), SMALL, "22", "16", "hold", str(go), "20")
+        cluster.worker(address, "--rank", str(rank), script, "22", "16", "hold", str(go), "20")
         for rank in range(2)
     ]
     for worker in workers:
@@ -25,34 +35,27 @@ def held(cluster: Cluster, address: str, tmp_path: Path) -> tuple[list[Program],
     return workers, go
 
 
+@pytest.mark.parametrize("wakes", [True, False])
 def test_workers_that_finish_while_the_server_is_suspended_wait_for_its_verdict(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, wakes: bool
 ) -> None:
-    saved = tmp_path / "saved"
+    """They do not succeed if it never acknowledges their end."""
+    saved, script = tmp_path / "saved", tmp_path / "hurried.py"
+    script.write_text(HURRIED)
     server, address = cluster.server("--workers", "2", "--once", "--checkpoint-dir", str(saved))
-    workers, go = held(cluster, address, tmp_path)
+    workers, go = held(cluster, address, tmp_path, str(script))
     server.process.send_signal(signal.SIGSTOP)
     go.touch()
     for worker in workers:
         worker.until_said("the server does not answer this worker, which leaves")
-    server.process.send_signal(signal.SIGCONT)
+    server.process.send_signal(signal.SIGCONT if wakes else signal.SIGKILL)
+    if not wakes:
+        for worker in workers:
+            assert "its last checkpoint may be missing" in worker.done(69)["error"]
+        return
     assert [worker.done()["steps"] for worker in workers] == [22, 22]
     assert server.done()["finished"] == [0, 1]
-    assert [path.name for path in saved.iterdir() if path.is_dir()] == ["000001-step-22"]
-
-
-def test_workers_do_not_succeed_if_the_server_never_acknowledged_their_end(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    server, address = cluster.server("--workers", "2", "--once")
-    workers, go = held(cluster, address, tmp_path)
-    server.process.send_signal(signal.SIGSTOP)
-    go.touch()
-    for worker in workers:
-        worker.until_said("the server does not answer this worker, which leaves")
-    server.process.send_signal(signal.SIGKILL)
-    for worker in workers:
-        assert "its last checkpoint may be missing" in worker.done(69)["error"]
+    assert [path.name for path in saved.glob("[!.]*") if path.is_dir()] == ["000001-step-22"]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_fails_all_programs(
@@ -83,6 +86,7 @@ def test_a_shard_that_was_suspended_past_its_lease_says_so(cluster: Cluster, tmp
         worker.done(69)
 
 
+@pytest.mark.full
 def test_a_worker_that_wakes_after_its_server_ended_says_that_it_was_suspended(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -67,9 +67,7 @@ def shown(worker: Program) -> int:
 
 
 @pytest.mark.full
-def test_they_end_in_the_same_bytes_on_every_kind_of_hub_and_go_on_from_one_on_another(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_every_hub_ends_in_the_same_bytes_and_resumes_another(cluster: Cluster, tmp_path: Path) -> None:
     sent = train(cluster, "sent", SLICES, "--transport", "zmq")
     ends = {kind: train(cluster, kind, flags) for kind, flags in KINDS.items()}
     saved = ["--checkpoint-dir", str(tmp_path / "saved")]
@@ -80,8 +78,8 @@ def test_they_end_in_the_same_bytes_on_every_kind_of_hub_and_go_on_from_one_on_a
         assert all(torch.equal(sent[name], end[name]) for name in sent), kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_who_leaves_first_keeps_the_parameters_of_its_last_step(
+@pytest.mark.parametrize("kind", ["own", pytest.param("colocated", marks=pytest.mark.full)])
+def test_the_worker_that_leaves_first_keeps_the_parameters_of_its_last_step(
     cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--lease", "30", *KINDS[kind])

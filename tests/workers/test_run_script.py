@@ -16,8 +16,8 @@ import pytest
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.observe.logs import LogOrigin
-from hubring.ps.process.command import module_command
-from hubring.workers.run_script import Outcome, train
+from hubring.ps.process.launch import module_command
+from hubring.workers.run_script import ScriptOutcome, train
 from hubring.workers.runtime import context
 
 TRAIN = """
@@ -32,7 +32,7 @@ hubring.report(loss=torch.tensor(0.5))
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Outcome]]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptOutcome]]:
     """Runs a script in this process, alone, as ps-worker does; what it changes is put back."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -42,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     }
 
-    def start(script: str, *arguments: str, **settings: Any) -> Outcome:
+    def start(script: str, *arguments: str, **settings: Any) -> ScriptOutcome:
         file = tmp_path / "script.py"
         file.write_text(script)
         return train(WorkerConfig(**settings), LogOrigin(), "", "", [str(file), *arguments])
@@ -57,7 +57,7 @@ LOST = "\nwith torch.no_grad(): model.weight[0, 1] = float('nan')"
 NAN = "\nhubring.report(loss=float('nan'))"
 
 
-def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Callable[..., Outcome]) -> None:
+def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Callable[..., ScriptOutcome]) -> None:
     outcome = run(TRAIN + LOST + NAN)
     assert outcome.code == 1
     assert "parameter weight [1, 2] holds nan after step 1" in outcome.error
@@ -65,18 +65,47 @@ def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Callable
 
 
 @pytest.mark.parametrize("harmless", [NAN, LOST])
-def test_neither_a_metric_nor_a_parameter_alone_ends_it(run: Callable[..., Outcome], harmless: str) -> None:
+def test_neither_a_metric_nor_a_parameter_alone_ends_it(
+    run: Callable[..., ScriptOutcome], harmless: str
+) -> None:
     assert run(TRAIN + harmless).code == 0
 
 
-def test_a_lack_of_shared_memory_is_told_with_its_size(run: Callable[..., Outcome]) -> None:
+def test_a_lack_of_shared_memory_is_told_with_its_size(run: Callable[..., ScriptOutcome]) -> None:
     outcome = run("raise RuntimeError('unable to allocate shared memory(shm) for file')")
     assert outcome.code == 1
     assert "/dev/shm has" in outcome.error
     assert outcome.traceback.rstrip().endswith("shared memory(shm) for file")
 
 
-def test_a_script_written_for_horovod_is_told_how_it_runs(run: Callable[..., Outcome]) -> None:
+def test_a_script_written_for_ddp_is_told_what_to_use(run: Callable[..., ScriptOutcome]) -> None:
+    outcome = run(
+        "import os, torch.distributed as dist\nfor name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR'):\n"
+        "    os.environ.pop(name, None)\ndist.init_process_group('gloo')"
+    )
+    assert outcome.code == 1
+    assert "use hubring.init() instead of init_process_group" in outcome.error
+
+
+@pytest.mark.parametrize("size", ["1", "2"])
+def test_lightning_is_told_at_once_that_its_processes_will_not_meet(
+    run: Callable[..., ScriptOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, "LOCAL_RANK": "0", "WORLD_SIZE": size})
+    (tmp_path / "lightning_fabric.py").write_text(
+        "import os, socket, torch.distributed\n"
+        "def start():\n"
+        "    with socket.create_server(('127.0.0.1', 0)) as free: port = free.getsockname()[1]\n"
+        "    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))\n"
+        f"    torch.distributed.init_process_group('gloo', rank=0, world_size={size})\n"
+        "    torch.distributed.destroy_process_group()\n"
+    )
+    outcome = run("import lightning_fabric\nlightning_fabric.start()")
+    assert outcome.code == (0 if size == "1" else 2), outcome.error
+    assert ("use strategy='auto' and devices=1" in outcome.error) == (size == "2")
+
+
+def test_a_script_written_for_horovod_is_told_how_it_runs(run: Callable[..., ScriptOutcome]) -> None:
     outcome = run("import horovod.torch as hvd")
     assert outcome.code == 1
     hint = "to run the script unchanged, use ps-worker --as-horovod SCRIPT"
@@ -87,7 +116,7 @@ def test_a_script_written_for_horovod_is_told_how_it_runs(run: Callable[..., Out
     assert "--as-horovod" not in run(submodule).error
 
 
-def test_an_error_message_is_printed_once(run: Callable[..., Outcome]) -> None:
+def test_an_error_message_is_printed_once(run: Callable[..., ScriptOutcome]) -> None:
     failed, refused = run("1 / 0"), run("import hubring\nhubring.rank()")
     assert failed.text("ps-worker") == failed.traceback
     assert failed.traceback.count(failed.error) == 1
@@ -96,7 +125,7 @@ def test_an_error_message_is_printed_once(run: Callable[..., Outcome]) -> None:
 
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "hubring.shutdown()"])
 def test_a_script_that_ends_well_tells_its_result_however_it_ends(
-    run: Callable[..., Outcome], ending: str
+    run: Callable[..., ScriptOutcome], ending: str
 ) -> None:
     outcome = run(TRAIN + ending)
     assert (outcome.code, outcome.error) == (0, "")
@@ -116,7 +145,7 @@ def test_a_script_that_ends_well_tells_its_result_however_it_ends(
     ],
 )
 def test_a_script_that_fails_tells_why_and_how_far_it_came(
-    run: Callable[..., Outcome], ending: str, code: int, error: str
+    run: Callable[..., ScriptOutcome], ending: str, code: int, error: str
 ) -> None:
     outcome = run(TRAIN + ending)
     assert outcome.code == code
@@ -125,7 +154,7 @@ def test_a_script_that_fails_tells_why_and_how_far_it_came(
     assert context.started() is None
 
 
-def test_a_script_sees_what_python_would_show_it(run: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_a_script_sees_what_python_would_show_it(run: Callable[..., ScriptOutcome], tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("SEVEN = 7\n")
     outcome = run(
         "import sys, pickle, neighbour\n"
@@ -140,7 +169,16 @@ def test_a_script_sees_what_python_would_show_it(run: Callable[..., Outcome], tm
     assert (outcome.code, outcome.traceback) == (0, "")
 
 
+def started(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder to its end, without the settings of this environment."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**environment, **variables}, cwd=folder
+    )
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_pythons")
 @pytest.mark.parametrize("safe", [False, True])
 def test_a_script_that_we_start_finds_its_neighbours_unless_the_user_wants_none(
     tmp_path: Path, safe: bool
@@ -148,16 +186,14 @@ def test_a_script_that_we_start_finds_its_neighbours_unless_the_user_wants_none(
     script, neighbour = tmp_path / "script.py", tmp_path / "neighbour.py"
     neighbour.write_text("print('found')")
     script.write_text("import neighbour")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
-    environment |= {"PYTHONSAFEPATH": "1"} if safe else {}
     command = module_command("hubring.workers.programs.ps_worker", str(script))
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    ended = started(tmp_path, *command, **({"PYTHONSAFEPATH": "1"} if safe else {}))
     assert ended.stdout.startswith("found\n") != safe, ended.stderr
     assert ("No module named 'neighbour'" in ended.stderr) == safe
 
 
 def test_a_file_without_a_folder_is_refused_before_training(
-    run: Callable[..., Outcome], tmp_path: Path
+    run: Callable[..., ScriptOutcome], tmp_path: Path
 ) -> None:
     for setting in ("record", "save_parameters"):
         outcome = run(TRAIN, **{setting: tmp_path / "none" / "file"})
@@ -165,14 +201,16 @@ def test_a_file_without_a_folder_is_refused_before_training(
         assert "does not exist" in outcome.error
 
 
-def test_parameters_that_cannot_be_saved_are_a_failure(run: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_parameters_that_cannot_be_saved_are_a_failure(
+    run: Callable[..., ScriptOutcome], tmp_path: Path
+) -> None:
     outcome = run(TRAIN, save_parameters=tmp_path)  # a folder
     assert outcome.code == 1
     assert outcome.result["steps"] == 1
     assert context.started() is None
 
 
-def test_the_first_signal_ends_training_after_its_step(run: Callable[..., Outcome]) -> None:
+def test_the_first_signal_ends_training_after_its_step(run: Callable[..., ScriptOutcome]) -> None:
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)):
         outcome = run(
             TRAIN + f"import signal\nsignal.raise_signal({int(number)})\n"
@@ -185,7 +223,7 @@ ONE_MORE = "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\n"
 
 
 def test_a_scheduler_that_repeats_itself_asks_once(
-    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., ScriptOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launchers pass on what everybody got already."""
     twice = "import signal\nfor name in {}: signal.raise_signal(getattr(signal, name))\n"
@@ -197,7 +235,7 @@ def test_a_scheduler_that_repeats_itself_asks_once(
 
 
 def test_a_lone_worker_that_was_stopped_goes_on_at_its_step(
-    run: Callable[..., Outcome], tmp_path: Path
+    run: Callable[..., ScriptOutcome], tmp_path: Path
 ) -> None:
     stopped = run(
         TRAIN + f"import signal\nsignal.raise_signal(signal.SIGTERM)\n{ONE_MORE}", checkpoint_dir=tmp_path
@@ -207,7 +245,7 @@ def test_a_lone_worker_that_was_stopped_goes_on_at_its_step(
     assert (again.code, again.result["steps"]) == (0, 3)
 
 
-def test_what_fails_after_a_signal_is_the_stop_that_was_asked_for(run: Callable[..., Outcome]) -> None:
+def test_an_error_after_a_signal_counts_as_the_requested_stop(run: Callable[..., ScriptOutcome]) -> None:
     outcome = run(TRAIN + "import signal\nsignal.raise_signal(signal.SIGTERM)\nraise RuntimeError('no data')")
     assert outcome.code == 75
     assert "RuntimeError: no data" in outcome.error
@@ -215,7 +253,7 @@ def test_what_fails_after_a_signal_is_the_stop_that_was_asked_for(run: Callable[
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_the_second_signal_ends_it_at_once(
-    run: Callable[..., Outcome], number: signal.Signals, code: int
+    run: Callable[..., ScriptOutcome], number: signal.Signals, code: int
 ) -> None:
     outcome = run(TRAIN + f"import signal\nfor _ in range(2): signal.raise_signal({int(number)})\n")
     assert (outcome.code, outcome.result["steps"]) == (code, 1)
@@ -223,7 +261,7 @@ def test_the_second_signal_ends_it_at_once(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_worker_at_its_end_is_not_asked_to_stop(
-    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    run: Callable[..., ScriptOutcome], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     leave = context.shutdown
 
@@ -237,7 +275,9 @@ def test_a_worker_at_its_end_is_not_asked_to_stop(
     assert (outcome.code, outcome.result["steps"]) == (0, 1)
 
 
-def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(run: Callable[..., Outcome]) -> None:
+def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(
+    run: Callable[..., ScriptOutcome],
+) -> None:
     outcome = run(
         TRAIN + "import os, signal, time\n"
         "child = os.fork()\n"
@@ -254,7 +294,7 @@ def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(run: Cal
 
 
 def test_a_script_that_never_asks_for_its_place_is_warned(
-    run: Callable[..., Outcome], caplog: pytest.LogCaptureFixture
+    run: Callable[..., ScriptOutcome], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING"):
         assert run("pass", server="127.0.0.1:1").code == 0
@@ -275,6 +315,7 @@ context.current().session = Session()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_pythons")
 @pytest.mark.parametrize(
     ("ending", "told"),
     [
@@ -289,23 +330,67 @@ def test_a_plain_script_leaves_the_job_once_and_tells_how_it_ended(
 ) -> None:
     script = tmp_path / "plain.py"
     script.write_text(PLAIN + ending)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
-    ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=environment
-    )
+    ended = started(tmp_path, sys.executable, str(script))
     assert ended.stdout == f"{told}\n", ended.stderr
     assert ended.returncode == int(told.startswith("FAILED"))
 
 
+LOGGER = """
+import sys
+class Logger:
+    def __init__(self, to): self.to = to
+    def write(self, text): self.to.write(text)
+"""
+REPLACED = {
+    "by a logger": "sys.stdout, sys.stderr = Logger(sys.stdout), Logger(sys.stderr)",
+    "closed": "sys.stdout.close(); sys.stderr.close()",
+    "none": "sys.stdout = sys.stderr = None",
+    "detached": "sys.stdout, sys.stderr = open(sys.stdout.detach().fileno(), 'w', closefd=False), None",
+    "in a file": "sys.stdout = sys.stderr = open('log', 'w')",
+    "descriptor": "import os; log = open('log', 'w'); os.dup2(log.fileno(), 1); os.dup2(log.fileno(), 2)",
+    "input closed": "sys.stdin.close()",
+}
+OUTPUTS = pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
+
+
 @pytest.mark.slow
-def test_a_plain_script_that_finished_ends_as_its_job_does(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_pythons")
+@OUTPUTS
+@pytest.mark.parametrize("early", [True, pytest.param(False, marks=pytest.mark.full)], ids=["early", "late"])
+def test_a_script_that_replaces_its_outputs_still_gives_its_result(
+    tmp_path: Path, replace: str, early: bool
+) -> None:
+    script = tmp_path / "script.py"
+    parts = (replace, TRAIN) if early else (TRAIN, replace)
+    script.write_text("\n".join([LOGGER, *parts, "import logging; logging.warning('of the script')"]))
+    ended = started(tmp_path, *module_command("hubring.workers.programs.ps_worker", str(script)))
+    result = json.loads(ended.stdout.splitlines()[-1])
+    assert (ended.returncode, result["exit_code"], result["steps"]) == (0, 0, 1)
+    assert "WARNING: of the script" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_pythons")
+@OUTPUTS
+def test_a_plain_script_that_finished_ends_as_its_job_does(tmp_path: Path, replace: str) -> None:
     script = tmp_path / "plain.py"
     failing = "def await_end(self): raise JobFailed('a shard is lost')"
-    imported = "from hubring.ps.core.errors import JobFailed\n"
-    script.write_text(imported + PLAIN.replace("def await_end(self): pass", failing))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
-    ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=environment
+    imported = f"from hubring.ps.core.errors import JobFailed\n{LOGGER}"
+    plain = PLAIN.replace("def await_end(self): pass", failing).replace(
+        "print(reason.name, text, flush=True)", "pass"
     )
+    script.write_text(f"{imported}{plain}{replace}")
+    ended = started(tmp_path, sys.executable, str(script))
     assert ended.returncode == 69, ended.stderr
     assert "a shard is lost" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_pythons")
+@pytest.mark.parametrize(("ending", "code"), [("pass", 0), ("raise SystemExit(3)", 3), ("1 / 0", 1)])
+def test_a_forked_child_reports_no_result(tmp_path: Path, ending: str, code: int) -> None:
+    script, fork = tmp_path / "script.py", "import os\nif os.fork() == 0: " + ending
+    script.write_text(f"{TRAIN}{fork}\nelse: print(os.waitstatus_to_exitcode(os.wait()[1]))")
+    ended = started(tmp_path, *module_command("hubring.workers.programs.ps_worker", str(script)))
+    status, result = ended.stdout.splitlines()
+    assert (int(status), json.loads(result)["exit_code"]) == (code, 0), ended.stderr

@@ -1,15 +1,43 @@
-"""The audit of one worker: a file, and a tap on each optimizer."""
+"""The audit of one worker: a file, a tap on each optimizer, and whether the script uses autocast."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
+from torch.amp.autocast_mode import autocast
 
-from hubring.workers.audit.audit_file import AuditFile, ModelLayout, Step
-from hubring.workers.audit.autocast import AutocastWatch
+from hubring.workers.audit.audit_file import AuditFile, AuditStep, ModelLayout
 from hubring.workers.audit.step_tap import StepTap, Tapped
 from hubring.workers.communicators.base import Communicator
+
+
+class AutocastWatch:
+    """Notes from now on whether this process enters autocast.
+
+    Autocast rounds each rank's part of a batch by itself, so a single process with the whole batch gets other
+    gradients by right. torch has no hook for it, so this wraps the method that enters it.
+
+    Attributes:
+        seen: Whether it was entered.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        enter: Any = autocast.__enter__
+        self._enter = enter
+
+        def noting(context: autocast) -> Any:
+            self.seen = self.seen or bool(getattr(context, "_enabled", True))
+            return enter(context)
+
+        autocast.__enter__ = noting  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """Watches no longer."""
+        autocast.__enter__ = self._enter  # type: ignore[method-assign]
+
 
 AUTOCAST = "autocast"
 """The fact that a script uses autocast."""
@@ -55,7 +83,7 @@ class Audit:
             self._file.write(replace(self._last, facts=[*self._last.facts, AUTOCAST]))
         self._file.close()
 
-    def _write(self, entry: ModelLayout | Step) -> None:
+    def _write(self, entry: ModelLayout | AuditStep) -> None:
         if isinstance(entry, ModelLayout):
             self._last = entry
         self._file.write(entry)

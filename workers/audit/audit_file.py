@@ -58,7 +58,7 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
     held: bytes = b""
 
 
-class Step(Struct, frozen=True, array_like=True, tag="step"):
+class AuditStep(Struct, frozen=True, array_like=True, tag="step"):
     """One step. Bytes are recorded elements, in the order of the layout's parameters.
 
     What `read` returns has writable views of the file's mapping.
@@ -110,7 +110,7 @@ class AuditFile:
     ) -> None:
         self.close()
 
-    def write(self, entry: ModelLayout | Step) -> None:
+    def write(self, entry: ModelLayout | AuditStep) -> None:
         """Adds an entry."""
         content = self._encoder.encode(entry)
         self._file.write(len(content).to_bytes(_LENGTH_BYTES, "little") + content)
@@ -120,7 +120,7 @@ class AuditFile:
         self._file.close()
 
 
-def read(path: Path) -> Iterator[ModelLayout | Step]:
+def read_audit(path: Path) -> Iterator[ModelLayout | AuditStep]:
     """Yields the complete entries of a file; the last one of a killed worker can be cut off.
 
     Elements are not copied, so they need no memory that the kernel cannot take back. The file must not be
@@ -129,7 +129,7 @@ def read(path: Path) -> Iterator[ModelLayout | Step]:
     Raises:
         msgspec.DecodeError: The file is damaged.
     """
-    decoder = msgspec.msgpack.Decoder(ModelLayout | Step)
+    decoder = msgspec.msgpack.Decoder(ModelLayout | AuditStep)
     with path.open("rb") as file:
         if not path.stat().st_size:
             return

@@ -1,13 +1,51 @@
-"""Which elements of a parameter are recorded. Every rank and every row chooses the same ones."""
+"""Which elements of a parameter are recorded, of which part of it, and what recording costs."""
 
 from __future__ import annotations
 
+import functools
 import zlib
-from math import gcd
-from typing import NamedTuple
+from collections.abc import Callable
+from math import gcd, prod
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def counted(method: Method) -> Method:
+    """Adds the time of each call to the `seconds` of its object. Counted methods must not call each other."""
+
+    @functools.wraps(method)
+    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began = perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.seconds += perf_counter() - began
+
+    return cast("Method", timed)
+
+
+def shard(tensor: Tensor) -> tuple[int, int]:
+    """Returns where this rank's part of a tensor begins in the flat tensor, and its number of elements.
+
+    Torch divides a parameter along its first dimension. An ordinary tensor is a whole.
+    """
+    if not isinstance(tensor, DTensor):
+        return 0, tensor.numel()
+    mesh, (rows, *rest) = tensor.device_mesh, tensor.shape
+    first = min(rows, -(-rows // mesh.size()) * mesh.get_local_rank())
+    return first * prod(rest), tensor.to_local().numel()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of a tensor."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
 
 MOST_OF_TENSOR = 64
 """Most elements of one parameter, unless it is larger than as many `APART`."""
@@ -25,7 +63,7 @@ MOST_OF_LARGE = 4096
 """Most elements of a large parameter."""
 
 
-class Sample(NamedTuple):
+class TensorSample(NamedTuple):
     """Elements of a flat tensor, evenly spread: `first`, `first + stride`, and so on."""
 
     first: int
@@ -37,7 +75,7 @@ class Sample(NamedTuple):
         """The elements' positions in the flat tensor."""
         return range(self.first, self.first + self.number * self.stride, self.stride)
 
-    def within(self, first: int, number: int) -> tuple[slice, Sample]:
+    def within(self, first: int, number: int) -> tuple[slice, TensorSample]:
         """Returns which of the elements are in a part of the tensor, and the sample of that part.
 
         Args:
@@ -49,8 +87,10 @@ class Sample(NamedTuple):
             for place in (first, first + number)
         )
         if begin == end:
-            return slice(0, 0), Sample(0, 1, 0)
-        return slice(begin, end), Sample(self.first + begin * self.stride - first, self.stride, end - begin)
+            return slice(0, 0), TensorSample(0, 1, 0)
+        return slice(begin, end), TensorSample(
+            self.first + begin * self.stride - first, self.stride, end - begin
+        )
 
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the elements of a tensor, flat: a view, unless the tensor is sparse or not contiguous."""
@@ -60,7 +100,7 @@ class Sample(NamedTuple):
         return dense.as_strided((self.number,), (self.stride,), dense.storage_offset() + self.first)
 
 
-def sample(name: str, numel: int, parameters: int, itemsize: int = 4) -> Sample:
+def sample(name: str, numel: int, parameters: int, itemsize: int = 4) -> TensorSample:
     """Returns the elements of one parameter.
 
     Args:
@@ -72,9 +112,9 @@ def sample(name: str, numel: int, parameters: int, itemsize: int = 4) -> Sample:
     share = max(LEAST, min(MOST_OF_TENSOR, MOST // max(1, parameters)))
     number = min(numel, max(share, min(MOST_OF_LARGE, numel * itemsize // APART)))
     if number == 0:
-        return Sample(0, 1, 0)
+        return TensorSample(0, 1, 0)
     stride = numel // number
     while gcd(stride, numel) > 1:  # else all elements could be of one column
         stride -= 1
     free = numel - (number - 1) * stride
-    return Sample(zlib.crc32(name.encode()) % free, stride, number)
+    return TensorSample(zlib.crc32(name.encode()) % free, stride, number)

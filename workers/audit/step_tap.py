@@ -26,10 +26,9 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from hubring.workers.audit.audit_file import ModelLayout, Step
-from hubring.workers.audit.cost import counted
-from hubring.workers.audit.sample import Sample, sample
-from hubring.workers.audit.shard import local, shard
+from hubring.ps.optim.hyperparameters import as_number
+from hubring.workers.audit.audit_file import AuditStep, ModelLayout
+from hubring.workers.audit.sample import TensorSample, counted, local, sample, shard
 from hubring.workers.communicators.base import Communicator, PushRecord
 
 OWN, ARRIVED, GIVEN, BEFORE, AFTER = range(5)
@@ -37,7 +36,7 @@ OWN, ARRIVED, GIVEN, BEFORE, AFTER = range(5)
 BATCH_NORM = "BatchNorm"
 """The fact that a model has layers that depend on the other samples of a rank's batch."""
 
-Write = Callable[[ModelLayout | Step], None]
+Write = Callable[[ModelLayout | AuditStep], None]
 
 
 @runtime_checkable
@@ -83,25 +82,25 @@ class StepTap:
         self.steps = trainer.completed_steps
         self.seconds = 0.0
         self._number = number
-        self._communicator = communicator
+        self._communicator: Communicator = getattr(trainer, "communicator", communicator)
+        self._on_worker = self._communicator.steps_on == "worker"
         self._write = write
-        self._on_worker = communicator.steps_on == "worker"
         self._optimizer = cast("Any", trainer)
         self._wrapped: Any = getattr(trainer, "wrapped", trainer)
-        self._record: PushRecord | None = communicator.record_pushes()
+        hub = communicator.stepping_hub
+        self._record: PushRecord | None = None if hub is None else hub.record_pushes()
         self._parameters: list[Tensor] = []
         self._sources: list[Tensor] = []
-        """The tensors of which autograd makes gradients: others than the parameters that step, if these are
-        parts."""
-        self._samples: list[Sample] = []
-        self._held: list[tuple[slice, Sample]] = []
+        """The tensors of which autograd makes gradients: others if the parameters that step are parts."""
+        self._samples: list[TensorSample] = []
+        self._held: list[tuple[slice, TensorSample]] = []
         """Of each sample, the elements that this rank holds, and their places in its part."""
         self._names: list[str] = []
         self._grouped: list[tuple[int, ...]] = []
         self._options: list[dict[str, Any]] = []
         self._fresh = not trainer.had_state
         self._last_after = b""
-        self._taken = torch.zeros(5, 0)
+        self._taken = torch.zeros(5, 0, dtype=torch.float32, device="cpu")
         self._views: list[list[Tensor]] = []
         self._held_views: list[list[Tensor]] = []
         self._owns = self._gives = bytearray()
@@ -162,9 +161,11 @@ class StepTap:
 
     @counted
     def _pass_ended(self) -> None:
-        if not (self._on_worker and self.trainer.ahead):  # else the means are still in flight
+        # Not means that are still in flight, or that a hub that steps shows once.
+        in_flight = self._on_worker and self.trainer.ahead
+        self._has_arrived = not (in_flight or getattr(self.trainer, "shows_means", False))
+        if self._has_arrived:
             self._take_gradients(ARRIVED)
-            self._has_arrived = True
 
     @counted
     def _step_begins(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -177,7 +178,7 @@ class StepTap:
         self._script_inside = closure or hooked
         scale = getattr(self._optimizer, "grad_scale", None)
         self._divisor = 1.0 if scale is None else float(scale)
-        cleared = len(wrapped.state) < self._states
+        cleared = getattr(wrapped.state, "fetch", "") is None or dict.__len__(wrapped.state) < self._states
         self._fresh = self._fresh and not cleared
         if cleared or self._regrouped() or self._hooked != self._is_hooked():
             self._layout()
@@ -200,7 +201,7 @@ class StepTap:
         before = before if self._has_before and before != self._last_after else b""
         after = b"" if self.trainer.ahead else after
         options = [_options(group) for group in self.trainer.param_groups]
-        step = Step(
+        step = AuditStep(
             trainer=self._number,
             step=self.steps,
             groups=None if options == self._options else options,
@@ -217,7 +218,10 @@ class StepTap:
         )
         self._write(step)
         self._options, self._last_after = options, after
-        self._states = len(self._wrapped.state)
+        if self._on_worker != (self._communicator.steps_on == "worker"):  # the first step has shown it
+            self._on_worker = not self._on_worker
+            self._layout()
+        self._states = dict.__len__(self._wrapped.state)
         self._begin()
 
     @counted
@@ -337,7 +341,7 @@ class StepTap:
         """Returns one byte per recorded element: 1 if this rank holds it; empty if it holds all."""
         if all(held == whole for (_, held), whole in zip(self._held, self._samples, strict=True)):
             return b""
-        taken = torch.zeros(self._taken.shape[1], dtype=torch.uint8)
+        taken = torch.zeros(self._taken.shape[1], dtype=torch.uint8, device="cpu")
         start = 0
         for chosen, (where, _) in zip(self._samples, self._held, strict=True):
             taken[start + where.start : start + where.stop] = 1
@@ -377,16 +381,16 @@ def _accumulator(parameter: Tensor) -> Any:
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Returns a group's options that are numbers, or tuples of them."""
-    return {
-        name: float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
-        for name, value in group.items()
-        if name != "params" and (isinstance(value, bool | int | float | tuple) or _is_number(value))
-    }
+    """Returns a group's options that are numbers, or several of them."""
+    numbers = {name: _numbers(value) for name, value in group.items() if name != "params"}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1
+def _numbers(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        several = tuple(map(as_number, value))
+        return None if None in several else several
+    return value if isinstance(value, bool | int | float) else as_number(value)
 
 
 def _torch_name(optimizer: Any) -> str:

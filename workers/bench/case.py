@@ -1,36 +1,161 @@
 """Times one exchange on all rows, in turns.
 
-The processes of all rows run at the same time on one host. In each round every row has a turn of a few
-steps, while the other rows are blocked. Each round starts with another row. The first round is a warm-up and
-does not count.
+The processes of all rows that fit into memory run at the same time on one host. In each round every row has
+a turn of a few steps, while the other rows are blocked. Each round starts with another row. The first round
+is a warm-up and does not count.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
 from hubring.ps.core.errors import UsageError
 from hubring.ps.job.sharding import SLICE_BYTES
-from hubring.workers.bench import shapes
-from hubring.workers.bench.job import Job
-from hubring.workers.bench.report.table import Entry, entry, trained
-from hubring.workers.bench.rows.row import ROWS, Row
-from hubring.workers.bench.shapes import Shape
-from hubring.workers.bench.team import Team, Turn
-from hubring.workers.compare.run import machine
-from hubring.workers.compare.run.process import Processes
-from hubring.workers.compare.run.runner import clean_environment
+from hubring.workers.bench import job
+from hubring.workers.bench.job import BenchJob, ModelShape
+from hubring.workers.bench.row import ROWS, BenchRow
+from hubring.workers.bench.team import BenchTeam, BenchTurn, shards_of
+from hubring.workers.peers import machine
+from hubring.workers.peers.nccl_tests import algbw, busbw
+from hubring.workers.peers.processes import RunProcesses, clean_environment
+
+HEAD = (
+    f"{'row':<15}{'n':>3}{'shape':>14}{'size':>11}{'count':>10}{'type':>6}{'redop':>6}{'step':>5}"
+    f"{'time':>9}{'min':>9}{'spread':>9}{'N':>6}{'algbw':>7}{'busbw':>7}{'#wrong':>8}\n"
+    f"{'':<15}{'':>3}{'':>14}{'(B)':>11}{'(elements)':>10}{'':>6}{'':>6}{'':>5}"
+    f"{'(ms)':>9}{'(ms)':>9}{'(ms)':>9}{'':>6}{'(GB/s)':>7}{'(GB/s)':>7}{'':>8}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchEntry:
+    """The times of a row for one step: average gradients, step the optimizer, return parameters to all ranks.
+
+    Attributes:
+        row: Name of the row.
+        n: Number of ranks.
+        shape: Name of the shape.
+        optimizer: `sgd` (momentum 0.9) or `adam`.
+        bytes: Size of the model.
+        median_ms: Median of all steps of all turns; the time of a step is that of its slowest rank.
+        min_ms: Time of the fastest step.
+        spread_ms: Time of the slowest step minus that of the fastest.
+        steps: Number of steps.
+        algbw: bytes / median, in 1e9 bytes per second.
+        busbw: algbw x 2(n-1)/n, the bytes that each rank of a ring sends, as in nccl-tests.
+        wrong: Elements that differ from torch's own result, summed over ranks and turns. End to end: that are
+            far from the result of one process; with compression: that are far from torch's result.
+        shards: Shards of the hub; 0 without a hub.
+        transport: Transport to the hub; empty without a hub.
+        codec: Codec of the gradients; empty: no compression.
+        bucket_bytes: Bucket size; 0 for a row without buckets of this size.
+        threads: Threads of torch in each rank; each process of a server or a limit has one thread.
+        idle_cores: Cores that the row used during the turns of other rows.
+        samples_per_s: End to end: samples per second of all ranks together.
+        exposed_ms: End to end: time of the step minus the time of a step without exchange.
+        machine: Description of the machine.
+        date: ISO 8601 date.
+        commit: Commit of the measured code; empty without git.
+    """
+
+    row: str
+    n: int
+    shape: str
+    optimizer: str
+    bytes: int
+    median_ms: float
+    min_ms: float
+    spread_ms: float
+    steps: int
+    algbw: float
+    busbw: float
+    wrong: int
+    shards: int = 0
+    transport: str = ""
+    codec: str = ""
+    bucket_bytes: int = 0
+    threads: int = 1
+    idle_cores: float = 0.0
+    samples_per_s: float = 0.0
+    exposed_ms: float = 0.0
+    machine: str = ""
+    date: str = ""
+    commit: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the entry as a JSON object, with numbers rounded to six digits."""
+        return {name: _short(value) for name, value in asdict(self).items()}
+
+    def __str__(self) -> str:
+        head = f"{self.row:<15}{self.n:>3}{self.shape:>14}"
+        size = f"{self.bytes:>11}{self.bytes // 4:>10}{'float':>6}{'avg':>6}{self.optimizer:>5}"
+        times = "".join(f"{_digits(each):>9}" for each in (self.median_ms, self.min_ms, self.spread_ms))
+        bandwidth = f"{self.algbw:>7.2f}{self.busbw:>7.2f}"
+        return f"{head}{size}{times}{self.steps:>6}{bandwidth}{self.wrong:>8}"
+
+
+def bench_entry(seconds: Sequence[float], *, n: int, nbytes: int, **rest: Any) -> BenchEntry:
+    """Returns the entry of one row.
+
+    Args:
+        seconds: Time of every step that counts.
+        n: Number of ranks.
+        nbytes: Size of the model.
+        rest: The other fields of `BenchEntry`.
+    """
+    middle = median(seconds)
+    return BenchEntry(
+        n=n,
+        bytes=nbytes,
+        median_ms=1e3 * middle,
+        min_ms=1e3 * min(seconds),
+        spread_ms=1e3 * (max(seconds) - min(seconds)),
+        steps=len(seconds),
+        algbw=algbw(nbytes, middle),
+        busbw=busbw(nbytes, middle, n),
+        **rest,
+    )
+
+
+def trained(entries: Sequence[BenchEntry], samples: int) -> list[BenchEntry]:
+    """Returns the entries with `samples_per_s` and `exposed_ms`.
+
+    Args:
+        entries: All rows of one case.
+        samples: Samples of one rank in one step.
+    """
+    alone = [each.median_ms for each in entries if each.row == "train-alone"]
+    return [
+        replace(
+            each,
+            samples_per_s=1e3 * samples * each.n / each.median_ms,
+            exposed_ms=each.median_ms - alone[0] if alone else 0.0,
+        )
+        for each in entries
+    ]
+
+
+def _digits(milliseconds: float) -> str:
+    """Formats with three decimals below 10 ms, where rows differ by microseconds."""
+    return f"{milliseconds:.3f}" if milliseconds < 10 else f"{milliseconds:.1f}"
+
+
+def _short(value: object) -> object:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
 
 TURN_SECONDS = 0.6
 """Maximum length of a turn, so that slow rows do not take most of the bench's time."""
 
 
-class Case(NamedTuple):
+class BenchCase(NamedTuple):
     """The number of ranks, the shape and the optimizer of an exchange."""
 
     n: int
@@ -42,7 +167,7 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """The settings of a run.
 
     Attributes:
@@ -56,7 +181,7 @@ class Plan:
         stamp: An entry's `machine`, `date` and `commit`.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[BenchRow]
     rounds: int
     steps: int | None
     shards: int | None
@@ -65,7 +190,7 @@ class Plan:
     timeout: float
     stamp: Mapping[str, str]
 
-    def run(self, case: Case) -> list[Entry]:
+    def run(self, case: BenchCase) -> list[BenchEntry]:
         """Times a case, and returns one entry for each row.
 
         Raises:
@@ -73,23 +198,37 @@ class Plan:
             ProcessFailed: A process failed. The message holds the end of its log.
             DeadlineExceeded: The case took longer than the timeout.
         """
+        rows = self._taking_part(case)
+        nbytes = job.shape_bytes(case.shape, self.megabytes)
+        needs = [row_bytes(row, case.n, self.shards, nbytes) for row in rows]
+        free = machine.free_bytes()
+        groups = groups_within(needs, free)
+        if len(groups) > 1:
+            print(
+                f"{len(rows)} rows need about {sum(needs) / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB"
+                f" are free: {len(groups)} groups of rows take turns, one group after the other",
+                file=sys.stderr,
+            )
+        entries = [each for group in groups for each in self._run([rows[one] for one in group], case)]
+        return trained(entries, job.SAMPLES[case.shape]) if job.find_shape(case.shape).trained else entries
+
+    def _run(self, rows: Sequence[BenchRow], case: BenchCase) -> list[BenchEntry]:
         with ExitStack() as stack:
             # A short prefix: the path of a socket can have at most 107 characters.
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
             environment = clean_environment(_threads(case))
-            processes = stack.enter_context(Processes(place, environment, self.timeout))
-            teams = [self._team(row, case, place, processes) for row in self._taking_part(case)]
+            processes = stack.enter_context(RunProcesses(place, environment, self.timeout))
+            teams = [self._team(row, case, place, processes) for row in rows]
             for team in teams:
                 team.start()
             for team in teams:
                 team.meet()
-            turns = self._rounds(teams, shapes.find(case.shape).steps)
+            turns = self._rounds(teams, job.find_shape(case.shape).steps)
             _end(teams, processes)
-        entries = [self._entry(team, case, own) for team, own in zip(teams, turns, strict=True)]
-        return trained(entries, shapes.SAMPLES[case.shape]) if shapes.find(case.shape).trained else entries
+        return [self._entry(team, case, own) for team, own in zip(teams, turns, strict=True)]
 
-    def _taking_part(self, case: Case) -> list[Row]:
-        rows = [row for row in self.rows if takes_part(row, shapes.find(case.shape))]
+    def _taking_part(self, case: BenchCase) -> list[BenchRow]:
+        rows = [row for row in self.rows if takes_part(row, job.find_shape(case.shape))]
         if not rows:
             names = ", ".join(row.name for row in self.rows)
             raise UsageError(
@@ -97,10 +236,10 @@ class Plan:
             )
         return rows
 
-    def _team(self, row: Row, case: Case, place: Path, processes: Processes) -> Team:
+    def _team(self, row: BenchRow, case: BenchCase, place: Path, processes: RunProcesses) -> BenchTeam:
         directory = place / row.name
         directory.mkdir()
-        job = Job(
+        job = BenchJob(
             shape=case.shape,
             optimizer=case.optimizer,
             size=case.n,
@@ -111,24 +250,24 @@ class Plan:
             codec=row.codec,
             device=row.device,
         )
-        return Team(row, job, self.shards, processes, self.timeout)
+        return BenchTeam(row, job, self.shards, processes, self.timeout)
 
-    def _rounds(self, teams: Sequence[Team], steps: int) -> list[list[Turn]]:
+    def _rounds(self, teams: Sequence[BenchTeam], steps: int) -> list[list[BenchTurn]]:
         """Returns every team's turns without the first, which sets the number of steps of the others."""
         warm = [team.turn(self.steps or steps) for team in teams]
         lengths = [self.steps or fitting(turn, steps) for turn in warm]
-        turns: list[list[Turn]] = [[] for _ in teams]
+        turns: list[list[BenchTurn]] = [[] for _ in teams]
         for number in range(1, 1 + self.rounds):
             for place in range(len(teams)):
                 which = (number + place) % len(teams)
                 turns[which].append(teams[which].turn(lengths[which]))
         return turns
 
-    def _entry(self, team: Team, case: Case, turns: Sequence[Turn]) -> Entry:
-        return entry(
+    def _entry(self, team: BenchTeam, case: BenchCase, turns: Sequence[BenchTurn]) -> BenchEntry:
+        return bench_entry(
             [each for turn in turns for each in turn.seconds],
             n=case.n,
-            nbytes=shapes.nbytes(case.shape, self.megabytes),
+            nbytes=job.shape_bytes(case.shape, self.megabytes),
             row=team.row.name,
             shape=case.shape,
             optimizer=case.optimizer,
@@ -136,14 +275,54 @@ class Plan:
             shards=team.shards,
             transport=team.row.transport,
             codec=team.row.codec,
-            bucket_bytes=self.bucket_bytes if team.row.in_buckets(shapes.find(case.shape)) else 0,
+            bucket_bytes=self.bucket_bytes if team.row.in_buckets(job.find_shape(case.shape)) else 0,
             threads=_threads(case),
             idle_cores=team.idle_cores,
             **self.stamp,
         )
 
 
-def takes_part(row: Row, shape: Shape) -> bool:
+PROCESS_BYTES = 150 << 20
+"""Memory of a row's process beside its models."""
+MODELS = 4
+"""Copies of the model in each process: parameters, gradients, the optimizer's state, and a buffer."""
+
+
+def row_bytes(row: BenchRow, n: int, shards: int | None, nbytes: int) -> int:
+    """Returns about how much memory a row takes, in bytes.
+
+    Args:
+        row: The row.
+        n: Number of ranks.
+        shards: As in `BenchPlan`.
+        nbytes: Size of the model.
+    """
+    processes = (row.members or n) + shards_of(row, n, shards)
+    return processes * (PROCESS_BYTES + MODELS * nbytes)
+
+
+def groups_within(needs: Sequence[int], free: int) -> list[list[int]]:
+    """Puts rows into groups, in order, each of which needs at most `free` bytes, or is a single row.
+
+    Args:
+        needs: What each row needs, in bytes.
+        free: Free memory in bytes.
+
+    Returns:
+        The positions of each group's rows.
+    """
+    groups: list[list[int]] = []
+    left = 0
+    for place, need in enumerate(needs):
+        if not groups or need > left:
+            groups.append([])
+            left = free
+        groups[-1].append(place)
+        left -= need
+    return groups
+
+
+def takes_part(row: BenchRow, shape: ModelShape) -> bool:
     """Whether a row supports a shape. Compressed rows run only with the rows of the same wire."""
     if shape.trained:
         return bool(row.training) and not row.codec
@@ -152,17 +331,17 @@ def takes_part(row: Row, shape: Shape) -> bool:
     return bool(row.side) and not row.codec
 
 
-def fitting(warm: Turn, steps: int) -> int:
+def fitting(warm: BenchTurn, steps: int) -> int:
     """Returns the number of steps that fit into a turn, at least one."""
     return max(1, min(steps, round(TURN_SECONDS / min(warm.seconds))))
 
 
-def _threads(case: Case) -> int:
+def _threads(case: BenchCase) -> int:
     """Returns the threads of each process: one rank's share of the cores."""
     return max(1, machine.cores() // case.n)
 
 
-def _end(teams: Sequence[Team], processes: Processes) -> None:
+def _end(teams: Sequence[BenchTeam], processes: RunProcesses) -> None:
     for team in teams:
         team.dismiss()
     while processes.running():

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
-from hubring.workers.bench.rows.row import ROWS
+from hubring.workers.bench.row import ROWS
 
 if TYPE_CHECKING:
-    from hubring.workers.bench.case import Case
-    from hubring.workers.bench.report.table import Entry
-    from hubring.workers.bench.rows.row import Row
+    from hubring.workers.bench.case import BenchCase, BenchEntry
+    from hubring.workers.bench.row import BenchRow
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -88,9 +87,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _show(summary: Path, into: Path | None) -> dict[str, Any]:
-    from hubring.workers.bench.report.summary import put_into, read, render
+    from hubring.workers.bench.summary import put_into, read_entries, render
 
-    text = render(read(summary))
+    text = render(read_entries(summary))
     if into is None:
         print(text, file=sys.stderr)
     else:
@@ -100,15 +99,14 @@ def _show(summary: Path, into: Path | None) -> dict[str, Any]:
 
 def _measure(cases: str | None, out: Path | None, rows: str | None, **how: Any) -> dict[str, Any]:
     from hubring.ps.config.environment import rest_threads
-    from hubring.workers.bench.case import Plan
-    from hubring.workers.bench.report.summary import render
-    from hubring.workers.bench.report.table import HEAD
+    from hubring.workers.bench.case import HEAD, BenchPlan
+    from hubring.workers.bench.summary import render
 
     rest_threads()  # otherwise OpenMP threads spin on the cores of the next timed step
-    plan, chosen = Plan(rows=rows_of(rows), stamp=_stamp(), **how), cases_of(cases)
+    plan, chosen = BenchPlan(rows=rows_of(rows), stamp=_stamp(), **how), cases_of(cases)
     out = out or Path("results") / f"bench-{datetime.now():%Y-%m-%d-%H%M%S}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    entries: list[Entry] = []
+    entries: list[BenchEntry] = []
     for case in chosen:
         print(f"\n{case}\n{HEAD}", file=sys.stderr)
         for each in plan.run(case):
@@ -116,12 +114,12 @@ def _measure(cases: str | None, out: Path | None, rows: str | None, **how: Any) 
             entries.append(each)
         # Write after each case, so that an interrupted bench keeps its results.
         out.write_text(json.dumps([each.as_json() for each in entries], indent=1) + "\n")
-    print(f"\n{render([each.as_json() for each in entries])}", file=sys.stderr)
+    print(f"\n{render(entries)}", file=sys.stderr)
     wrong = sum(each.wrong for each in entries)
     return {"out": str(out), "wrong": wrong, "exit_code": 1 if wrong else 0}
 
 
-def rows_of(names: str | None) -> list[Row]:
+def rows_of(names: str | None) -> list[BenchRow]:
     """Returns the named rows, or all that this machine supports; prints the rows that it leaves out.
 
     Raises:
@@ -129,7 +127,7 @@ def rows_of(names: str | None) -> list[Row]:
         ConfigError: This machine does not support a named row.
     """
     from hubring.ps.core.errors import ConfigError
-    from hubring.workers.bench.rows.row import select
+    from hubring.workers.bench.row import select
 
     chosen = select(name.strip() for name in names.split(",")) if names else list(ROWS.values())
     lacks = {row.name: lack for row in chosen if (lack := row.missing())}
@@ -141,8 +139,8 @@ def rows_of(names: str | None) -> list[Row]:
 
 
 def _stamp() -> dict[str, str]:
-    """Returns an `Entry`'s machine, date and commit."""
-    from hubring.workers.compare.run import machine
+    """Returns a `BenchEntry`'s machine, date and commit."""
+    from hubring.workers.peers import machine
 
     found = machine.describe()
     where = f"{found['cores']} cores of {found['processor']}, {found['system']}"
@@ -158,7 +156,7 @@ def _commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def cases_of(text: str | None) -> list[Case]:
+def cases_of(text: str | None) -> list[BenchCase]:
     """Parses `--cases`; the standard set leaves out the cases whose packages are not installed.
 
     Raises:
@@ -166,22 +164,22 @@ def cases_of(text: str | None) -> list[Case]:
         ConfigError: A package that a named case needs is not installed.
     """
     from hubring.ps.core.errors import ConfigError, UsageError
-    from hubring.ps.core.extras import missing
-    from hubring.workers.bench import shapes
-    from hubring.workers.bench.case import Case
+    from hubring.ps.core.packages import missing
+    from hubring.workers.bench import job
+    from hubring.workers.bench.case import BenchCase
 
     cases = []
     for word in (text or STANDARD).replace(",", " ").split():
         match word.split(":"):
             case [n, shape, ("sgd" | "adam") as optimizer] if n.isdecimal() and int(n) > 0:
-                needs = shapes.find(shape).needs
+                needs = job.find_shape(shape).needs
                 lack = "" if needs is None else missing(needs)
                 if lack and text:
                     raise ConfigError(f"--cases {word}: {lack}")
                 if lack:
                     print(f"skipping {word}: {lack}", file=sys.stderr)
                 else:
-                    cases.append(Case(int(n), shape, optimizer))
+                    cases.append(BenchCase(int(n), shape, optimizer))
             case _:
                 raise UsageError(
                     f"--cases: {word!r}: expected RANKS:SHAPE:OPTIMIZER, for example 2:resnet50:adam"

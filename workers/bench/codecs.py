@@ -33,10 +33,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from hubring.ps.compression.compressor import by_name
-from hubring.ps.compression.error_feedback import ErrorFeedback
-from hubring.ps.core.codecs import parse
-from hubring.ps.core.types import BucketSpec, TensorSpec
+from hubring.ps.compression.compressor import ErrorFeedback, by_name
+from hubring.ps.core.types import BucketSpec, TensorSpec, parse_codec
 from hubring.workers.communicators.powersgd import LowRankMean
 
 SIDE = 1000
@@ -116,8 +114,8 @@ class Factored:
 
     def __init__(self, name: str, gradients: Tensor) -> None:
         tensors = tuple(TensorSpec(f"matrix {index}", (SIDE, SIDE)) for index in range(MATRICES))
-        spec = BucketSpec(0, "float32", 0, "", tensors)
-        rank = int(parse(name).argument)
+        spec = BucketSpec(0, "float32", "", tensors)
+        rank = int(parse_codec(name).argument)
         self._gradients = gradients.clone()
         self._mean = LowRankMean(
             spec, gradients.dtype, rank, lambda numel, dtype: torch.zeros(numel, dtype=dtype)

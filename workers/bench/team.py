@@ -1,39 +1,137 @@
-"""The processes of one row, which wait for their turn."""
+"""The processes of one row, which wait for their turn.
+
+They are forks of a server that has imported torch: a new Python process needs more than two seconds of CPU
+time before it has an optimizer, and a case has thirty processes.
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import socket
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hubring.ps.config.environment import become
 from hubring.ps.core.errors import ConnectionLost
-from hubring.ps.process.command import module_command
-from hubring.workers.bench import gpus
-from hubring.workers.bench.fork import Forked
-from hubring.workers.bench.job import Job
-from hubring.workers.bench.line import Line
-from hubring.workers.bench.rows.row import Row
-from hubring.workers.bench.usage import cpu_seconds
-from hubring.workers.compare.run.process import Process, Processes, ProcessFailed, RunProcess
-from hubring.workers.compare.run.runner import await_address
+from hubring.ps.process.launch import module_command
+from hubring.workers.bench.job import BenchJob, MemberLine
+from hubring.workers.bench.row import BenchRow
+from hubring.workers.peers import machine
+from hubring.workers.peers.processes import (
+    LocalProcess,
+    ProcessFailed,
+    RunProcess,
+    RunProcesses,
+    await_address,
+)
 from hubring.workers.peers.rows import mpirun
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(session: int) -> float:
+    """Returns the CPU seconds that the living processes of a session have used.
+
+    Args:
+        session: Id of the session, which is the pid of its leader.
+    """
+    return sum(ticks for leader, ticks in _living() if leader == session) / _TICKS
+
+
+def _living() -> list[tuple[int, int]]:
+    """Returns session and used ticks of every process; see proc(5), /proc/pid/stat."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # the process has just ended
+        found.append((int(fields[3]), int(fields[11]) + int(fields[12])))
+    return found
+
+
+_SERVER = multiprocessing.get_context("forkserver")
+# The first optimizer imports torch._dynamo, which is half of that time.
+_SERVER.set_forkserver_preload(
+    [
+        "torch._dynamo",
+        "hubring.workers.run_script",
+        "hubring.workers.bench.libraries",
+        "hubring.workers.bench.member",
+    ]
+)
+
+
+class Forked(RunProcess):
+    """A child that runs a module's `main()`, like `python -m MODULE ARGUMENTS`; see `RunProcess`."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(name, module_command(module, *arguments), directory)
+        self.err.touch()
+        passed = (module, list(arguments), str(self.out), str(self.err), dict(environment))
+        self._forked = _SERVER.Process(target=_run, args=passed, daemon=True)
+        self._forked.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._forked.pid is not None
+        return self._forked.pid
+
+    @property
+    def code(self) -> int | None:
+        return self._forked.exitcode
+
+    def ask_to_stop(self) -> None:
+        self._forked.terminate()
+
+    def end(self, timeout: float) -> None:
+        self._forked.join(timeout)
+        if self.code is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._forked.join()
+
+
+def _run(module: str, arguments: list[str], out: str, err: str, environment: dict[str, str]) -> None:
+    """In the child: sets the child up like a new process, then runs the module."""
+    import torch
+
+    os.setsid()
+    for path, target in ((out, 1), (err, 2)):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), target)
+    become(environment)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # torch read the fork server's value at import
+    sys.argv = [module, *arguments]
+    import_module(module).main()
+
 
 # Not imported, since only the rows' processes need this module.
 MEMBER = "hubring.workers.bench.member"
 
 
-class Turn(NamedTuple):
+class BenchTurn(NamedTuple):
     """The result of a turn: the slowest rank's seconds of every step, and the wrong elements of all ranks."""
 
     seconds: list[float]
     wrong: int
 
 
-class Team:
+class BenchTeam:
     """The members of one row, and its server, if any. The server starts immediately.
 
     Args:
@@ -44,14 +142,16 @@ class Team:
         timeout: Seconds to wait for one answer.
     """
 
-    def __init__(self, row: Row, job: Job, shards: int | None, processes: Processes, timeout: float) -> None:
+    def __init__(
+        self, row: BenchRow, job: BenchJob, shards: int | None, processes: RunProcesses, timeout: float
+    ) -> None:
         self.row = row
         self._job = job
-        self.shards = _shards(row, job.size, shards)
+        self.shards = shards_of(row, job.size, shards)
         self._processes = processes
         self._timeout = timeout
         self._count = row.members or job.size
-        self._lines: list[Line] = []
+        self._lines: list[MemberLine] = []
         self._idle = _Idle()
         self._address = job.place / "address"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -61,19 +161,19 @@ class Team:
         self._started = [] if row.server is None else [self._serve()]
 
     def start(self) -> None:
-        """Starts the members; raises as `Processes.pause`."""
+        """Starts the members; raises as `RunProcesses.pause`."""
         self._started += self._members()
 
     def meet(self) -> None:
-        """Returns once every member waits for requests; raises as `Processes.pause`."""
+        """Returns once every member waits for requests; raises as `RunProcesses.pause`."""
         while len(self._lines) < self._count:
             try:
-                self._lines.append(Line(self._listener.accept()[0]))
+                self._lines.append(MemberLine(self._listener.accept()[0]))
             except BlockingIOError:
                 self._processes.pause(f"the members of {self.row.name}")
         self._listener.close()
 
-    def turn(self, steps: int) -> Turn:
+    def turn(self, steps: int) -> BenchTurn:
         """Runs a turn of some steps on all members.
 
         Raises:
@@ -84,11 +184,13 @@ class Team:
         try:
             replies = self._take(steps)
         except ConnectionLost as lost:
+            for _ in range(20):  # whatever closed its connection ends now
+                self._processes.pause(f"the end of a process of row {self.row.name}")
             tails = "\n".join(process.tail() for process in self._started)
             raise ProcessFailed(f"a process of row {self.row.name} ended during a turn; {tails}") from lost
         self._idle.begin(self._cpu())
         seconds = [max(step) for step in zip(*(reply["seconds"] for reply in replies), strict=True)]
-        return Turn(seconds, wrong_in(replies, self._job.nbytes // 4))
+        return BenchTurn(seconds, wrong_in(replies, self._job.nbytes // 4))
 
     @property
     def idle_cores(self) -> float:
@@ -120,7 +222,7 @@ class Team:
         size = ["--workers", str(self._job.size)]
         if self.row.transport != "shm":  # over a wire, the same slices as raw-tcp; otherwise the default
             size += ["--slice-bytes", str(self._job.slice_bytes)]
-        shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
+        shards = ["--colocate"] if self.row.colocated else ["--shards", str(max(1, self.shards))]
         flags = ["--no-page", "--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
         command = module_command("hubring.ps.cli", "start", *flags, *(self.row.server or ()))
         return self._processes.start(f"{self.row.name} server", command)
@@ -151,13 +253,13 @@ class Team:
     def _spawn(self, rank: int, name: str, module: str, *arguments: str) -> RunProcess:
         """Starts a process for a GPU. A fork cannot use CUDA if its parent has initialized CUDA."""
         environment = self._processes.environment
-        own = gpus.variables(rank, self._count, gpus.count(), environment)
+        own = machine.gpu_variables(rank, self._count, machine.gpu_count(), environment)
         place = self._processes.directory, {**environment, **own}
-        return self._processes.add(Process(name, module_command(module, *arguments), *place))
+        return self._processes.add(LocalProcess(name, module_command(module, *arguments), *place))
 
     def _arguments(self, rank: int) -> list[str]:
         side = self.row.training if self._job.trained else self.row.side
-        return [f"hubring.workers.bench.rows.{side}", self._job.encode(), str(rank)]
+        return [f"hubring.workers.bench.{side}", self._job.encode(), str(rank)]
 
     def _worker(self, rank: int) -> list[str]:
         server = ["--server", await_address(self._processes, self._address)]
@@ -172,7 +274,7 @@ def wrong_in(replies: Sequence[dict[str, Any]], numel: int) -> int:
     return sum(int(reply["wrong"]) for reply in replies) + apart * numel
 
 
-def _shards(row: Row, size: int, asked: int | None) -> int:
+def shards_of(row: BenchRow, size: int, asked: int | None) -> int:
     """Returns the row's number of shards: one per worker, the requested number, the default, or 0."""
     if row.colocated:
         return size

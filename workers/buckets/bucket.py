@@ -21,9 +21,9 @@ from torch.utils.dlpack import from_dlpack
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec
-from hubring.workers.buckets.conversion import check_unconverted
-from hubring.workers.buckets.gradient_memory import GradientMemory
+from hubring.workers.buckets.gradient_memory import GradientMemory, check_unconverted
 from hubring.workers.buckets.staging import Staging
+from hubring.workers.buckets.torch_internals import reals, storage_users
 from hubring.workers.buckets.value_memory import Look, OwnValues, ValueMemory, nothing
 
 PARITIES = 2
@@ -31,10 +31,11 @@ PARITIES = 2
 
 
 class Bucket:
-    """Parameters of one group, dtype and device that are exchanged together.
+    """Parameters of one dtype and device that are exchanged together.
 
     Attributes:
-        spec: Names, shapes and dtype, which all ranks and the hub agree on.
+        spec: Names, shapes and dtype, which all ranks and the hub agree on. Complex parameters are in it as
+            real ones, with a last dimension of 2.
         parameters: The parameters, in the order of `spec.tensors`.
         gradients: Flat, on the parameters' device.
         values: Flat, on the parameters' device. Where the hub steps, every `parameter.data` is a view of it.
@@ -45,7 +46,8 @@ class Bucket:
         presence: Where all ranks' gradients are summed in place, one number per parameter behind the
             gradients, which is not zero if some rank has a gradient; and at the end a number that is not zero
             if some rank is in an even step, and one for an odd step. So it does not matter how sums round.
-        stage: Moves the bucket between the parameters' device and host memory.
+        shown: Shows `gradients` as every `parameter.grad`.
+        stage: Moves the bucket between the parameters' device and host memory; None on the CPU.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class Bucket:
 
     def use(self, memory: torch.Tensor) -> None:
         """Exchanges gradients in this memory from now on; see `__init__`. Current gradients move there."""
-        earlier = self._shown
+        earlier = self.shown
         self._set(memory)
-        self._shown.replace(earlier)
+        self.shown.replace(earlier)
 
     def _hold(self, values: ValueMemory) -> None:
         self._values = values
@@ -87,7 +89,8 @@ class Bucket:
         parameters = self.parameters if values.seen.numel() else ()
         self._value_views = _views(self.values, parameters)
         self._landing_views = _views(self.landing, parameters)
-        self._places = [_place(view) for view in self._value_views]
+        self._addresses = list(map(torch.Tensor.data_ptr, self._value_views))
+        self._strides = list(map(torch.Tensor.stride, self._value_views))
         self._ends = list(accumulate(view.nbytes for view in self._value_views))
 
     def _set(self, memory: torch.Tensor) -> None:
@@ -95,8 +98,9 @@ class Bucket:
         self.memory = memory
         self.gradients = memory[:numel]
         self.presence = memory[numel:] if memory.numel() > numel else None
-        self._shown = GradientMemory(self.gradients, self.parameters)
-        self.stage = self.staging.stage(self.gradients, self.landing, self._values.forget)
+        self._all_present = [] if self.presence is None else _presences(self.presence)
+        self.shown = GradientMemory(self.gradients, self.parameters)
+        self.stage = self.staging.stage(self.gradients, self.landing)
 
     @property
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -116,8 +120,7 @@ class Bucket:
         self._values.forget()  # the copy is not the script's change
         users = Counter(_storage(parameter) for parameter in self.parameters)
         for position, (parameter, view) in enumerate(zip(self.parameters, self._value_views, strict=True)):
-            storage = parameter.untyped_storage()
-            shown = torch._C._storage_Use_Count(storage._cdata) - 1 > users[_storage(parameter)]
+            shown = storage_users(parameter) - 1 > users[_storage(parameter)]
             if shown or not parameter.is_contiguous():
                 self._moved[position] = parameter.detach().clone()
             else:
@@ -133,7 +136,8 @@ class Bucket:
         for parameter, view in zip(self.parameters, self._value_views, strict=True):
             parameter.data.copy_(view)
         self._hold(OwnValues(self.values.new_empty(0)))
-        self.stage.give_up_values()
+        if self.stage is not None:
+            self.stage.give_up_values()
 
     def _written_elsewhere(self) -> list[int]:
         """Returns the positions of the parameters that changed because the script gave them other memory.
@@ -144,36 +148,33 @@ class Bucket:
         Raises:
             ConfigError: A parameter has another shape, dtype or device, or the whole bucket has other memory.
         """
-        if [_place(one) for one in self.parameters] == self._places:
+        addresses = list(map(torch.Tensor.data_ptr, self.parameters))
+        strides = list(map(torch.Tensor.stride, self.parameters))
+        if addresses == self._addresses and strides == self._strides:
             self._moved.clear()
             return []
         changed = []
-        pairs = zip(self.spec.tensors, self.parameters, self._value_views, self._places, strict=True)
-        for position, (tensor, parameter, view, place) in enumerate(pairs):
-            if _place(parameter) == place:
+        for position, (parameter, view) in enumerate(zip(self.parameters, self._value_views, strict=True)):
+            address, name = self._addresses[position], self.spec.tensors[position].name
+            same_memory = addresses[position] == address
+            if same_memory and strides[position] == self._strides[position]:
                 self._moved.pop(position, None)
                 continue
-            if parameter.data_ptr() == place[0]:  # other strides over the same memory: a transposed matrix
+            if same_memory:  # other strides over the same memory: a transposed matrix
                 parameter.data = parameter.data.clone()
-            if view.data_ptr() != place[0]:
+            if view.data_ptr() != address:
                 raise ConfigError(
-                    f"parameter {tensor.name} was moved into shared memory after DistributedOptimizer was"
+                    f"parameter {name} was moved into shared memory after DistributedOptimizer was"
                     " made, where the hub's answers do not arrive: call model.share_memory() before you make"
                     " DistributedOptimizer, or share a copy, copy.deepcopy(model).share_memory()"
                 )
-            check_unconverted(f"parameter {tensor.name}", parameter, view)
+            check_unconverted(f"parameter {name}", parameter, view)
             if position not in self._moved:
                 self._moved[position] = torch.empty_like(parameter.data).copy_(view)
             # Compared with what it was, since an answer that has landed already shows in the view.
             if not torch.equal(parameter.data, self._moved[position]):
                 changed.append(position)
         return changed
-
-    def show_values(self) -> None:
-        """Copies an answer to the parameters that the script has given memory of their own."""
-        for position, seen in self._moved.items():
-            seen.copy_(self._value_views[position])
-            self.parameters[position].data.copy_(seen)
 
     def written(self) -> list[int]:
         """Returns the positions in `parameters` of those that the script changed since the last answer.
@@ -184,7 +185,7 @@ class Bucket:
 
         It takes microseconds where nothing changed. On a GPU it waits for the device.
         """
-        if not self._places:
+        if not self._addresses:
             return []
         return sorted({*self._written_elsewhere(), *self._values.written(self._ends)})
 
@@ -199,58 +200,36 @@ class Bucket:
 
     def look_for_writes(self) -> Look:
         """Starts to look whether the script has changed parameters; see `ValueMemory.look`."""
-        if not self._places:
+        if not self._addresses:
             return nothing
         if self._written_elsewhere():
             return lambda: True
         return self._values.look()
 
-    def forget_writes(self) -> None:
-        """Drops the script's changes: `values` is what landed last. `stage.arrive` does the same."""
+    def arrive(self) -> None:
+        """Makes the last answer visible to work queued from now on. Call it once the exchange's work is done.
+
+        The script's changes of these parameters are dropped: `values` is what landed last. So are parameters
+        to which the script has given memory of their own.
+        """
+        if self.stage is not None:
+            self.stage.arrive()
         self._values.forget()
+        for position, seen in self._moved.items():
+            seen.copy_(self._value_views[position])
+            self.parameters[position].data.copy_(seen)
 
     @property
     def host_gradients(self) -> torch.Tensor:
         """The gradients in host memory: `gradients` itself on the CPU."""
-        return self.stage.gradients
+        return self.gradients if self.stage is None else self.stage.gradients
 
     @property
     def host_values(self) -> torch.Tensor:
         """The host memory in which new values land: `landing` itself on the CPU."""
-        return self.stage.values
+        return self.landing if self.stage is None else self.stage.values
 
     # Gradients.
-
-    @property
-    def gradient_views(self) -> Sequence[torch.Tensor]:
-        """The view for each `parameter.grad`, in the order of `parameters`."""
-        return self._shown.views
-
-    @property
-    def changes(self) -> int:
-        """Number of in-place changes of gradients by backward or the script; exchanges do not count."""
-        return self._shown.changes
-
-    @property
-    def keeps_graphs(self) -> bool:
-        """Whether a gradient has a graph, so that a backward may go through it."""
-        return self._shown.keeps_graphs
-
-    def free(self) -> bool:
-        """Keeps the next gradients from overwriting what the script kept from an earlier step.
-
-        Returns:
-            False if the script holds a view of this bucket's memory: the bucket must `use` other memory.
-        """
-        return self._shown.free()
-
-    def take(self, position: int) -> None:
-        """Moves one parameter's gradient into the bucket, if it has one."""
-        self._shown.take(position)
-
-    def collect(self) -> None:
-        """Moves all gradients into the bucket."""
-        self._shown.collect()
 
     def seal(self, left_out: frozenset[int] = frozenset(), steps: int = 0) -> None:
         """Prepares the bucket to be sent: collects all gradients and notes which are absent.
@@ -259,15 +238,14 @@ class Bucket:
             left_out: Positions of parameters that are not to be stepped, whatever their gradient.
             steps: Completed steps.
         """
-        missing = () if self._shown.collect() else self.missing()
+        missing = () if self.shown.collect() else self.shown.missing()
         for position in missing:
-            self._shown.clear(position)
+            self.shown.clear(position)
         self.absent = left_out.union(missing)
         if self.presence is not None:
-            self.presence.fill_(1)
+            self.presence.copy_(self._all_present[steps % PARITIES])
             for position in missing:
                 self.presence[position] = 0
-            self.presence[len(self.parameters) + (steps + 1) % PARITIES] = 0
 
     def learn_absent(self) -> None:
         """Makes `absent` the parameters without a gradient on every rank, once the mean has arrived.
@@ -295,21 +273,13 @@ class Bucket:
 
     def show_means(self) -> None:
         """Makes every `parameter.grad` the mean that has arrived; None if no rank had one."""
-        self._shown.show(self.absent)
-
-    def missing(self) -> tuple[int, ...]:
-        """Returns the positions of the parameters without a gradient now."""
-        return tuple(position for position, one in enumerate(self.parameters) if one.grad is None)
-
-    def holds_gradients(self) -> bool:
-        """Whether every gradient is still the one that `collect` or `seal` saw."""
-        return self._shown.is_current()
+        self.shown.show(self.absent)
 
     @contextmanager
     def lent_gradients(self) -> Iterator[None]:
         """Sets every `parameter.grad` to the mean inside the block, even if the script dropped it."""
         previous = [parameter.grad for parameter in self.parameters]
-        for position, (parameter, view) in enumerate(zip(self.parameters, self.gradient_views, strict=True)):
+        for position, (parameter, view) in enumerate(zip(self.parameters, self.shown.views, strict=True)):
             parameter.grad = None if position in self.absent else view
         try:
             yield
@@ -318,9 +288,12 @@ class Bucket:
                 parameter.grad = gradient
 
 
-def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
-    """Returns what tells whether a tensor shows the same elements in the same order."""
-    return tensor.data_ptr(), tensor.stride()
+def _presences(presence: torch.Tensor) -> list[torch.Tensor]:
+    """Returns `Bucket.presence` in an even and in an odd step, if no gradient is missing."""
+    both = [torch.ones_like(presence) for _ in range(PARITIES)]
+    for parity, one in enumerate(both):
+        one[-1 - parity] = 0  # at the end: even, odd
+    return both
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -329,8 +302,8 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _views(flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
     """Returns each parameter's part of `flat`, with its own storage, since `torch.save` writes all of it."""
-    ends = list(accumulate(parameter.numel() for parameter in parameters))
+    ends = list(accumulate(map(reals, parameters)))
     return [
-        from_dlpack(flat[end - parameter.numel() : end]).view(parameter.shape)
+        from_dlpack(flat[end - reals(parameter) : end]).view(parameter.dtype).view(parameter.shape)
         for end, parameter in zip(ends, parameters, strict=True)
     ]

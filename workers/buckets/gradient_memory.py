@@ -9,52 +9,93 @@ later the mean.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
-from operator import is_
+from operator import attrgetter, gt, is_
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from hubring.workers.buckets.conversion import check_unconverted
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.buckets.torch_internals import (
+    copy_each,
+    reals,
+    references,
+    storage_address,
+    users_at,
+    version,
+)
+from hubring.workers.buckets.value_memory import BITS
 
 log = logging.getLogger(__name__)
+
+SAMPLE = 4
+"""Elements of each gradient that a sample has."""
+
+_gradient = attrgetter("grad")  # with `map` it makes a list without a call of Python for each parameter
 
 
 class GradientMemory:
     """Shows flat gradients as `parameter.grad`.
 
     Args:
-        flat: One element per element of the parameters, on their device. Exchanges write to it from any
+        flat: One element per real number of the parameters, on their device. Exchanges write to it from any
             thread.
         parameters: The parameters, of one dtype and device.
+
+    Attributes:
+        views: The view for each `parameter.grad`, in the order of the parameters.
     """
 
     def __init__(self, flat: Tensor, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._exchanged = flat
         self._parameters = parameters
-        ends = list(accumulate(parameter.numel() for parameter in parameters))
-        self._parts = [slice(end - one.numel(), end) for end, one in zip(ends, parameters, strict=True)]
+        self._dtype = next((one.dtype for one in parameters), flat.dtype)
+        ends = list(accumulate(map(reals, parameters)))
+        self._parts = [slice(end - reals(one), end) for end, one in zip(ends, parameters, strict=True)]
         self._make_views()
         self._warned = False
+        self._bits = flat.detach().view(BITS[flat.itemsize])
+        spread = [
+            part.start + (part.stop - part.start - 1) * n // (SAMPLE - 1)
+            for part in self._parts
+            if part.stop > part.start
+            for n in range(SAMPLE)
+        ]
+        self._spread = torch.tensor(spread, dtype=torch.int64, device=flat.device)
         self._strays: dict[int, tuple[Tensor, int]] = {}
         """Gradients that a view cannot replace, sparse or with a graph, as of the version that was copied."""
 
     def _make_views(self) -> None:
-        # The same memory with a storage of its own, which counts only tensors that the script can reach.
-        # Their versions change only by backward and by the script.
-        self._flat = from_dlpack(self._exchanged.detach())
+        # The same memory, with a storage for each gradient: `torch.save` writes a whole storage. It counts
+        # only tensors that the script can reach. Their versions change only by backward and by the script.
+        self._storages = list(map(self._storage, self._parts))
         self.views = [self._view(position) for position in range(len(self._parameters))]
         self._addresses = [view.data_ptr() for view in self.views]
-        self._alone = list(map(sys.getrefcount, self.views))
-        self._users = _users(self._flat)
+        self._alone = list(map(references, self.views))
+        self._users = list(map(users_at, map(storage_address, self._storages)))
 
-    @property
-    def changes(self) -> int:
-        """Number of in-place changes by backward or the script."""
-        return sum([view._version for view in self.views])
+    def state(self) -> tuple[int, tuple[int, ...]]:
+        """Returns the number of in-place changes by backward or the script, and the `missing` positions."""
+        return sum(map(version, self.views)), () if self._all_views() else self.missing()
+
+    def is_in(self, state: tuple[int, tuple[int, ...]]) -> bool:
+        """Whether nothing has changed since `state()`, and every gradient is still in the memory."""
+        if not state[1] and self._all_shown():
+            return sum(map(version, self.views)) == state[0]
+        return self.state() == state and self.is_current()
+
+    def sample(self) -> Tensor:
+        """Returns the bits of some elements of every gradient.
+
+        They show most changes that torch does not count, such as `.grad.data.mul_(...)`, and not all.
+        """
+        return self._bits.take(self._spread)
+
+    def missing(self) -> tuple[int, ...]:
+        """Returns the positions of the parameters without a gradient now."""
+        return tuple(position for position, one in enumerate(self._parameters) if one.grad is None)
 
     @property
     def keeps_graphs(self) -> bool:
@@ -65,44 +106,48 @@ class GradientMemory:
         """Zeroes the memory of one parameter's gradient. It is not the script's change."""
         self._exchanged[self._parts[position]].zero_()
 
-    def take(self, position: int) -> None:
-        """Moves one parameter's gradient into the memory, if it has one."""
-        self._take([position])
-
     def collect(self) -> bool:
         """Moves all gradients into the memory; returns whether all were there."""
         if self._all_shown():
             return True
-        self._take(range(len(self.views)))
+        self.take(range(len(self.views)))
         return False
 
-    def _take(self, positions: Iterable[int]) -> None:
-        if (
-            self._flat.data_ptr() != self._exchanged.data_ptr()
-        ):  # model.share_memory() moves the whole storage
-            self._make_views()
+    def take(self, positions: Iterable[int]) -> None:
+        """Moves some parameters' gradients into the memory, if they have one."""
         moved: list[int] = []
         for position in positions:
-            gradient = self._parameters[position].grad
-            if gradient is None or self._is_shown(position, gradient):
+            gradient, view = self._parameters[position].grad, self.views[position]
+            if (
+                view.data_ptr() != self._addresses[position]
+            ):  # the script gave it other memory: gradient.data = ..., model.share_memory()
+                if self._storages[position].data_ptr() != self._addresses[position]:
+                    self._storages[position] = self._storage(self._parts[position])
+                view = self.views[position] = self._view(position)
+            if gradient is None or (self._strays and self._is_stray(position, gradient)):
                 continue
-            if gradient is self.views[position]:  # the script gave it other memory: gradient.data = ...
-                self.views[position] = self._view(position)
-            check_unconverted("a gradient", gradient, self.views[position])
+            if gradient is view:
+                continue
+            if (gradient.shape, gradient.dtype, gradient.device) != (view.shape, view.dtype, view.device):
+                check_unconverted("a gradient", gradient, view)
             if gradient.layout is torch.strided and not gradient.requires_grad:
                 moved.append(position)
-                continue
-            if gradient.layout is not torch.strided:
-                self._warn_of_sparse(gradient)
-            with torch.no_grad():
-                dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
-                self.views[position].copy_(dense)
-            self._strays[position] = gradient, gradient._version
+            else:
+                self._copy_stray(position, gradient)
         if moved:
-            views = [self.views[position] for position in moved]
-            torch._foreach_copy_(views, [_gradient(self._parameters[position]) for position in moved])
-            for position, view in zip(moved, views, strict=True):
-                self._parameters[position].grad = view
+            views = list(map(self.views.__getitem__, moved))
+            parameters = list(map(self._parameters.__getitem__, moved))
+            copy_each(views, list(map(_gradient, parameters)))
+            for parameter, view in zip(parameters, views, strict=True):
+                parameter.grad = view
+
+    def _copy_stray(self, position: int, gradient: Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            self._warn_of_sparse(gradient)
+        with torch.no_grad():
+            dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
+            self.views[position].copy_(dense)
+        self._strays[position] = gradient, version(gradient)
 
     def show(self, absent: Collection[int]) -> None:
         """Makes every `parameter.grad` show the memory; None for the `absent` ones."""
@@ -121,8 +166,10 @@ class GradientMemory:
     def is_current(self) -> bool:
         """Whether every gradient is in the memory, or a copy of it is."""
         return self._all_shown() or all(
-            parameter.grad is None or self._is_shown(position, parameter.grad)
-            for position, parameter in enumerate(self._parameters)
+            one.grad is None
+            or (one.grad is view and view.data_ptr() == self._addresses[position])
+            or self._is_stray(position, one.grad)
+            for position, (one, view) in enumerate(zip(self._parameters, self.views, strict=True))
         )
 
     def free(self) -> bool:
@@ -133,16 +180,13 @@ class GradientMemory:
         """
         if self._all_views():  # backward adds to the gradients in place, as in torch
             return True
-        counts = map(sys.getrefcount, self.views)
-        kept = [
-            position
-            for position, (count, alone) in enumerate(zip(counts, self._alone, strict=True))
-            if count > alone and self._parameters[position].grad is not self.views[position]
-        ]
-        for position in kept:
-            held, self.views[position] = self.views[position], self._view(position)
-            held.data = held.clone()
-        return _users(self._flat) <= self._users
+        counts = list(map(references, self.views))
+        if counts != self._alone:
+            for position, (count, alone) in enumerate(zip(counts, self._alone, strict=True)):
+                if count > alone and self._parameters[position].grad is not self.views[position]:
+                    held, self.views[position] = self.views[position], self._view(position)
+                    held.data = held.clone()
+        return not any(map(gt, map(users_at, map(storage_address, self._storages)), self._users))
 
     def replace(self, earlier: GradientMemory) -> None:
         """Shows the gradients that `earlier`, of the same parameters, shows now."""
@@ -154,9 +198,15 @@ class GradientMemory:
 
     def _view(self, position: int) -> Tensor:
         # A tensor of its own over the same storage: torch refuses `detach_` for a view.
-        flat, shape = self._flat[self._parts[position]], self._parameters[position].shape
-        strides = flat.view(shape).stride()
-        return flat.new_empty(0).set_(self._flat.untyped_storage(), flat.storage_offset(), shape, strides)
+        flat, shape = self._exchanged[self._parts[position]], self._parameters[position].shape
+        pairs = (2,) if self._dtype.is_complex else ()
+        strides = [
+            stride // (1 + len(pairs)) for stride in flat.view([*shape, *pairs]).stride()[: len(shape)]
+        ]
+        return flat.new_empty(0, dtype=self._dtype).set_(self._storages[position], 0, shape, strides)
+
+    def _storage(self, part: slice) -> torch.UntypedStorage:
+        return from_dlpack(self._exchanged[part].detach()).untyped_storage()
 
     def _warn_of_sparse(self, gradient: Tensor) -> None:
         if not self._warned:
@@ -169,24 +219,18 @@ class GradientMemory:
                 gradient.numel() * gradient.element_size() / 1e6,
             )
 
-    def _is_shown(self, position: int, gradient: Tensor) -> bool:
-        view = self.views[position]
-        if gradient is view:
-            return view.data_ptr() == self._addresses[position]
-        stray, version = self._strays.get(position, (None, 0))
-        return gradient is stray and gradient._version == version
+    def _is_stray(self, position: int, gradient: Tensor) -> bool:
+        stray, copied = self._strays.get(position, (None, 0))
+        return gradient is stray and version(gradient) == copied
 
     def _all_shown(self) -> bool:
-        return self._all_views() and [view.data_ptr() for view in self.views] == self._addresses
+        return (
+            all(map(is_, map(_gradient, self._parameters), self.views))
+            and list(map(Tensor.data_ptr, self.views)) == self._addresses
+        )
 
     def _all_views(self) -> bool:
-        return all(map(is_, [parameter.grad for parameter in self._parameters], self.views))
-
-
-def _users(tensor: Tensor) -> int:
-    """Returns how many tensors share a tensor's storage."""
-    storage: int = tensor.untyped_storage()._cdata
-    return torch._C._storage_Use_Count(storage)
+        return all(map(is_, map(_gradient, self._parameters), self.views))
 
 
 def _fill(parameter: torch.nn.Parameter, stray: Tensor, mean: Tensor) -> None:
@@ -197,6 +241,24 @@ def _fill(parameter: torch.nn.Parameter, stray: Tensor, mean: Tensor) -> None:
         parameter.grad = mean.to_sparse(stray.sparse_dim())
 
 
-def _gradient(parameter: torch.nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+def check_unconverted(name: str, now: Tensor, then: Tensor) -> None:
+    """Checks that a tensor still has its shape, dtype and device.
+
+    Args:
+        name: The tensor's name in the error.
+        now: The tensor.
+        then: Any tensor with the shape, dtype and device that it had in the constructor.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if (now.shape, now.dtype, now.device) != (then.shape, then.dtype, then.device):
+        raise ConfigError(
+            f"{name} was moved or converted after DistributedOptimizer was made: it is {_described(now)}, and"
+            f" was {_described(then)}; call model.to(...), .half(), .double() and similar methods before you"
+            " make DistributedOptimizer"
+        )
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"

@@ -3,7 +3,7 @@
 A bucket on the CPU is sent from where it is. For a GPU the order is
 
     copy out     after the work that backward had queued when the bucket was sent
-    exchange     after the copy out, started by a thread (`hubring.workers.buckets.device_waiter`)
+    exchange     after the copy out, started by a thread (`DeviceWaiter`)
     copy in      after the answer, queued by the thread that received it
     training     after the copy in; only the training stream waits for it
 
@@ -16,93 +16,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from hubring.ps.compression.gpu_tensor import Mark
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.work import Work
-from hubring.ps.store.gpu_tensor import Mark
-from hubring.workers.buckets.device_copies import CudaDevice, Device
-from hubring.workers.buckets.device_waiter import DeviceWaiter
-from hubring.workers.buckets.pinning import Allocate, pinned
+from hubring.workers.buckets.device import Allocate, CudaDevice, Device, DeviceWaiter, pinned
 
 Start = Callable[[], Work]
 """Starts an exchange of a bucket's host memory."""
-
-
-def _nothing() -> None:
-    """Does nothing: what landed is in place."""
 
 
 Lands = Literal["values", "gradients"]
 """The kind of answer: new values, or the mean gradient."""
 
 
-class Stage(Protocol):
-    """One bucket in host memory: flat CPU tensors. New values land in `values`."""
-
-    @property
-    def gradients(self) -> Tensor: ...
-
-    @property
-    def values(self) -> Tensor: ...
-
-    def push_pull(self, what: str, start: Start, lands: Lands) -> Work:
-        """Copies the gradients to the host, starts the exchange, and copies the answer to the device.
-
-        Args:
-            what: Name of the exchange, for error messages.
-            start: Starts the exchange and returns its work. It may run later, in another thread.
-            lands: The host tensor to which the exchange writes its answer.
-
-        Returns:
-            A work that is done when the copy to the device is queued. Then call `arrive`.
-        """
-
-    def pull(self, what: str, start: Start) -> Work:
-        """As `push_pull`, for an exchange that only returns values."""
-
-    def arrive(self) -> None:
-        """Makes the last answer visible to work queued from now on. Call it once the work is done.
-
-        The script's changes of these parameters are dropped.
-        """
-
-    def give_up_values(self) -> None:
-        """Releases the values, which are not exchanged from now on."""
-
-
-class OnHost:
-    """The stage of a bucket on the CPU, which is exchanged in place.
-
-    Args:
-        gradients: Flat gradients.
-        values: Flat memory in which new values land.
-        reveal: Makes landed values visible to the script.
-    """
-
-    def __init__(self, gradients: Tensor, values: Tensor, reveal: Callable[[], None] = _nothing) -> None:
-        self.gradients = gradients
-        self.values = values
-        self._reveal = reveal
-
-    def push_pull(self, what: str, start: Start, lands: Lands) -> Work:
-        return start()
-
-    def pull(self, what: str, start: Start) -> Work:
-        return start()
-
-    def arrive(self) -> None:
-        self._reveal()
-
-    def give_up_values(self) -> None:
-        self.values = self.values.new_empty(0)
-
-
 class ThroughHost:
-    """The stage of a bucket on another device: pinned memory on the host.
+    """One bucket on a device in pinned memory on the host: flat CPU tensors. New values land in `values`.
 
     The host tensors are made at first use, with the device's contents. A ring never uses them.
 
@@ -112,7 +45,6 @@ class ThroughHost:
         device: Queues the copies.
         waiter: Waits for the device.
         pin: Makes flat pinned memory.
-        reveal: Makes landed values visible to the script, in the order of training's work.
     """
 
     def __init__(
@@ -122,10 +54,8 @@ class ThroughHost:
         device: Device,
         waiter: DeviceWaiter,
         pin: Allocate,
-        reveal: Callable[[], None] = _nothing,
     ) -> None:
         self.device = device
-        self._reveal = reveal
         self._there = {"gradients": gradients, "values": values}
         self._waiter = waiter
         self._pin = pin
@@ -140,11 +70,22 @@ class ThroughHost:
         return self._mirrored("values")
 
     def push_pull(self, what: str, start: Start, lands: Lands) -> Work:
+        """Copies the gradients to the host, starts the exchange, and copies the answer to the device.
+
+        Args:
+            what: Name of the exchange, for error messages.
+            start: Starts the exchange and returns its work. It runs later, in another thread.
+            lands: The host tensor to which the exchange writes its answer.
+
+        Returns:
+            A work that is done when the copy to the device is queued. Then call `Bucket.arrive`.
+        """
         here = self.gradients if lands == "gradients" else self.values
         ready = self.device.copy_out(self._there["gradients"], self.gradients, self.device.mark())
         return self._exchange(what, ready, start, lambda: self.device.copy_in(here, self._there[lands]))
 
     def pull(self, what: str, start: Start) -> Work:
+        """As `push_pull`, for an exchange that only returns values."""
         # The mark is also after the last copy in, which read the memory that this answer overwrites.
         values = self.values
         return self._exchange(
@@ -153,24 +94,26 @@ class ThroughHost:
 
     def in_place(self, what: str, start: Start) -> Work:
         """Starts an exchange that reads gradients on the device and queues its own copy of the answer."""
-        return self._exchange(what, self.device.mark(), start, _nothing)
+        return self._exchange(what, self.device.mark(), start, None)
 
     def arrive(self) -> None:
+        """Makes work that is queued from now on wait for the last answer. `Bucket.arrive` calls it."""
         if self._landed is not None:
             self.device.follow(self._landed)
-        self._reveal()
 
     def give_up_values(self) -> None:
+        """Releases the values, which are not exchanged from now on."""
         self._there["values"] = self._there["values"].new_empty(0)
         self.__dict__.pop("values", None)  # the mirror, if it was made
 
-    def _exchange(self, what: str, ready: Mark, start: Start, copy_in: Callable[[], None]) -> Work:
+    def _exchange(self, what: str, ready: Mark, start: Start, copy_in: Callable[[], None] | None) -> Work:
         whole = Work(what)
 
         def answered(work: Work) -> None:
             try:
                 work.wait(0)  # raises the exchange's error
-                copy_in()
+                if copy_in is not None:
+                    copy_in()
                 self._landed = self.device.landed()
             except Exception as error:  # any error: a caller waits for this exchange
                 whole.fail(error)
@@ -196,22 +139,22 @@ class Staging:
         self._allocate = allocate
         self._devices: dict[torch.device, tuple[Device, DeviceWaiter]] = {}
 
-    def stage(self, gradients: Tensor, values: Tensor, reveal: Callable[[], None] = _nothing) -> Stage:
-        """Returns the stage of a bucket. See `OnHost` for the arguments.
+    def stage(self, gradients: Tensor, values: Tensor) -> ThroughHost | None:
+        """Returns the stage of a bucket; None on the CPU, where a bucket is exchanged in place.
 
         Raises:
             ConfigError: The bucket is on an unsupported device.
         """
         device = gradients.device
         if device.type == "cpu":
-            return OnHost(gradients, values, reveal)
+            return None
         if device.type != "cuda":
             raise ConfigError(
                 f"parameters are on {device}; only cpu and cuda are supported: move the model to one of them"
             )
         if device not in self._devices:
             self._devices[device] = CudaDevice(device), DeviceWaiter()
-        return ThroughHost(gradients, values, *self._devices[device], self._pinned, reveal)
+        return ThroughHost(gradients, values, *self._devices[device], self._pinned)
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
         return pinned(numel, dtype, self._allocate)

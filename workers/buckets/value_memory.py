@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hubring.ps.transport.memory.window import Window
+
 
 class ValueMemory(Protocol):
     """Flat memory of parameters.
@@ -75,6 +77,30 @@ def nothing() -> bool:
     return False
 
 
+class WindowValues:
+    """Parameters on the CPU. The kernel finds the pages that the script has written to.
+
+    Args:
+        window: At least one element.
+        dtype: Of the parameters.
+    """
+
+    def __init__(self, window: Window, dtype: torch.dtype) -> None:
+        self.landing = torch.frombuffer(window.landing, dtype=dtype)
+        self.seen = torch.frombuffer(window.seen, dtype=dtype)
+        self._window = window
+        self.forget = window.forget
+
+    def written(self, ends: Sequence[int]) -> list[int]:
+        return self._window.written(ends)
+
+    def look(self) -> Look:
+        if self._window.written([self.seen.nbytes]):
+            return lambda: True
+        self._window.forget()
+        return nothing
+
+
 class ComparedValues:
     """Parameters on a GPU, three times in its memory: landing, seen, and what the last answer made seen.
 
@@ -97,7 +123,7 @@ class ComparedValues:
         found = (self._arrived_bits != self._seen_bits).any()
         if not found.is_cuda:
             return lambda: bool(found)
-        here = torch.empty((), dtype=torch.bool, pin_memory=True)
+        here = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu")
         here.copy_(found, non_blocking=True)
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         copied.record(torch.cuda.current_stream(found.device))

@@ -25,26 +25,14 @@ read `result`, or call `get()`. Do not change the inputs before the work is done
 
 from __future__ import annotations
 
-from hubring.workers.collectives import (
-    barriers,
-    broadcasts,
-    gatherings,
-    partial_reductions,
-    reductions,
-    transfers,
-)
-from hubring.workers.collectives.barriers import *  # noqa: F403
+from hubring.workers.collectives import broadcasts, gatherings, groups, reductions
 from hubring.workers.collectives.broadcasts import *  # noqa: F403
 from hubring.workers.collectives.gatherings import *  # noqa: F403
-from hubring.workers.collectives.group import Group
-from hubring.workers.collectives.partial_reductions import *  # noqa: F403
+from hubring.workers.collectives.groups import *  # noqa: F403
 from hubring.workers.collectives.reductions import *  # noqa: F403
-from hubring.workers.collectives.transfers import *  # noqa: F403
 
-__all__ = ["Group"]
+__all__: list[str] = []
 __all__ += broadcasts.__all__
 __all__ += gatherings.__all__
-__all__ += barriers.__all__
-__all__ += partial_reductions.__all__
+__all__ += groups.__all__
 __all__ += reductions.__all__
-__all__ += transfers.__all__

@@ -1,4 +1,4 @@
-"""Broadcast and scatter: from one member to all."""
+"""From one rank to others: broadcast, scatter, send and receive."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hubring.ps.core.errors import UsageError
 from hubring.ps.core.messages import Call, Collective
-from hubring.workers.collectives.group import Group
-from hubring.workers.collectives.start import begin, into, like, tensor_of
-from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.collectives.groups import Group, begin, into, like, tensor_of
+from hubring.workers.communicators.base import CollectiveWork, Communicator, transfer_call
+from hubring.workers.runtime import context
 
 __all__ = [
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "recv",
+    "recv_async",
     "scatter",
     "scatter_async",
+    "send",
+    "send_async",
 ]
 
 
@@ -130,3 +135,52 @@ def fill(tensors: Sequence[Tensor], whole: Tensor) -> None:
         # Clone, because bytes in the middle of a tensor may be unaligned for a wider dtype.
         tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
         start += tensor.nbytes
+
+
+def send(
+    tensor: Tensor,
+    to: int,
+    name: str | None = None,
+    *,
+    communicator: Communicator | None = None,
+) -> None:
+    """Sends a tensor to one rank. Returns once that rank has called `recv`."""
+    send_async(tensor, to, name, communicator=communicator).wait()
+
+
+def send_async(
+    tensor: Tensor,
+    to: int,
+    name: str | None = None,
+    *,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Starts `send`."""
+    communicator = communicator or context.current().communicator
+    return _transfer([tensor], communicator.rank, to, name, communicator)
+
+
+def recv(source: int, name: str | None = None, *, communicator: Communicator | None = None) -> Tensor:
+    """Returns a tensor on the CPU that one rank sends under this name, with its shape and dtype.
+
+    Tensors with one name are received in the order in which they were sent.
+    """
+    return tensor_of(recv_async(source, name, communicator=communicator))
+
+
+def recv_async(
+    source: int, name: str | None = None, *, communicator: Communicator | None = None
+) -> CollectiveWork:
+    """Starts `recv`."""
+    communicator = communicator or context.current().communicator
+    return _transfer([], source, communicator.rank, name, communicator)
+
+
+def _transfer(
+    tensors: Sequence[Tensor], source: int, to: int, name: str | None, communicator: Communicator
+) -> CollectiveWork:
+    other = to if source == communicator.rank else source
+    if other == communicator.rank or not 0 <= other < communicator.size:
+        allowed = f"a rank from 0 to {communicator.size - 1} other than this rank, {communicator.rank}"
+        raise UsageError(f"cannot send from rank {source} to rank {to}: pass {allowed}")
+    return communicator.collective(transfer_call(name or "transfer", source, to), *tensors)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hubring.ps.core.messages import Collective
-from hubring.workers.collectives.group import Group
-from hubring.workers.collectives.start import begin, like, tensor_of, tensors_of
+from hubring.workers.collectives.groups import Group, begin, like, tensor_of, tensors_of
 from hubring.workers.communicators.base import CollectiveWork, Communicator
 
 __all__ = [

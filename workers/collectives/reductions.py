@@ -1,15 +1,19 @@
-"""Reductions whose result goes to all members."""
+"""Reductions: allreduce, for all members, and reduce and reduce_scatter, for some.
+
+Sparse tensors, such as an embedding's gradients, are reduced by gathering their entries.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
+from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import Collective, ReduceOp
-from hubring.workers.collectives import sparse
-from hubring.workers.collectives.group import Group
-from hubring.workers.collectives.start import begin, into, like, tensor_of, tensors_of
+from hubring.ps.store.collective import WIDER, layout_of, objection_to
+from hubring.workers.collectives.groups import Group, begin, into, like, tensor_of, tensors_of
 from hubring.workers.communicators.base import CollectiveWork, Communicator
 from hubring.workers.runtime import context
 
@@ -22,7 +26,56 @@ __all__ = [
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reduce_scatter",
+    "grouped_reduce_scatter_async",
+    "reduce",
+    "reduce_async",
+    "reduce_scatter",
+    "reduce_scatter_async",
 ]
+
+
+def sparse_parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:
+    """Returns a sparse COO tensor's indices, values and shape as rows, for an allgather.
+
+    Raises:
+        UsageError: `op` does not support sparse tensors.
+        ConfigError: `op` does not support the dtype.
+    """
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise UsageError(
+            f"{op.name.lower()} does not support sparse tensors: use sum or average, or call to_dense()"
+        )
+    if text := objection_to(op, layout_of(tensor).dtype):
+        raise ConfigError(text)
+    coalesced = _wide(tensor.detach()).coalesce()
+    return [coalesced.indices().t(), coalesced.values(), torch.tensor([tuple(tensor.shape)], device="cpu")]
+
+
+def sparse_total(tensor: Tensor, op: ReduceOp, members: int) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Returns a function that makes the coalesced sum or average from the allgather of `parts`."""
+    shape, device, dtype = tensor.shape, tensor.device, tensor.dtype
+
+    def then(came: Sequence[Tensor]) -> Tensor:
+        places, values, shapes = came
+        if (shapes != shapes[0]).any():
+            raise ConfigError(
+                f"ranks pass sparse tensors of different shapes, in rank order: {shapes.tolist()};"
+                " pass the same shape on all ranks"
+            )
+        if op is ReduceOp.AVERAGE:
+            values = values / members
+        summed = torch.sparse_coo_tensor(
+            places.t(), values, shape, device=values.device, check_invariants=True
+        )
+        return summed.coalesce().to(device, dtype)
+
+    return then
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Converts to the dtype of dense sums, so that half precision is rounded once, at the end."""
+    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
 
 
 def allreduce(
@@ -59,10 +112,10 @@ def allreduce_async(
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
     """Starts `allreduce`."""
-    if tensor.is_sparse:
+    if isinstance(tensor, Tensor) and tensor.is_sparse:
         communicator = communicator or context.current().communicator
-        then = sparse.total(tensor, op, communicator.size if group is None else group.size())
-        given = sparse.parts(tensor, op)
+        then = sparse_total(tensor, op, communicator.size if group is None else group.size())
+        given = sparse_parts(tensor, op)
         return begin(Collective.ALLGATHER, given, name or "allreduce", group, communicator, then=then)
     return begin(Collective.ALLREDUCE, [tensor], name, group, communicator, op=op)
 
@@ -140,3 +193,82 @@ def grouped_allreduce_async_(
     """Starts `grouped_allreduce_`."""
     then = into(*tensors, many=True)
     return begin(Collective.ALLREDUCE, tensors, name, group, communicator, op=op, then=then)
+
+
+def reduce(
+    tensor: Tensor,
+    root: int = 0,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> Tensor | None:
+    """As `allreduce`, but only the root gets the result; other members get None."""
+    result: Tensor | None = reduce_async(tensor, root, op, name, group=group, communicator=communicator).get()
+    return result
+
+
+def reduce_async(
+    tensor: Tensor,
+    root: int = 0,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Starts `reduce`."""
+    return begin(Collective.REDUCE, [tensor], name, group, communicator, op=op, root=root)
+
+
+def reduce_scatter(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> Tensor:
+    """Returns this member's rows of the `allreduce` result.
+
+    If the rows do not divide evenly, the first members get one row more.
+    """
+    return tensor_of(reduce_scatter_async(tensor, op, name, group=group, communicator=communicator))
+
+
+def reduce_scatter_async(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Starts `reduce_scatter`."""
+    return begin(Collective.REDUCE_SCATTER, [tensor], name, group, communicator, op=op)
+
+
+def grouped_reduce_scatter(
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> list[Tensor]:
+    """As `reduce_scatter` of each tensor, in one exchange."""
+    return tensors_of(grouped_reduce_scatter_async(tensors, op, name, group=group, communicator=communicator))
+
+
+def grouped_reduce_scatter_async(
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Starts `grouped_reduce_scatter`."""
+    then = like(tensors)
+    return begin(Collective.REDUCE_SCATTER, tensors, name, group, communicator, op=op, then=then)

@@ -12,32 +12,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 
 from hubring.ps.core.counters import Traffic
-from hubring.ps.core.errors import UsageError
-from hubring.ps.core.messages import Call
-from hubring.ps.core.types import DTYPE_BYTES, Hyper
+from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.ps.core.messages import Call, Collective
+from hubring.ps.core.types import DTYPE_BYTES, StepHyper
 from hubring.ps.core.work import Work
 from hubring.ps.store.collective import layout_of
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.torch_internals import no_dense_tensor
 from hubring.workers.buckets.value_memory import OwnValues, ValueMemory
-
-if TYPE_CHECKING:
-    from hubring.workers.buckets.bucket import Bucket
-
 
 ParameterState = Mapping[str, torch.Tensor]
 """torch's state of one parameter: tensors in its shape, and "step", a float32 without dimensions."""
-
-
-@dataclass(slots=True)
-class Start:
-    """The step that training continues from."""
-
-    step: int = 0
 
 
 class AppliedPush(NamedTuple):
@@ -74,6 +65,107 @@ class DealtSamples(Protocol):
         """Returns how many samples the next iteration has."""
 
 
+class SteppingHub(ABC):
+    """What a hub that steps does beside the exchange: it holds the parameters and the optimizer's state."""
+
+    has_model: bool = False
+    """Whether it holds some optimizer's parameters already."""
+
+    @abstractmethod
+    def pull(self, bucket: Bucket) -> Work:
+        """Gets the newest parameters without a push. As after `push_pull`, call `bucket.arrive()` then."""
+
+    @abstractmethod
+    def write_parameters(self, bucket: Bucket, positions: Collection[int]) -> None:
+        """Makes parameters that the script has changed the hub's, before its next step.
+
+        In lockstep modes every rank makes the same change.
+
+        Args:
+            bucket: The bucket. `bucket.values` has the parameters.
+            positions: The changed parameters, by position in `bucket.parameters`.
+
+        Raises:
+            ConfigError: Other workers of an asynchronous hub are live.
+        """
+
+    @abstractmethod
+    def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, torch.Tensor]]:
+        """Returns the state of the hub's optimizer. Any rank may call it alone.
+
+        Returns:
+            torch's state by parameter name: CPU tensors in the parameter's shape, and "step", a float32
+            without dimensions. Parameters that have not been stepped yet are left out.
+        """
+
+    @abstractmethod
+    def write_state(self, buckets: Sequence[Bucket], states: Mapping[str, ParameterState]) -> None:
+        """Replaces the state of the hub's optimizer before its next step.
+
+        In lockstep modes every rank writes the same state. After an error on this rank, it has sent nothing.
+
+        Args:
+            buckets: All buckets of the optimizer.
+            states: torch's state by parameter name. The optimizer is fresh for parameters that are left out.
+
+        Raises:
+            ConfigError: A tensor does not fit its parameter, or is missing.
+        """
+
+    @abstractmethod
+    def keep_parameters(self) -> None:
+        """Copies parameters out of memory that is shared with the server. Ends all exchange."""
+
+    def record_pushes(self) -> PushRecord | None:
+        """Starts to record the order of pushes to an asynchronous hub; returns None in lockstep modes."""
+        return None
+
+
+class ChangingMembers(ABC):
+    """What a ring that heals does beside the exchange: `rank` and `size` change between two steps.
+
+    Attributes:
+        awaits_state: How many optimizers of this worker, which enters the running ring, get their state from
+            its members.
+        newcomers_wait: Whether this rank knows of workers that wait to enter.
+    """
+
+    awaits_state: int
+    newcomers_wait: bool = False
+
+    @abstractmethod
+    def between_steps(self, step: int) -> bool:
+        """Lets the members change. Every rank calls it after each step.
+
+        Args:
+            step: Completed steps.
+
+        Returns:
+            Whether newcomers have entered, which now get the state.
+        """
+
+    @abstractmethod
+    def deal(self, length: int, order: Callable[[int], torch.Tensor]) -> DealtSamples:
+        """Returns what deals the samples of a dataset to the members.
+
+        Args:
+            length: Samples in the dataset.
+            order: Returns the order of the samples in an epoch.
+        """
+
+    @abstractmethod
+    def enter(self) -> None:
+        """Enters a running job as a newcomer, before it gets the state of the others."""
+
+    @abstractmethod
+    def let_in(self) -> None:
+        """Lets waiting newcomers in. All members call it, between the same two steps."""
+
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """Returns what a worker's result says of the members' changes."""
+
+
 class Communicator(ABC):
     """Connects a worker to all other workers."""
 
@@ -86,8 +178,13 @@ class Communicator(ABC):
     """Seconds that one exchange may take; None: no limit."""
     late: bool = False
     """Whether this worker joined a running job. The other workers do not broadcast to it."""
-    draining: bool = False
-    """Whether all workers must stop after this step."""
+    stepping_hub: SteppingHub | None = None
+    """The hub, where it steps: `steps_on` is `server`."""
+    members: ChangingMembers | None = None
+    """What changes the members, if they can be lost and enter."""
+    draining: bool | None = None
+    """Whether all workers must stop after this step. It can become True at the latest with the answer to the
+    first bucket of a step; None where it never does."""
     waiting: AbstractContextManager[object] = nullcontext()
     """Entered while this rank waits for other ranks, so that the session can log which ones."""
     tunable: bool = True
@@ -96,22 +193,16 @@ class Communicator(ABC):
     """Whether adjacent buckets are faster as one exchange. Ranks must then join the same buckets."""
     sums_presence: ClassVar[bool] = False
     """Whether `Bucket.presence` travels with gradients. Otherwise the communicator sets `Bucket.absent`."""
-    drains: ClassVar[bool] = False
-    """Whether `draining` can become True: at the latest with the answer to the first bucket of a step."""
     lockstep: bool = True
     """Whether every rank takes every step, so that ranks can run a collective in each step."""
-    awaits_state: int = 0
-    """How many optimizers of this worker, which enters a running ring, get their state from its members."""
-    newcomers_wait: bool = False
-    """Whether this rank has heard of workers that wait to enter."""
-    heals: ClassVar[bool] = False
-    """Whether members can be lost and enter, so that `rank` and `size` change between two steps."""
     registry: object | None = None
-    """Finds the reducers of parameters; `hubring.workers.reducer.registry` makes it."""
+    """Finds the reducers of parameters; `hubring.workers.reducer.reducer` makes it."""
+    registries: list[Any] | None = None
+    """All registries of a hub: that of its steps, and those of what averages beside it."""
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a flat zeroed CPU tensor in the memory that this topology exchanges fastest."""
-        return torch.zeros(numel, dtype=dtype)
+        return torch.zeros(numel, dtype=dtype, device="cpu")
 
     def allocate_values(self, numel: int, dtype: torch.dtype, device: torch.device) -> ValueMemory:
         """Returns flat zeroed memory for parameters on a device."""
@@ -120,7 +211,7 @@ class Communicator(ABC):
         return OwnValues(torch.zeros(numel, dtype=dtype, device=device))
 
     @abstractmethod
-    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> int:
         """Compares the buckets with all ranks and copies rank 0's parameters to every `bucket.values`.
 
         Later buckets, whose indices follow those of the earlier ones, belong to the same optimizer. All ranks
@@ -131,59 +222,39 @@ class Communicator(ABC):
             state: Rank 0's optimizer state by parameter name, with which a hub that steps begins. A running
                 or restored job ignores it.
 
+        Returns:
+            The completed steps, from which training continues.
+
         Raises:
             ConfigError: Another rank or the hub's checkpoint has another model. The error names the
                 first difference.
         """
 
+    def averaging(self, why: str, *, again: bool = False) -> Communicator:
+        """Returns what averages gradients so that the workers step, where a hub that steps cannot.
+
+        Args:
+            why: What the hub cannot do.
+            again: Whether it is for the optimizer of the attached buckets, which were in no step.
+
+        Raises:
+            ConfigError: The hub is asynchronous.
+        """
+        if self.steps_on == "server":
+            raise ConfigError(why)
+        return self
+
     @abstractmethod
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+    def push_pull(self, bucket: Bucket, hyper: StepHyper) -> Work:
         """Sends the bucket's gradients: those of the mean loss over this rank's own batch.
 
         Parameters in `bucket.absent` have no gradient on this rank. Where workers step, `absent` or
         `presence` then tells which have none on any rank. Where the hub steps, it does not step those.
 
         `bucket.gradients` belongs to the communicator until the work is done. On a GPU the answer
-        may still be in flight then: call `bucket.stage.arrive()` before you use it. On a ring all
+        may still be in flight then: call `bucket.arrive()` before you use it. On a ring all
         ranks must send their buckets in the same order; on a hub the order may differ.
         """
-
-    def write_parameters(self, bucket: Bucket, positions: Collection[int]) -> None:
-        """Makes parameters that the script has changed the hub's, before its next step; only where it steps.
-
-        In lockstep modes every rank makes the same change.
-
-        Args:
-            bucket: The bucket. `bucket.values` has the parameters.
-            positions: The changed parameters, by position in `bucket.parameters`.
-
-        Raises:
-            ConfigError: Other workers of an asynchronous hub are live.
-        """
-        raise NotImplementedError(f"on a {self.topology} the workers step")
-
-    def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, torch.Tensor]]:
-        """Returns the state of the hub's optimizer, only where the hub steps. Any rank may call it alone.
-
-        Returns:
-            torch's state by parameter name: CPU tensors in the parameter's shape, and "step", a float32
-            without dimensions. Parameters that have not been stepped yet are left out.
-        """
-        raise NotImplementedError(f"on a {self.topology} the workers step")
-
-    def write_state(self, buckets: Sequence[Bucket], states: Mapping[str, ParameterState]) -> None:
-        """Replaces the state of the hub's optimizer before its next step, only where the hub steps.
-
-        In lockstep modes every rank writes the same state.
-
-        Args:
-            buckets: All buckets of the optimizer.
-            states: torch's state by parameter name. The optimizer is fresh for parameters that are left out.
-
-        Raises:
-            ConfigError: A tensor does not fit its parameter, or is missing.
-        """
-        raise NotImplementedError(f"on a {self.topology} the workers step")
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:  # noqa: B027 - most hold no tensor of a bucket
         """Learns that attached buckets have other memory for gradients. Nothing is in flight.
@@ -191,16 +262,21 @@ class Communicator(ABC):
         What is left of earlier gradients, as in error feedback, stays.
         """
 
+    def read_residuals(self) -> dict[str, torch.Tensor]:
+        """Returns what compression has left out of the steps so far, by name. Nothing is in flight."""
+        return {}
+
+    def write_residuals(self, whole: Mapping[str, torch.Tensor]) -> bool:
+        """Restores what `read_residuals` returned on this rank of an earlier job, before its next step.
+
+        Returns:
+            False if some of it is missing, which then starts at zero.
+        """
+        return True
+
     def together(self) -> AbstractContextManager[None]:
         """Returns a context that batches sends. Inside it no bucket may be waited for."""
         return nullcontext()
-
-    def pull(self, bucket: Bucket) -> Work:
-        """Gets the newest parameters without a push. Done at once if no others can exist.
-
-        As after `push_pull`, call `bucket.stage.arrive()` before you use them.
-        """
-        return Work(f"the pull of bucket {bucket.spec.index}", 0)
 
     def collective(self, call: Call, *tensors: torch.Tensor, then: Then | None = None) -> CollectiveWork:
         """Starts a collective, which every member must call with the same name.
@@ -231,42 +307,9 @@ class Communicator(ABC):
     def close_group(self, ranks: tuple[int, ...]) -> None:  # noqa: B027 - only a ring needs it
         """Releases what `open_group` made. No member may start a collective among `ranks` afterwards."""
 
-    def between_steps(self, step: int) -> bool:
-        """Lets the members change, if the communicator heals. Every rank calls it after each step.
-
-        Args:
-            step: Completed steps.
-
-        Returns:
-            Whether newcomers have entered, which now get the state.
-        """
+    def is_held(self) -> bool:
+        """Whether what this rank waits for certainly needs other ranks: none of it is on its way."""
         return False
-
-    def deal(self, length: int, order: Callable[[int], torch.Tensor]) -> DealtSamples | None:
-        """Returns what deals the samples of a dataset to ranks that change; None if they do not change.
-
-        Args:
-            length: Samples in the dataset.
-            order: Returns the order of the samples in an epoch.
-        """
-        return None
-
-    def record_pushes(self) -> PushRecord | None:
-        """Starts to record the order of pushes, on an asynchronous hub that steps; elsewhere returns None."""
-        return None
-
-    def enter(self) -> None:  # noqa: B027 - only a ring that heals lets workers in at a certain step
-        """Enters a running job as a newcomer, before it gets the state of the others."""
-
-    def let_in(self) -> None:  # noqa: B027 - see `enter`
-        """Lets waiting newcomers in. All members call it, between the same two steps."""
-
-    def report(self) -> dict[str, Any]:
-        """Returns what a worker's result says of the communicator."""
-        return {}
-
-    def keep_parameters(self) -> None:  # noqa: B027 - only a hub shares memory
-        """Copies parameters out of memory that is shared with the server. Ends all exchange."""
 
     @abstractmethod
     def close(self, *, finished: bool) -> None:
@@ -277,11 +320,14 @@ def check_tensors(name: str, tensors: Sequence[torch.Tensor]) -> None:
     """Checks that tensors can be inputs of a collective.
 
     Raises:
-        UsageError: A tensor is sparse or has an unsupported dtype.
+        UsageError: A tensor is none, is sparse or has an unsupported dtype.
     """
     for tensor in tensors:
-        if tensor.layout is not torch.strided:
-            raise UsageError(f"{name!r}: only allreduce supports sparse tensors; call to_dense() first")
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"{name!r}: the tensor is a {type(tensor).__name__}; pass a torch.Tensor")
+        if kind := no_dense_tensor(tensor):
+            only = "; only allreduce supports sparse tensors" if kind.startswith("sparse") else ""
+            raise UsageError(f"{name!r}: the tensor is {kind}: pass a dense tensor with values{only}")
         if str(tensor.dtype).removeprefix("torch.") not in DTYPE_BYTES:
             text = f"{name!r}: dtype {tensor.dtype} is not supported; convert the tensor to one of"
             raise UsageError(f"{text} {', '.join(DTYPE_BYTES)}")
@@ -289,7 +335,7 @@ def check_tensors(name: str, tensors: Sequence[torch.Tensor]) -> None:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor in CPU memory, whose bytes can be viewed."""
-    tensor = tensor.detach().cpu().contiguous()
+    tensor = tensor.detach().resolve_neg().cpu().contiguous()
     # A tensor of one element counts as contiguous whatever its strides, but view(dtype) needs stride 1.
     return tensor.as_strided(tensor.shape, (1,) * tensor.dim()) if tensor.numel() == 1 else tensor
 
@@ -303,6 +349,9 @@ class CollectiveWork(Work):
 
     The default timeout of `wait` is the communicator's.
     """
+
+    began: int | None = None
+    """When all ranks had called it and the exchange began, by `time.perf_counter_ns`; None: unknown."""
 
     def __init__(self, call: Call, then: Then, communicator: Communicator) -> None:
         super().__init__(f"{call.collective.name.lower()} {call.name!r}")
@@ -328,3 +377,23 @@ class CollectiveWork(Work):
         """Waits and returns the result. Raises as `wait`."""
         self.wait(timeout)
         return self.result
+
+
+def transfer_call(name: str, source: int, to: int) -> Call:
+    """Returns the call with which one rank sends and another one receives.
+
+    It has a direction: one name may be in use in both directions at once.
+    """
+    named = f"{name} from {source} to {to}"
+    return Call(Collective.TRANSFER, named, root=source, ranks=tuple(sorted((source, to))))
+
+
+def receiver(call: Call) -> int:
+    """Returns the rank that receives; the root sends."""
+    return next(rank for rank in call.ranks if rank != call.root)
+
+
+def moved(call: Call, source: int, to: int) -> Call:
+    """Returns the call of the same transfer between ranks with other numbers."""
+    name = call.name.removesuffix(f" from {call.root} to {receiver(call)}")
+    return replace(transfer_call(name, source, to), layouts=call.layouts)

@@ -19,20 +19,18 @@ import torch
 from torch import Tensor
 
 from hubring.ps.client.client import KVClient
+from hubring.ps.compression import gpu_tensor
+from hubring.ps.compression.gpu_tensor import MAX_BYTES, CudaMemory, Reached, SharedMemory, gpu_name
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
-from hubring.ps.core.types import Hyper, Slice
+from hubring.ps.core.types import HyperTable, Slice, StepHyper
 from hubring.ps.core.work import Work
-from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
-from hubring.ps.store import gpu_tensor
-from hubring.ps.store.gpu_tensor import MAX_BYTES, Reached, SharedMemory
-from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
+from hubring.ps.job.sharding import ParameterPart, parameter_parts
 from hubring.ps.transport.registry import ShardAddress
-from hubring.workers.buckets.absence import Absence
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.device_copies import Device
-from hubring.workers.buckets.pinning import Allocate
+from hubring.workers.buckets.device import Allocate, Device
 from hubring.workers.buckets.staging import Lands, ThroughHost
+from hubring.workers.communicators.slice_exchange import Absence, of_slice
 
 log = logging.getLogger(__name__)
 
@@ -101,25 +99,25 @@ class PlacedBucket:
             own = _PlacedSlice(piece, parts, gradient, target[part], landing, bucket.stage.device, reached)
             self._slices.append(own)
 
-    def push_pull(self, what: str, client: KVClient, hyper: Hyper, absent: Absence) -> Work:
-        """Starts the exchange. When the work is done, call the stage's `arrive`."""
+    def push_pull(self, what: str, client: KVClient, hyper: StepHyper, absent: Absence | None) -> Work:
+        """Starts the exchange. When the work is done, call `Bucket.arrive`."""
         return self._stage.in_place(what, lambda: self._start(what, client, hyper, absent))
 
-    def _start(self, what: str, client: KVClient, hyper: Hyper, absent: Absence) -> Work:
+    def _start(self, what: str, client: KVClient, hyper: StepHyper, absent: Absence | None) -> Work:
         work = Work(what, len(self._slices))
         with client.batched():
             for own in self._slices:
-                lacks = absent.in_slice(own.parts)
+                lacks = () if absent is None else absent.in_slice(own.parts)
                 client.push_pull(
                     own.piece.shard,
                     own.piece.key,
                     own.gradient,
                     own.landing,
-                    hyper,
+                    of_slice(hyper, own.parts) if isinstance(hyper, HyperTable) else hyper,
                     work,
                     lambda answer, own=own: own.show(answer, self._memory),  # type: ignore[misc]
-                    lacks.indices,
-                    lacks.on_reply(),
+                    lacks,
+                    None if absent is None else absent.on_reply(own.parts, lacks),
                 )
         return work
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -13,27 +13,51 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.optimizer_state import STEP, OptimizerState
 from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.core.work import Work
-from hubring.ps.job.slice_parameters import parameter_parts
+from hubring.ps.job.sharding import parameter_parts
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators.base import ParameterState
+from hubring.workers.communicators.base import AppliedPush, ParameterState, SteppingHub
+from hubring.workers.communicators.slice_exchange import SliceExchange
 
 
-class HubState:
+class HubState(SteppingHub):
     """One worker's access to the hub's parameters and optimizer state.
 
     Args:
         client: Connections to the shards. It has pulled every key.
-        slices: The slices by bucket index.
+        exchange: Knows the slices.
         timeout: Seconds that one call may take.
+        lockstep: Whether every rank takes every step.
     """
 
-    def __init__(self, client: KVClient, slices: Mapping[int, Sequence[Slice]], timeout: float) -> None:
+    def __init__(self, client: KVClient, exchange: SliceExchange, timeout: float, *, lockstep: bool) -> None:
         self._client = client
-        self._slices = slices
+        self._exchange = exchange
+        self._slices = exchange.slices
         self._timeout = timeout
+        self._lockstep = lockstep
+        self._pushes: HubPushes | None = None
+
+    @property
+    def has_model(self) -> bool:  # type: ignore[override]
+        return bool(self._slices)
+
+    def pull(self, bucket: Bucket) -> Work:
+        index, stage = bucket.spec.index, bucket.stage
+        if stage is None:
+            return self._exchange.pull(index, bucket.host_values)
+        return stage.pull(
+            f"the pull of bucket {index}", lambda: self._exchange.pull(index, bucket.host_values)
+        )
+
+    def keep_parameters(self) -> None:
+        self._client.close()
+
+    def record_pushes(self) -> HubPushes | None:
+        if self._pushes is None and not self._lockstep:
+            self._pushes = HubPushes(self._client, self._exchange)
+        return self._pushes
 
     def write_parameters(self, bucket: Bucket, positions: Collection[int]) -> None:
-        """Sends the slices that hold these parameters, as `bucket.values` has them."""
         tensors = bucket.spec.tensors
         pieces = [
             piece
@@ -46,8 +70,7 @@ class HubState:
             self._client.write_parameters(piece.shard, piece.key, values, work)
         work.wait(self._timeout)
 
-    def read(self, buckets: Iterable[Bucket]) -> dict[str, dict[str, Tensor]]:
-        """Returns the optimizer's state by parameter; parameters that never stepped are left out."""
+    def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, Tensor]]:
         wanted = [(bucket.spec, piece) for bucket in buckets for piece in self._slices[bucket.spec.index]]
         work = self._work("reading the optimizer's state from the hub", len(wanted))
         came: dict[int, OptimizerState] = {}
@@ -59,15 +82,7 @@ class HubState:
             _collect(states, came[piece.key], piece, spec)
         return states
 
-    def write(self, buckets: Iterable[Bucket], states: Mapping[str, ParameterState]) -> None:
-        """Replaces the optimizer's state; parameters that `states` does not name become fresh.
-
-        After an error on this rank, it has sent nothing.
-
-        Raises:
-            ConfigError: A tensor has another number of elements than its parameter, or the optimizer cannot
-                continue from it.
-        """
+    def write_state(self, buckets: Sequence[Bucket], states: Mapping[str, ParameterState]) -> None:
         wanted = [(bucket.spec, piece) for bucket in buckets for piece in self._slices[bucket.spec.index]]
         checked = [(piece, state_of_slice(states, piece, spec)) for spec, piece in wanted]
         work = self._work("sending the optimizer's state to the hub", len(checked))
@@ -77,6 +92,28 @@ class HubState:
 
     def _work(self, what: str, parts: int) -> Work:
         return Work(what, parts, self._client.attend)
+
+
+class HubPushes:
+    """Records the pushes of one worker to an asynchronous hub.
+
+    Args:
+        client: Learns where each push was applied.
+        exchange: Knows the keys.
+    """
+
+    def __init__(self, client: KVClient, exchange: SliceExchange) -> None:
+        self._answered: list[AppliedPush] = []
+        self.key_of = exchange.key_of
+        client.on_push = lambda key, position, version: self._answered.append(
+            AppliedPush(key, position, version)
+        )
+
+    def take(self) -> list[AppliedPush]:
+        """Returns the pushes that were answered since the last call, in the order of the answers."""
+        taken = self._answered[:]
+        del self._answered[: len(taken)]  # not clear(): another thread adds to the end
+        return taken
 
 
 def state_of_slice(states: Mapping[str, ParameterState], piece: Slice, spec: BucketSpec) -> OptimizerState:
@@ -90,7 +127,9 @@ def state_of_slice(states: Mapping[str, ParameterState], piece: Slice, spec: Buc
     names = {name: None for state in own for name in state}
     dtype = getattr(torch, spec.dtype)
     tensors = {
-        name: torch.zeros(len(parts)) if name == STEP else torch.zeros(piece.numel, dtype=dtype)
+        name: torch.zeros(len(parts), dtype=torch.float32, device="cpu")
+        if name == STEP
+        else torch.zeros(piece.numel, dtype=dtype, device="cpu")
         for name in names
     }
     for index, (part, state) in enumerate(zip(parts, own, strict=True)):
@@ -123,7 +162,7 @@ def _collect(
                 own[name] = tensor[index].clone()
                 continue
             if name not in own:
-                own[name] = torch.zeros(parameter.shape, dtype=tensor.dtype)
+                own[name] = torch.zeros(parameter.shape, dtype=tensor.dtype, device="cpu")
             own[name].view(-1)[part.in_parameter] = tensor[part.in_slice]
 
 

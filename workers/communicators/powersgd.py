@@ -28,7 +28,8 @@ from torch import Tensor
 
 from hubring.ps.core.types import BucketSpec, TensorSpec
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.pinning import Allocate
+from hubring.workers.buckets.device import Allocate
+from hubring.workers.communicators.residuals import Residual, residuals_in
 
 _CACHED = 1 << 16
 """Elements of a product that are computed together, to stay in the cache."""
@@ -64,9 +65,9 @@ class LowRankMean:
 
     def __init__(self, spec: BucketSpec, dtype: torch.dtype, rank: int, allocate: Allocate) -> None:
         self._what = f"the exchange of bucket {spec.index}"
-        self._seed = spec.index
+        self._spec, self._seed = spec, spec.index
         wide = torch.float32 if dtype.itemsize < 4 else dtype
-        self._due = torch.zeros(spec.numel, dtype=wide)
+        self._due = torch.zeros(spec.numel, dtype=wide, device="cpu")
         self._wide = None if dtype == wide else torch.zeros_like(self._due)
         """The mean, if the gradients are in half precision."""
         self.specs = _phase_specs(spec, rank, str(wide).removeprefix("torch."))
@@ -116,6 +117,15 @@ class LowRankMean:
         self.project(gradients)
         begin(0, refine)
         return whole
+
+    def residuals(self, prefix: str = "") -> list[Residual]:
+        """Returns the residuals, and the first guess of the next step, which all ranks have alike."""
+        names = [f"{prefix}{tensor.name}" for tensor in self._spec.tensors]
+        guesses = [
+            Residual(f"{names[one.position]}:Q", one.q.numel(), slice(0, one.q.numel()), one.q.view(-1))
+            for one in self._matrices
+        ]
+        return [*residuals_in(self._due, 0, self._spec.tensors, prefix), *guesses]
 
     def project(self, gradients: Tensor) -> None:
         """Computes the Ps from the gradients and the residuals."""
@@ -184,7 +194,7 @@ def _basis(matrix: Tensor) -> Tensor:
         square = _total(mirror * mirror)
         mirrors.append(mirror * (2 / square).sqrt() if square != 0 else mirror)
         _reflect(rest[column:], mirrors[-1])
-    basis = torch.eye(*matrix.shape, dtype=torch.float64)
+    basis = torch.eye(*matrix.shape, dtype=torch.float64, device="cpu")
     for column in reversed(range(matrix.shape[1])):
         _reflect(basis[column:], mirrors[column])
     return basis
@@ -227,8 +237,8 @@ def _phase_specs(spec: BucketSpec, rank: int, dtype: str) -> tuple[BucketSpec, B
             first.append(tensor)
     name = f"powersgd:{rank}"
     return (
-        BucketSpec(2 * spec.index, dtype, spec.group, "", tuple(first), name),
-        BucketSpec(2 * spec.index + 1, dtype, spec.group, "", tuple(second), name),
+        BucketSpec(2 * spec.index, dtype, "", tuple(first), name),
+        BucketSpec(2 * spec.index + 1, dtype, "", tuple(second), name),
     )
 
 

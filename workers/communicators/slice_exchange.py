@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -10,17 +10,57 @@ import torch
 from torch import Tensor
 
 from hubring.ps.client.client import Decode, KVClient
-from hubring.ps.compression.compressor import Compressor, codec_for
-from hubring.ps.compression.error_feedback import ErrorFeedback
+from hubring.ps.compression.compressor import Compressor, ErrorFeedback, codec_for
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Call, Coded, Collective, ReduceOp
-from hubring.ps.core.types import BucketSpec, Hyper, Slice
+from hubring.ps.core.optimizer_state import RESIDUAL, OptimizerState
+from hubring.ps.core.types import BucketSpec, HyperTable, Slice, StepHyper
 from hubring.ps.core.work import Work
-from hubring.ps.job.slice_parameters import ParameterPart, parameter_parts
-from hubring.workers.buckets.absence import Absence, SliceAbsence
+from hubring.ps.job.sharding import ParameterPart, parameter_parts
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.pinning import Allocate
+from hubring.workers.buckets.device import Allocate
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.residuals import Residual, read, residuals_in, write
+
+PIECE = 1 << 26
+"""Elements of one collective, which a single shard takes."""
+
+OnAbsent = Callable[[tuple[int, ...]], None]
+"""Receives which of a slice's parts have no gradient on every rank."""
+
+
+class Absence:
+    """The parameters without a gradient in one exchange of a bucket, which is about to be sent.
+
+    Args:
+        bucket: The bucket.
+        reports: Whether to leave only the parameters that are absent on every rank in `bucket.absent`.
+    """
+
+    def __init__(self, bucket: Bucket, *, reports: bool) -> None:
+        self._positions = bucket.absent
+        self._bucket = bucket
+        self._reports = reports
+
+    def in_slice(self, parts: Sequence[ParameterPart]) -> tuple[int, ...]:
+        """Returns which of a slice's parts are absent on this rank, as ascending indices."""
+        return tuple(index for index, part in enumerate(parts) if part.position in self._positions)
+
+    def on_reply(
+        self, parts: Sequence[ParameterPart], indices: Collection[int], also: OnAbsent | None = None
+    ) -> OnAbsent | None:
+        """Returns what to do with the answer to a slice, first `also`; None if there is nothing to do."""
+        if not indices or not (also or self._reports):
+            return None
+
+        def note(absent: tuple[int, ...]) -> None:
+            if also is not None:
+                also(absent)
+            if self._reports:
+                elsewhere = {parts[index].position for index in set(indices).difference(absent)}
+                self._bucket.absent = self._bucket.absent.difference(elsewhere)
+
+        return note
 
 
 class SliceCoder:
@@ -48,6 +88,11 @@ class SliceCoder:
         self._feedback = ErrorFeedback(codec, numel, dtype)
         self._parts = parts
         self._kept: list[tuple[int, Tensor]] = []
+
+    @property
+    def residual(self) -> Tensor:
+        """What the codec has left out so far; empty if it needs no feedback."""
+        return self._feedback.residual
 
     def encode(self, gradient: Tensor, absent: Collection[int] = ()) -> Coded:
         """Encodes a gradient into `payload`. Call it once per step, because it updates the residual.
@@ -137,8 +182,49 @@ class SliceExchange:
                     parts = self._parts[piece.key]
                     self._coders[piece.key] = SliceCoder(codec, piece.numel, dtype, payload, parts)
 
+    def residuals(self) -> list[Residual]:
+        """Returns the residuals of all compressed slices."""
+        return [
+            residual
+            for piece, coder in self._fed_back()
+            for residual in residuals_in(coder.residual, piece.offset, self._specs[piece.bucket].tensors)
+        ]
+
+    def read_means(self, timeout: float) -> dict[str, Tensor]:
+        """Returns the shards' residuals: what compression has left out of the means."""
+        coded, came = self._fed_back(), list[Residual]()
+        work = Work("reading residuals from the hub", len(coded), self._client.attend)
+        for piece, _ in coded:
+
+            def keep(state: OptimizerState, piece: Slice = piece) -> None:
+                came.extend(self._of_mean(piece, state.tensors[RESIDUAL].clone()))
+
+            self._client.read_state(piece.shard, piece.key, work, keep)
+        work.wait(timeout)
+        return read(came)
+
+    def write_means(self, whole: Mapping[str, Tensor], timeout: float) -> None:
+        """Restores what `read_means` returned, before the next step. One rank calls it."""
+        coded = self._fed_back()
+        work = Work("sending residuals to the hub", len(coded), self._client.attend)
+        for piece, coder in coded:
+            residual = torch.zeros_like(coder.residual)
+            write(self._of_mean(piece, residual), whole)
+            self._client.write_state(piece.shard, piece.key, OptimizerState({RESIDUAL: residual}), work)
+        work.wait(timeout)
+
+    def _of_mean(self, piece: Slice, residual: Tensor) -> list[Residual]:
+        tensors = self._specs[piece.bucket].tensors
+        return list(residuals_in(residual, piece.offset, tensors, "mean of "))
+
+    def _fed_back(self) -> list[tuple[Slice, SliceCoder]]:
+        """Returns the slices whose codec has a residual, with their coders."""
+        pieces = [piece for slices in self.slices.values() for piece in slices if piece.key in self._coders]
+        coded = [(piece, self._coders[piece.key]) for piece in pieces]
+        return [(piece, coder) for piece, coder in coded if coder.residual.numel()]
+
     def push_pull(
-        self, index: int, gradients: Tensor, into: Tensor, hyper: Hyper, absent: Absence | None = None
+        self, index: int, gradients: Tensor, into: Tensor, hyper: StepHyper, absent: Absence | None = None
     ) -> Work:
         """Starts the exchange of one bucket's flat gradients; the answer lands in `into`.
 
@@ -151,21 +237,20 @@ class SliceExchange:
             # By priority, so that all ranks send in the same order.
             for piece in reversed(slices):
                 part = slice(piece.offset, piece.offset + piece.numel)
-                coder = self._coders.get(piece.key)
-                lacks = absent.in_slice(self._parts[piece.key]) if absent else SliceAbsence()
-                own = gradients[part]
-                gradient = own if coder is None else coder.encode(own, lacks.indices)
-                target, decode = self._target(piece, into[part])
+                gradient: Tensor | Coded = gradients[part]
+                target, decode, coder = into[part], None, self._coders.get(piece.key)
+                lacks: tuple[int, ...] = ()
+                on_absent = None
+                if absent is not None:
+                    parts = self._parts[piece.key]
+                    lacks = absent.in_slice(parts)
+                    on_absent = absent.on_reply(parts, lacks, None if coder is None else coder.restore)
+                if coder is not None:
+                    gradient = coder.encode(gradients[part], lacks)
+                    target, decode = self._target(coder, target)
+                own = of_slice(hyper, self._parts[piece.key]) if isinstance(hyper, HyperTable) else hyper
                 self._client.push_pull(
-                    piece.shard,
-                    piece.key,
-                    gradient,
-                    target,
-                    hyper,
-                    work,
-                    decode,
-                    lacks.indices,
-                    lacks.on_reply(None if coder is None else coder.restore),
+                    piece.shard, piece.key, gradient, target, own, work, decode, lacks, on_absent
                 )
         return work
 
@@ -175,16 +260,20 @@ class SliceExchange:
         work = Work(f"the pull of bucket {index}", len(slices), self._client.attend)
         with self._client.batched():
             for piece in slices:
-                target, decode = self._target(piece, into[piece.offset : piece.offset + piece.numel])
+                target, decode = into[piece.offset : piece.offset + piece.numel], None
+                if piece.key in self._coders:
+                    target, decode = self._target(self._coders[piece.key], target)
                 self._client.pull(piece.shard, piece.key, target, work, decode)
         return work
 
-    def _target(self, piece: Slice, into: Tensor) -> tuple[Tensor, Decode | None]:
+    def _target(self, coder: SliceCoder, into: Tensor) -> tuple[Tensor, Decode | None]:
         """Returns the target of an answer. Parameters come uncompressed, means in the gradients' codec."""
-        coder = self._coders.get(piece.key)
-        if coder is None or not self._means:
-            return into, None
-        return coder.payload, partial(coder.decode, into=into)
+        return (coder.payload, partial(coder.decode, into=into)) if self._means else (into, None)
+
+
+def of_slice(hyper: HyperTable, parts: Sequence[ParameterPart]) -> StepHyper:
+    """Returns the hyperparameters of a slice's parameters, of those of its bucket."""
+    return hyper.part(slice(parts[0].position, parts[-1].position + 1))
 
 
 def exchange_name(index: int) -> str:
@@ -192,27 +281,38 @@ def exchange_name(index: int) -> str:
     return f"the exchange of bucket {index}"
 
 
-def start_mean(communicator: Communicator, name: str, bucket: Bucket) -> Work:
+def start_mean(communicator: Communicator, name: str, bucket: Bucket, gradients: Tensor) -> Work:
     """Starts the exchange of a bucket without slices, and sets `bucket.absent` as an exchange of slices does.
 
-    The mean and the set are collectives, which every rank calls. The second has one byte for each parameter.
+    The mean and the set are collectives, which every rank calls. The last has one byte for each parameter.
+
+    Args:
+        communicator: Connects the ranks.
+        name: Names the collectives.
+        bucket: The bucket, sealed.
+        gradients: Its flat gradients, on the device or in host memory, which the mean overwrites.
     """
-    gradients = bucket.host_gradients
-    whole = Work(f"the exchange of {name}", 2)
     present = torch.tensor(
-        [position not in bucket.absent for position in range(len(bucket.spec.tensors))], dtype=torch.uint8
+        [position not in bucket.absent for position in range(len(bucket.spec.tensors))],
+        dtype=torch.uint8,
+        device="cpu",
     )
 
-    def note(came: torch.Tensor) -> None:
+    def note(came: Tensor) -> None:
         bucket.absent = frozenset((came == 0).nonzero().flatten().tolist())
 
-    mean = Call(Collective.ALLREDUCE, name, ReduceOp.AVERAGE)
+    works = []
+    for number, part in enumerate(torch.split(gradients, PIECE)):
+        mean = Call(Collective.ALLREDUCE, f"{name}: {number}", ReduceOp.AVERAGE)
+        works.append(communicator.collective(mean, part, then=partial(_land, part)))
     union = Call(Collective.ALLREDUCE, f"{name}: present", ReduceOp.MAX)
-    works = [
-        communicator.collective(mean, gradients, then=lambda came: gradients.copy_(came[0])),
-        communicator.collective(union, present, then=lambda came: note(came[0])),
-    ]
+    works.append(communicator.collective(union, present, then=lambda came: note(came[0])))
+    whole = Work(f"the exchange of {name}", len(works))
     whole.attend = works[0].attend
     for work in works:
         work.when_done(lambda one: whole.fail(one.error) if one.error else whole.complete_part())
     return whole
+
+
+def _land(part: Tensor, came: Sequence[Tensor]) -> Tensor:
+    return part.copy_(came[0])

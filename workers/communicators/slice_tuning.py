@@ -163,7 +163,7 @@ class SliceTrial:
         self._communicator.collective(Call(Collective.BARRIER, "slices.barrier")).wait()
 
     def _agree(self, seconds: list[float]) -> list[float]:
-        own = torch.tensor(seconds, dtype=torch.float64)
+        own = torch.tensor(seconds, dtype=torch.float64, device="cpu")
         call = Call(Collective.ALLREDUCE, "slices", ReduceOp.MAX)
         return [float(each) for each in self._communicator.collective(call, own).get()]
 

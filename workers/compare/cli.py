@@ -1,20 +1,306 @@
 """`ps-compare`: trains one job with several topologies, checks that they agree and compares their speed.
 
-Only typer is imported here and in the commands, so that `--help` is fast.
+Only typer is imported here, so that `--help` is fast; each command imports what it needs when it runs.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hubring.ps.config import terminal
-from hubring.workers.compare.commands.list import show_list
-from hubring.workers.compare.commands.report import report
-from hubring.workers.compare.commands.run import run
-from hubring.workers.compare.commands.timeline import timeline
-from hubring.workers.compare.cost import cli as cost
+from hubring.workers.compare.plan.run_order import resume_command, typed
+from hubring.workers.compare.predict import cli as cost
+
+if TYPE_CHECKING:
+    from hubring.workers.compare.plan.experiment import Experiment
+    from hubring.workers.compare.plan.row import Row
+    from hubring.workers.compare.record.findings import Findings, Number
+    from hubring.workers.compare.run.cluster.meeting import LauncherTask
+
+
+def show_list(
+    folder: Annotated[Path, typer.Argument(help="folder of results [results]")] = Path("results"),
+) -> None:
+    """List rows, jobs, built-in experiments and results."""
+    raise SystemExit(terminal.conclude("ps-compare", lambda: _list(folder)))
+
+
+def _list(folder: Path) -> dict[str, Any]:
+    from hubring.ps.config.settings import read_toml
+    from hubring.workers.compare.plan.experiment import JOBS
+    from hubring.workers.compare.plan.experiment_file import shipped
+    from hubring.workers.compare.plan.row import EVERY
+
+    results = {path.parent.name: _state(path.parent) for path in sorted(folder.glob("*/experiment.json"))}
+    parts: dict[str, dict[str, str]] = {
+        "rows": {row.name: _describe(row) for row in EVERY.values()},
+        "jobs": {job.name: f"measured by {job.title}" for job in JOBS.values()},
+        "experiments": {name: read_toml(path).get("about", "") for name, path in shipped().items()},
+        f"results in {folder}": results,
+    }
+    for title, entries in parts.items():
+        print(f"\n{title}", file=sys.stderr)
+        for name, about in (entries or {"none": ""}).items():
+            print(f"  {name:<22} {about}".rstrip(), file=sys.stderr)
+    return {**{title.partition(" ")[0]: list(entries) for title, entries in parts.items()}, "exit_code": 0}
+
+
+def _describe(row: Row) -> str:
+    missing = "" if row.peer is None else row.peer.missing()
+    return f"{row.about}; {missing}" if missing else row.about
+
+
+def _state(folder: Path) -> str:
+    finished = len(list(folder.glob("runs/*/outcome.json")))
+    if (folder / "results.json").is_file():
+        return f"finished, {finished} runs"
+    try:
+        command = json.loads((folder / "experiment.json").read_text())["command"]
+    except (ValueError, KeyError, TypeError) as cause:
+        return f"experiment.json is damaged ({cause})"
+    return f"not finished, {finished} runs so far; to resume, run: {resume_command(command, folder)}"
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="folder of a comparison (--out)")],
+    tolerance: Annotated[
+        float | None, typer.Option(help="allowed difference of synchronous rows [that of the runs]")
+    ] = None,
+) -> None:
+    """Write results.json and the report again, without training."""
+    raise SystemExit(terminal.conclude("ps-compare", lambda: _report(folder, tolerance)))
+
+
+def _checking(run: str) -> None:
+    print(f"checking the steps of {run}", file=sys.stderr)
+
+
+def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
+    from hubring.workers.compare.comparison import Comparison
+    from hubring.workers.compare.show.screen import show
+
+    comparison = Comparison.open(folder)
+    found = (comparison if tolerance is None else comparison.judged_by(tolerance)).report(_checking)
+    show(found, folder / "report.html")
+    return {
+        "report": str(folder / "report.html"),
+        "results": str(folder / "results.json"),
+        "verdict": found.verdict,
+        "exit_code": 0,
+    }
+
+
+def timeline(
+    folder: Annotated[Path, typer.Argument(help="folder of --trace; copy the files of all hosts into it")],
+    out: Annotated[Path | None, typer.Option(help="file to write [FOLDER/trace.json]")] = None,
+) -> None:
+    """Merge traces into one timeline for Perfetto, on the coordinator's clock."""
+    raise SystemExit(terminal.conclude("ps-compare", lambda: _timeline(folder, out or folder / "trace.json")))
+
+
+def _timeline(folder: Path, out: Path) -> dict[str, Any]:
+    from msgspec import to_builtins
+
+    from hubring.ps.core.errors import UsageError
+    from hubring.workers.compare.run.timeline import merge
+
+    merged = merge(folder, out)
+    if merged.processes == 0:
+        raise UsageError(f"{folder} holds no NAME.trace.json with events; use the folder given with --trace")
+    clocks = to_builtins(merged.clocks)
+    return {"timeline": str(out), "processes": merged.processes, "clocks": clocks, "exit_code": 0}
+
+
+DEFAULT = "digits"
+"""The built-in experiment that runs by default."""
+
+
+def run(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(help="TOML file or name of a built-in experiment, see ps-compare list [digits]"),
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="built-in job: digits or char-lm")] = None,
+    script: Annotated[Path | None, typer.Option(help="your training script; needs --metric")] = None,
+    arguments: Annotated[
+        str | None, typer.Option(help="for the job or script; {seed} {batch} {lr} {epochs} are filled in")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="key of hubring.report() to compare")] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="ways to train, comma-separated, see ps-compare list [experiment's]")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="comma-separated; 0 is one seed [0,1,2]")] = None,
+    repeats: Annotated[int | None, typer.Option(help="runs with the same seed [1]")] = None,
+    workers: Annotated[str | None, typer.Option(help="numbers of workers, comma-separated [2]")] = None,
+    servers: Annotated[str | None, typer.Option(help="numbers of hub shards, comma-separated [1]")] = None,
+    transport: Annotated[str | None, typer.Option(help="of the hub: auto, shm, zmq or grpc [auto]")] = None,
+    backend: Annotated[str | None, typer.Option(help="of ring and torch's rows: gloo or nccl [gloo]")] = None,
+    batch: Annotated[int | None, typer.Option(help="samples per step over all workers [the job's]")] = None,
+    lr: Annotated[
+        str | None,
+        typer.Option(help="scaling of the learning rate: same, linear or per-worker [same]"),
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="before --lr scales it [the job's]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="passes over the data [the job's]")] = None,
+    target: Annotated[float | None, typer.Option(help="value of the metric to reach [the job's]")] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="allowed difference of synchronous rows; wide ReLU layers need more [0.0001]"),
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(help="steps to leave out of speeds [a tenth]")] = None,
+    threads: Annotated[int | None, typer.Option(help="PyTorch threads per process [cores / workers]")] = None,
+    rate: Annotated[str | None, typer.Option(help="of host links, such as 1gbit,200mbit [no links]")] = None,
+    latency: Annotated[str | None, typer.Option(help="of host links, such as 5ms [0]")] = None,
+    jitter: Annotated[str | None, typer.Option(help="of the latency, such as 1ms [0]")] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="emulated compute time of a step, as on a GPU, such as 50ms")
+    ] = None,
+    straggler: cost.SlowWorkers = None,
+    straggler_ranks: cost.SlowRanks = None,
+    kill: Annotated[
+        str | None,
+        typer.Option(help="kill a process before a step: 1@100 (worker 1), shard0@100 [none]"),
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="limit of one run in seconds [600]")] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="ignore any launcher; run on this host")] = False,
+    out: Annotated[Path | None, typer.Option(help="folder to write or resume [results/DATE]")] = None,
+) -> None:
+    """Train, judge and measure. The last line holds the path of the report.
+
+    With the --out of an interrupted comparison it runs only what is missing.
+
+    Under srun, torchrun or another launcher, each task is one worker. --out must then be a shared folder.
+
+    Exits with 1 if synchronous rows disagree.
+    """
+    flags = dict(locals())
+    source, folder, here = flags.pop("experiment"), flags.pop("out"), flags.pop("alone")
+    raise SystemExit(_run(source, flags, folder, here))
+
+
+def _run(source: str | None, flags: dict[str, Any], out: Path | None, alone: bool) -> int:
+    folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
+    code = terminal.conclude("ps-compare", lambda: _compare(source, flags, out, folder, alone))
+    if code > 128 and _is_first(alone):
+        print(f"ps-compare: to resume, run: {resume_command(typed(), folder)}", file=sys.stderr)
+    return code
+
+
+def _is_first(alone: bool) -> bool:
+    """Whether this process prints for all tasks of a cluster."""
+    place = _place(alone)
+    return place is None or place.rank == 0
+
+
+def _place(alone: bool) -> LauncherTask | None:
+    from hubring.ps.config.environment import environment
+    from hubring.workers.compare.run.cluster import meeting
+
+    return None if alone else meeting.find_task(environment())
+
+
+def _compare(
+    source: str | None, flags: dict[str, Any], out: Path | None, folder: Path, alone: bool
+) -> dict[str, Any]:
+    from hubring.ps.core.packages import require_for_job
+    from hubring.workers.compare.plan.experiment_file import load_experiment
+    from hubring.workers.compare.run.cluster import meeting
+
+    chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
+    experiment = load_experiment(source or chosen, flags)  # before the slow import of torch, to fail fast
+    require_for_job(experiment.job)  # before processes start: each worker would fail on its own
+    place = _place(alone)
+    if place is None:
+        found = _here(experiment, folder)
+    else:
+        folder = meeting.check_experiment(experiment, place, out)
+        if place.rank > 0:
+            from hubring.workers.compare.run.cluster.follower import follow
+
+            return follow(place, folder)
+        found = _on_cluster(experiment, folder, place)
+
+    from hubring.workers.compare.show.screen import show
+
+    show(found, folder / "report.html")
+    return _result(found, folder)
+
+
+def _here(experiment: Experiment, folder: Path) -> Findings:
+    """Runs everything on this machine."""
+    from hubring.workers.compare.comparison import Comparison
+    from hubring.workers.compare.plan.run_order import runs
+    from hubring.workers.compare.predict.calibrate import calibrate
+    from hubring.workers.compare.run import site
+    from hubring.workers.compare.run.runner import Runner
+    from hubring.workers.compare.show.screen import RunScreen
+    from hubring.workers.peers.processes import Lifeline
+
+    comparison = Comparison.begin(experiment, folder, typed())
+    for missing in comparison.missing:
+        site.check_link(missing.setting)  # before the calibration, which takes a minute
+    with Lifeline() as lifeline, RunScreen(runs(experiment)) as screen:
+        # With NCCL nothing is predicted.
+        measure = partial(calibrate, report=screen.calibrating) if experiment.backend == "gloo" else None
+        return comparison.run(Runner(experiment, lifeline), screen, measure)
+
+
+def _on_cluster(experiment: Experiment, folder: Path, task: LauncherTask) -> Findings:
+    """Runs it as rank 0 of a cluster, without predictions: one machine's constants do not fit a cluster."""
+    from hubring.workers.compare.comparison import Comparison
+    from hubring.workers.compare.plan.run_order import runs
+    from hubring.workers.compare.run.cluster.conductor import conduct
+    from hubring.workers.compare.run.runner import Runner
+    from hubring.workers.compare.show.screen import RunScreen
+    from hubring.workers.peers.processes import Lifeline
+
+    with conduct(task, folder) as site:
+        comparison = Comparison.begin(experiment, folder, typed(), site.machine)
+        with Lifeline() as lifeline, RunScreen(runs(experiment)) as screen:
+            found = comparison.run(Runner(experiment, lifeline, site), screen)
+        site.code = _exit_code(found)
+        return found
+
+
+def _result(found: Findings, folder: Path) -> dict[str, Any]:
+    """Returns the result for the last line."""
+    rows = [
+        {
+            "setting": row.setting,
+            "row": row.row,
+            "withheld": row.withheld,
+            **{name: None if each is None else _one(name, each) for name, each in row.numbers.items()},
+        }
+        for row in found.rows
+    ]
+    return {
+        "report": str(folder / "report.html"),
+        "results": str(folder / "results.json"),
+        "rows": rows,
+        "gate": {"passed": found.gate.passed, "pairs": len(found.gate.pairs)},
+        "answer": found.answer,
+        "verdict": found.verdict,
+        "exit_code": _exit_code(found),
+    }
+
+
+def _one(name: str, number: Number) -> float:
+    """Returns the median of all seeds, or the largest value for a figure whose worst case counts."""
+    from hubring.workers.compare.record.statistics import LARGEST_COUNTS
+
+    return number.most if name in LARGEST_COUNTS else number.median
+
+
+def _exit_code(found: Findings) -> int:
+    return 0 if found.gate.passed else 1
+
 
 app = typer.Typer(
     help="Compare topologies on one job: check that they agree, then measure their speed.",

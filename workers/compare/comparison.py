@@ -3,7 +3,7 @@
     experiment.json    the experiment and the machine
     calibration.json   the machine's constants, measured before the first run
     runs/LABEL/        output of a run's programs; a run with `outcome.json` is finished
-    results.json       all results (`hubring.workers.compare.result.findings`)
+    results.json       all results (`hubring.workers.compare.record.findings`)
     report.html        the results as a page
     mllog.txt          the results as MLPerf `:::MLLOG` lines
     tensorboard/       the results as TensorBoard scalars
@@ -27,19 +27,18 @@ import msgspec
 from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.command import resume_command
-from hubring.workers.compare.cost.model.constants import Constants, read
-from hubring.workers.compare.experiment.experiment import Experiment
-from hubring.workers.compare.experiment.plan import Run, runs
-from hubring.workers.compare.judge.measure import measure
-from hubring.workers.compare.judge.price import price
-from hubring.workers.compare.judge.results import results
-from hubring.workers.compare.output import mllog, scalars
-from hubring.workers.compare.page import page
-from hubring.workers.compare.result.findings import Findings
-from hubring.workers.compare.result.load_results import decode, encode
-from hubring.workers.compare.run import machine, outcome
-from hubring.workers.compare.run.outcome import Line, Outcome, write_whole
+from hubring.workers.compare.decide.measure import measure, price
+from hubring.workers.compare.decide.results import results
+from hubring.workers.compare.plan.experiment import Experiment
+from hubring.workers.compare.plan.run_order import PlannedRun, resume_command, runs
+from hubring.workers.compare.predict.calibrations import Constants, read_constants
+from hubring.workers.compare.record.findings import Findings
+from hubring.workers.compare.record.findings_file import decode, encode
+from hubring.workers.compare.run import outcome
+from hubring.workers.compare.run.outcome import Line, RunOutcome, write_whole
+from hubring.workers.compare.show import exports
+from hubring.workers.compare.show.page import page
+from hubring.workers.peers import machine
 
 FILE = "experiment.json"
 CALIBRATION = "calibration.json"
@@ -56,7 +55,7 @@ class _Begun(Struct, frozen=True):
     command: str
 
 
-class Watcher(Protocol):
+class RunWatcher(Protocol):
     """Shows progress. Runs are identified by their label."""
 
     def progress(self, run: str, line: Line) -> None:
@@ -75,13 +74,13 @@ class Watcher(Protocol):
         """Shows a warning."""
 
 
-class Trainer(Protocol):
+class RunTrainer(Protocol):
     """Runs one training: `hubring.workers.compare.run.runner.Runner`."""
 
     def busy(self) -> list[str]:
         """Returns the names of the machines that are not idle before the first run."""
 
-    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+    def run(self, run: PlannedRun, folder: Path, progress: Callable[[Line], None]) -> RunOutcome:
         """Trains once in a new folder and writes its outcome last."""
 
 
@@ -157,17 +156,17 @@ class Comparison:
         experiment = msgspec.structs.replace(self.experiment, tolerance=tolerance)
         return replace(self, experiment=experiment, command=f"{self.command} --tolerance {tolerance:g}")
 
-    def place(self, run: Run) -> Path:
+    def place(self, run: PlannedRun) -> Path:
         """Returns the folder of a run."""
         return self.folder / "runs" / run.label
 
     @property
-    def missing(self) -> list[Run]:
+    def missing(self) -> list[PlannedRun]:
         """Runs that are not finished."""
         return [run for run in runs(self.experiment) if not outcome.finished(self.place(run))]
 
     def run(
-        self, trainer: Trainer, watcher: Watcher, calibrate: Callable[[], Constants] | None = None
+        self, trainer: RunTrainer, watcher: RunWatcher, calibrate: Callable[[], Constants] | None = None
     ) -> Findings:
         """Runs what is not finished, then judges, measures and writes the other files of the folder.
 
@@ -222,7 +221,7 @@ class Comparison:
         outcomes = {run.label: self._outcome(run) for run in runs(self.experiment)}
         known = self.folder / CALIBRATION
         # The constants of one machine do not predict a cluster.
-        constants = read(known) if known.exists() and "launcher" not in self.machine else None
+        constants = read_constants(known) if known.exists() and "launcher" not in self.machine else None
         job, warmup = self.experiment.yardstick, self.experiment.warmup
         numbers = {label: measure(each, job, warmup) for label, each in outcomes.items()}
         if (prices := self.experiment.prices) is not None:
@@ -234,11 +233,11 @@ class Comparison:
         write_whole(self.folder / "results.json", text)
         write_whole(self.folder / "report.html", page(found))
         measured = [(each, numbers[label]) for label, each in outcomes.items() if each.records[0]]
-        write_whole(self.folder / "mllog.txt", mllog.log(self.experiment, measured))
-        scalars.write(self.folder / "tensorboard", outcomes.values(), job.metric)
+        write_whole(self.folder / "mllog.txt", exports.write_mllog(self.experiment, measured))
+        exports.write_scalars(self.folder / "tensorboard", outcomes.values(), job.metric)
         return found
 
-    def _check_finished(self, watcher: Watcher) -> None:
+    def _check_finished(self, watcher: RunWatcher) -> None:
         """Fails on a finished run that cannot be measured, before hours of other runs."""
         script, older = self.experiment.script, list[str]()
         now = outcome.digest(script)
@@ -253,7 +252,7 @@ class Comparison:
                 " repeated; to run all with the changed script, use another --out"
             )
 
-    def _outcome(self, run: Run) -> Outcome:
+    def _outcome(self, run: PlannedRun) -> RunOutcome:
         if not outcome.finished(self.place(run)):
             command = resume_command(self.command, self.folder)
             raise UsageError(f"{run.label} is not finished; to resume, run: {command}")

@@ -21,7 +21,7 @@ import hubring
 _AROUND = "around"
 
 
-class Part(Protocol):
+class SavedPart(Protocol):
     """A model, an optimizer, a scheduler, a scaler."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -29,7 +29,7 @@ class Part(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-Parts = Mapping[str, Part]
+Parts = Mapping[str, SavedPart]
 
 
 def save(path: Path | None, parts: Parts, epoch: int) -> None:

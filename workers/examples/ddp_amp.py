@@ -25,10 +25,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import hubring
-from hubring.ps.process.command import module_command
+from hubring.ps.process.launch import module_command
 from hubring.workers.examples import checkpoint
-from hubring.workers.examples.images import images
-from hubring.workers.examples.mnist import Network
+from hubring.workers.examples.mnist import Network, load_images
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -50,7 +49,7 @@ def train(options: argparse.Namespace) -> None:
     hubring.init(aggregate=True)
     device = torch.device("cuda", hubring.local_rank()) if options.device == "cuda" else hubring.device()
     dtype = DTYPES[options.precision]
-    dataset, _ = images(options.data_dir)
+    dataset, _ = load_images(options.data_dir)
     torch.manual_seed(options.seed)
     model = Network().to(device)
     adam = torch.optim.Adam(model.parameters(), lr=options.lr)

@@ -3,16 +3,21 @@
     ps-worker --server ADDR workers/examples/lm_ptb.py --config small --data_path DIR
 
 DIR holds ptb.train.txt, ptb.valid.txt and ptb.test.txt. `batch_size` is the total: each of N processes
-trains on batch_size/N rows of the text, and carries their state from step to step.
+trains on batch_size/N rows of the text, and carries their state from step to step. Every word of the text
+except the first is a target exactly once.
 
 The rule: N processes take the same steps as one process with all rows, up to rounding. So each worker clips
 the norm of the mean gradient (`aggregate=True`), and draws dropout for all rows.
+
+Texar's `--config config_small` is `small`. With `--evaluate_on rank0` only rank 0 evaluates, as in Texar's
+script. Otherwise all workers do, each its own rows. The perplexity is the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,11 +27,71 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hubring
-from hubring.workers.examples.ptb_corpus import NOTHING, PARTS, Rows, read, rows
 
+PARTS = ("train", "valid", "test")
+END, UNKNOWN = "<eos>", "<unk>"
+NOTHING = -100
+"""Marks a position without a target; cross_entropy ignores it."""
 LAYERS = 2
 State = list[tuple[Tensor, Tensor]]
 """Hidden and cell state of each layer; float [1, rows, hidden] each."""
+
+
+class Corpus(NamedTuple):
+    """Three streams of word numbers, int64. Numbers follow the word frequency in the first stream."""
+
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    words: int
+    """Number of distinct words; the streams hold 0 to words - 1."""
+
+
+class Rows(NamedTuple):
+    """A stream in rows: input words, and the next word of each as target; int64 [rows, length]."""
+
+    read: Tensor
+    guess: Tensor
+
+
+def read(folder: Path) -> Corpus:
+    """Reads `ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`; the end of a line is a word.
+
+    A word that is not in the training text counts as `<unk>`.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+    """
+    texts = [_words(folder / f"ptb.{part}.txt") for part in PARTS]
+    counts = Counter(texts[0])
+    counts[UNKNOWN] += 0  # the Penn Treebank contains it, other texts may not
+    order = sorted(counts, key=lambda word: (-counts[word], word))
+    number = {word: index for index, word in enumerate(order)}
+    unknown = number[UNKNOWN]
+    train, valid, test = (torch.tensor([number.get(word, unknown) for word in text]) for text in texts)
+    return Corpus(train, valid, test, len(number))
+
+
+def rows(stream: Tensor, batch: int, mine: slice, *, whole: bool) -> Rows:
+    """Divides a stream into `batch` consecutive rows, and returns this worker's rows.
+
+    Args:
+        stream: int64 [n].
+        batch: Number of rows.
+        mine: This worker's rows.
+        whole: Whether to include the words that do not fill a column, padded without targets; otherwise they
+            are dropped.
+    """
+    pairs = len(stream) - 1
+    length = -(-pairs // batch) if whole else pairs // batch
+    read, guess = torch.zeros(batch * length, dtype=torch.int64), torch.full((batch * length,), NOTHING)
+    used = min(pairs, batch * length)
+    read[:used], guess[:used] = stream[:used], stream[1 : used + 1]
+    return Rows(read.view(batch, length)[mine], guess.view(batch, length)[mine])
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").replace("\n", f" {END} ").split()
 
 
 class Config(NamedTuple):
@@ -63,7 +128,10 @@ def main(argv: list[str] | None = None) -> None:
     config, batch = CONFIGS[options.config], options.batch_size
     corpus = read(options.data_path)
     train = rows(corpus.train, batch, mine, whole=False)
-    valid, test = (rows(stream, batch, mine, whole=True) for stream in (corpus.valid, corpus.test))
+    alone = options.evaluate_on == "rank0"
+    evaluates = not alone or hubring.rank() == 0
+    seen = slice(None) if alone else mine
+    valid, test = (rows(stream, batch, seen, whole=True) for stream in (corpus.valid, corpus.test))
     if train.read.shape[1] < config.steps:
         few = f"ptb.train.txt has {len(corpus.train)} words"
         raise SystemExit(f"{few}, too few for --batch_size {batch} rows of {config.steps} words")
@@ -77,9 +145,11 @@ def main(argv: list[str] | None = None) -> None:
     for epoch in range(1, (options.epochs or config.epochs) + 1):
         _print(f"Epoch: {epoch} Learning rate: {schedule.get_last_lr()[0]:.3f}")
         _report("train", _train(model, optimizer, train, config), epoch)
-        _report("valid", evaluate(model, valid, config.steps), epoch)
+        if evaluates:
+            _report("valid", evaluate(model, valid, config.steps, alone=alone), epoch)
         schedule.step()
-    _report("test", evaluate(model, test, config.steps))
+    if evaluates:
+        _report("test", evaluate(model, test, config.steps, alone=alone))
 
 
 class Model(nn.Module):
@@ -146,14 +216,14 @@ def windows(text: Rows, steps: int, *, whole: bool) -> Iterator[tuple[Tensor, Te
 
 
 @torch.no_grad()
-def evaluate(model: Model, text: Rows, steps: int) -> float:
-    """Returns the perplexity over the rows of all workers."""
+def evaluate(model: Model, text: Rows, steps: int, *, alone: bool) -> float:
+    """Returns the perplexity over the rows of all workers; `alone`: over the rows of this one."""
     model.eval()
     state, sums = model.begin(len(text.read)), torch.zeros(2, dtype=torch.float64)
     for words, guess in windows(text, steps, whole=True):
         scores, state = model(words, state)
         sums += _counted(_loss(scores, guess), guess)
-    return _perplexity(sums)
+    return _perplexity(sums if alone else _of_all(sums))
 
 
 def _train(model: Model, optimizer: torch.optim.Optimizer, text: Rows, config: Config) -> float:
@@ -169,7 +239,7 @@ def _train(model: Model, optimizer: torch.optim.Optimizer, text: Rows, config: C
         nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
         optimizer.step()
         sums += _counted(loss, guess)
-    return _perplexity(sums)
+    return _perplexity(_of_all(sums))
 
 
 def _loss(scores: Tensor, guess: Tensor) -> Tensor:
@@ -182,9 +252,13 @@ def _counted(loss: Tensor, guess: Tensor) -> Tensor:
     return torch.tensor([loss.item(), (guess != NOTHING).sum().item()], dtype=torch.float64)
 
 
+def _of_all(sums: Tensor) -> Tensor:
+    """Returns the sums over all workers: their numbers of words can differ, so perplexities have no mean."""
+    return hubring.allreduce(sums, hubring.ReduceOp.SUM, "perplexity")
+
+
 def _perplexity(sums: Tensor) -> float:
-    """Returns the perplexity from the sums of all workers, since their numbers of words can differ."""
-    loss, words = hubring.allreduce(sums, hubring.ReduceOp.SUM, "perplexity").tolist()
+    loss, words = sums.tolist()
     return math.exp(loss / words)
 
 
@@ -192,7 +266,11 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, slice]:
     """Returns the options, and this worker's rows of the batch."""
     parser = argparse.ArgumentParser(prog="lm_ptb", description="Predict the next word of the Penn Treebank.")
     parser.add_argument(
-        "--config", choices=CONFIGS, default="small", help="size of the model [default: small]"
+        "--config",
+        type=lambda text: text.removeprefix("config_"),  # Texar's script takes the name of a module
+        choices=CONFIGS,
+        default="small",
+        help="size of the model [default: small]",
     )
     parser.add_argument(
         "--data_path", "--data-path", type=Path, required=True, metavar="DIR", help="folder with ptb.*.txt"
@@ -203,6 +281,13 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, slice]:
         type=int,
         default=20,
         help="rows of text, over all workers [default: 20]",
+    )
+    parser.add_argument(
+        "--evaluate_on",
+        "--evaluate-on",
+        choices=("all", "rank0"),
+        default="all",
+        help="workers that evaluate, each its own rows, or rank 0 all rows [default: all]",
     )
     parser.add_argument("--epochs", type=int, help="passes over the text [default: set by --config]")
     parser.add_argument("--seed", type=int, default=0, help="seed of parameters and dropout [default: 0]")

@@ -14,16 +14,21 @@ in the worker, hence `aggregate=True`.
 from __future__ import annotations
 
 import argparse
+import gzip
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import hubring
-from hubring.workers.examples import checkpoint
-from hubring.workers.examples.images import images
+from hubring.ps.core.packages import require
+from hubring.workers.examples import checkpoint, digits
+
+IDX_OF_BYTES = 0x08
+"""The element type in the idx header of MNIST's files."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -34,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     """
     options = _options(argv)
     hubring.init(aggregate=True)
-    train, test = images(options.data_dir)
+    train, test = load_images(options.data_dir)
     torch.manual_seed(options.seed)
     model = Network().to(hubring.device())
     factor = hubring.size() if options.lr_scaling == "linear" else 1
@@ -56,6 +61,56 @@ def main(argv: list[str] | None = None) -> None:
         hubring.report(epoch=epoch, loss=loss, test_loss=test_loss, test_accuracy=accuracy)
         _print(f"epoch {epoch}  loss {loss:.4f}  test loss {test_loss:.4f}  accuracy {accuracy:.4f}")
         checkpoint.save(options.checkpoint, parts, epoch)
+
+
+def load_images(folder: Path | None) -> tuple[TensorDataset, TensorDataset]:
+    """Returns training and test images, normalized float32 [n, 1, height, width], with labels, int64 [n].
+
+    Args:
+        folder: Folder with MNIST's four files, gzipped or not: 60000 and 10000 images, 28 x 28. None: the
+            digits of scikit-learn: 1437 and 360 images, 8 x 8.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file is malformed.
+        ConfigError: `folder` is None, and scikit-learn is not installed.
+    """
+    if folder is None:
+        require("sklearn", "the built-in digits")
+        return digits.split(seed=0)
+    train, test = (
+        (read_idx(folder, f"{part}-images-idx3-ubyte", 3), read_idx(folder, f"{part}-labels-idx1-ubyte", 1))
+        for part in ("train", "t10k")
+    )
+    mean, deviation = 0.1307 * 255, 0.3081 * 255
+    return _dataset(*train, mean, deviation), _dataset(*test, mean, deviation)
+
+
+def read_idx(folder: Path, name: str, dimensions: int) -> Tensor:
+    """Reads one of MNIST's files, gzipped or not: uint8 with the shape in its header.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file has another element type, other dimensions, or a wrong size.
+    """
+    packed, plain = folder / f"{name}.gz", folder / name
+    if not packed.is_file() and not plain.is_file():
+        raise FileNotFoundError(f"{folder} has neither {name} nor {packed.name}; download MNIST's four files")
+    data = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
+    header = 4 + 4 * dimensions
+    if data[:4] != bytes((0, 0, IDX_OF_BYTES, dimensions)) or len(data) < header:
+        raise ValueError(f"{folder / name}: expected an idx file of bytes with {dimensions} dimension(s)")
+    shape = np.frombuffer(data, ">u4", dimensions, offset=4).astype(int).tolist()
+    if len(data) - header != np.prod(shape):
+        raise ValueError(
+            f"{folder / name}: the header has shape {shape}, but the file holds {len(data) - header} bytes;"
+            " copy the file again"
+        )
+    return torch.frombuffer(bytearray(data[header:]), dtype=torch.uint8).view(shape)
+
+
+def _dataset(images: Tensor, labels: Tensor, mean: float, deviation: float) -> TensorDataset:
+    return TensorDataset((images.float().unsqueeze(1) - mean) / deviation, labels.long())
 
 
 class Network(nn.Sequential):

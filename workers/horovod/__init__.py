@@ -9,7 +9,8 @@ A script with `import horovod.torch as hvd` runs without edits under `ps-worker 
     launchers         ps-run and horovod.run start workers only on this machine
     Adasum            needs a power of 2 of ranks, like Horovod on the CPU
     process sets      you can add one at any time, without HOROVOD_DYNAMIC_PROCESS_SETS
-    timeline          you can start it at any time; there are no cycles to mark
+    timeline          you can start it at any time; there are no cycles to mark, and on a hub no NEGOTIATE
+                      events: only the server knows when all ranks are ready
     variables         HOROVOD_TIMELINE and HOROVOD_FUSION_THRESHOLD have an effect; HOROVOD_CYCLE_TIME and
                       HOROVOD_STALL_CHECK_TIME_SECONDS do not: operations do not run in cycles, and
                       waiting workers always log who is missing
@@ -38,7 +39,7 @@ from hubring.workers.horovod import sync_batch_norm as sync_batch_norm
 from hubring.workers.horovod.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from hubring.workers.horovod.functions import *  # noqa: F403
 from hubring.workers.horovod.mpi_ops import *  # noqa: F403
-from hubring.workers.horovod.optimizer.distributed import DistributedOptimizer as DistributedOptimizer
+from hubring.workers.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
 from hubring.workers.horovod.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from hubring.workers.horovod.world.build import check_extension as check_extension
 

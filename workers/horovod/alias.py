@@ -14,12 +14,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from hubring.ps.config.environment import export
-from hubring.workers.horovod.world.hosts import Neighbourhood
-from hubring.workers.horovod.world.variables import variables
+from hubring.workers.horovod.world.world import Neighbourhood, variables
 from hubring.workers.launchers.placement import Placement
 
 VIEWS: dict[str, tuple[str, ...]] = {
-    "horovod": ("hubring.workers.horovod.runner.run",),
+    "horovod": ("hubring.workers.horovod.run_function",),
     "horovod.torch": ("hubring.workers.horovod",),
     "horovod.torch.compression": ("hubring.workers.horovod.compression",),
     "horovod.torch.elastic": ("hubring.workers.horovod.elastic",),
@@ -30,31 +29,22 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "horovod.torch.optimizer": ("hubring.workers.horovod.optimizer",),
     "horovod.torch.sync_batch_norm": ("hubring.workers.horovod.sync_batch_norm",),
     "horovod.common": (),
-    "horovod.common.basics": ("hubring.workers.horovod.world.basics",),
+    "horovod.common.basics": ("hubring.workers.horovod.world.build",),
     "horovod.common.elastic": (
-        "hubring.workers.horovod.elastic.object_state",
         "hubring.workers.horovod.elastic.run",
         "hubring.workers.horovod.elastic.notification",
     ),
     "horovod.common.exceptions": ("hubring.workers.horovod.errors",),
-    "horovod.common.process_sets": ("hubring.workers.horovod.world.process_set",),
+    "horovod.common.process_sets": ("hubring.workers.horovod.world.world",),
     "horovod.common.util": ("hubring.workers.horovod.world.build",),
     "horovod.data": ("hubring.workers.horovod.data",),
     "horovod.data.data_loader_base": ("hubring.workers.horovod.data",),
-    "horovod.runner": ("hubring.workers.horovod.runner.run",),
-    "horovod.runner.common": (),
-    "horovod.runner.common.util": (),
-    "horovod.runner.common.util.codec": ("hubring.workers.horovod.runner.util.codec",),
-    "horovod.runner.common.util.env": ("hubring.workers.horovod.runner.util.env",),
-    "horovod.runner.common.util.host_hash": ("hubring.workers.horovod.runner.util.host_hash",),
-    "horovod.runner.common.util.hosts": ("hubring.workers.horovod.runner.util.hosts",),
-    "horovod.runner.common.util.secret": ("hubring.workers.horovod.runner.util.secret",),
-    "horovod.runner.common.util.timeout": ("hubring.workers.horovod.runner.util.timeout",),
+    "horovod.runner": ("hubring.workers.horovod.run_function",),
     "horovod.runner.elastic": (),
     "horovod.runner.elastic.worker": ("hubring.workers.horovod.elastic.notification",),
     "horovod.version": (),
 }
-"""Module name to the files whose names it shows: those of `__all__`, or all public names."""
+"""Module name to the files whose names it shows: those of `__all__`, or all public ones and `_basics`."""
 
 WHOLE = ("horovod.torch", "horovod.torch.elastic")
 """Packages that import their modules: scripts write `hvd.mpi_ops.Sum` after `import horovod.torch as hvd`."""
@@ -89,7 +79,7 @@ class HorovodFinder(MetaPathFinder, Loader):
         """Adds the names to the module."""
         for source in VIEWS[module.__name__]:
             shown = vars(import_module(source))
-            names = shown.get("__all__") or [name for name in shown if not name.startswith("_")]
+            names = shown.get("__all__") or [name for name in shown if name[0] != "_" or name == "_basics"]
             module.__dict__.update({name: shown[name] for name in names})
         module.__dict__["__version__"] = VERSION
         if module.__name__ in WHOLE:

@@ -1,7 +1,7 @@
 """The errors that Horovod's users catch.
 
 HorovodInternalError       an operation failed, on every rank
-  Refused                  a call that Horovod's core refuses, not its Python code; also a ValueError
+  RefusedCall              a call that Horovod's core refuses, not its Python code; also a ValueError
 HostsUpdatedInterrupt      a worker joins: synchronize the state, then continue
 ValueError                 the call is invalid; nothing was sent
 ImportError
@@ -20,7 +20,7 @@ class HorovodInternalError(RuntimeError):
     """An operation failed: ranks disagree about it, or a rank that it needs is lost."""
 
 
-class Refused(HorovodInternalError, ValueError):
+class RefusedCall(HorovodInternalError, ValueError):
     """An invalid call, such as a call before `init`. Horovod raises one of the two errors in such cases."""
 
 

@@ -1,169 +1,85 @@
 """The names of `horovod.torch.mpi_ops`: the operations, the world, and the autograd functions."""
 
-from __future__ import annotations
-
-from hubring.workers.horovod.collectives.allgather import (
-    HorovodAllgather,
-    HorovodGroupedAllgather,
-    allgather,
-    allgather_async,
-    grouped_allgather,
-    grouped_allgather_async,
-)
-from hubring.workers.horovod.collectives.allreduce import (
-    HorovodAllreduce,
-    HorovodGroupedAllreduce,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
-from hubring.workers.horovod.collectives.alltoall import HorovodAlltoall, alltoall, alltoall_async
-from hubring.workers.horovod.collectives.barrier import barrier, join
-from hubring.workers.horovod.collectives.broadcast import (
-    HorovodBroadcast,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-)
+from hubring.workers.horovod.collectives.allgather import HorovodAllgather as HorovodAllgather
+from hubring.workers.horovod.collectives.allgather import HorovodAlltoall as HorovodAlltoall
+from hubring.workers.horovod.collectives.allgather import HorovodGroupedAllgather as HorovodGroupedAllgather
+from hubring.workers.horovod.collectives.allgather import allgather as allgather
+from hubring.workers.horovod.collectives.allgather import allgather_async as allgather_async
+from hubring.workers.horovod.collectives.allgather import alltoall as alltoall
+from hubring.workers.horovod.collectives.allgather import alltoall_async as alltoall_async
+from hubring.workers.horovod.collectives.allgather import grouped_allgather as grouped_allgather
+from hubring.workers.horovod.collectives.allgather import grouped_allgather_async as grouped_allgather_async
+from hubring.workers.horovod.collectives.allgather import sparse_allreduce_async as sparse_allreduce_async
+from hubring.workers.horovod.collectives.allreduce import HorovodAllreduce as HorovodAllreduce
+from hubring.workers.horovod.collectives.allreduce import HorovodGroupedAllreduce as HorovodGroupedAllreduce
+from hubring.workers.horovod.collectives.allreduce import allreduce as allreduce
+from hubring.workers.horovod.collectives.allreduce import allreduce_ as allreduce_
+from hubring.workers.horovod.collectives.allreduce import allreduce_async as allreduce_async
+from hubring.workers.horovod.collectives.allreduce import allreduce_async_ as allreduce_async_
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce as grouped_allreduce
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_ as grouped_allreduce_
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async as grouped_allreduce_async
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async_ as grouped_allreduce_async_
+from hubring.workers.horovod.collectives.broadcast import HorovodBroadcast as HorovodBroadcast
+from hubring.workers.horovod.collectives.broadcast import broadcast as broadcast
+from hubring.workers.horovod.collectives.broadcast import broadcast_ as broadcast_
+from hubring.workers.horovod.collectives.broadcast import broadcast_async as broadcast_async
+from hubring.workers.horovod.collectives.broadcast import broadcast_async_ as broadcast_async_
+from hubring.workers.horovod.collectives.operation import Adasum as Adasum
+from hubring.workers.horovod.collectives.operation import Average as Average
+from hubring.workers.horovod.collectives.operation import Max as Max
+from hubring.workers.horovod.collectives.operation import Min as Min
+from hubring.workers.horovod.collectives.operation import Product as Product
+from hubring.workers.horovod.collectives.operation import Sum as Sum
+from hubring.workers.horovod.collectives.operation import barrier as barrier
+from hubring.workers.horovod.collectives.operation import join as join
+from hubring.workers.horovod.collectives.operation import poll as poll
+from hubring.workers.horovod.collectives.operation import synchronize as synchronize
 from hubring.workers.horovod.collectives.reducescatter import (
-    HorovodGroupedReducescatter,
-    HorovodReducescatter,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
+    HorovodGroupedReducescatter as HorovodGroupedReducescatter,
 )
-from hubring.workers.horovod.collectives.sparse import sparse_allreduce_async
-from hubring.workers.horovod.collectives.waiting import poll, synchronize
-from hubring.workers.horovod.compression import Compression
-from hubring.workers.horovod.errors import HorovodInternalError
-from hubring.workers.horovod.reduce_ops import Adasum, Average, Max, Min, Product, Sum
-from hubring.workers.horovod.world.basics import HorovodBasics
+from hubring.workers.horovod.collectives.reducescatter import HorovodReducescatter as HorovodReducescatter
+from hubring.workers.horovod.collectives.reducescatter import grouped_reducescatter as grouped_reducescatter
+from hubring.workers.horovod.collectives.reducescatter import (
+    grouped_reducescatter_async as grouped_reducescatter_async,
+)
+from hubring.workers.horovod.collectives.reducescatter import reducescatter as reducescatter
+from hubring.workers.horovod.collectives.reducescatter import reducescatter_async as reducescatter_async
+from hubring.workers.horovod.compression import Compression as Compression
+from hubring.workers.horovod.errors import HorovodInternalError as HorovodInternalError
+from hubring.workers.horovod.world.build import HorovodBasics as HorovodBasics
+from hubring.workers.horovod.world.build import check_installed_version as check_installed_version
 from hubring.workers.horovod.world.build import (
-    check_installed_version,
-    get_average_backwards_compatibility_fun,
-    gpu_available,
-    num_rank_is_power_2,
+    get_average_backwards_compatibility_fun as get_average_backwards_compatibility_fun,
 )
-from hubring.workers.horovod.world.capability import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from hubring.workers.horovod.world.lifecycle import (
-    init,
-    is_initialized,
-    shutdown,
-    start_timeline,
-    stop_timeline,
-)
-from hubring.workers.horovod.world.process_set import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from hubring.workers.horovod.world.ranks import (
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    local_rank,
-    local_size,
-    rank,
-    size,
-)
+from hubring.workers.horovod.world.build import gpu_available as gpu_available
+from hubring.workers.horovod.world.build import num_rank_is_power_2 as num_rank_is_power_2
+from hubring.workers.horovod.world.lifecycle import ccl_built as ccl_built
+from hubring.workers.horovod.world.lifecycle import cross_rank as cross_rank
+from hubring.workers.horovod.world.lifecycle import cross_size as cross_size
+from hubring.workers.horovod.world.lifecycle import cuda_built as cuda_built
+from hubring.workers.horovod.world.lifecycle import ddl_built as ddl_built
+from hubring.workers.horovod.world.lifecycle import gloo_built as gloo_built
+from hubring.workers.horovod.world.lifecycle import gloo_enabled as gloo_enabled
+from hubring.workers.horovod.world.lifecycle import init as init
+from hubring.workers.horovod.world.lifecycle import is_homogeneous as is_homogeneous
+from hubring.workers.horovod.world.lifecycle import is_initialized as is_initialized
+from hubring.workers.horovod.world.lifecycle import local_rank as local_rank
+from hubring.workers.horovod.world.lifecycle import local_size as local_size
+from hubring.workers.horovod.world.lifecycle import mpi_built as mpi_built
+from hubring.workers.horovod.world.lifecycle import mpi_enabled as mpi_enabled
+from hubring.workers.horovod.world.lifecycle import mpi_threads_supported as mpi_threads_supported
+from hubring.workers.horovod.world.lifecycle import nccl_built as nccl_built
+from hubring.workers.horovod.world.lifecycle import rank as rank
+from hubring.workers.horovod.world.lifecycle import rocm_built as rocm_built
+from hubring.workers.horovod.world.lifecycle import shutdown as shutdown
+from hubring.workers.horovod.world.lifecycle import size as size
+from hubring.workers.horovod.world.lifecycle import start_timeline as start_timeline
+from hubring.workers.horovod.world.lifecycle import stop_timeline as stop_timeline
+from hubring.workers.horovod.world.world import ProcessSet as ProcessSet
+from hubring.workers.horovod.world.world import add_process_set as add_process_set
+from hubring.workers.horovod.world.world import global_process_set as global_process_set
+from hubring.workers.horovod.world.world import remove_process_set as remove_process_set
 
 _basics = HorovodBasics()
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(_basics)
-
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "HorovodAllgather",
-    "HorovodAllreduce",
-    "HorovodAlltoall",
-    "HorovodBasics",
-    "HorovodBroadcast",
-    "HorovodGroupedAllgather",
-    "HorovodGroupedAllreduce",
-    "HorovodGroupedReducescatter",
-    "HorovodInternalError",
-    "HorovodReducescatter",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "_basics",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "ccl_built",
-    "check_installed_version",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "get_average_backwards_compatibility_fun",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "gpu_available",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "num_rank_is_power_2",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
-]

@@ -15,9 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hubring.workers.horovod.collectives.allgather import allgather_async
 from hubring.workers.horovod.collectives.allreduce import allreduce_async
-from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.reduce_ops import Sum
-from hubring.workers.horovod.world.ranks import size
+from hubring.workers.horovod.collectives.operation import Sum, synchronize
+from hubring.workers.horovod.world.lifecycle import size
 
 Tensor = torch.Tensor
 

@@ -1,1 +1,1 @@
-"""Reads the environment variables of each launcher family; `placement` chooses among the families."""
+"""Reads the variables of each launcher that Hubring knows; `placement` chooses among the launchers."""

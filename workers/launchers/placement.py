@@ -12,13 +12,24 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.launchers.containers import COMPOSE, KUBERNETES, ordinal
-from hubring.workers.launchers.launcher_number import Environment, Family, Reading
-from hubring.workers.launchers.mpi import MPICH, OPEN_MPI, PMIX
-from hubring.workers.launchers.slurm import SLURM
-from hubring.workers.launchers.torchrun import OURS, OWN, TORCHRUN, bare
+from hubring.workers.launchers.known_launchers import (
+    COMPOSE,
+    HUBRING,
+    KUBERNETES,
+    LAUNCHER_VARIABLE,
+    MPICH,
+    OPEN_MPI,
+    PMIX,
+    SLURM,
+    TORCHRUN,
+    Environment,
+    LauncherFamily,
+    LauncherNumber,
+    pod_number,
+    rank_variables,
+)
 
-FAMILIES: tuple[Family, ...] = (OWN, TORCHRUN, OPEN_MPI, MPICH, PMIX, SLURM, KUBERNETES, COMPOSE)
+FAMILIES: tuple[LauncherFamily, ...] = (HUBRING, TORCHRUN, OPEN_MPI, MPICH, PMIX, SLURM, KUBERNETES, COMPOSE)
 """Innermost launcher first."""
 
 
@@ -47,7 +58,7 @@ class Placement:
     nodes: int | None = None
     restart: int = 0
     launcher: str = "shell"
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[LauncherNumber, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -82,7 +93,7 @@ def detect(
     launcher, readings = _launcher(environment)
     readings = [*_given(rank, world_size, local_rank), *readings]
     if not any(reading.field == "rank" for reading in readings):
-        number = ordinal(environment, hostname)
+        number = pod_number(environment, hostname)
         if number is not None:
             launcher, readings = KUBERNETES.name, [*readings, number]
     _check_agreement(readings)
@@ -106,27 +117,27 @@ def absent(environment: Environment) -> Mapping[str, tuple[str, ...]]:
     }
 
 
-def _given(rank: int | None, world_size: int | None, local_rank: int | None) -> list[Reading]:
+def _given(rank: int | None, world_size: int | None, local_rank: int | None) -> list[LauncherNumber]:
     flags = (("rank", "--rank", rank), ("size", "--world-size", world_size))
     return [
-        Reading(field, value, f"{flag} {value}")
+        LauncherNumber(field, value, f"{flag} {value}")
         for field, flag, value in (*flags, ("local_rank", "--local-rank", local_rank))
         if value is not None
     ]
 
 
-def _launcher(environment: Environment) -> tuple[str, list[Reading]]:
+def _launcher(environment: Environment) -> tuple[str, list[LauncherNumber]]:
     """Returns the innermost launcher's name and numbers, with those of the RANK variables."""
     for family in FAMILIES:
         if family.started(environment):
-            name = environment[OURS] if family is OWN else family.name
+            name = environment[LAUNCHER_VARIABLE] if family is HUBRING else family.name
             found = family.read(environment)
-            return name, found if family in (OWN, TORCHRUN) else [*bare(environment), *found]
-    found = bare(environment)
+            return name, found if family in (HUBRING, TORCHRUN) else [*rank_variables(environment), *found]
+    found = rank_variables(environment)
     return ("environment" if found else "shell"), found
 
 
-def _check_agreement(readings: Sequence[Reading]) -> None:
+def _check_agreement(readings: Sequence[LauncherNumber]) -> None:
     for one, other in combinations(readings, 2):
         if one.field == other.field and one.value != other.value:
             raise ConfigError(
@@ -135,7 +146,7 @@ def _check_agreement(readings: Sequence[Reading]) -> None:
             )
 
 
-def _placement(launcher: str, readings: Sequence[Reading]) -> Placement:
+def _placement(launcher: str, readings: Sequence[LauncherNumber]) -> Placement:
     found = {reading.field: reading.value for reading in readings}
     rank, local_size = found.get("rank"), found.get("local_size", 1)
     return Placement(
@@ -152,7 +163,7 @@ def _placement(launcher: str, readings: Sequence[Reading]) -> Placement:
     )
 
 
-def _check_ranges(readings: Sequence[Reading]) -> None:
+def _check_ranges(readings: Sequence[LauncherNumber]) -> None:
     for field, limit in (("rank", "size"), ("local_rank", "local_size")):
         low = _find(readings, field)
         high = _find(readings, limit)
@@ -167,7 +178,7 @@ def _check_ranges(readings: Sequence[Reading]) -> None:
             )
 
 
-def _find(readings: Sequence[Reading], field: str) -> Reading | None:
+def _find(readings: Sequence[LauncherNumber], field: str) -> LauncherNumber | None:
     return next((reading for reading in readings if reading.field == field), None)
 
 

@@ -15,19 +15,19 @@ from typing import NamedTuple
 import cloudpickle
 
 from hubring.ps.config.environment import export
-from hubring.ps.job.job import Reason
-from hubring.ps.process.end_with_parent import follow
+from hubring.ps.job.outcome import LeaveReason
+from hubring.ps.process.launch import end_with_parent
 from hubring.workers.runtime import context
 
 
-class Circumstances(NamedTuple):
+class CallerContext(NamedTuple):
     """The caller's `sys.path`, and the environment variables to set."""
 
     path: list[str]
     variables: dict[str, str]
 
 
-class Answer(NamedTuple):
+class CallAnswer(NamedTuple):
     """How a call ended.
 
     Attributes:
@@ -43,17 +43,16 @@ class Answer(NamedTuple):
 
 def answer(pipe: Connection) -> None:
     """Receives the circumstances, which are needed to unpickle the call, then the call; sends the answer."""
-    there = Circumstances(*pipe.recv())
-    sys.path[:] = there.path
-    export(there.variables)
+    sys.path[:], variables = CallerContext(*pipe.recv())
+    export(variables)
     try:
         function, args, kwargs = cloudpickle.loads(pipe.recv_bytes())
         result = function(*args, **kwargs)
-        sent = cloudpickle.dumps(tuple(Answer(True, result, _joined())))
+        sent = cloudpickle.dumps(tuple(CallAnswer(True, result, _joined())))
         context.shutdown()
     except BaseException as error:
-        sent = cloudpickle.dumps(tuple(Answer(False, traceback.format_exc(), _joined())))
-        context.shutdown(Reason.FAILED, str(error))
+        sent = cloudpickle.dumps(tuple(CallAnswer(False, traceback.format_exc(), _joined())))
+        context.shutdown(LeaveReason.FAILED, str(error))
     pipe.send_bytes(sent)
 
 
@@ -62,5 +61,5 @@ def _joined() -> bool:
 
 
 if __name__ == "__main__":
-    follow(int(sys.argv[2]))
+    end_with_parent(int(sys.argv[2]))
     answer(Connection(int(sys.argv[1])))

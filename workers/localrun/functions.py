@@ -15,13 +15,11 @@ import cloudpickle
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
-from hubring.ps.process.child import Child
-from hubring.ps.process.children import Children
-from hubring.ps.process.command import module_command
-from hubring.ps.process.end_with_parent import PARENT
-from hubring.workers.localrun.call import Answer, Circumstances
-from hubring.workers.localrun.server import Server
-from hubring.workers.localrun.settings import Settings, settle
+from hubring.ps.process.child import Child, Children
+from hubring.ps.process.launch import PARENT_VARIABLE, module_command
+from hubring.workers.localrun.call import CallAnswer, CallerContext
+from hubring.workers.localrun.server import LocalServer
+from hubring.workers.localrun.settings import LocalJobSettings, settle
 from hubring.workers.localrun.team import OUTPUTS, folder_of
 
 T = TypeVar("T")
@@ -75,7 +73,7 @@ def launch(
 def call(
     task: Task[T],
     size: int,
-    settings: Settings,
+    settings: LocalJobSettings,
     *,
     timeout: float,
     verbose: bool = False,
@@ -99,8 +97,8 @@ def call(
         ServerUnreachable: The server did not start.
         RuntimeError: A worker failed. The message holds its rank and its traceback.
     """
-    inherited = {**environment(), PARENT: str(os.getpid())}
-    with Server(size, settings.server_words, inherited, verbose=verbose, timeout=timeout) as server:
+    inherited = {**environment(), PARENT_VARIABLE: str(os.getpid())}
+    with LocalServer(size, settings.server_words, inherited, verbose=verbose, timeout=timeout) as server:
         job = {**settings.worker_variables, "PS_SERVER": server.address, "PS_WORLD_SIZE": str(size)}
         with Children[_Caller]() as callers:
             for rank in range(size):
@@ -134,12 +132,12 @@ class _Caller(Child):
         """
         call = cloudpickle.dumps(task)
         try:
-            self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
+            self.pipe.send(tuple(CallerContext(list(sys.path), variables)))
             self.pipe.send_bytes(call)
         except OSError as cause:
             raise self._gone() from cause
 
-    def answer(self) -> Answer:
+    def answer(self) -> CallAnswer:
         """Receives the answer.
 
         Raises:
@@ -149,7 +147,7 @@ class _Caller(Child):
             came = self.pipe.recv_bytes()
         except (EOFError, OSError) as cause:  # OSError: it ended before it read all of the call
             raise self._gone() from cause
-        found = Answer(*cloudpickle.loads(came))
+        found = CallAnswer(*cloudpickle.loads(came))
         if not found.well:
             raise RuntimeError(f"{self.name} failed:\n{found.result}")
         return found
@@ -163,13 +161,13 @@ class _Caller(Child):
         self.pipe.close()
 
 
-def _collect(callers: Sequence[_Caller]) -> list[Answer]:
+def _collect(callers: Sequence[_Caller]) -> list[CallAnswer]:
     """Returns the answers of all workers. The first failure ends the others.
 
     After the answers, the workers have `END_SECONDS` to end. A thread that a function started may never end.
     """
     waiting = {caller.pipe: caller for caller in callers}
-    answers: dict[int, Answer] = {}
+    answers: dict[int, CallAnswer] = {}
     while waiting:
         for pipe in wait(list(waiting)):
             assert isinstance(pipe, Connection)

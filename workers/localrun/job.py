@@ -16,18 +16,21 @@ import typer
 from hubring.ps.config.environment import environment
 from hubring.ps.config.sources import server_origins
 from hubring.ps.core.errors import Preempted, UsageError
-from hubring.ps.process.child import Child
-from hubring.ps.process.children import passing_on
-from hubring.ps.process.command import module_command
-from hubring.ps.process.end_with_parent import PARENT
-from hubring.workers.launchers.torchrun import OURS, place_variables
-from hubring.workers.localrun import host
-from hubring.workers.localrun.report import Report
-from hubring.workers.localrun.script_command import ScriptCommand
-from hubring.workers.localrun.server import Server
-from hubring.workers.localrun.settings import Settings, settle
-from hubring.workers.localrun.supervisor import Ending, Supervisor
-from hubring.workers.localrun.team import Patience, Team, Verdict
+from hubring.ps.process.child import Child, passing_on
+from hubring.ps.process.launch import PARENT_VARIABLE, module_command
+from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, place_variables
+from hubring.workers.localrun import command_line
+from hubring.workers.localrun.command_line import ScriptCommand
+from hubring.workers.localrun.server import LocalServer
+from hubring.workers.localrun.settings import LocalJobSettings, settle
+from hubring.workers.localrun.supervisor import (
+    AttemptEnd,
+    FailurePolicy,
+    FailureResponse,
+    JobReport,
+    Supervisor,
+)
+from hubring.workers.localrun.team import LocalTeam
 
 RESTARTS = 3
 """How many workers elastic training restarts if --reset-limit is not set; and how many restarts of a job."""
@@ -107,7 +110,9 @@ class LocalJob:
         Raises:
             UsageError: The hosts have too few slots, or are other machines.
         """
-        room = host.room(self.hosts, self.hostfile, self.host_discovery_script, self.slots_per_host or 1)
+        room = command_line.host_slots(
+            self.hosts, self.hostfile, self.host_discovery_script, self.slots_per_host or 1
+        )
         if room is not None and self.num_proc is not None and self.num_proc > room:
             raise UsageError(
                 f"-np {self.num_proc}: the hosts have only {room} slot(s); add slots, or reduce -np"
@@ -137,14 +142,14 @@ class LocalJob:
         patience = self._patience(size)
         if patience is not None and settings.topology == "ring":
             settings.worker["min_workers"] = patience.least
-        report = Report(size, settings)
+        report = JobReport(size, settings)
         report.starting()
         most = self.restarts
         if most is None:
             most = RESTARTS if settings.checkpoints is not None else 0
         supervisor = Supervisor(most, settings.checkpoints, report)
 
-        def attempt() -> Ending:
+        def attempt() -> AttemptEnd:
             fresh = None if patience is None else replace(patience)
             return self._attempt(size, command, settings, fresh, supervisor, report)
 
@@ -157,23 +162,23 @@ class LocalJob:
         self,
         size: int,
         command: ScriptCommand,
-        settings: Settings,
-        patience: Patience | None,
+        settings: LocalJobSettings,
+        patience: FailurePolicy | None,
         supervisor: Supervisor,
-        report: Report,
-    ) -> Ending:
+        report: JobReport,
+    ) -> AttemptEnd:
         """Starts the server and the workers, and waits for their end."""
         flags, limit, causes = settings.server_words, self.start_timeout, list[str]()
-        with Server(size, flags, _variables(), verbose=self.verbose, timeout=limit) as server:
+        with LocalServer(size, flags, _variables(), verbose=self.verbose, timeout=limit) as server:
             if self.page and not self.verbose:
                 report.page(server.banner)
             words = [*_program(command, server.address, settings), *command.words]
             places = [self._place(rank, size, command) for rank in range(size)]
-            team = Team([words] * size, places, self.output_filename, patience, server.process)
+            team = LocalTeam([words] * size, places, self.output_filename, patience, server.process)
 
-            def fail(child: Child, verdict: Verdict) -> None:
+            def fail(child: Child, verdict: FailureResponse) -> None:
                 causes.append(f"{child.name} {child.ended}")
-                restarts = verdict is Verdict.END and supervisor.restarts_after(child.exit_code())
+                restarts = verdict is FailureResponse.END and supervisor.restarts_after(child.exit_code())
                 if not restarts:
                     report.failure(team.say, child, verdict)
                 elif child.exit_code() != Preempted.exit_code:
@@ -186,9 +191,11 @@ class LocalJob:
             # If no worker joined, the server still waits for the first.
             if code not in (0, Preempted.exit_code) or not team.results:
                 server.end(0.0)
-        return Ending(code, causes[-1] if causes else "", team.asked, team.results)
+        if not causes and code in (0, Preempted.exit_code):
+            code = report.server_end(server, code, team.results, supervisor.newest_step())
+        return AttemptEnd(code, causes[-1] if causes else "", team.asked, team.results)
 
-    def _patience(self, size: int) -> Patience | None:
+    def _patience(self, size: int) -> FailurePolicy | None:
         least, most = self.min_num_proc or size, self.max_num_proc or size
         if not 1 <= least <= size <= most:
             raise UsageError(
@@ -200,11 +207,15 @@ class LocalJob:
         if most > size:
             print(f"ps-run: --max-num-proc {most}: ps-run starts at most -np {size} workers", file=sys.stderr)
         restarts = RESTARTS if self.reset_limit is None else self.reset_limit
-        return Patience(least, restarts, pause=PAUSE_SECONDS)
+        return FailurePolicy(least, restarts, pause=PAUSE_SECONDS)
 
     def _place(self, rank: int, size: int, command: ScriptCommand) -> dict[str, str]:
         """Returns all environment variables of a worker."""
-        variables = {**_variables(), **place_variables(rank, size, rank, size, 0), OURS: "ps-run"}
+        variables = {
+            **_variables(),
+            **place_variables(rank, size, rank, size, 0),
+            LAUNCHER_VARIABLE: "ps-run",
+        }
         variables["PYTHONUNBUFFERED"] = "1"  # otherwise the last lines before a crash are lost
         if command.safe_path:
             variables["PYTHONSAFEPATH"] = "1"
@@ -220,7 +231,7 @@ class LocalJob:
 def _variables() -> dict[str, str]:
     """Returns the environment variables of the server and the workers, which `ps-run` restarts itself."""
     inherited = {name: text for name, text in environment().items() if name != RESTARTS_VARIABLE}
-    return {**inherited, PARENT: str(os.getpid())}
+    return {**inherited, PARENT_VARIABLE: str(os.getpid())}
 
 
 def _without_loss(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -229,7 +240,7 @@ def _without_loss(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return given if chosen else {**given, "on_loss": "wait"}
 
 
-def _program(command: ScriptCommand, server: str, settings: Settings) -> list[str]:
+def _program(command: ScriptCommand, server: str, settings: LocalJobSettings) -> list[str]:
     """Returns the command line of a worker, up to the script."""
     flags = ["--server", server, "--as-horovod", *settings.worker_words]
     flags += ["--module"] if command.is_module else []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from subprocess import DEVNULL
 from tempfile import TemporaryDirectory
 from types import TracebackType
+from typing import Any
 
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, HubringError, ServerUnreachable, UsageError
 from hubring.ps.process.child import Child
-from hubring.ps.process.command import module_command
+from hubring.ps.process.launch import module_command
 
 LOOK_SECONDS = 0.05
 _KINDS: Mapping[int, type[HubringError]] = {kind.exit_code: kind for kind in (ConfigError, UsageError)}
@@ -19,7 +21,7 @@ GRACE_SECONDS = 20.0
 """How long the server has to end by itself after the job."""
 
 
-class Server:
+class LocalServer:
     """Runs `ps-server start --once` on this machine; leaving the `with` block ends the server.
 
     Args:
@@ -32,6 +34,8 @@ class Server:
     Attributes:
         address: Address of the server.
         process: The server's process.
+        steps: The steps that its job had completed when it ended; 0 if it printed no result.
+        overdue: Whether it did not end in time, and was killed.
 
     Raises:
         ConfigError: The server refused its settings. The message holds its log, or with `verbose` its last
@@ -52,15 +56,16 @@ class Server:
     ) -> None:
         self._folder = TemporaryDirectory(prefix="ps-run-")
         self._log = Path(self._folder.name) / "server.err"
+        self._out = Path(self._folder.name) / "server.out"
+        self.steps, self.overdue = 0, False
         where = Path(self._folder.name) / "address"
         command = module_command(
             "hubring.ps.cli", "start", "--port", "0", "--once", "--workers", str(workers)
         )
         command += ["--address-file", str(where), *flags]
-        with self._log.open("wb") as log:
-            # The server's last line matters only if the start fails: then it holds the error.
-            outputs = (log, None) if verbose else (DEVNULL, log)
-            self.process = Child("the server", command, environment, stdout=outputs[0], stderr=outputs[1])
+        with self._log.open("wb") as log, self._out.open("wb") as out:
+            errors = None if verbose else log
+            self.process = Child("the server", command, environment, stdout=out, stderr=errors)
         try:
             self.address = self._await(where, timeout)
         except BaseException:
@@ -69,10 +74,10 @@ class Server:
 
     @property
     def banner(self) -> str:
-        """What the server printed so far; empty with `verbose`."""
+        """What the server logged so far; empty with `verbose`."""
         return self._log.read_text(errors="replace")
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> LocalServer:
         return self
 
     def __exit__(
@@ -83,7 +88,12 @@ class Server:
     def end(self, patience: float | None) -> None:
         """Waits `patience` seconds (None: without limit) until the server ends, then stops it."""
         if not self.process.wait(patience):
-            self.process.stop(GRACE_SECONDS)
+            self.process.ask_to_stop()
+            self.overdue = not self.process.wait(GRACE_SECONDS)
+            if self.overdue:
+                self.process.kill()
+        if self._out.exists():
+            self.steps = int(_last_line(self._out).get("steps", 0))
         self._folder.cleanup()
 
     def kill(self) -> None:
@@ -94,9 +104,17 @@ class Server:
         deadline = time.monotonic() + timeout
         while not where.exists():
             if self.process.wait(LOOK_SECONDS):
-                text = self.banner or f"it {self.process.ended}, with an empty log"
+                text = self.banner or self._out.read_text() or f"it {self.process.ended}, with an empty log"
                 kind = _KINDS.get(self.process.exit_code(), ServerUnreachable)
                 raise kind(f"the server did not start:\n{text}")
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"the server did not start within {timeout:g} s (--start-timeout)")
         return where.read_text().strip()
+
+
+def _last_line(out: Path) -> dict[str, Any]:
+    """Returns the server's result; empty if it printed none."""
+    with contextlib.suppress(ValueError, IndexError):
+        result: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
+        return result
+    return {}

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS
-from hubring.ps.config.options import options
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.config.settings import flag, refuse_unknown
+from hubring.ps.config.settings import flag_words, refuse_unknown
 from hubring.ps.config.sources import load_server, load_worker
+from hubring.ps.config.terminal import options
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.security.access import check
-from hubring.ps.security.policy import Role
+from hubring.ps.security.access import check_token_file
+from hubring.ps.security.guard import Role
 
 SERVER = (
     *("shards", "mode", "staleness", "backup", "nonfinite", "on_loss", "lease", "slice_bytes", "device"),
@@ -33,7 +33,7 @@ def setting_options() -> Iterator[Parameter]:
     yield from chain(options(WorkerConfig, WORKER), options(ServerConfig, SERVER))
 
 
-class Settings(NamedTuple):
+class LocalJobSettings(NamedTuple):
     """Settings by field name, checked.
 
     Attributes:
@@ -53,12 +53,12 @@ class Settings(NamedTuple):
     @property
     def server_words(self) -> list[str]:
         """The settings of the server as flags."""
-        return _words(self.server)
+        return flag_words(self.server)
 
     @property
     def worker_words(self) -> list[str]:
         """The settings of a worker as flags."""
-        return _words(self.worker)
+        return flag_words(self.worker)
 
     @property
     def worker_variables(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class Settings(NamedTuple):
         return {f"PS_{name.upper()}": _text(value) for name, value in self.worker.items()}
 
 
-def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) -> Settings:
+def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) -> LocalJobSettings:
     """Sorts settings into those of the server and those of the workers, and checks all.
 
     Args:
@@ -84,8 +84,10 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
     config = load_worker({**worker, "server": _NO_ADDRESS}, environment=variables)
     server = _chosen(given, SERVER)
     workers_save = config.topology == "ring" or config.aggregate
+    # Also on a hub, which leaves this to the workers where it can only average.
+    worker |= {name: server[name] for name in _OF_BOTH if name in server}
     if workers_save:
-        worker |= {name: server.pop(name) for name in _OF_BOTH if name in server}
+        server = {name: value for name, value in server.items() if name not in _OF_BOTH}
     hub = load_server({**server, "workers": size, "port": 0}, environment=variables)
     if hub.standby:
         raise ConfigError(
@@ -93,23 +95,16 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
             " from the last checkpoint. Unset PS_STANDBY, or use ps-server start --standby 1 and ps-worker"
         )
     for file in (hub.token_file, config.token_file):
-        check(file, Role.WORKER)
+        check_token_file(file, Role.WORKER)
     checkpoints = hub.checkpoint_dir
     if workers_save:
         folder = worker.get("checkpoint_dir", config.checkpoint_dir)
         checkpoints = Path(folder) / OF_WORKERS if folder is not None else None
-    return Settings(server, worker, hub.mode, config.topology, checkpoints)
+    return LocalJobSettings(server, worker, hub.mode, config.topology, checkpoints)
 
 
 def _chosen(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: given[name] for name in names if given.get(name) is not None}
-
-
-def _words(settings: Mapping[str, Any]) -> list[str]:
-    words = []
-    for name, value in settings.items():
-        words += [flag(name)] if value is True else [flag(name), str(value)]
-    return words
 
 
 def _text(value: Any) -> str:

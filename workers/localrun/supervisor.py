@@ -1,4 +1,4 @@
-"""Starts a job again from its newest checkpoint after it lost a process.
+"""What a job does after a failure: it continues, or starts again from its newest checkpoint. What it prints.
 
 Law: only a loss restarts a job (`ps/process/restarts.py`), and never a request to stop. A checkpoint
 of a later step is progress: it allows all restarts again.
@@ -6,19 +6,175 @@ of a later step is progress: it allows all restarts again.
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any, NamedTuple
 
-from hubring.ps.checkpoint.checkpoint_folder import newest_step
-from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.process.children import passing_on
-from hubring.ps.process.restarts import Restarts, helps, wait
-from hubring.workers.localrun.report import Report
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, newest_step
+from hubring.ps.core.errors import HubringError, Preempted, ServerUnreachable
+from hubring.ps.process.child import Child, passing_on
+from hubring.ps.process.restarts import Restarts, restart_helps, wait_to_restart
+from hubring.workers.localrun.server import LocalServer
+from hubring.workers.localrun.settings import LocalJobSettings
+
+MOST_METRICS = 4
+_STOPPED = {Preempted.exit_code: "stopped on request", 128 + SIGINT: "interrupted"}
 
 
-class Ending(NamedTuple):
+class FailureResponse(StrEnum):
+    """What happens to a job when a worker fails."""
+
+    RESTART = "restarting it"
+    WITHOUT = "continuing without it"
+    END = "stopping the other workers"
+
+
+@dataclass
+class FailurePolicy:
+    """How many failures a job survives; by default none.
+
+    Attributes:
+        least: Number of workers that training needs.
+        restarts: Number of restarts that are left.
+        pause: Seconds until the rank of a lost worker is free.
+    """
+
+    least: int
+    restarts: int = 0
+    pause: float = 0.0
+
+    def verdict(self, running: int, finished: int) -> FailureResponse:
+        """Decides what to do about one more failure.
+
+        Args:
+            running: Other workers that run. Without any, no worker has the state that a new worker needs.
+            finished: Other workers that finished. After the first, no worker can join.
+        """
+        if self.restarts and running and not finished:
+            self.restarts -= 1
+            return FailureResponse.RESTART
+        return FailureResponse.WITHOUT if running + finished >= self.least else FailureResponse.END
+
+
+class JobReport:
+    """Prints the lines of one job.
+
+    Args:
+        size: Number of workers.
+        settings: The job's settings.
+    """
+
+    def __init__(self, size: int, settings: LocalJobSettings) -> None:
+        self._size, self._settings = size, settings
+        self._began = time.monotonic()
+
+    def starting(self) -> None:
+        """Prints what starts. Call it first: server and workers need seconds to import torch."""
+        topology, mode = self._settings.topology, self._settings.mode
+        how = topology if topology == "ring" else f"{topology}, {mode}"
+        _print(f"starting 1 server, {_workers(self._size)} ({how})")
+
+    def page(self, banner: str) -> None:
+        """Prints the address of the status page, which the server's banner holds."""
+        for line in banner.splitlines():
+            name, _, address = line.strip().partition(" ")
+            if name == "page":
+                _print(f"status page: {address.strip()}")
+
+    def failure(self, say: Callable[[str], None], child: Child, verdict: FailureResponse) -> None:
+        """Prints that a worker or the server failed, and what happens next."""
+        say(f"ps-run: {child.name} {child.ended}; {verdict}")
+
+    def restart(self, cause: str, pause: float, left: int, start: str) -> None:
+        """Prints that the job starts again.
+
+        Args:
+            cause: What ended it, as a clause.
+            pause: Seconds until the restart.
+            left: How many more restarts are allowed without a newer checkpoint.
+            start: Where the job starts, in words.
+        """
+        _print(f"{cause}; restarting the job in {pause:g} s {start} ({_count(left, 'restart')} left)")
+
+    def server_end(self, server: LocalServer, code: int, results: Mapping[int, object], newest: int) -> int:
+        """Prints how the server ended if that was not well, and what it lost; returns the job's exit code.
+
+        A worker with a result has heard how its job ended, so 0 includes the last checkpoint.
+
+        Args:
+            server: The server, which has ended.
+            code: What the workers ended with: they finished, or stopped on request.
+            results: The workers' results.
+            newest: The step of the newest checkpoint; -1 without one.
+        """
+        saved = f"the newest checkpoint is of step {newest}" if newest >= 0 else "there is no checkpoint"
+        lost = not results and self._settings.checkpoints is not None and server.steps > max(newest, 0)
+        if server.overdue:
+            _print(f"the server did not end in time and was killed; {saved}")
+        elif lost:
+            _print(f"the workers ended without leaving the job, at step {server.steps}; {saved}")
+        elif not code and server.process.exit_code() not in (0, Preempted.exit_code):
+            _print(f"the server {server.process.ended}; {saved}")
+            return server.process.exit_code()
+        return code or (HubringError.exit_code if lost or (server.overdue and not results) else 0)
+
+    def final(self, restarts: int, *, saves: bool) -> None:
+        """Prints why a job that lost a process does not start again."""
+        if restarts:
+            _print(f"no restart is left after {restarts}; --restarts N sets their number")
+        elif not saves:
+            _print("the job is lost; with --checkpoint-dir DIR it starts again from its last checkpoint")
+
+    def end(self, code: int, results: Mapping[int, Mapping[str, Any]], restarts: int) -> None:
+        """Prints the summary.
+
+        Args:
+            code: The job's exit code.
+            results: Rank to the worker's result; workers that did not join are missing.
+            restarts: How often the job was restarted.
+        """
+        seconds = time.monotonic() - self._began
+        steps = sorted({result["steps"] for result in results.values()})
+        done = f" {'-'.join(map(str, [*steps[:1], *steps[1:][-1:]]))} steps" if steps else ""
+        took = f"{seconds:.1f} s" + (f" with {_count(restarts, 'restart')}" if restarts else "")
+        if not code:
+            _print(f"{_workers(self._size)} finished{done} in {took}{_metrics(results)}")
+        elif code in _STOPPED:
+            _print(f"{_STOPPED[code]} after{done or ' 0 steps'} and {took} (exit code {code})")
+        else:
+            _print(f"failed after {took} (exit code {code})")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _workers(count: int) -> str:
+    return _count(count, "worker")
+
+
+def _metrics(results: Mapping[int, Mapping[str, Any]]) -> str:
+    """Returns what the lowest rank reported last."""
+    if not results:
+        return ""
+    rank = min(results)
+    metrics = list(results[rank]["metrics"].items())[:MOST_METRICS]
+    shown = ", ".join(
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics
+    )
+    return f"; rank {rank}: {shown}" if shown else ""
+
+
+def _print(text: str) -> None:
+    print(f"ps-run: {text}", file=sys.stderr, flush=True)
+
+
+class AttemptEnd(NamedTuple):
     """How one attempt at a job ended.
 
     Attributes:
@@ -43,11 +199,11 @@ class Supervisor:
         report: Prints each restart.
     """
 
-    def __init__(self, most: int, folder: Path | None, report: Report) -> None:
+    def __init__(self, most: int, folder: Path | None, report: JobReport) -> None:
         self._restarts = Restarts(most)
         self._folder = folder
         self._report = report
-        self._step = self._newest_step()
+        self._step = self.newest_step()
 
     @property
     def restarts(self) -> int:
@@ -56,12 +212,12 @@ class Supervisor:
 
     def restarts_after(self, code: int) -> bool:
         """Returns whether a job that ends now with this exit code starts again."""
-        if (step := self._newest_step()) > self._step:
+        if (step := self.newest_step()) > self._step:
             self._step = step
             self._restarts.note_progress()
-        return helps(code) and self._restarts.left > 0
+        return restart_helps(code) and self._restarts.left > 0
 
-    def run(self, attempt: Callable[[], Ending]) -> Ending:
+    def run(self, attempt: Callable[[], AttemptEnd]) -> AttemptEnd:
         """Runs the job, again after each loss.
 
         Args:
@@ -76,22 +232,24 @@ class Supervisor:
             except ServerUnreachable as error:
                 if not self.restarts_after(error.exit_code):
                     raise
-                ending = Ending(error.exit_code, str(error))
+                ending = AttemptEnd(error.exit_code, str(error))
             if ending.asked or not self.restarts_after(ending.code):
-                if helps(ending.code) and not ending.asked:
+                if restart_helps(ending.code) and not ending.asked:
                     self._report.final(self.restarts, saves=self._folder is not None)
                 return ending
             pause = self._restarts.next_pause()
             self._report.restart(ending.cause, pause, self._restarts.left, self._start())
             signals: list[int] = []
             with passing_on((SIGINT, SIGTERM), signals.append):
-                stopped = wait(pause, signals)
+                stopped = wait_to_restart(pause, signals)
             if stopped:
-                return Ending(stopped, asked=True)
+                return AttemptEnd(stopped, asked=True)
 
-    def _newest_step(self) -> int:
-        step = newest_step(self._folder) if self._folder is not None else None
-        return -1 if step is None else step
+    def newest_step(self) -> int:
+        """Returns the step of the job's newest checkpoint; -1 without one."""
+        folders = [] if self._folder is None else [self._folder, self._folder / OF_WORKERS]
+        steps = map(newest_step, folders)
+        return max((step for step in steps if step is not None), default=-1)
 
     def _start(self) -> str:
         """Returns where the next attempt starts, in words."""

@@ -6,28 +6,24 @@ what happened to another one, whose exit code then counts.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from signal import SIGPIPE, SIGTERM
 from subprocess import DEVNULL, PIPE
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from hubring.ps.core.errors import Preempted
-from hubring.ps.process.child import Child
-from hubring.ps.process.children import Children, first_ended
-from hubring.ps.process.output import Output
+from hubring.ps.process.child import Child, Children, first_ended
+from hubring.ps.process.output import ChildOutput, SharedScreen, drop_output
 from hubring.ps.process.restarts import LOST
-from hubring.ps.process.screen import Screen, drop
-from hubring.workers.localrun import stdin
+from hubring.workers.localrun.supervisor import FailurePolicy, FailureResponse
 
 OUTPUTS = ("stdout", "stderr")
 WATCH_SECONDS = 0.2
@@ -37,7 +33,11 @@ QUIT_SECONDS = 5.0
 CAUSE_SECONDS = 5.0
 """How long a worker that explains the end of another one has to end."""
 SERVERLESS_SECONDS = 20.0
-"""How long the workers have to end after a server that failed. It has told them why."""
+"""How long the workers have to end after a server that failed, or that ended after a signal to stop. They
+have its reason, or are stuck in a call that lets no other thread run, so that the server lost them."""
+TERMINAL_SECONDS = 0.5
+"""How often to look whether this process is in the foreground again."""
+CHUNK_BYTES = 4096
 HEAR_SECONDS, LOOK_SECONDS = 5.0, 0.1
 """Seconds to wait for the rest of the output of ended workers: for all together, and at least for each."""
 
@@ -51,7 +51,7 @@ def folder_of(outputs: Path | str | None, rank: int, size: int) -> Path | None:
     return folder
 
 
-class Worker(Child):
+class LocalWorker(Child):
     """One worker process and its outputs.
 
     Args:
@@ -69,14 +69,14 @@ class Worker(Child):
         command: Sequence[str],
         environment: Mapping[str, str],
         folder: Path | None,
-        screens: Sequence[Screen],
+        screens: Sequence[SharedScreen],
         source: int | None,
     ) -> None:
         super().__init__(f"rank {rank}", command, environment, stdin=source, stdout=PIPE, stderr=PIPE)
         self.rank = rank
         pipes = zip(OUTPUTS, (self.stdout, self.stderr), screens, strict=True)
         self._outputs = [
-            Output(
+            ChildOutput(
                 pipe,
                 screen,
                 f"[{rank}]<{name}>:",
@@ -91,54 +91,12 @@ class Worker(Child):
 
         The result is empty if the last line of the worker's output is not one.
         """
-        shown, result = self._outputs[0], {}
         for output in self._outputs:
             output.join(seconds)
-        last = shown.join(0.0)
-        with contextlib.suppress(ValueError):
-            result = json.loads(last)
-        if last and "exit_code" not in result:  # a JSON line of the script
-            shown.show(last)
-            return {}
-        return result
+        return self._outputs[0].result(0.0)
 
 
-class Verdict(StrEnum):
-    """What happens to a job when a worker fails."""
-
-    RESTART = "restarting it"
-    WITHOUT = "continuing without it"
-    END = "stopping the other workers"
-
-
-@dataclass
-class Patience:
-    """How many failures a job survives; by default none.
-
-    Attributes:
-        least: Number of workers that training needs.
-        restarts: Number of restarts that are left.
-        pause: Seconds until the rank of a lost worker is free.
-    """
-
-    least: int
-    restarts: int = 0
-    pause: float = 0.0
-
-    def verdict(self, running: int, finished: int) -> Verdict:
-        """Decides what to do about one more failure.
-
-        Args:
-            running: Other workers that run. Without any, no worker has the state that a new worker needs.
-            finished: Other workers that finished. After the first, no worker can join.
-        """
-        if self.restarts and running and not finished:
-            self.restarts -= 1
-            return Verdict.RESTART
-        return Verdict.WITHOUT if running + finished >= self.least else Verdict.END
-
-
-class Team:
+class LocalTeam:
     """Runs the workers of a job, and waits for all of them.
 
     Args:
@@ -157,19 +115,19 @@ class Team:
         commands: Sequence[Sequence[str]],
         environments: Sequence[Mapping[str, str]],
         folder: Path | None = None,
-        patience: Patience | None = None,
+        patience: FailurePolicy | None = None,
         server: Child | None = None,
     ) -> None:
         self.results: dict[int, dict[str, Any]] = {}
         self._commands, self._environments, self._folder = commands, environments, folder
-        self._patience = patience or Patience(least=len(commands))
-        self._workers: Children[Worker] = Children()
-        self._running: list[Worker] = []
+        self._patience = patience or FailurePolicy(least=len(commands))
+        self._workers: Children[LocalWorker] = Children()
+        self._running: list[LocalWorker] = []
         self._server = server
         self._places: dict[int, float] = {}
         """Rank of each worker to restart, to the time at which the rank is free."""
         self._screens = _screens(self._lose_output)
-        self._stdin = stdin.source()
+        self._stdin = _stdin_of_rank_0()
         self._lost_output: OSError | None = None
         self._losing = Lock()
         self._asked = 0
@@ -206,7 +164,7 @@ class Team:
         for worker in self._workers.started:
             worker.kill()
 
-    def run(self, on_failure: Callable[[Child, Verdict], None]) -> int:
+    def run(self, on_failure: Callable[[Child, FailureResponse], None]) -> int:
         """Starts all workers and waits for them. Stops all if training cannot continue after a failure.
 
         Args:
@@ -232,16 +190,17 @@ class Team:
         )
         return os.EX_IOERR
 
-    def _supervise(self, on_failure: Callable[[Child, Verdict], None]) -> int:
+    def _supervise(self, on_failure: Callable[[Child, FailureResponse], None]) -> int:
         finished = failed = 0
         with self._workers:
             for rank in range(len(self._commands)):
                 self._start(rank)
             while self._running or self._places:
+                self._watch_stopping()
                 if time.monotonic() > self._quit_at:
                     return self._kill()
                 if (server := self._lost_server()) is not None:
-                    on_failure(server, Verdict.END)
+                    on_failure(server, FailureResponse.END)
                     return server.exit_code()
                 worker = first_ended(self._running, WATCH_SECONDS)
                 if worker is None:
@@ -256,18 +215,24 @@ class Team:
                     self._places.clear()
                     continue
                 verdict = self._patience.verdict(len(self._running), finished)
-                cause = self._cause(worker) if verdict is Verdict.END else worker
+                cause = self._cause(worker) if verdict is FailureResponse.END else worker
                 on_failure(cause, verdict)
-                if verdict is Verdict.END:
+                if verdict is FailureResponse.END:
                     return cause.exit_code()
-                if verdict is Verdict.RESTART:
+                if verdict is FailureResponse.RESTART:
                     self._places[worker.rank] = time.monotonic() + self._patience.pause
         return failed
+
+    def _watch_stopping(self) -> None:
+        """Counts the time of workers that stop and no longer react, once the server has given them up."""
+        ended = self._server is not None and self._server.code is not None
+        if ended and self._signals and self._quit_at == math.inf:
+            self._quit_at = time.monotonic() + SERVERLESS_SECONDS
 
     def _lost_server(self) -> Child | None:
         """Returns the server if the workers must stop because it failed.
 
-        A server that was killed told the workers nothing. One that exited with an error did.
+        A server that was killed sent the workers no reason. One that exited with an error did.
         """
         if self._server is None or self._signals or not self._server.code:
             return None
@@ -276,7 +241,7 @@ class Team:
         killed = self._server.code < 0
         return self._server if killed or time.monotonic() > self._serverless_at else None
 
-    def _cause(self, first: Worker) -> Child:
+    def _cause(self, first: LocalWorker) -> Child:
         """Returns the process whose end explains that of this worker."""
         deadline, ended = time.monotonic() + CAUSE_SECONDS, [first]
         others = list(self._running)
@@ -302,7 +267,9 @@ class Team:
     def _start(self, rank: int) -> None:
         folder = folder_of(self._folder, rank, len(self._commands))
         source = DEVNULL if rank else self._stdin
-        worker = Worker(rank, self._commands[rank], self._environments[rank], folder, self._screens, source)
+        worker = LocalWorker(
+            rank, self._commands[rank], self._environments[rank], folder, self._screens, source
+        )
         self._running.append(self._workers.add(worker))
         for number in self._signals:  # they came while the workers before it started
             worker.signal(number)
@@ -332,15 +299,57 @@ def _killed(children: Sequence[Child]) -> list[Child]:
     return [child for child in children if (child.code or 0) < 0]
 
 
-def _screens(on_failure: Callable[[OSError], None]) -> tuple[Screen, Screen]:
+def _screens(on_failure: Callable[[OSError], None]) -> tuple[SharedScreen, SharedScreen]:
     """Returns the screens of standard output and standard error: one for both, if both are the same file."""
     out, err = sys.stdout.buffer, sys.stderr.buffer
     if not os.path.sameopenfile(out.fileno(), err.fileno()):
-        return Screen(out, on_failure), Screen(err, on_failure)
+        return SharedScreen(out, on_failure), SharedScreen(err, on_failure)
 
     def lose_both(error: OSError) -> None:
-        drop(err)
+        drop_output(err)
         on_failure(error)
 
-    screen = Screen(out, lose_both)
+    screen = SharedScreen(out, lose_both)
     return screen, screen
+
+
+@cache
+def _stdin_of_rank_0() -> int | None:
+    """Returns the standard input of rank 0, as `subprocess.Popen` takes it.
+
+    A worker has its own process group, so it cannot read the terminal: the kernel would stop it. A thread
+    reads the terminal and writes to a pipe. Rank 0 inherits any other input as it is, so nothing is read from
+    it that the script does not read. A restarted rank 0 reads on where the one before it ended.
+    """
+    if sys.stdin is None:  # closed
+        return DEVNULL
+    terminal = sys.stdin.fileno()
+    if not os.isatty(terminal):
+        return None
+    pipe, end = os.pipe()
+    Thread(target=_carry, args=(terminal, end), name="keyboard", daemon=True).start()
+    return pipe
+
+
+def _carry(terminal: int, end: int) -> None:
+    # With the signal blocked, a read in the background fails and does not stop this process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTIN])
+    while True:
+        try:
+            data = os.read(terminal, CHUNK_BYTES) if _in_foreground(terminal) else None
+        except OSError:  # in the background since
+            data = None
+        if data is None:
+            time.sleep(TERMINAL_SECONDS)
+        elif data:
+            os.write(end, data)
+        else:
+            os.close(end)
+            return
+
+
+def _in_foreground(terminal: int) -> bool:
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:  # a terminal without job control for this process
+        return True

@@ -4,20 +4,18 @@
     worker       during backward                 the wrapped optimizer  the mean over all ranks
     server       during backward, or in step()   the hub                this rank's own gradient
 
-On a hub, the first step decides when gradients are exchanged. If the script unscales,
-clips or otherwise changes gradients after backward, they are exchanged in `step()`;
-otherwise during backward.
+On a hub, the first step decides. If the script clips or otherwise changes gradients after backward, the hub
+averages from then on; if it changes something else, gradients are exchanged in `step()`.
 
-With `cross_barrier`, from the second step on, `step()` returns while the exchange is in
-flight. Each module's forward waits for its own parameters (`hubring.workers.reducer.forward`);
-where workers step, the bucket's part of the step runs then. A step counts as completed once
-its gradients are sent: it cannot be undone after that.
+A hub in lockstep that cannot step as the script asks averages instead, and the wrapped optimizer steps. With
+`cross_barrier`, from the second step on, `step()` returns while the exchange is in flight, and each module's
+forward waits for its own parameters (`hubring.workers.reducer.forward`).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -25,25 +23,20 @@ from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.layout import NamedParameters
+from hubring.workers.buckets.bucketing import NamedParameters
+from hubring.workers.buckets.torch_internals import note_step, runs_before_step, without_step_hooks
 from hubring.workers.collectives import allreduce
-from hubring.workers.collectives.named_tensors import share_from_rank_0
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer import scaling
-from hubring.workers.optimizer.bucket_steps import Stepper
-from hubring.workers.optimizer.checkpoints import Checkpoints
-from hubring.workers.optimizer.first_batch import first_batch_of
-from hubring.workers.optimizer.hub_step import HubStep
-from hubring.workers.optimizer.model_tensors import check_batch_norm, check_model
-from hubring.workers.optimizer.newcomers import enter
-from hubring.workers.optimizer.reducers import Reducers
-from hubring.workers.optimizer.same_state import check_same_state
-from hubring.workers.optimizer.setup import Setup, check_options, ignore
-from hubring.workers.optimizer.uneven import UnevenInputs
+from hubring.workers.optimizer import model_checks, rank_checks, stepping
+from hubring.workers.optimizer.entering import start
+from hubring.workers.optimizer.hub_optimizer import HiddenGradients, step_on_hub
+from hubring.workers.optimizer.parameters import lay_out
+from hubring.workers.optimizer.setup import Setup, check_options, ignore, warn_of_restart
+from hubring.workers.optimizer.stepping import BucketStepper, UnevenInputs
 from hubring.workers.optimizer.wrapping import OptimizerWrapper, asks_for_loss
-from hubring.workers.reducer.reducer import Reducer, Wishes
-
-log = logging.getLogger(__name__)
+from hubring.workers.reducer.first_means import any_rank, can_average
+from hubring.workers.reducer.groups import ParameterGroups
+from hubring.workers.reducer.reducer import Reducer, ReducerOptions
 
 
 class DistributedOptimizer(OptimizerWrapper):
@@ -64,6 +57,7 @@ class DistributedOptimizer(OptimizerWrapper):
     # GradScaler then leaves unscaling and skipping to step(), which asks the other ranks.
     _step_supports_amp_scaling = True
 
+    @torch.inference_mode(False)  # buckets and copies of values outlive a script's inference mode
     def __init__(
         self,
         optimizer: Optimizer,
@@ -96,9 +90,10 @@ class DistributedOptimizer(OptimizerWrapper):
             communicator: None uses the communicator of `hubring.init()`.
             after_step: Called with `completed_steps` after each step. None uses the function of
                 `hubring.init()`.
-            overlap: False disables exchange during backward. Set it if the script starts to change
-                gradients only after the first step, or if backward reads a detached view of a parameter.
-                If a hub then steps a model on the CPU, each group and dtype has one bucket and nothing is
+            overlap: False disables exchange during backward. Set it if the script starts only after the
+                first step to change gradients after backward, or hyperparameters after backward has begun,
+                for example in a hook; or if backward reads a detached view of a parameter.
+                If a hub then steps a model on the CPU, each dtype has one bucket and nothing is
                 tuned, unless `bucket_bytes` or `cross_barrier` is set.
             cross_barrier: Let `step()` return before the parameters have arrived. The script may then read
                 parameters only through modules' forwards and `state_dict`. Before any other read
@@ -116,21 +111,20 @@ class DistributedOptimizer(OptimizerWrapper):
                 optimizer that cannot step bucket by bucket; `uneven` is set with an option that
                 excludes it; or the model has torch's SyncBatchNorm, which would not synchronize.
         """
-        check_model(model)
         setup = Setup.of(communicator, bucket_bytes, after_step)
         super().__init__(optimizer)
-        self._communicator = communicator = setup.communicator
-        self._after_step = setup.after_step
-        self._steps_on_server = self._hub_holds_state = communicator.steps_on == "server"
+        self._setup, self._after_step, communicator = setup, setup.after_step, setup.communicator
         self._asks = asks_for_loss(optimizer)
-        check_batch_norm(model, communicator)
-        check_options(model, communicator, cross_barrier=cross_barrier, uneven=uneven, asks=self._asks)
-        self._uneven_inputs = UnevenInputs(communicator, optimizer) if uneven else None
-        self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
-        self._hub_step = HubStep(optimizer)
+        self._after_wrapped = ExitStack()
+        model_checks.check_model(model, communicator, named=named_parameters is not None)
+        self._uneven_inputs = UnevenInputs(communicator, self) if uneven else None
         self._timeout = communicator.timeout if timeout is None else timeout
         self.ahead = int(cross_barrier)
-        wishes = Wishes(
+        self._groups = ParameterGroups(optimizer)
+        self._named = None if named_parameters is None else list(named_parameters)
+        self._options = ReducerOptions(
+            groups=self._groups,
+            model=model,
             passes_per_step=backward_passes_per_step,
             overlap=overlap,
             cross_barrier=cross_barrier,
@@ -138,20 +132,23 @@ class DistributedOptimizer(OptimizerWrapper):
             bucket_bytes=setup.bucket_bytes,
             recorder=setup.recorder,
         )
-        self._reducers = Reducers(communicator, optimizer, model, named_parameters, wishes)
-        buckets = self._reducers.lay_out()
-        self._steps = self._start_from_rank_0(buckets, setup.checkpoints)
+        check_options(self._options, communicator, uneven=uneven, asks=self._asks)
+        buckets = self._lay_out(communicator)
+        communicator, trained = self._communicator, self._trained
+        checkpoints, states = setup.checkpoints(communicator), setup.states(communicator)
+        self._steps = start(self, trained, buckets, checkpoints, states)
         # Before the reducer's hooks: hooks run in the order in which they were registered.
-        self._begin_slow = setup.watch(self._reducers.parameters.union(*(one.parameters for one in buckets)))
-        self._reducers.add(buckets)
-        if communicator.heals:
-            self._reducers.begin_at(self._steps)
-        compares = not self._reducers.inherited and not self._steps
-        self._first_batch = first_batch_of(model, communicator) if compares else None
-        self._asked = not self._steps or self._reducers.inherited
+        self._begin_slow = setup.watch(set(trained.trained().values()))
+        trained.begin(buckets, self._steps)
+        fresh = not trained.inherited and not self._steps
+        if fresh and buckets and not uneven and can_average(communicator):
+            trained.reducer.overlap.begin_with_means()
+        self._first_batch = rank_checks.first_batch_of(model, communicator) if fresh else None
+        self._asked = not self._steps or trained.inherited
+        self._untrained = model_checks.Untrained(model, communicator, trained.all_exchanged)
         setup.adopt(self)
-        if setup.checkpoints is not None:
-            setup.checkpoints.adopt(self)
+        if checkpoints is not None:
+            checkpoints.adopt(self)
         self._begin_slow(self._steps)
 
     @property
@@ -163,17 +160,28 @@ class DistributedOptimizer(OptimizerWrapper):
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:
         """All trained parameters by name."""
-        return self._reducers.tensors.trained()
+        return dict(self._trained.trained())
 
     @property
     def model_state(self) -> dict[str, torch.Tensor]:
         """The model's part of a checkpoint: parameters, buffers and frozen parameters by name."""
-        return self._reducers.tensors.state()
+        tensors = (*self._trained.trained().items(), *self._trained.rest())
+        return {name: tensor.detach() for name, tensor in tensors}
+
+    @property
+    def communicator(self) -> Communicator:
+        """Connects the ranks; beside a hub that steps, it may not be that of `hubring.init()`."""
+        return self._communicator
+
+    @property
+    def shows_means(self) -> bool:
+        """Whether gradients are means in the first step of a hub."""
+        return self._trained.reducer.overlap.shows_means
 
     @property
     def exchange_seconds(self) -> float:
         """Seconds that training spent sending buckets and waiting for exchanges."""
-        return sum(reducer.exchange.seconds for reducer in self._reducers)
+        return self._trained.reducer.exchange.seconds
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes one step on all ranks. When it returns, the parameters are updated.
@@ -197,32 +205,50 @@ class DistributedOptimizer(OptimizerWrapper):
             Preempted: The job stops at this step.
         """
         loss = None
-        if closure is not None and self._lets_optimizer_evaluate:
-            loss = self.wrapped.step(lambda: self._evaluate(closure))
-            self._end_step()
-            return loss
-        self._reducers.check_owner()
         if closure is not None:
+            if self._lets_optimizer_evaluate:
+                loss = self.step_wrapped(lambda: self._evaluate(closure))
+                self._end_step(self._trained.reducer)
+                return loss
+            self._trained.checked_reducer()
             with torch.enable_grad():
                 loss = closure()
-        self._reducers.begin_step()
-        for reducer in self._reducers:
-            reducer.overlap.settle(reducer.passes, habit=self._habit(reducer))
+        reducer = self._begin_step()
         if self._uneven_inputs is not None:
-            self._any_trains(self._uneven_inputs, trains=True)
-        if self._must_skip():
-            self._reducers.note_skip()
+            self._uneven_inputs.any_trains(reducer, trains=True)
+        if "found_inf" in vars(self) and stepping.must_skip(self, reducer, self._timeout):
+            reducer.note_skip(self._groups)
         else:
-            self._take_step()
-            self._end_step()
+            self._take_step(reducer)
+            self._end_step(reducer)
         return loss
+
+    def before_wrapped(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """Makes `step()` of the wrapped optimizer this optimizer's step. Raises as `step`."""
+        if self.steps_elsewhere:
+            self._after_wrapped.close()  # after a step that failed
+        self._after_wrapped = ExitStack()
+        if self._lets_optimizer_evaluate:
+            self._after_wrapped.callback(lambda: self._end_step(self._trained.reducer))
+            if closure is not None:
+                return lambda: self._evaluate(closure)
+            self._begin_step().exchange.finish()
+            return None
+        loss = self.step(closure)
+        self._after_wrapped.enter_context(without_step_hooks(self.wrapped))  # they have run
+        self._after_wrapped.enter_context(HiddenGradients(self._trained.held)).hide()
+        return None if closure is None else lambda: loss
+
+    def after_wrapped(self) -> None:
+        """Ends what `before_wrapped` began."""
+        self._after_wrapped.close()
 
     def join(self) -> None:
         """Takes part in the other ranks' steps, without a batch, until no rank has a batch left.
 
-        In these steps this rank has no gradient, which counts as zeros in the mean. It copies float
-        hyperparameters, such as the learning rate, from the ranks that train. So all ranks finish with
-        the same parameters and `completed_steps`.
+        In these steps this rank has no gradient, which counts as zeros in the mean. It copies the
+        hyperparameters that are numbers, such as the learning rate, from the ranks that train. So all ranks
+        finish with the same parameters and `completed_steps`.
 
         Raises:
             ConfigError: The optimizer was made without `uneven=True`.
@@ -234,11 +260,12 @@ class DistributedOptimizer(OptimizerWrapper):
             )
         while True:
             self.zero_grad()
-            if not self._any_trains(self._uneven_inputs, trains=False):
-                self._reducers.begin_turn()
+            reducer = self._trained.reducer
+            if not self._uneven_inputs.any_trains(reducer, trains=False):
+                reducer.begin_turn()
                 return
-            self._take_step()
-            self._end_step()
+            self._take_step(reducer)
+            self._end_step(reducer)
 
     def synchronize(self) -> None:
         """Completes what is under way, so that the script may read or change it.
@@ -252,11 +279,11 @@ class DistributedOptimizer(OptimizerWrapper):
             HubringError: The exchange failed.
         """
         self.settle()
-        self._reducers.complete_passes()
+        self._trained.reducer.complete_passes()
 
     def settle(self) -> None:
         """Waits until all parameters are updated. Raises as `synchronize`."""
-        self._reducers.settle()
+        self._trained.settle()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, or zeroes them in place, as in torch.
@@ -264,15 +291,12 @@ class DistributedOptimizer(OptimizerWrapper):
         Raises:
             ConfigError: The gradients were already sent; a push cannot be undone.
         """
-        self._reducers.drop_gradients()
-        if not set_to_none:
-            self._reducers.hold_gradients()
+        self._trained.reducer.drop_gradients(hold=not set_to_none)
         self.wrapped.zero_grad(set_to_none)
 
     def refresh(self) -> None:
         """Pulls the newest parameters from an asynchronous hub. Elsewhere the parameters do not change."""
-        for reducer in self._reducers:
-            reducer.exchange.refresh()
+        self._trained.reducer.exchange.refresh()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the wrapped optimizer. All ranks must do so between the same two steps.
@@ -283,112 +307,91 @@ class DistributedOptimizer(OptimizerWrapper):
         """
         self.wrapped.add_param_group(param_group)
         try:
-            self._reducers.extend()
+            self._trained.extend()
         except BaseException:
             self.wrapped.param_groups.pop()
             raise
 
-    def _start_from_rank_0(self, buckets: list[Bucket], checkpoints: Checkpoints | None) -> int:
-        """Gives all ranks the same model and state; returns the completed steps to continue from."""
-        if self._communicator.awaits_state:
-            self._reducers.attach(buckets)
-            return enter(self, self._communicator)
-        if checkpoints is not None:
-            checkpoints.load(self)
-        # A late worker, which is refused in attach(), must not wait for the others before that.
-        if not (self._steps_on_server or self._reducers.inherited or self._communicator.late):
-            check_same_state(self.wrapped, self._communicator)
-        step = self._reducers.attach(buckets)
-        if not self._communicator.late:
-            share_from_rank_0(self._reducers.tensors.rest(), self._communicator, "model.rest", self._timeout)
-        return step if checkpoints is None else max(step, checkpoints.share(self))
+    def _lay_out(self, communicator: Communicator) -> list[Bucket]:
+        self._trained, buckets = lay_out(communicator, self.wrapped, self._named, self._options)
+        self.rest = self._trained
+        self._communicator = communicator = self._trained.communicator
+        self.steps_elsewhere = communicator.steps_on == "server"
+        self._stepper = BucketStepper(self.wrapped) if self.ahead and not self.steps_elsewhere else None
+        return buckets
 
-    # The step.
+    def _average(self, why: str) -> Reducer:
+        """Lets the wrapped optimizer step from now on. The gradients are means already."""
+        self._trained.give_up()
+        any_rank(self._communicator, "first gradients: given up")  # all have read their state from the hub
+        buckets = self._lay_out(self._communicator.averaging(why, again=True))
+        self._trained.attach(buckets)
+        self._trained.add(buckets)
+        self._trained.reducer.exchange.skip()
+        if (checkpoints := self._setup.checkpoints(self._communicator)) is not None:
+            checkpoints.adopt(self)
+        return self._trained.reducer
 
     @property
     def _lets_optimizer_evaluate(self) -> bool:
         """Whether the wrapped optimizer calls a closure, as often as it wants."""
-        return self._asks or not (self._steps_on_server or self.ahead or self._uneven_inputs)
+        return self._asks or not (self.steps_elsewhere or self.ahead or self._uneven_inputs)
 
-    def _habit(self, reducer: Reducer) -> str:
-        """Returns why gradients must wait for `step()`, apart from changes to them; empty if nothing."""
-        if hasattr(self, "found_inf"):
-            return "uses a GradScaler"
-        if reducer.overlap.backward is None and self._hub_step.runs_before:
-            return "runs code of its own before the wrapped optimizer's step()"
-        if reducer.overlap.backward is None and self._reducers.passes.exceeded:
-            return "runs backward more often than backward_passes_per_step"
-        return ""
+    def _begin_step(self) -> Reducer:
+        """Looks what the script did since the last step, and returns what exchanges the gradients."""
+        reducer = self._trained.checked_reducer()
+        reducer.begin_step(self._groups)
+        if self._untrained.later or self._untrained.looked != model_checks.registrations:
+            self._untrained.look()
+        if self._trained.extend():
+            reducer = self._trained.checked_reducer()
+        overlap = reducer.overlap
+        decides = overlap.backward is None or overlap.first_means is not None
+        runs_code = decides and runs_before_step(self.wrapped)
+        asks = decides or "found_inf" in vars(self)
+        habit = stepping.habit(self, reducer, runs_code=runs_code) if asks else ""
+        why = overlap.settle(reducer.passes.count, habit=habit, runs_code=runs_code)
+        return self._average(why) if why else reducer
 
-    def _any_trains(self, inputs: UnevenInputs, *, trains: bool) -> bool:
-        """Whether some rank has a batch: before the hub steps, or after the mean where workers step."""
-        if hasattr(self, "found_inf"):
-            raise ConfigError(
-                "uneven=True does not support GradScaler, because a rank in join() has no scaler:"
-                " remove uneven=True or the GradScaler"
-            )
-        if not self._steps_on_server:
-            self._reducers.finish()
-        return inputs.any_trains(trains=trains)
-
-    def _must_skip(self) -> bool:
-        """Returns True if some rank's scaled gradients overflowed; otherwise unscales them."""
-        if not hasattr(self, "found_inf"):
-            return False
-        for reducer in self._reducers:
-            if not self._steps_on_server and not reducer.exchange.complete:
-                raise ConfigError(
-                    f"step() was called after {self._reducers.passes.count} backward pass(es), fewer than"
-                    " backward_passes_per_step: with a GradScaler, run all passes before every step(), or"
-                    " call optimizer.synchronize() before scaler.step(optimizer)"
-                )
-        if scaling.overflowed(self.found_inf, self._communicator, self._timeout):
-            return True
-        scaling.unscale(self._reducers.held, getattr(self, "grad_scale", None))
-        return False
-
-    def _take_step(self) -> None:
-        if self.ahead and all(reducer.overlap.crossing for reducer in self._reducers):
-            for reducer in self._reducers:
-                reducer.exchange.leave(self._stepper.prepare() if self._stepper else ignore)
-            if self._communicator.drains:  # the answer to the first bucket has the stop request
-                first = next(iter(self._reducers))
-                first.exchange.settle(first.buckets[0])
-        elif self._steps_on_server:
-            self._hub_step.run(self._reducers.finish)
+    def _take_step(self, reducer: Reducer) -> None:
+        exchange = reducer.exchange
+        if self.ahead and reducer.crosses:
+            exchange.leave(self._stepper.prepare() if self._stepper else ignore)
+            if self._communicator.draining is not None:  # the answer to the first bucket has the stop request
+                exchange.settle(exchange.buckets[0])
+        elif self.steps_elsewhere:
+            step_on_hub(self, exchange.finish, reducer.overlap.check)
         else:
-            self._reducers.finish()
-            self.wrapped.step()
-        # Else a scheduler of the wrapped optimizer warns.
-        self.wrapped._opt_called = True  # type: ignore[attr-defined]
-        for reducer in self._reducers:
-            reducer.overlap.step_taken(reducer.passes)
+            exchange.finish()
+            self.step_wrapped()
+        note_step(self.wrapped)
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Computes the mean gradient and the loss for an optimizer that calls the closure itself."""
-        self._reducers.begin_turn()
+        self._trained.reducer.begin_turn()
         with torch.enable_grad():
             loss = closure()
-        self._reducers.extend()
-        self._reducers.finish()
+        self._trained.extend()
+        self._trained.reducer.exchange.finish()
         if not self._asks:
             return loss
-        mean = allreduce(torch.as_tensor(loss), name="closure.loss", communicator=self._communicator)
-        return mean if isinstance(loss, torch.Tensor) else mean.item()
+        given = isinstance(loss, torch.Tensor)
+        own = loss if given else torch.tensor(loss, dtype=torch.float64, device="cpu")
+        mean = allreduce(own, name="closure.loss", communicator=self._communicator)
+        return mean if given else mean.item()
 
-    def _end_step(self) -> None:
+    def _end_step(self, reducer: Reducer) -> None:
         self._steps += 1
-        self._reducers.note_step(self._steps)
+        reducer.note_step(self._groups, self._steps)
+        if not self.steps_elsewhere and self._communicator.size > 1 and rank_checks.due(self._steps):
+            self.settle()  # with cross_barrier
+            rank_checks.check_same_parameters(self._trained.trained(), self._communicator, self.wrapped)
         if self._first_batch is not None:
             self._first_batch.compare()
             self._first_batch = None
         if not self._asked:
             self._asked = True
-            log.warning(
-                "this is step %d of a restarted job, but the script did not read optimizer.completed_steps:"
-                " read it to continue from that step instead of step 0",
-                self._steps,
-            )
+            warn_of_restart(self._steps)
         try:
             self._after_step(self._steps)
         except BaseException:

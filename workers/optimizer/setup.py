@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, newest_step
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.checkpoints import Checkpoints
-from hubring.workers.optimizer.newcomers import give_states
+from hubring.workers.optimizer.entering import give_states
+from hubring.workers.optimizer.own_state import OwnStates
+from hubring.workers.reducer.first_means import any_rank
+from hubring.workers.reducer.reducer import ReducerOptions
 from hubring.workers.runtime import context
-from hubring.workers.runtime.in_flight import FlightRecorder
-from hubring.workers.runtime.trainer import Trainer
-from hubring.workers.runtime.worker import Worker, unwatched
+from hubring.workers.runtime.training_record import FlightRecorder
+from hubring.workers.runtime.worker import Trainer, Worker, unwatched
 
 log = logging.getLogger(__name__)
-
-BUCKET_BYTES = 4 << 20
-"""Default maximum size of a bucket: one slice of the hub. Tuning groups buckets."""
-
-GPU_BUCKET_BYTES = 32 << 20
-"""The same for parameters on a GPU. Measured for 100 MiB from two workers on one H100: buckets of 4, 32 and
-128 MiB take 43, 8.0 and 4.1 ms to a hub on the GPU, and 57, 39 and 41 ms through host memory."""
-
-UNBOUNDED = sys.maxsize
-"""No maximum size: one bucket per group, dtype and device, so the fewest messages."""
 
 
 class Setup(NamedTuple):
@@ -39,7 +31,8 @@ class Setup(NamedTuple):
     bucket_bytes: int | None
     after_step: Callable[[int], None]
     adopt: Callable[[Trainer], None]
-    checkpoints: Checkpoints | None = None
+    checkpoints: Callable[[Communicator], Checkpoints | None] = lambda _: None
+    states: Callable[[Communicator], OwnStates | None] = lambda _: None
     recorder: FlightRecorder | None = None
     watch: Callable[[Iterable[torch.Tensor]], Callable[[int], None]] = lambda _: unwatched
 
@@ -62,74 +55,100 @@ class Setup(NamedTuple):
         here.give_state = partial(give_states, here.communicator)
         step_completed = after_step or here.step_completed
         return cls(
-            here.communicator,
+            _continued(here),
             bucket_bytes,
             step_completed,
             here.adopt,
-            _checkpoints(here),
+            partial(_checkpoints, here),
+            partial(_states, here),
             here.recorder,
             here.watch,
         )
 
 
-def bytes_of_bucket(parameters: Iterable[torch.Tensor], *, at_once: bool) -> int:
-    """Returns the maximum size of a bucket if no setting gives one.
-
-    Buckets that are sent at once and awaited together gain nothing from a limit: slices pipeline on
-    their own.
-    """
-    if at_once:
-        return UNBOUNDED
-    on_gpu = any(parameter.device.type != "cpu" for parameter in parameters)
-    return GPU_BUCKET_BYTES if on_gpu else BUCKET_BYTES
-
-
-def _checkpoints(here: Worker) -> Checkpoints | None:
+def _checkpoints(here: Worker, communicator: Communicator) -> Checkpoints | None:
     """Returns the worker's checkpoints, made for its first optimizer; None if this worker saves nothing."""
     directory = here.config.checkpoint_dir
     if directory is None:
-        unsaved = here.communicator.steps_on == "worker" and here.communicator.rank == 0
+        if communicator.steps_on == "worker" and communicator is here.communicator:
+            here.saves = None  # what a hub that steps would have saved
+        unsaved = communicator.steps_on == "worker" and communicator.rank == 0
         if unsaved and here.session is not None and here.session.saves:
             log.warning(
                 "the server's --checkpoint-dir has no effect, because the workers step: pass --checkpoint-dir"
-                " to ps-worker, or --aggregate to ps-run"
+                " to ps-worker too, or --aggregate to ps-server submit, which then does so"
             )
         return None
-    if here.communicator.steps_on == "server":
-        log.info(
-            "the worker's --checkpoint-dir has no effect: the hub saves checkpoints, to the folder of"
-            " ps-server start --checkpoint-dir"
-        )
+    if communicator.steps_on == "server":
+        if here.session is not None and not here.session.saves:
+            log.info(
+                "the worker's --checkpoint-dir has no effect: the hub saves checkpoints, to the folder of"
+                " ps-server start --checkpoint-dir"
+            )
+        return None
+    if communicator is not here.communicator:
+        log.warning("this optimizer and its model are in no checkpoint, since the hub steps for another one")
+        return None
+    if not isinstance(here.saves, Checkpoints):
+        here.saves = Checkpoints(directory, here.config.checkpoint_every, communicator, here.job)
+    return here.saves
+
+
+def _states(here: Worker, communicator: Communicator) -> OwnStates | None:
+    """Returns what saves the worker's own state on a hub that steps; None elsewhere."""
+    session = here.session
+    if session is None or communicator.steps_on != "server":
         return None
     if here.saves is None:
-        here.saves = Checkpoints(directory, here.config.checkpoint_every, here.communicator, here.job)
-    assert isinstance(here.saves, Checkpoints)
+        here.saves = OwnStates(session.states, communicator, session.saves, lambda: here.completed_steps)
+    assert isinstance(here.saves, OwnStates)
     return here.saves
+
+
+def _continued(here: Worker) -> Communicator:
+    """Returns the communicator; the workers of a hub step from the start if they did so before a restart.
+
+    Every rank of a hub in lockstep calls it.
+    """
+    communicator = here.communicator
+    hub = communicator.stepping_hub
+    if hub is None or hub.has_model or communicator.late or not communicator.lockstep:
+        return communicator
+    folder = here.config.checkpoint_dir
+    has = communicator.rank == 0 and folder is not None and newest_step(folder / OF_WORKERS) is not None
+    if not any_rank(communicator, "continues", has, communicator.timeout):
+        return communicator
+    return communicator.averaging("the job continues from a checkpoint that the workers have written")
 
 
 def ignore(_: object) -> None:
     """Does nothing: the default for a callback."""
 
 
-def check_options(
-    model: torch.nn.Module | None,
-    communicator: Communicator,
-    *,
-    cross_barrier: bool,
-    uneven: bool,
-    asks: bool,
-) -> None:
+def warn_of_restart(step: int) -> None:
+    """Warns of a restarted script that counts its steps from 0."""
+    log.warning(
+        "this is step %d of a restarted job, but the script did not read optimizer.completed_steps: read it"
+        " to continue from that step instead of step 0",
+        step,
+    )
+
+
+def check_options(options: ReducerOptions, communicator: Communicator, *, uneven: bool, asks: bool) -> None:
     """Checks that the options fit together; `asks`: the optimizer evaluates a closure several times per step.
 
     Raises:
         ConfigError: They do not.
     """
-    if cross_barrier and model is None:
+    passes, cross_barrier = options.passes_per_step, options.cross_barrier
+    if passes < 1:
+        raise ConfigError(f"backward_passes_per_step is {passes}; it must be at least 1")
+    if cross_barrier and options.model is None:
         raise ConfigError(
             "cross_barrier=True needs the model, because its modules' forwards wait for parameters:"
             " call DistributedOptimizer(optimizer, model, cross_barrier=True)"
         )
-    if cross_barrier and communicator.heals:
+    if cross_barrier and communicator.members is not None:
         raise ConfigError(
             "cross_barrier=True leaves an exchange in flight, and with --min-workers a step that loses a"
             " worker is exchanged again as a whole: remove cross_barrier=True or --min-workers"

@@ -7,6 +7,6 @@
     rpc    a parameter server on torch.distributed.rpc
     ray    a parameter server in a Ray actor
 
-`rows` lists the peers. `process_group`, `mpi`, `rpc` and `ray` each implement one peer. `server` is the logic
-of both parameter servers, and `serve` is their program.
+`rows` lists the peers. `rendezvous` joins the groups of the first four, `rpc` and `ray` implement the
+parameter servers, and `serve` is their program.
 """

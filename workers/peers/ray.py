@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,9 +22,9 @@ from torch import Tensor
 from hubring.ps.config import terminal
 from hubring.ps.config.environment import export
 from hubring.ps.core.errors import HubringError, ServerUnreachable
-from hubring.ps.core.types import Hyper
-from hubring.workers.peers.seat import Seat
-from hubring.workers.peers.server import Gathering, Round
+from hubring.ps.core.types import StepHyper
+from hubring.workers.peers.rendezvous import PeerRendezvous
+from hubring.workers.peers.rpc import RankGathering, SliceRound
 
 Array = NDArray[np.floating[Any]]
 
@@ -33,10 +33,10 @@ _ACTOR = "server"
 _QUIET: dict[str, Any] = {"namespace": _NAMESPACE, "log_to_driver": False, "logging_level": "error"}
 
 
-class Client:
+class RayClient:
     """A worker's client of the actor."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: PeerRendezvous) -> None:
         self._rank, self._timeout = seat.rank, seat.timeout
         meet = Path(seat.meet)
         _use_token(meet)
@@ -54,13 +54,17 @@ class Client:
         values: list[Any] = self._ask("gather", self._rank, value)
         return values
 
-    def hold(self, number: int, values: Tensor, optimizer: str) -> None:
+    def hold(
+        self, number: int, values: Tensor, optimizer: str, parameters: Sequence[slice] | None = None
+    ) -> None:
         """Sends a slice's initial values to the actor. One rank must call this for each slice."""
-        self._ask("hold", number, values.numpy(), optimizer)
+        self._ask("hold", number, values.numpy(), optimizer, parameters)
 
-    def push_pull(self, number: int, gradients: Tensor, into: Tensor, hyper: Hyper) -> Callable[[], object]:
+    def push_pull(
+        self, number: int, gradients: Tensor, into: Tensor, hyper: StepHyper
+    ) -> Callable[[], object]:
         """Sends a slice's gradients; the returned function waits for the answer and writes it to `into`."""
-        answer = self._server.push_pull.remote(self._rank, number, gradients.numpy(), dict(hyper))
+        answer = self._server.push_pull.remote(self._rank, number, gradients.numpy(), hyper)
         return lambda: np.copyto(into.numpy(), self._ray.get(answer, timeout=self._timeout))
 
     def leave(self) -> None:
@@ -75,7 +79,7 @@ class Client:
             raise HubringError(f"the Ray parameter server did not answer {method}: {cause}") from cause
 
 
-class Actor:
+class RayActor:
     """Runs in Ray's process. Every call is a coroutine of one event loop.
 
     Args:
@@ -87,13 +91,17 @@ class Actor:
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         torch.set_num_threads(1)  # the same as a shard
         self._size = self._staying = size
-        self._gathering = Gathering(size)
-        self._rounds: dict[int, Round] = {}
+        self._gathering = RankGathering(size)
+        self._rounds: dict[int, SliceRound] = {}
         self._all_left = asyncio.Event()
 
-    async def hold(self, number: int, values: Array, optimizer: str) -> None:
-        """Creates the round of a slice; see `Round`."""
-        self._rounds[number] = Round(self._size, torch.from_numpy(values), optimizer, keeps=False)
+    async def hold(
+        self, number: int, values: Array, optimizer: str, parameters: Sequence[slice] | None = None
+    ) -> None:
+        """Creates the round of a slice; see `SliceRound`."""
+        self._rounds[number] = SliceRound(
+            self._size, torch.from_numpy(values), optimizer, parameters, keeps=False
+        )
 
     async def gather(self, rank: int, value: Any) -> list[Any]:
         """Returns every rank's value."""
@@ -101,7 +109,7 @@ class Actor:
         self._gathering.give(rank, value, answer.set_result)
         return await answer
 
-    async def push_pull(self, rank: int, number: int, gradients: Array, hyper: Hyper) -> Array:
+    async def push_pull(self, rank: int, number: int, gradients: Array, hyper: StepHyper) -> Array:
         """Returns the slice's values after the step, or the mean."""
         answer: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
         self._rounds[number].give(rank, (torch.from_numpy(gradients), hyper), answer.set_result)
@@ -119,7 +127,7 @@ class Actor:
         await self._all_left.wait()
 
 
-def serve(seat: Seat) -> None:
+def serve(seat: PeerRendezvous) -> None:
     """Runs a cluster with the actor until all workers have left; writes its address to `seat.meet`."""
     meet = Path(seat.meet)
     token = _use_token(meet)
@@ -132,7 +140,7 @@ def serve(seat: Seat) -> None:
         ray.init(**own, **_QUIET, include_dashboard=False)
         terminal.unwind_on_sigterm()
         try:
-            actor = ray.remote(Actor).options(name=_ACTOR, num_cpus=0).remote(seat.size)
+            actor = ray.remote(RayActor).options(name=_ACTOR, num_cpus=0).remote(seat.size)
             meet.write_text(ray.get_runtime_context().gcs_address)
             ray.get(actor.end.remote())
         finally:

@@ -1,4 +1,4 @@
-"""The peers: a description, requirements and commands for each. This module does not import torch."""
+"""The peers: a description, requirements and commands for each, and how rows are chosen by name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
+from typing import TypeVar
 
-from hubring.ps.core import extras
+from hubring.ps.core import packages
 from hubring.ps.core.errors import UsageError
+
+_Row = TypeVar("_Row")
+
+
+def chosen(names: Iterable[str], rows: Mapping[str, _Row]) -> list[_Row]:
+    """Returns the rows with these names, in this order.
+
+    Raises:
+        UsageError: No row has that name, or a name occurs twice.
+    """
+    found: dict[str, _Row] = {}
+    for name in names:
+        if name not in rows:
+            raise UsageError(f"--rows: no row {name!r}; expected one of {', '.join(rows)}")
+        if name in found:
+            raise UsageError(f"--rows names {name} twice")
+        found[name] = rows[name]
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +58,7 @@ class PeerRow:
         """Returns what this machine lacks for the row, and how to install it; empty if nothing is missing."""
         if self.launched and which("mpirun") is None:
             return "mpirun is not installed (apt install openmpi-bin)"
-        return "" if self.needs is None else extras.missing(self.needs)
+        return "" if self.needs is None else packages.missing(self.needs)
 
     def check(self) -> None:
         """Checks that the row can run on this machine.
@@ -96,7 +115,7 @@ PEERS = {
 }
 
 
-def find(name: str) -> PeerRow:
+def find_peer(name: str) -> PeerRow:
     """Returns the peer with this name.
 
     Raises:

@@ -27,9 +27,9 @@ def serve(
 
     def act() -> dict[str, Any]:
         from hubring.workers.peers import ray, rpc
-        from hubring.workers.peers.seat import Seat
+        from hubring.workers.peers.rendezvous import PeerRendezvous
 
-        seat = Seat(rank=0, size=world_size, meet=meet, host=host, servers=servers)
+        seat = PeerRendezvous(rank=0, size=world_size, meet=meet, host=host, servers=servers)
         if peer == "rpc":
             rpc.serve(number, seat)
         elif peer == "ray":

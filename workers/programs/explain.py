@@ -10,28 +10,19 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hubring.ps.config import terminal
-from hubring.ps.config.options import Command, ConfigFile, options, takes
+from hubring.ps.config.terminal import CommandWithGroups, ConfigFile, options, takes
 from hubring.ps.config.worker import WorkerConfig
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One value; None if only the server knows it."""
-
-    value: int | str | None
-    source: str
-
-
-@app.command(cls=Command)
+@app.command(cls=CommandWithGroups)
 @takes(options(WorkerConfig, ["server", "topology", "backend", "rank", "world_size", "local_rank"]))
 def env(
     explain: Annotated[bool, typer.Option("--explain", help="print where each value comes from")] = False,
@@ -73,29 +64,30 @@ def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict
     """
     from hubring.ps.config.environment import environment
     from hubring.ps.config.sources import load_worker, worker_origins
-    from hubring.workers.launchers.own_device import choose
     from hubring.workers.launchers.placement import FAMILIES, absent, detect, set_aside
+    from hubring.workers.runtime.topology import choose_device
 
     config, origins = load_worker(flags, config_file), worker_origins(flags, config_file)
     variables = environment()
     here = detect(variables, config.rank, config.world_size, config.local_rank, socket.gethostname())
     sources = {reading.field: reading.source for reading in reversed(here.readings)}
     sources.update({field: origins[name] for field, name in _SETTINGS.items() if name in origins})
-    choice = choose(config.backend, here, variables)
-    values = {
-        "rank": Value(here.rank, sources.get("rank", "not set: the server assigns it")),
-        "world size": Value(here.size, sources.get("size", "not set: the server's --workers, or 1")),
-        "local rank": Value(here.local_rank, sources.get("local_rank", "default")),
-        "local size": Value(here.local_size, sources.get("local_size", "default")),
-        "node rank": Value(here.node_rank, sources.get("node_rank", "rank divided by local size")),
-        "restart": Value(here.restart, sources.get("restart", "default")),
-        "launcher": Value(here.launcher, _launcher_source(variables, here.launcher)),
-        "server": Value(config.server, origins.get("server", "not set: this worker trains alone")),
-        "device": Value(choice.device, choice.why),
-        "threads": Value(*_threads(variables, here.local_size)),
+    choice = choose_device(config.backend, here, variables)
+    # None: only the server knows it.
+    values: dict[str, tuple[int | str | None, str]] = {
+        "rank": (here.rank, sources.get("rank", "not set: the server assigns it")),
+        "world size": (here.size, sources.get("size", "not set: the server's --workers, or 1")),
+        "local rank": (here.local_rank, sources.get("local_rank", "default")),
+        "local size": (here.local_size, sources.get("local_size", "default")),
+        "node rank": (here.node_rank, sources.get("node_rank", "rank divided by local size")),
+        "restart": (here.restart, sources.get("restart", "default")),
+        "launcher": (here.launcher, _launcher_source(variables, here.launcher)),
+        "server": (config.server, origins.get("server", "not set: this worker trains alone")),
+        "device": (choice.device, choice.why),
+        "threads": _threads(variables, here.local_size),
     }
     return {
-        **{name: asdict(value) for name, value in values.items()},
+        **{name: {"value": value, "source": source} for name, (value, source) in values.items()},
         "set aside": list(set_aside(variables)),
         "absent": {family: list(names) for family, names in absent(variables).items()},
         "notes": [family.note for family in FAMILIES if family.note],

@@ -7,7 +7,6 @@ is killed before it can forward a signal, the kernel sends SIGTERM to the worker
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -19,18 +18,14 @@ from typing import Any
 
 from hubring.ps.config import terminal
 from hubring.ps.config.environment import environment
-from hubring.ps.config.settings import flag
+from hubring.ps.config.settings import flag, flag_words
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, Preempted
-from hubring.ps.process.child import Child
-from hubring.ps.process.children import Children, passing_on
-from hubring.ps.process.command import module_command
-from hubring.ps.process.end_with_parent import PARENT, follow
-from hubring.ps.process.output import Output
-from hubring.ps.process.screen import Screen
-from hubring.ps.process.stop_signals import STOP_SIGNALS
+from hubring.ps.process.child import Child, Children, passing_on
+from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, end_with_parent, module_command
+from hubring.ps.process.output import ChildOutput, SharedScreen
+from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, place_variables
 from hubring.workers.launchers.placement import Placement, detect
-from hubring.workers.launchers.torchrun import OURS, place_variables
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +35,14 @@ _OWN_FLAGS = ("nodes", "gpus", "nr", "restarts")
 
 def wanted(config: WorkerConfig) -> bool:
     """Whether this process starts workers, rather than being one of the started workers."""
-    return config.gpus is not None and environment().get(OURS) != LAUNCHER
+    return config.gpus is not None and environment().get(LAUNCHER_VARIABLE) != LAUNCHER
 
 
 def follow_launcher() -> None:
     """Ends this worker when the command that started it ends. Workers without a parent are not affected."""
-    follow(int(environment().get(PARENT, 0)))  # a process that the script starts inherits the variable
+    end_with_parent(
+        int(environment().get(PARENT_VARIABLE, 0))
+    )  # a process that the script starts inherits the variable
 
 
 def places(config: WorkerConfig, outer: Placement) -> list[dict[str, str]]:
@@ -69,7 +66,7 @@ def places(config: WorkerConfig, outer: Placement) -> list[dict[str, str]]:
     if node >= nodes:
         raise ConfigError(f"--nr {node} of {nodes} node(s): expected 0 to {nodes - 1}; set --nodes")
     return [
-        {OURS: LAUNCHER, **place_variables(node * gpus + local, nodes * gpus, local, gpus, node)}
+        {LAUNCHER_VARIABLE: LAUNCHER, **place_variables(node * gpus + local, nodes * gpus, local, gpus, node)}
         for local in range(gpus)
     ]
 
@@ -93,17 +90,17 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
     command = module_command("hubring.workers.programs.ps_worker", *_again(flags, config_file), *words)
     own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}
-    given[PARENT] = str(os.getpid())
+    given[PARENT_VARIABLE] = str(os.getpid())
     lost: list[OSError] = []
 
     def lose_output(error: OSError) -> None:
         lost.append(error)
         crew.signal(signal.SIGTERM)
 
-    with Children[Worker]() as crew, passing_on(STOP_SIGNALS, crew.signal):
-        screen = Screen(sys.stdout.buffer, lose_output)
+    with Children[NodeWorker]() as crew, passing_on(STOP_SIGNALS, crew.signal):
+        screen = SharedScreen(sys.stdout.buffer, lose_output)
         for number, place in enumerate(variables):
-            crew.add(Worker(f"worker {number}", command, {**given, **place}, screen))
+            crew.add(NodeWorker(f"worker {number}", command, {**given, **place}, screen))
         codes = [worker.exit_code() for worker in crew.started]
         code = next((code for code in codes if code not in (0, Preempted.exit_code)), max(codes))
         if lost:
@@ -125,28 +122,18 @@ def _agreed(name: str, given: int | None, launched: int | None, launcher: str) -
 def _again(flags: Mapping[str, object], config_file: Path | None) -> list[str]:
     """Returns the command line without the flags that only this process uses."""
     given = {name: value for name, value in flags.items() if value is not None and name not in _OWN_FLAGS}
-    words = [] if config_file is None else ["--config", str(config_file)]
-    for name, value in given.items():
-        words += [flag(name)] if value is True else [flag(name), str(value)]
-    return words
+    return [*([] if config_file is None else ["--config", str(config_file)]), *flag_words(given)]
 
 
-class Worker(Child):
+class NodeWorker(Child):
     """One worker. Its standard output is forwarded, except for the last line, which is its result."""
 
     def __init__(
-        self, name: str, command: Sequence[str], variables: Mapping[str, str], screen: Screen
+        self, name: str, command: Sequence[str], variables: Mapping[str, str], screen: SharedScreen
     ) -> None:
         super().__init__(name, command, variables, stdin=None, stdout=PIPE)
-        self._output = Output(self.stdout, screen, keeps_result=True)
+        self._output = ChildOutput(self.stdout, screen, keeps_result=True)
 
     def result(self) -> dict[str, Any]:
         """Waits until the worker ends, and returns its result; empty if it ended without a result."""
-        last = self._output.join()
-        try:
-            result: dict[str, Any] = json.loads(last)
-        except ValueError:
-            if last:
-                self._output.show(last)
-            return {}
-        return result
+        return self._output.result()

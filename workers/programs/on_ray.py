@@ -18,15 +18,14 @@ from typing import Any
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
-from hubring.ps.core.extras import require
-from hubring.ps.process.children import Children
-from hubring.ps.process.command import module_command
-from hubring.ps.process.end_with_parent import PARENT
-from hubring.ps.process.screen import Screen
+from hubring.ps.core.packages import require
+from hubring.ps.process.child import Children
+from hubring.ps.process.launch import PARENT_VARIABLE, module_command
+from hubring.ps.process.output import SharedScreen
 from hubring.ps.security import private_file, token_file
-from hubring.ps.security.policy import Role
-from hubring.workers.localrun.server import Server
-from hubring.workers.programs.node_launcher import Worker
+from hubring.ps.security.guard import Role
+from hubring.workers.localrun.server import LocalServer
+from hubring.workers.programs.node_launcher import NodeWorker
 
 
 def train(
@@ -63,7 +62,7 @@ def train(
         ray.init()  # the first remote call would do the same
     _check_room(ray.cluster_resources(), workers, {"CPU": cpus, "GPU": gpus})
     # The server mostly waits. A core reserved for it would be lost to a worker.
-    hub = ray.remote(Hub).options(num_cpus=0).remote(workers, list(server))
+    hub = ray.remote(RayServer).options(num_cpus=0).remote(workers, list(server))
     try:
         address = ray.get(hub.address.remote())
         token = ray.get(hub.token.remote())
@@ -90,7 +89,7 @@ def _check_room(has: Mapping[str, float], workers: int, each: Mapping[str, float
             )
 
 
-class Hub:
+class RayServer:
     """A server on the node where Ray runs this actor.
 
     Args:
@@ -104,7 +103,7 @@ class Hub:
         self._secrets = TemporaryDirectory(prefix="hubring-")
         self._tokens = Path(self._secrets.name) / "tokens"
         here = ["--host", get_node_ip_address(), "--token-file", str(self._tokens)]
-        self._server = Server(workers, [*here, *flags], environment(), verbose=True)
+        self._server = LocalServer(workers, [*here, *flags], environment(), verbose=True)
 
     def address(self) -> str:
         """Returns the server's address."""
@@ -112,7 +111,7 @@ class Hub:
 
     def token(self) -> str:
         """Returns the workers' token."""
-        return str(token_file.read(self._tokens)[Role.WORKER])
+        return str(token_file.read_tokens(self._tokens)[Role.WORKER])
 
     def end(self, patience: float | None) -> None:
         """Waits `patience` seconds (None: without limit) until the server ends, then stops it."""
@@ -122,16 +121,16 @@ class Hub:
 
 def work(words: Sequence[str], token: str) -> dict[str, Any]:
     """Runs one worker on this node, and returns its last line."""
-    with TemporaryDirectory(prefix="hubring-") as secrets, Children[Worker]() as started:
+    with TemporaryDirectory(prefix="hubring-") as secrets, Children[NodeWorker]() as started:
         tokens = Path(secrets) / "tokens"
         private_file.write(tokens, f"{token}\n")
-        variables = {**environment(), PARENT: str(os.getpid()), "PS_TOKEN_FILE": str(tokens)}
+        variables = {**environment(), PARENT_VARIABLE: str(os.getpid()), "PS_TOKEN_FILE": str(tokens)}
         worker = started.add(
-            Worker(
+            NodeWorker(
                 "the worker",
                 module_command("hubring.workers.programs.ps_worker", *words),
                 variables,
-                Screen(sys.stdout.buffer),
+                SharedScreen(sys.stdout.buffer),
             )
         )
         result, code = worker.result(), worker.exit_code()

@@ -13,20 +13,21 @@ from typing import Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
-from hubring.ps.config.options import Command, takes
+from hubring.ps.config.terminal import CommandWithGroups, takes
 from hubring.ps.core.errors import HubringError, UsageError
-from hubring.ps.process.screen import drop
-from hubring.workers.localrun import ignored_flags
-from hubring.workers.localrun.host import ELSEWHERE
+from hubring.ps.process.output import drop_output
+from hubring.workers.localrun import command_line
+from hubring.workers.localrun.command_line import ELSEWHERE, other_python, parse_command
 from hubring.workers.localrun.job import LocalJob
-from hubring.workers.localrun.script_command import other_python, parse
 from hubring.workers.localrun.settings import SERVER, WORKER, setting_options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command(cls=Command, context_settings={"allow_interspersed_args": False})
-@takes(signature(LocalJob, eval_str=True).parameters.values(), setting_options(), ignored_flags.options())
+@app.command(cls=CommandWithGroups, context_settings={"allow_interspersed_args": False})
+@takes(
+    signature(LocalJob, eval_str=True).parameters.values(), setting_options(), command_line.ignored_options()
+)
 def run(
     command: Annotated[
         list[str] | None,
@@ -70,12 +71,14 @@ def _check_build() -> int:
 
 def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: bool | None) -> int:
     try:
-        parsed = parse(command, is_module=is_module)
+        parsed = parse_command(command, is_module=is_module)
         if jsrun:
             raise UsageError(f"--jsrun: {ELSEWHERE}")
         if other := other_python(command):
             print(f"ps-run: workers run {sys.executable}, not {other}", file=sys.stderr)
-        for line in ignored_flags.notices(name for name in ignored_flags.IDLE if flags.pop(name) is not None):
+        for line in command_line.ignored_notices(
+            name for name in command_line.IGNORED_FLAGS if flags.pop(name) is not None
+        ):
             print(f"ps-run: {line}", file=sys.stderr)
         given = {name: flags.pop(name) for name in (*SERVER, *WORKER)}
         return LocalJob(**flags).run(parsed, given)
@@ -88,7 +91,7 @@ def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: b
         return 128 + SIGINT
     except BrokenPipeError:  # the reader of our own lines is gone
         for stream in (sys.stdout, sys.stderr):
-            drop(stream.buffer)
+            drop_output(stream.buffer)
         return 128 + SIGPIPE
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
-from hubring.ps.config.options import Command, ConfigFile, options, takes
+from hubring.ps.config.terminal import CommandWithGroups, ConfigFile, options, takes
 from hubring.ps.config.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ WORKER_PAUSE_SECONDS = 5.0
 """Before the first restart of a lost worker: the hub frees its rank 4 s after its connection closed."""
 
 
-@app.command(cls=Command, context_settings={"allow_interspersed_args": False})
+@app.command(cls=CommandWithGroups, context_settings={"allow_interspersed_args": False})
 @takes(options(WorkerConfig))
 def run(
     command: Annotated[
@@ -73,18 +73,17 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
     from hubring.ps.config.sources import load_worker
     from hubring.ps.core.errors import HubringError
     from hubring.ps.observe import logs
-    from hubring.ps.process.restarts import Restarts
-    from hubring.ps.process.supervised import as_child, is_supervised, supervise
-    from hubring.ps.security.access import check
-    from hubring.ps.security.own_certificate import load
-    from hubring.ps.security.policy import Role
+    from hubring.ps.process.restarts import Restarts, as_child, is_supervised, supervise
+    from hubring.ps.security.access import check_token_file
+    from hubring.ps.security.certificate import load_certificate
+    from hubring.ps.security.guard import Role
     from hubring.workers.programs import node_launcher
 
     try:
         config = load_worker(flags, config_file)
         if config.server is not None:  # before the import of torch, which takes seconds
-            check(config.token_file, Role.WORKER)
-            load(config.tls, serves=False)
+            check_token_file(config.token_file, Role.WORKER)
+            load_certificate(config.tls, serves=False)
         if config.restarts and not is_supervised(environment()):
             restarts = Restarts(config.restarts, WORKER_PAUSE_SECONDS)
             begin = as_child("ps-worker", "hubring.workers.programs.ps_worker", environment())
@@ -101,12 +100,12 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
 
 def _train(config: WorkerConfig, origin: LogOrigin, words: list[str], *, is_module: bool) -> int:
     from hubring.ps.core.errors import HubringError
-    from hubring.workers.run_script import Outcome, train
+    from hubring.workers.run_script import ScriptOutcome, train
 
     try:
         outcome = train(config, origin, JOBS[config.job], config.job, words, is_module=is_module)
     except HubringError as error:
-        outcome = Outcome(error.exit_code, {}, error=str(error))
+        outcome = ScriptOutcome(error.exit_code, {}, error=str(error))
     code = _end(outcome.code, outcome.result, outcome.error, outcome.text("ps-worker"))
     if outcome.stuck:
         # A broken ring leaves threads blocked inside torch. No call can end them.

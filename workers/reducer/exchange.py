@@ -1,5 +1,8 @@
 """One step's exchange: sends every bucket once, in order, and waits for it now or later.
 
+Small buckets can leave early; large exchanges cost less per byte. Which matters more must be measured
+(`hubring.workers.reducer.tuning`). So buckets are small, and are sent in groups of variable size.
+
 Invariant: groups are sent in the same order on every rank, independent of the order in
 which backward finishes buckets. A ring needs that.
 
@@ -10,30 +13,76 @@ needed. Until then its memory belongs to the communicator and must not change.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.types import Hyper
+from hubring.ps.core.types import StepHyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.bucketing import move_gradients
-from hubring.workers.buckets.value_memory import Look
+from hubring.workers.buckets.bucketing import Kind, join, kind_of, move_gradients
+from hubring.workers.buckets.value_memory import Look, nothing
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.reducer.bucket_group import BucketGroup, bucket_groups
-from hubring.workers.runtime.in_flight import FlightRecorder
+from hubring.workers.reducer.groups import ParameterGroups
+from hubring.workers.runtime.training_record import FlightRecorder
+
+OnSettled = Callable[[Bucket], None]
 
 
-class InFlight(NamedTuple):
+class BucketGroup(NamedTuple):
+    """Buckets of one kind that are sent once all of them are ready.
+
+    Attributes:
+        buckets: At least one bucket, in order of index.
+        loads: The buckets passed to the communicator: `buckets`, or one bucket that joins them.
+        part: See `Exchange.add`.
+    """
+
+    buckets: tuple[Bucket, ...]
+    loads: tuple[Bucket, ...]
+    part: int = 0
+
+
+def bucket_groups(
+    buckets: Iterable[Bucket], nbytes: int, *, joined: bool, part: int = 0
+) -> list[BucketGroup]:
+    """Puts buckets into groups of at most `nbytes`, ordered by the index of their last bucket.
+
+    Args:
+        buckets: In order of index, which is the order of backward.
+        nbytes: Maximum size of a group. A larger bucket forms its own group.
+        joined: Exchange each group as one bucket. Its buckets must be adjacent in memory.
+        part: See `Exchange.add`.
+    """
+    groups: list[list[Bucket]] = []
+    newest: dict[Kind, list[Bucket]] = {}
+    filled: Counter[Kind] = Counter()
+    for bucket in buckets:
+        kind, size = kind_of(bucket), bucket.gradients.nbytes
+        if kind not in newest or filled[kind] + size > nbytes:
+            newest[kind], filled[kind] = [], 0
+            groups.append(newest[kind])
+        newest[kind].append(bucket)
+        filled[kind] += size
+    groups.sort(key=lambda group: group[-1].spec.index)
+    return [
+        BucketGroup(tuple(group), (join(group),) if joined and len(group) > 1 else tuple(group), part)
+        for group in groups
+    ]
+
+
+class _Sent(NamedTuple):
     """A bucket in flight. Buckets of a joined group share one work."""
 
     bucket: Bucket
     work: Work
-    changes: int
-    """`bucket.changes` when it was sent."""
+    changes: int = 0
+    """In-place changes of its gradients when the step left it."""
 
 
 class Exchange:
@@ -43,57 +92,83 @@ class Exchange:
         seconds: Seconds so far that training spent sending buckets and waiting for exchanges.
         steps: Completed steps.
         timeout: Seconds that one step's exchange may take; None: no limit.
+        begun: Whether some bucket of this step was sent.
+        complete: Whether every bucket of this step was sent.
+        on_server: Whether the hub steps.
+        groups: The groups of the newest optimizer of the parameters.
+        parts: Buckets that were added together, by the number of the addition.
+        buckets: All buckets, in the order of parts.
+        hypers: What is sent with each bucket, by `read_hypers`; empty where workers step.
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        buckets: list[Bucket],
-        hyper: Callable[[Bucket], Hyper],
-        left_out: Callable[[Bucket], frozenset[int]],
-        recorder: FlightRecorder | None = None,
+        self, communicator: Communicator, groups: ParameterGroups, recorder: FlightRecorder | None
     ) -> None:
         self.seconds = 0.0
         self.steps = 0
+        self.timeout: float | None = None
+        self.on_server = communicator.steps_on == "server"
+        self.groups = groups
+        self.hypers: dict[Bucket, StepHyper] = {}
         self._recorder = recorder
         self._communicator = communicator
-        self._buckets = buckets
-        self._hyper = hyper
-        self._left_out = left_out
-        self.timeout: float | None = None
+        self.parts: dict[int, list[Bucket]] = {}
+        self.buckets: list[Bucket] = []
         self._deadline: float | None = None
-        self._ready: set[int] = set()
+        self._ready: set[Bucket] = set()
+        self._group_bytes = 0
         self._groups: list[BucketGroup] = []
-        self._sent = 0
+        self._count_sent(0)
         self._regroups = False
-        self._under_way: list[InFlight] = []
-        self._left: dict[int, InFlight] = {}
-        self._then: Callable[[Bucket], None] = _nothing
-        self.group(0)
-
-    @property
-    def begun(self) -> bool:
-        """Whether some bucket of this step was sent."""
-        return self._sent > 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether every bucket of this step was sent."""
-        return self._sent == len(self._groups)
+        self._under_way: list[_Sent] = []
+        self._left: dict[Bucket, _Sent] = {}
+        self._then: OnSettled = _nothing
 
     @property
     def devices(self) -> set[torch.device]:
         """The CUDA devices that hold gradients."""
-        return {bucket.gradients.device for bucket in self._buckets if bucket.gradients.is_cuda}
+        return {bucket.gradients.device for bucket in self.buckets if bucket.gradients.is_cuda}
 
-    # Sending.
+    # What is sent, in which order.
+
+    def add(self, buckets: list[Bucket], part: int) -> None:
+        """Exchanges more buckets, which are adjacent in memory. They are sent in the order of parts."""
+        self._set_parts({**self.parts, part: buckets})
+        self._set_groups(self._groups[: self._sent], [*self._groups[self._sent :], *self._grouped(part)])
+
+    def absorb(self, other: Exchange) -> None:
+        """Exchanges the buckets of another exchange too. What it has sent stays sent."""
+        self.settle_all()
+        other.settle_all()
+        self._set_parts(self.parts | other.parts)
+        self._under_way += other._under_way
+        self._ready |= other._ready
+        self.seconds += other.seconds
+        self.steps = max(self.steps, other.steps)
+        sent = self._groups[: self._sent] + other._groups[: other._sent]
+        self._set_groups(sent, self._groups[self._sent :] + other._groups[other._sent :])
+
+    def _set_parts(self, parts: dict[int, list[Bucket]]) -> None:
+        self.parts = dict(sorted(parts.items()))
+        self.buckets = [bucket for part in self.parts.values() for bucket in part]
+
+    def _set_groups(self, sent: list[BucketGroup], rest: list[BucketGroup]) -> None:
+        self._groups = sent + sorted(rest, key=attrgetter("part"))
+        self._count_sent(len(sent))
+
+    def _count_sent(self, sent: int) -> None:
+        self._sent, self.begun, self.complete = sent, sent > 0, sent == len(self._groups)
+
+    def _grouped(self, part: int) -> list[BucketGroup]:
+        joined = self._communicator.joins
+        return bucket_groups(self.parts[part], self._group_bytes, joined=joined, part=part)
 
     def sizes(self, sizes: Iterable[int]) -> list[int]:
         """Returns the sizes that give different groups; of sizes that give the same groups, the first."""
         cuts: dict[tuple[int, ...], int] = {}
         for nbytes in sizes:
-            grouped = bucket_groups(self._buckets, nbytes, joined=False)
-            cuts.setdefault(tuple(len(group.buckets) for group in grouped), nbytes)
+            parts = [bucket_groups(part, nbytes, joined=False) for part in self.parts.values()]
+            cuts.setdefault(tuple(len(group.buckets) for part in parts for group in part), nbytes)
         return list(cuts.values())
 
     def group(self, nbytes: int) -> None:
@@ -105,16 +180,25 @@ class Exchange:
 
     def _regroup(self) -> None:
         self._regroups = False
-        joined = self._communicator.joins
-        self._groups = bucket_groups(self._buckets, self._group_bytes, joined=joined)
+        self._set_groups([], [group for part in self.parts for group in self._grouped(part)])
+
+    # Sending.
+
+    def read_hypers(self) -> dict[Bucket, StepHyper]:
+        """Returns the hyperparameters that each bucket has now, where the hub steps."""
+        hypers: dict[Bucket, StepHyper] = {}
+        if self.on_server:
+            for bucket in self.buckets:
+                hypers[bucket] = self.groups.hyper(bucket)
+        return hypers
 
     def ready(self, bucket: Bucket) -> None:
         """Marks a bucket as complete, for `send_ready`."""
-        self._ready.add(bucket.spec.index)
+        self._ready.add(bucket)
 
     def withdraw(self, bucket: Bucket) -> None:
         """Marks a bucket, which was not sent, as incomplete."""
-        self._ready.discard(bucket.spec.index)
+        self._ready.discard(bucket)
 
     def has_sent(self, bucket: Bucket) -> bool:
         """Whether the bucket was sent in this step."""
@@ -122,7 +206,7 @@ class Exchange:
 
     def send_ready(self) -> None:
         """Sends the groups that are complete and next in order."""
-        while not self.complete and self._is_ready(self._groups[self._sent]):
+        while not self.complete and self._ready.issuperset(self._groups[self._sent].buckets):
             self._send(self._groups[self._sent])
 
     def send_rest(self) -> None:
@@ -134,36 +218,83 @@ class Exchange:
         if self.complete:
             return
         self.settle_all()  # before together(), which holds messages back: no rank may wait meanwhile
+        self.hypers = self.read_hypers()
         self._prepare()
         with self._communicator.together():
             while not self.complete:
                 self._send(self._groups[self._sent])
 
     def look_for_writes(self) -> Look:
-        """Starts to look whether the script has changed parameters since the last step that the hub took."""
-        looks = [bucket.look_for_writes() for bucket in self._buckets if not self.has_left(bucket)]
-        return lambda: any(look() for look in looks)
+        """Starts to look whether the script has changed what the hub has since the last step that it took."""
+        if not self._left and self.groups.state_changed():
+            return lambda: True
+        looks = []
+        for bucket in self.buckets:
+            look = nothing if bucket in self._left else bucket.look_for_writes()
+            if look is not nothing:
+                looks.append(look)
+        return (lambda: any(look() for look in looks)) if looks else nothing
 
     def _prepare(self) -> None:
         """Prepares the first send of a step: parameters that the script has changed become the hub's."""
         if self.begun:
             return
         self.free_memory()
-        if self._communicator.steps_on == "worker":
+        if not self.on_server:
             return
         self.settle_all()
-        for bucket in self._buckets:
+        if self.groups.state_changed():
+            self.groups.give_state()
+        for bucket in self.buckets:
             positions = bucket.take_written()
-            if positions:
-                self._communicator.write_parameters(bucket, positions)
+            if positions and (hub := self._communicator.stepping_hub) is not None:
+                hub.write_parameters(bucket, positions)
+
+    def _send(self, group: BucketGroup) -> None:
+        if self._left:
+            for bucket in group.buckets:
+                self.settle(bucket)  # adds to `seconds` itself
+        began = time.monotonic_ns()
+        for bucket in group.buckets:
+            bucket.seal(self.groups.left_out(bucket) if self.on_server else frozenset(), self.steps)
+        self._count_sent(self._sent + 1)
+        # Where workers step, the hub compares the steps; a ring compares the parity in Bucket.presence.
+        step = {"step": float(self.steps)}
+        for load in group.loads:
+            work = self._communicator.push_pull(load, self.hypers[load] if self.on_server else step)
+            if self._recorder is not None:
+                self._recorder.sent(load.spec.index, work, began)
+            for bucket in group.buckets if len(group.loads) == 1 else (load,):
+                self._under_way.append(_Sent(bucket, work))
+        ended = time.monotonic_ns()
+        self.seconds += (ended - began) / 1e9
+        if self._recorder is not None:
+            self._recorder.waited(began, ended, "send")
+
+    def skip(self) -> None:
+        """Sends nothing in this step: the gradients are means already."""
+        self._count_sent(len(self._groups))
 
     def reset(self) -> None:
         """Prepares for the next step. Waits for what a backward sent before it failed; raises as `finish`."""
-        self._wait_for_all()
+        if self._under_way:
+            self._wait_for_all()
         self._ready.clear()
-        self._sent = 0
+        self._count_sent(0)
         if self._regroups:
             self._regroup()
+
+    def free_memory(self) -> None:
+        """Makes sure that the next gradients overwrite nothing that the script kept from an earlier step."""
+        free = True
+        for bucket in self.buckets:
+            free &= bucket in self._left or bucket.shown.free()
+        if not free:
+            self.settle_all()
+            for part in self.parts.values():
+                move_gradients(part, self._communicator.allocate, adjacent=self._communicator.joins)
+                self._communicator.gradients_moved(part)
+            self._regroup()  # joined buckets have the earlier memory
 
     # Waiting.
 
@@ -174,13 +305,14 @@ class Exchange:
             DeadlineExceeded: The exchange took longer than the timeout.
             HubringError: The exchange failed.
         """
-        self.send_rest()
+        if not self.complete:
+            self.send_rest()
         arrived = self._wait_for_all()
-        if self._communicator.steps_on == "worker":
+        if not self.on_server:
             for bucket, *_ in arrived:
                 bucket.show_means()
 
-    def _wait_for_all(self) -> list[InFlight]:
+    def _wait_for_all(self) -> list[_Sent]:
         """Waits for all buckets that were sent in this step, and returns them."""
         if self._under_way:
             self._begin_waiting()
@@ -188,16 +320,7 @@ class Exchange:
         arrived, self._under_way = self._under_way, []
         return arrived
 
-    def free_memory(self) -> None:
-        """Makes sure that the next gradients overwrite nothing that the script kept from an earlier step."""
-        free = [bucket.free() for bucket in self._buckets if not self.has_left(bucket)]
-        if not all(free):
-            self.settle_all()
-            move_gradients(self._buckets, self._communicator.allocate, adjacent=self._communicator.joins)
-            self._communicator.gradients_moved(self._buckets)
-            self._regroup()  # joined buckets have the earlier memory
-
-    def leave(self, then: Callable[[Bucket], None]) -> None:
+    def leave(self, then: OnSettled) -> None:
         """Sends the remaining buckets and waits for none. `then(bucket)` runs when a bucket is settled.
 
         If another optimizer's step has left these buckets, they are settled first, and `then` runs at once.
@@ -205,16 +328,17 @@ class Exchange:
         self.settle_all()
         self.send_rest()
         if not self._under_way:
-            for bucket in reversed(self._buckets):
+            for bucket in reversed(self.buckets):
                 then(bucket)
-        self._left = {sent.bucket.spec.index: sent for sent in self._under_way}
+        for bucket, work, _ in self._under_way:
+            self._left[bucket] = _Sent(bucket, work, bucket.shown.state()[0])
         self._under_way = []
         self._then = then
         self._begin_waiting()
 
     def has_left(self, bucket: Bucket) -> bool:
         """Whether an earlier step's exchange of this bucket is not settled yet."""
-        return bucket.spec.index in self._left
+        return bucket in self._left
 
     def settle(self, bucket: Bucket) -> None:
         """Waits for a bucket that an earlier step left in flight. Repeated calls raise the same error.
@@ -223,65 +347,46 @@ class Exchange:
             ConfigError: The script changed the gradients in place while they were in flight.
             HubringError: See `finish`.
         """
-        sent = self._left.get(bucket.spec.index)
+        sent = self._left.get(bucket)
         if sent is None:
             return
         self._wait([sent])
-        _check_untouched(sent)
-        del self._left[bucket.spec.index]
+        if bucket.shown.state()[0] != sent.changes:  # the push may contain the change in part
+            raise ConfigError(
+                f"the gradients of {bucket.spec.tensors[0].name} or its bucket were changed in place after"
+                " step(), while cross_barrier=True has them in flight: zero them with"
+                " optimizer.zero_grad(), or call optimizer.synchronize() before you change them"
+            )
+        del self._left[bucket]
         self._then(bucket)
 
     def settle_all(self) -> None:
         """Waits for all buckets that an earlier step left, front layers first. Raises as `settle`."""
-        for bucket in reversed(self._buckets if self._left else ()):
+        for bucket in reversed(self.buckets if self._left else ()):
             self.settle(bucket)
 
     def refresh(self) -> None:
-        """Pulls the newest parameters without a push. Raises as `finish`."""
+        """Pulls the newest parameters without a push, where the hub steps. Raises as `finish`."""
         self.settle_all()
-        self._begin_waiting()
-        pull = self._communicator.pull
-        self._wait([InFlight(bucket, pull(bucket), bucket.changes) for bucket in self._buckets])
-
-    def _is_ready(self, group: BucketGroup) -> bool:
-        return all(bucket.spec.index in self._ready for bucket in group.buckets)
-
-    def _send(self, group: BucketGroup) -> None:
-        for bucket in group.buckets:
-            self.settle(bucket)  # adds to `seconds` itself
-        began = time.monotonic_ns()
-        for bucket in group.buckets:
-            bucket.seal(self._left_out(bucket), self.steps)
-        self._sent += 1
-        # Where workers step, the hub compares the steps; a ring compares the parity in Bucket.presence.
-        step = {"step": float(self.steps)}
-        works = [self._communicator.push_pull(load, self._hyper(load) or step) for load in group.loads]
-        if self._recorder is not None:
-            for load, work in zip(group.loads, works, strict=True):
-                self._recorder.sent(load.spec.index, work, began)
-        shared = works * len(group.buckets) if len(works) == 1 else works
-        pairs = zip(group.buckets, shared, strict=True)
-        self._under_way += [InFlight(bucket, work, bucket.changes) for bucket, work in pairs]
-        ended = time.monotonic_ns()
-        self.seconds += (ended - began) / 1e9
-        if self._recorder is not None:
-            self._recorder.waited(began, ended, "send")
+        hub = self._communicator.stepping_hub
+        if hub is not None:
+            self._begin_waiting()
+            self._wait([_Sent(bucket, hub.pull(bucket)) for bucket in self.buckets])
 
     def _begin_waiting(self) -> None:
         """Sets one deadline for the whole step."""
         self._deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
-    def _wait(self, under_way: Iterable[InFlight]) -> None:
+    def _wait(self, under_way: Iterable[_Sent]) -> None:
         """Waits for buckets. A bucket's copy to its device overlaps with the wait for the next bucket."""
         began = time.monotonic_ns()
         with self._communicator.waiting:
             for bucket, work, _ in under_way:
                 now = time.monotonic()
                 work.wait(None if self._deadline is None else max(0.0, self._deadline - now))
-                bucket.stage.arrive()
-                if self._communicator.steps_on == "server":
+                bucket.arrive()
+                if self.on_server:
                     # A local step does the same: autograd then refuses values that it saved before the step.
-                    bucket.show_values()
                     increment_version(bucket.parameters)
                 else:
                     bucket.learn_absent()
@@ -289,16 +394,6 @@ class Exchange:
         self.seconds += (ended - began) / 1e9
         if self._recorder is not None:
             self._recorder.waited(began, ended)
-
-
-def _check_untouched(sent: InFlight) -> None:
-    """Raises ConfigError if gradients changed in flight: the push may contain the change in part."""
-    if sent.bucket.changes != sent.changes:
-        raise ConfigError(
-            f"the gradients of {sent.bucket.spec.tensors[0].name} or its bucket were changed in place after"
-            " step(), while cross_barrier=True has them in flight: zero them with optimizer.zero_grad(), or"
-            " call optimizer.synchronize() before you change them"
-        )
 
 
 def _nothing(_: Bucket) -> None:

@@ -13,7 +13,8 @@ parameters. `state_dict` waits for all parameters too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,6 @@ from torch.utils.hooks import RemovableHandle
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.reducer.exchange import Exchange
-from hubring.workers.reducer.module_hook import ModuleHook
 
 
 class ForwardGuard:
@@ -30,7 +30,7 @@ class ForwardGuard:
 
     Args:
         model: The model. Recording of its forwards starts at once.
-        buckets: Buckets of its parameters.
+        buckets: Buckets of its parameters, in the order in which they are sent.
         exchange: Settles the buckets.
     """
 
@@ -38,10 +38,9 @@ class ForwardGuard:
         self._model = model
         self._exchange = exchange
         self._bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
-        self._needs: dict[nn.Module, set[int]] = {module: set() for module in model.modules()}
+        self._needs: dict[nn.Module, set[Bucket]] = {module: set() for module in model.modules()}
         self._buckets = buckets
-        self._numbered = {bucket.spec.index: bucket for bucket in buckets}
-        self._order: dict[nn.Module, list[int]] = {}
+        self._order: dict[nn.Module, list[Bucket]] = {}
         """The buckets that each module waits for, front layers first."""
         self._ran: set[nn.Module] = set()
         self._waited_for: set[nn.Parameter] = set()
@@ -50,13 +49,12 @@ class ForwardGuard:
         ]
         self._waiting = [handle for module in self._needs for handle in self._before_copies(module)]
 
-    def begin(self) -> None:
-        """Makes modules wait from now on, after one step has shown which modules run.
+    def check(self) -> None:
+        """Finds what each module must wait for, after one step has shown which modules run.
 
         Raises:
             ConfigError: A parameter has no enclosing module that runs its forward.
         """
-        self._end_watching()
         self._visit(self._model, None)
         for bucket in self._buckets:
             for name, parameter in bucket.named_parameters:
@@ -66,7 +64,16 @@ class ForwardGuard:
                         " first step, so nothing can wait for it: call the model itself, or remove"
                         " cross_barrier=True"
                     )
-        self._order = {module: sorted(needs, reverse=True) for module, needs in self._needs.items()}
+
+    def begin(self) -> None:
+        """Makes modules wait from now on. Raises as `check`."""
+        self.check()
+        self._end_watching()
+        front_first = list(reversed(self._buckets))
+        self._order = {
+            module: [bucket for bucket in front_first if bucket in needs]
+            for module, needs in self._needs.items()
+        }
         self._waiting += [
             module.register_forward_pre_hook(ModuleHook(self._wait), prepend=True)
             for module, needs in self._needs.items()
@@ -88,7 +95,7 @@ class ForwardGuard:
         runs = module if module in self._ran else around
         if runs is not None:
             own = [one for one in module.parameters(recurse=False) if one in self._bucket_of]
-            needs = {self._bucket_of[parameter].spec.index for parameter in own}
+            needs = {self._bucket_of[parameter] for parameter in own}
             self._waited_for.update(own)
             self._needs[runs] |= needs
             self._needs[module] |= needs  # it may run in a later step
@@ -103,8 +110,8 @@ class ForwardGuard:
         if not torch.is_grad_enabled():
             self._exchange.settle_all()
             return
-        for index in self._order[module]:
-            self._exchange.settle(self._numbered[index])
+        for bucket in self._order[module]:
+            self._exchange.settle(bucket)
 
     def _before_copies(self, module: nn.Module) -> list[RemovableHandle]:
         """Makes `state_dict` and `load_state_dict` wait for all parameters."""
@@ -113,3 +120,27 @@ class ForwardGuard:
             module.register_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
         ]
+
+
+class ModuleHook:
+    """A hook that a module calls, before its forward for example.
+
+    Copying or pickling a module copies its hooks. The copy has its own parameters, which are not
+    exchanged, so the copied hook does nothing.
+
+    Args:
+        act: Called with all that torch passes to the hook.
+    """
+
+    def __init__(self, act: Callable[..., None]) -> None:
+        self._act = act
+
+    def __call__(self, *given: object) -> None:
+        self._act(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModuleHook, (_do_nothing,)
+
+
+def _do_nothing(*_: object) -> None:
+    """Does nothing."""

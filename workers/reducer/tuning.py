@@ -90,16 +90,21 @@ class Tuner:
         if sizes:
             exchange.group(sizes[0])
 
-    def note_step(self) -> None:
-        """Records the end of a step, before the next one begins. Raises as `Exchange.finish`."""
+    def note_step(self) -> bool:
+        """Records the end of a step, before the next one begins. Raises as `Exchange.finish`.
+
+        Returns:
+            Whether there is more to try.
+        """
         if self._tuning is None:
-            return
+            return False
         began, self._ended = self._ended, self._now()
         if began is not None and self._tuning.note(self._ended - began):
             self._exchange.group(self._tuning.size)
         if self._tuning.chosen is not None:
             log.log(logging.DEBUG if self._communicator.rank else logging.INFO, "%s", self._tuning)
             self._tuning = None
+        return self._tuning is not None
 
     def note_skip(self) -> None:
         """Records that a step was skipped, so that its time does not count for the next step."""
@@ -114,7 +119,7 @@ class Tuner:
     def _agree(self, seconds: list[float]) -> list[float]:
         if not self._communicator.joins:
             return seconds
-        own = torch.tensor(seconds, dtype=torch.float64)
+        own = torch.tensor(seconds, dtype=torch.float64, device="cpu")
         call = Call(Collective.ALLREDUCE, "tuning", ReduceOp.MAX)
         return [float(each) for each in self._communicator.collective(call, own).get(self._timeout)]
 

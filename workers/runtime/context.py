@@ -19,17 +19,16 @@ from hubring.ps.config.environment import environment
 from hubring.ps.config.sources import load_worker
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, HubringError, NonFinite, UsageError
+from hubring.ps.core.standard_streams import flush_outputs
 from hubring.ps.core.trace import Trace
-from hubring.ps.job.job import Reason
+from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.observe import logs
-from hubring.ps.security.own_certificate import load
+from hubring.ps.security.certificate import load_certificate
 from hubring.workers.audit.audit import Audit
 from hubring.workers.launchers.placement import Placement, detect
-from hubring.workers.runtime import topology
-from hubring.workers.runtime.in_flight import FlightRecorder
-from hubring.workers.runtime.record import Record
+from hubring.workers.runtime import slowdown, topology
+from hubring.workers.runtime.training_record import FlightRecorder, Record
 from hubring.workers.runtime.worker import Worker, save_parameters
-from hubring.workers.slowdown import hardship
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +37,10 @@ _current: Worker | None = None
 _result: dict[str, Any] = {}
 _prepared: tuple[WorkerConfig, logs.LogOrigin, str] | None = None
 
-Meet = Callable[[WorkerConfig, logs.LogOrigin, Placement], Worker]
+WorkerMaker = Callable[[WorkerConfig, logs.LogOrigin, Placement], Worker]
 """Makes the worker; the placement is the launcher's."""
 
-_meet: Meet | None = None
+_meet: WorkerMaker | None = None
 
 
 def prepare(config: WorkerConfig, origin: logs.LogOrigin, job: str) -> None:
@@ -50,7 +49,7 @@ def prepare(config: WorkerConfig, origin: logs.LogOrigin, job: str) -> None:
     _prepared = (config, origin, job)
 
 
-def meet_by(meet: Meet) -> None:
+def make_workers_by(meet: WorkerMaker) -> None:
     """Makes `init()` create workers with `meet`, without a server. A comparison uses it for its peers."""
     global _meet
     _meet = meet
@@ -112,7 +111,7 @@ def init(*, aggregate: bool = False) -> Worker:
     if placement.restart:
         log.info("%s restarted this job: restart %d", placement.launcher, placement.restart)
     _check_folders(config)
-    slowness = None if config.hardship is None else hardship.read(config.hardship)
+    slowness = None if config.hardship is None else slowdown.read_slowdown(config.hardship)
     if _meet is not None:
         _current = _meet(config, origin, placement)
     elif config.server is None:
@@ -134,7 +133,7 @@ def init(*, aggregate: bool = False) -> Worker:
     return _current
 
 
-def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
+def shutdown(reason: LeaveReason = LeaveReason.FINISHED, text: str = "") -> None:
     """Leaves the job. Does nothing without a worker or in a forked child.
 
     A worker that finished waits until its job is over: its exit code is then that of the job.
@@ -149,11 +148,11 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
     atexit.unregister(_leave_at_exit)
     worker, _current = _current, None
     try:
-        if reason is Reason.FINISHED:
+        if reason is LeaveReason.FINISHED:
             worker.synchronize()
-        if reason is Reason.FINISHED and worker.saves is not None:
+        if reason is LeaveReason.FINISHED and worker.saves is not None:
             worker.saves.save()
-        if reason is Reason.FINISHED and worker.communicator.rank == 0 and worker.config.save_parameters:
+        if reason is LeaveReason.FINISHED and worker.communicator.rank == 0 and worker.config.save_parameters:
             save_parameters(worker.config.save_parameters, worker.trainers)
     except BaseException as error:
         reason, text = reason_of(error), _last_line(error)
@@ -170,17 +169,18 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
         _leave(worker, reason, text)
 
 
-def _leave(worker: Worker, reason: Reason, text: str) -> None:
+def _leave(worker: Worker, reason: LeaveReason, text: str) -> None:
     session = worker.session
     try:
         # Before the worker leaves: the other workers then step without it, in the memory that it reads.
-        worker.communicator.keep_parameters()
+        if worker.communicator.stepping_hub is not None:
+            worker.communicator.stepping_hub.keep_parameters()
         try:
             if session is not None:
                 session.leave(reason, text)
         finally:
             # Before the shards can exit: the client reconnects to a shard that it loses.
-            worker.communicator.close(finished=reason is Reason.FINISHED)
+            worker.communicator.close(finished=reason is LeaveReason.FINISHED)
         if session is not None:
             session.await_end()
     finally:
@@ -196,15 +196,14 @@ def _leave_at_exit() -> None:
     error = getattr(sys, "last_value", None)  # the uncaught exception, which Python has printed by now
     stopped = worker.communicator.draining or (worker.session is not None and worker.session.stop_after > 0)
     if isinstance(error, KeyboardInterrupt) or stopped:
-        shutdown(Reason.PREEMPTED)
+        shutdown(LeaveReason.PREEMPTED)
     elif error is None:
         _finish_at_exit()
     else:
         shutdown(reason_of(error), _last_line(error))
     if error is not None and worker.communicator.topology == "ring":
         # After a broken ring, threads inside torch abort the process on a normal exit.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_outputs()
         os._exit(1)
 
 
@@ -214,14 +213,17 @@ def _finish_at_exit() -> None:
         shutdown()
     except HubringError as error:
         log.error("%s", error)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_outputs()
         os._exit(error.exit_code)
 
 
-def reason_of(error: BaseException) -> Reason:
+def reason_of(error: BaseException) -> LeaveReason:
     """Returns the reason for leaving the job after this error."""
-    return Reason.DIVERGED if isinstance(error, NonFinite) else Reason.FAILED
+    if isinstance(error, NonFinite):
+        return LeaveReason.DIVERGED
+    worker = started()  # before its first step others need not end with it: it may be a late one
+    refused = isinstance(error, ConfigError) and worker is not None and worker.completed_steps
+    return LeaveReason.REFUSED if refused else LeaveReason.FAILED
 
 
 def _last_line(error: BaseException) -> str:
@@ -256,7 +258,7 @@ def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, jo
         start_timeout=config.timeout,
         log_format=config.log_format,
         token_file=config.token_file,
-        own=load(config.tls, serves=False),
+        own=load_certificate(config.tls, serves=False),
         insecure=config.insecure,
         trace=str(config.trace or ""),
         min_workers=config.min_workers or 0,
@@ -265,7 +267,7 @@ def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, jo
     try:
         communicator = topology.connect(config, session, device)
     except BaseException as error:
-        session.leave(Reason.FAILED, str(error))
+        session.leave(LeaveReason.FAILED, str(error))
         session.await_end()
         session.close()
         raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.runtime import context
@@ -23,7 +23,7 @@ class ShardedSampler(Sampler[int]):
     each epoch drops other samples.
 
     On a ring with `--min-workers` the rest of an epoch is dealt again when ranks are lost or enter
-    (`hubring.workers.communicators.ring.dealing`), unless `rank` and `size` are given.
+    (`hubring.workers.communicators.ring.samples`), unless `rank` and `size` are given.
 
     Args:
         dataset: Only its length is used. It must be the same on all ranks.
@@ -33,7 +33,8 @@ class ShardedSampler(Sampler[int]):
         size: None uses the size of `hubring.init()`.
 
     Raises:
-        UsageError: `rank` is not below `size`, or there are more ranks than samples.
+        UsageError: `dataset` is a DataLoader or has no length, `rank` is not below `size`, or there are more
+            ranks than samples.
     """
 
     def __init__(
@@ -44,9 +45,16 @@ class ShardedSampler(Sampler[int]):
         rank: int | None = None,
         size: int | None = None,
     ) -> None:
+        if isinstance(dataset, DataLoader | IterableDataset) or not hasattr(dataset, "__len__"):
+            raise UsageError(
+                f"the dataset is a {type(dataset).__name__}, whose samples have no numbers: pass the dataset"
+                " that the DataLoader reads, or let each rank read its own samples, by hubring.rank() and"
+                " hubring.size()"
+            )
         self._length = len(dataset)
         follows = rank is None and size is None
-        self._samples = context.current().communicator.deal(self._length, self._order) if follows else None
+        members = context.current().communicator.members if follows else None
+        self._samples = None if members is None else members.deal(self._length, self._order)
         self._rank = context.current().communicator.rank if rank is None else rank
         self._size = context.current().communicator.size if size is None else size
         if not 0 <= self._rank < self._size:
@@ -101,6 +109,6 @@ class ShardedSampler(Sampler[int]):
 
     def _order(self, epoch: int) -> torch.Tensor:
         if not self._shuffle:
-            return torch.arange(self._length)
+            return torch.arange(self._length, device="cpu")
         generator = torch.Generator().manual_seed(self._seed + epoch)
-        return torch.randperm(self._length, generator=generator)
+        return torch.randperm(self._length, generator=generator, device="cpu")

@@ -1,19 +1,22 @@
-"""Makes the communicator for a worker's settings and chooses the device that it trains on.
+"""Makes the communicator for a worker's settings, and chooses the device that it trains on.
 
-Only this file knows all topologies. Other code uses the `Communicator` interface.
+Only this file knows all topologies. Other code uses the `Communicator` interface. The device is one GPU
+per local rank with NCCL, otherwise the CPU.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
 from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Session
-from hubring.ps.config.address import address, is_loopback
 from hubring.ps.config.environment import environment, let_nccl_heal
+from hubring.ps.config.values import address, is_loopback
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.transport import registry
@@ -22,11 +25,56 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+from hubring.workers.communicators.ring.generations import RingMeeting
 from hubring.workers.communicators.ring.group import RingStore
-from hubring.workers.communicators.ring.healing import HealingRing
-from hubring.workers.communicators.ring.meeting import Meeting
-from hubring.workers.launchers.own_device import choose
+from hubring.workers.communicators.ring.healing_ring import HealingRing
 from hubring.workers.launchers.placement import Placement
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class DeviceChoice(NamedTuple):
+    """A device's name, and the reason for the choice."""
+
+    device: str
+    why: str
+
+
+def choose_device(backend: str, placement: Placement, environment: Mapping[str, str]) -> DeviceChoice:
+    """Chooses this worker's device among the visible GPUs.
+
+    CUDA_VISIBLE_DEVICES limits and renumbers the GPUs: its first entry is cuda:0. If it shows a single GPU,
+    a launcher (srun --gpus-per-task=1) has already assigned one GPU to each worker.
+
+    Raises:
+        ConfigError: The backend needs a GPU, but there is none, or none for this local rank.
+    """
+    if backend != "nccl":
+        return DeviceChoice(
+            "cpu", f"--backend {backend} exchanges in host memory; a script can compute on a GPU"
+        )
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "--backend nccl needs a CUDA device, but torch finds none on this host; use --backend gloo"
+        )
+    count, local_rank = torch.cuda.device_count(), placement.local_rank
+    if count == 1 and local_rank and _VISIBLE in environment:
+        return DeviceChoice(
+            "cuda:0", f"{_VISIBLE}={environment[_VISIBLE]}, the only GPU visible to this worker"
+        )
+    if local_rank >= count:
+        raise ConfigError(
+            f"local rank {local_rank} has no GPU: torch finds {count} GPU(s) on this host"
+            f"{_seen(environment)}; start at most {count} worker(s) on this host"
+        )
+    return DeviceChoice(
+        f"cuda:{local_rank}", f"local rank {local_rank} of {count} GPU(s){_seen(environment)}"
+    )
+
+
+def _seen(environment: Mapping[str, str]) -> str:
+    return f" ({_VISIBLE}={environment[_VISIBLE]})" if _VISIBLE in environment else ""
+
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +129,8 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
     # A worker can be ahead of others only in lockstep, and that slows the others only on a network link.
     client = KVClient(session.sender, len(session.shards), dial, bounded=session.lockstep and wired)
     session.locations.on_move(client.reconnect)
-    try:
-        client.wait_connected(config.timeout)
-    except BaseException:
-        client.close()
-        raise
-    return PSCommunicator(
+    client.on_saved = session.states.want
+    communicator = PSCommunicator(
         session,
         client,
         transport,
@@ -95,6 +139,12 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
         timeout=config.timeout,
         compress=config.compress or "",
     )
+    try:  # with the communicator, which passes the server's reason to a client that lost a shard
+        client.wait_connected(config.timeout)
+    except BaseException:
+        client.close()
+        raise
+    return communicator
 
 
 def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
@@ -118,10 +168,9 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
 
 
 def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, host: str) -> Communicator:
-    meeting = Meeting(
+    meeting = RingMeeting(
         session.sender.rank,
         host,
-        session.board.regroup,
         session.board,
         backend=config.backend,
         compress=config.compress or "",
@@ -151,7 +200,7 @@ def own_device(config: WorkerConfig, placement: Placement) -> torch.device:
     if config.backend == "nccl" and config.min_workers is not None:
         let_nccl_heal()
     backend = "nccl" if config.own_gpu else config.backend
-    device = torch.device(choose(backend, placement, environment()).device)
+    device = torch.device(choose_device(backend, placement, environment()).device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

@@ -1,4 +1,4 @@
-"""A worker between `init` and `shutdown`: its placement, communicator, metrics and stop requests."""
+"""A worker between `init` and `shutdown`: its communicator, optimizers, metrics and stop requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,15 +21,62 @@ from hubring.ps.job import telemetry
 from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.observe import logs
 from hubring.workers.audit.audit import Audit
-from hubring.workers.audit.shard import local
+from hubring.workers.audit.sample import local
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.launchers.placement import Placement
-from hubring.workers.runtime import finite
-from hubring.workers.runtime.in_flight import FlightRecorder
-from hubring.workers.runtime.record import Record
-from hubring.workers.runtime.trainer import Saves, Trainer
-from hubring.workers.slowdown.delays import Slowness
-from hubring.workers.slowdown.hardship import Hardship
+from hubring.workers.runtime import training_record
+from hubring.workers.runtime.slowdown import Slowdown, SlowdownSettings
+from hubring.workers.runtime.training_record import FlightRecorder, Record
+from hubring.workers.runtime.waits import what_waits
+
+
+class Trainer(Protocol):
+    """What a worker needs from an optimizer."""
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Seconds so far that training waited for exchanges."""
+
+    @property
+    def completed_steps(self) -> int:
+        """Completed steps, including the steps before a restart."""
+
+    ahead: int
+    """Steps that another rank can be ahead of this one: 1 if `step()` does not wait, else 0."""
+
+    @property
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        """All trained parameters by name."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the optimizer, with their learning rates."""
+
+    def settle(self) -> None:
+        """Waits until the parameters are the last step's result."""
+
+
+class Saves(Protocol):
+    """Saves the state of a job whose workers step: `hubring.workers.optimizer.checkpoints`.
+
+    Where the hub steps, sends it what the workers have: `hubring.workers.optimizer.own_state`.
+    """
+
+    due_at: float
+    """The step after which to call `save_in_passing`."""
+
+    def save_in_passing(self) -> None:
+        """Saves a periodic checkpoint if it is time. Logs a failure and does not raise it."""
+
+    def save(self) -> None:
+        """Saves the last step."""
+
+    def save_together(self) -> None:
+        """Saves the last step. Returns on every rank only once it is saved."""
+
+    def close(self) -> None:
+        """Releases the folder."""
+
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +114,7 @@ class Worker:
     give_state: Callable[[list[Trainer]], None] = field(default=lambda _: None)
     """Gives workers that enter a ring the state of these optimizers. All members call it."""
     recorder: FlightRecorder | None = None
-    hardship: Hardship | None = None
+    hardship: Slowdown | None = None
     """Makes this worker slow in an experiment."""
     audit: Audit | None = None
     """Records steps for the gate of a comparison."""
@@ -95,9 +142,9 @@ class Worker:
         self.record.begin()
         self.cpu_before = usage().cpu_ns
 
-    def emulate(self, slowness: Slowness) -> None:
+    def emulate(self, slowness: SlowdownSettings) -> None:
         """Slows this worker down. Call it before the first optimizer is made."""
-        self.hardship = Hardship(slowness.of(self.communicator.rank), lambda: self._waited)
+        self.hardship = Slowdown(slowness.of(self.communicator.rank), lambda: self._waited)
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> Callable[[int], None]:
         """Watches the gradients of an optimizer's parameters for an emulated slowdown.
@@ -146,10 +193,10 @@ class Worker:
             self._handle_ring_stop(step)
         elif self.stop_code is not None:
             self._handle_stop()
-        if self.saves is not None and self.saves.due:
-            self.synchronize()
+        if self.saves is not None and step >= self.saves.due_at:
             self.saves.save_in_passing()
-        if self.communicator.between_steps(step):
+        members = self.communicator.members
+        if members is not None and members.between_steps(step):
             self.give_state(self.trainers)
 
     def _save_early(self, step: int) -> None:
@@ -192,15 +239,16 @@ class Worker:
         self.synchronize()
         if self.saves is not None:
             self.saves.save_together()
-        elif not self._is_saved and self.communicator.rank == 0:
+        if not self._is_saved and self.communicator.rank == 0:
             log.warning("nothing is saved: no --checkpoint-dir is set; a restarted job starts from step 0")
         raise Preempted(text, self.stop_code or Preempted.exit_code)
 
     @property
     def _is_saved(self) -> bool:
         """Whether a restarted job continues from a checkpoint, of the workers or of the server."""
-        session = self.session if self.communicator.steps_on == "server" else None
-        return self.saves is not None or (session is not None and session.saves)
+        if self.communicator.steps_on == "server":
+            return self.session is not None and self.session.saves
+        return self.saves is not None
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Records metrics and sends the loss to the hub.
@@ -214,7 +262,9 @@ class Worker:
         self.nonfinite_reports = self.nonfinite_reports + 1 if nonfinite else 0
         # A metric may stay NaN while training is healthy. So check after 1, 2, 4, 8... such reports.
         if self.nonfinite_reports.bit_count() == 1:
-            finite.check(map(_own_parameters, self.trainers), self.communicator.rank, self.completed_steps)
+            training_record.check_finite(
+                map(_own_parameters, self.trainers), self.communicator.rank, self.completed_steps
+            )
         loss = self.record.latest.get("loss")
         if self.session is not None and isinstance(loss, (int, float)):
             self.session.loss = float(loss)
@@ -222,14 +272,16 @@ class Worker:
     def _telemetry(self) -> Telemetry:
         """Returns what the next heartbeat carries. The heartbeat's thread calls it once per second."""
         reported, used = self.record.latest.copy(), usage()
+        waits = None if self.session is None else what_waits(self.session.waiting, self.communicator)
         rates = (group.get("lr") for trainer in self.trainers[:1] for group in trainer.param_groups[:1])
         return Telemetry(
             metrics=telemetry.shown([*(("lr", rate) for rate in rates), *reported.items()]),
             samples=self.record.samples,
-            progress=telemetry.progress(reported, self.completed_steps),
+            progress=telemetry.reported_progress(reported, self.completed_steps),
             cpu_seconds=used.cpu_ns / 1e9,
             memory_bytes=used.memory_bytes,
             gpu_bytes=used.gpu_bytes,
+            **({} if waits is None else waits._asdict()),
         )
 
     @property
@@ -286,7 +338,7 @@ class Worker:
             },
             **emulated,
             **audit,
-            **self.communicator.report(),
+            **({} if self.communicator.members is None else self.communicator.members.report()),
         }
 
 

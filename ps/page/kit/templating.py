@@ -1,13 +1,14 @@
-"""Templates of the kit and of one package, with the same rules for every page.
+"""Templates and the style sheet of the kit and of one package, with the same rules for every page.
 
-All values are escaped. A missing value raises an error. Templates are compiled once. Lines are joined as in
-JSX: a line break next to a tag or a statement is removed, any other becomes a space.
+All values are escaped. A missing value raises an error. Templates are compiled once. Lines are joined as
+in JSX: a line break next to a tag or a statement is removed, any other becomes a space.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -15,6 +16,13 @@ from jinja2.ext import Extension
 from markupsafe import Markup
 
 from hubring.ps.page.kit import figures
+
+
+def style_sheet(package: str) -> str:
+    """Returns the CSS for the pages of a package. The package's own part is its `page.css`."""
+    parts = files(__package__) / "base.css", files(package) / "page.css"
+    return "\n".join(part.read_text() for part in parts)
+
 
 _BREAK = re.compile(r"\s*\n\s*")
 _BREAK_AT_TAG = re.compile(r"(?:(?<=>)|(?<=[%#]}))\s*\n\s*|\s*\n\s*(?=<|{[%#]|$)")

@@ -1,4 +1,4 @@
-"""Opens gRPC channels."""
+"""Both ends of a control port: how channels are opened, and what a server grants its callers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import grpc
 
+from hubring.ps.core import bounds
 from hubring.ps.security.access import NO_ACCESS, Access
-from hubring.ps.security.bearer import AsyncBearer, Bearer
 from hubring.ps.security.certificate import Identity
+from hubring.ps.security.guard import AsyncBearer, Bearer
 
 Options = Sequence[tuple[str, int]]
 
@@ -61,3 +62,32 @@ def server_credentials(identity: Identity, authority: bytes = b"") -> grpc.Serve
     """Returns what a server needs to encrypt, and to let in only clients of an authority, if there is one."""
     pair = identity.key, identity.certificate
     return grpc.ssl_server_credentials([pair], authority or None, require_client_auth=bool(authority))
+
+
+SPARE_CONNECTIONS = 64
+"""Connections of command lines and probes.
+
+A stranger's takes up to 1 MB: its handshake, 10,000 acknowledgements that it does not read, and its calls.
+"""
+
+CONTROL_CALLS = 32
+"""Maximum number of open calls of one connection. A refused one takes 21 kB until its caller has read why.
+
+A worker has about six: its open call, a heartbeat and its repetition, one call of training, two of torch.
+gRPC counts a call for some time after its end, and fails calls with UNAVAILABLE from half of the maximum on.
+"""
+
+
+def control_options(members: int) -> list[tuple[str, int]]:
+    """Returns the options of the control port's gRPC server, to which so many processes of a job connect."""
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", 4 << 20),
+        (
+            "grpc.max_allowed_incoming_connections",
+            bounds.descriptor_share(members + SPARE_CONNECTIONS, 3),
+        ),
+        ("grpc.max_concurrent_streams", CONTROL_CALLS),
+        ("grpc.http2.bdp_probe", 0),  # a window that grows by itself lets strangers fill memory
+        *STRANGERS,
+    ]

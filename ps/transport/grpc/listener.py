@@ -1,4 +1,10 @@
-"""A shard's end of the gRPC transport: a server whose streams share one inbox."""
+"""A shard's end of the gRPC transport: a server whose streams share one inbox.
+
+Law: a stream has a place while it is open. The places are bounded, in total and for each address, because
+each stream costs two threads. Once the places are taken, a stream that sent nothing within SILENT_SECONDS
+gives its place to a new one, the oldest first. Before that, silence is no fault: a worker may connect long
+before it pushes, and one of its streams may never be needed. A stream that finds no place is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +14,106 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import grpc
 
-from hubring.ps.core import descriptors
+from hubring.ps.core import bounds
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.security.door import Lock
 from hubring.ps.security.guard import ThreadGuard, in_threads
-from hubring.ps.transport.backlog import Backlog, weigh
+from hubring.ps.security.shard_key import ShardLock
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
-from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
-from hubring.ps.transport.grpc.open_streams import MAX_STREAMS, OpenStreams, Place
 from hubring.ps.transport.host import bracketed, numeric, reachable
-from hubring.ps.transport.outbox import Outbox
+from hubring.ps.transport.outbox import Backlog, Outbox, weigh
+from hubring.ps.transport.polling import Bell
 
 log = logging.getLogger(__name__)
+
+MAX_STREAMS = 1024
+"""Maximum number of open streams of one listener."""
+
+ADDRESS_STREAMS = 256
+"""Maximum number of open streams of one IP address: 128 workers on one host, with two streams each."""
+
+SILENT_SECONDS = 10.0
+"""How long a stream keeps its place without a message if all places are taken."""
+
+
+@dataclass(eq=False, slots=True)
+class StreamPlace:
+    """The place of one stream.
+
+    Attributes:
+        address: The peer's IP address.
+        since: When the stream was opened, in monotonic seconds.
+        end: Ends the stream; called if another stream gets its place.
+        silent: Whether the stream has sent no message yet.
+    """
+
+    address: str
+    since: float
+    end: Callable[[], None]
+    silent: bool = field(default=True)
+
+
+class OpenStreams:
+    """The places of one listener. Any thread may call it.
+
+    Args:
+        rejections: Counts refused and silent streams.
+    """
+
+    def __init__(self, rejections: Rejections) -> None:
+        self._rejections = rejections
+        self._lock = threading.Lock()
+        self._places: dict[StreamPlace, None] = {}
+        """In the order in which they were taken."""
+
+    def take(self, peer: str, now: float, end: Callable[[], None]) -> StreamPlace | None:
+        """Returns a place for a new stream, or None if all are taken.
+
+        Args:
+            peer: The peer as gRPC names it: `ipv4:ADDRESS:PORT` or `ipv6:[ADDRESS]:PORT`.
+            now: Monotonic seconds.
+            end: Ends the stream. It must not block.
+        """
+        place = StreamPlace(peer.rpartition(":")[0], now, end)
+        with self._lock:
+            if rivals := self._rivals(place):
+                silent = (one for one in rivals if one.silent and now - one.since > SILENT_SECONDS)
+                oldest = next(silent, None)
+                if oldest is None:
+                    self._rejections.add("streams", log, f"refused a stream of {peer}: all places are taken")
+                    return None
+                del self._places[oldest]
+                text = f"closed a stream of {oldest.address} that sent nothing, to make room for {peer}"
+                self._rejections.add("silent stream", log, text)
+                oldest.end()
+            self._places[place] = None
+        return place
+
+    def _rivals(self, place: StreamPlace) -> list[StreamPlace]:
+        """Returns the streams of which one must end before this one has a place, oldest first."""
+        same = [other for other in self._places if other.address == place.address]
+        if len(same) >= ADDRESS_STREAMS:
+            return same
+        return list(self._places) if len(self._places) >= MAX_STREAMS else []
+
+    def leave(self, place: StreamPlace) -> None:
+        """Frees the place of a stream that ended."""
+        with self._lock:
+            self._places.pop(place, None)
+
+    def end(self) -> None:
+        """Ends all streams."""
+        with self._lock:
+            for place in self._places:
+                place.end()
+
 
 CONTROL_THREADS = 32
 """Threads for control calls. Streams have threads of their own."""
@@ -96,7 +183,7 @@ class GrpcListener:
         host: str,
         register: Sequence[Callable[[grpc.Server], None]],
         rejections: Rejections,
-        lock: Lock | None = None,
+        lock: ShardLock | None = None,
     ) -> None:
         here = numeric(host)
         self._inbox: deque[Envelope] = deque()
@@ -111,7 +198,7 @@ class GrpcListener:
             interceptors=guards,
             options=(
                 *_SERVER,
-                ("grpc.max_allowed_incoming_connections", descriptors.share(MAX_CONNECTIONS, 4)),
+                ("grpc.max_allowed_incoming_connections", bounds.descriptor_share(MAX_CONNECTIONS, 4)),
             ),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
@@ -176,7 +263,7 @@ class GrpcListener:
         if stream.fault:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.fault)
 
-    def _read(self, requests: Iterator[bytes], stream: _Stream, place: Place) -> None:
+    def _read(self, requests: Iterator[bytes], stream: _Stream, place: StreamPlace) -> None:
         """Reads one stream, in a thread of its own."""
         assembly = Assembly()
         try:

@@ -14,21 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.security.door import OPEN, Door, Lock
-from hubring.ps.transport.backlog import Backlog, weigh
+from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey, ShardLock
 from hubring.ps.transport.base import Message
-from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.grpc.call_error import describe
+from hubring.ps.transport.grpc.calls import describe
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import MAX_FRAME, Assembly, MalformedFrame, read_header, to_frames
 from hubring.ps.transport.grpc.listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
-from hubring.ps.transport.memory import plain_memory
-from hubring.ps.transport.outbox import Outbox
-from hubring.ps.transport.shm.segment import Arena
-from hubring.ps.transport.shm.window import Window, Windows
+from hubring.ps.transport.memory.mapping import plain_memory
+from hubring.ps.transport.memory.segment import Arena
+from hubring.ps.transport.memory.window import Window, Windows
+from hubring.ps.transport.outbox import Backlog, Outbox, weigh
+from hubring.ps.transport.polling import Bell
 
 LANES = 2 if len(os.sched_getaffinity(0)) > 2 else 1
 """Streams of one connection, each on its own TCP connection.
@@ -63,7 +62,7 @@ class GrpcTransport:
         register: Sequence[Callable[[grpc.Server], None]] = (),
         lanes: int = LANES,
         rejections: Rejections | None = None,
-        lock: Lock | None = None,
+        lock: ShardLock | None = None,
     ) -> None:
         self._register = register
         self._lock = lock
@@ -74,8 +73,8 @@ class GrpcTransport:
     def listen(self, host: str) -> GrpcListener:
         return GrpcListener(host, self._register, self._rejections, self._lock)
 
-    def dial(self, address: str, timeout: float, door: Door = OPEN) -> GrpcConnection:
-        connection = GrpcConnection(address, self._lanes, door)
+    def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> GrpcConnection:
+        connection = GrpcConnection(address, self._lanes, key)
         try:
             connection.await_greeting(timeout)
         except ServerUnreachable:
@@ -97,7 +96,7 @@ class GrpcConnection:
     Replies without a landing place wait in the backlog, up to its bound.
     """
 
-    def __init__(self, address: str, lanes: int, door: Door) -> None:
+    def __init__(self, address: str, lanes: int, key: ShardKey) -> None:
         self._address = address
         self._ends: list[str] = []  # why each lane ended
         self._inbox: deque[Message] = deque()
@@ -105,7 +104,7 @@ class GrpcConnection:
         self._outbox: Outbox[Iterator[bytes]] = Outbox()
         self._rooms: dict[int, memoryview] = {}
         self._bell = Bell()
-        self._lanes = [_Lane(self, address, self._outbox, door) for _ in range(lanes)]
+        self._lanes = [_Lane(self, address, self._outbox, key) for _ in range(lanes)]
         for lane in self._lanes:
             lane.start()
 
@@ -191,12 +190,12 @@ class _Lane:
     """One channel, its stream, and the thread that reads it."""
 
     def __init__(
-        self, connection: GrpcConnection, address: str, outbox: Outbox[Iterator[bytes]], door: Door
+        self, connection: GrpcConnection, address: str, outbox: Outbox[Iterator[bytes]], key: ShardKey
     ) -> None:
         self.opened = threading.Event()
         """Set once a shard's listener has answered, or the lane has ended."""
         self._connection = connection
-        self._channel = open_channel(address, door.access, _CLIENT)
+        self._channel = open_channel(address, key.access, _CLIENT)
         exchange: grpc.StreamStreamMultiCallable[bytes, bytes]
         exchange = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
         self._call = exchange(frame for frames in outbox for frame in frames)

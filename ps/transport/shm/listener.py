@@ -12,16 +12,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from hubring.ps.core import descriptors
-from hubring.ps.core.rejections import Rejections
+from hubring.ps.core import bounds
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.memory import land
-from hubring.ps.transport.shm.connection import SCHEME
-from hubring.ps.transport.shm.doorbell import MAX_WAITING, Doorbell, Packet, peer_user
-from hubring.ps.transport.shm.memory_map import PAGE
-from hubring.ps.transport.shm.packet import Descriptor, Introductions, Kind, unpack
-from hubring.ps.transport.shm.segment import Arena, Region, attach, enclose
+from hubring.ps.transport.memory.mapping import PAGE, land
+from hubring.ps.transport.memory.segment import Arena, Region, attach, enclose
+from hubring.ps.transport.shm.packet import (
+    MAX_WAITING,
+    SCHEME,
+    Descriptor,
+    Doorbell,
+    Introductions,
+    Kind,
+    Packet,
+    peer_user,
+    unpack,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +52,23 @@ class _Peer:
     introductions: Introductions
     segments: dict[int, memoryview] = field(default_factory=dict)
 
-    def memory(self, region: Region) -> memoryview | None:
-        """Returns the worker's bytes at `region`.
+    def memories(self, *regions: Region) -> list[memoryview | None]:
+        """Returns the worker's bytes at each region; None for an empty one.
 
         Raises:
-            ValueError: The region is not in a segment of the worker's.
+            ValueError: A region is not in a segment of the worker's.
         """
-        number, offset, length = region
-        if not length:
-            return None
-        segment = self.segments.get(number)
-        if segment is None or offset + length > segment.nbytes:
-            raise ValueError(f"{region} is not in a received segment")
-        return segment[offset : offset + length]
+        found: list[memoryview | None] = []
+        for region in regions:
+            number, offset, length = region
+            if not length:
+                found.append(None)
+                continue
+            segment = self.segments.get(number)
+            if segment is None or offset + length > segment.nbytes:
+                raise ValueError(f"{region} is not in a received segment")
+            found.append(segment[offset : offset + length])
+        return found
 
 
 class _ReturnPath(NamedTuple):
@@ -103,11 +114,12 @@ class ShmListener:
 
     def receive(self) -> list[Envelope]:
         envelopes: list[Envelope] = []
-        for number, _ in self._epoll.poll(0):
-            if number == self._socket.fileno():
-                self._accept()
-            elif (peer := self._peers.get(number)) is not None:
+        ready = dict(self._epoll.poll(0))
+        for number in ready:
+            if (peer := self._peers.get(number)) is not None:
                 self._serve(peer, envelopes)
+        if self._socket.fileno() in ready:  # last, so that a connection that has ended makes room
+            self._accept()
         return envelopes
 
     def _accept(self) -> None:
@@ -116,7 +128,7 @@ class ShmListener:
         except BlockingIOError:
             return
         except OSError as error:
-            if descriptors.out_of_them(error):
+            if bounds.out_of_descriptors(error):
                 text = f"cannot accept a connection for shared memory for now: {error}"
                 self._rejections.add("descriptors", log, text)
                 self._pause()
@@ -133,7 +145,7 @@ class ShmListener:
         """Accepts no connection for a while: the socket stays readable, so the shard's loop would spin."""
         self._epoll.modify(self._socket, 0)
         again = partial(self._epoll.modify, self._socket, select.EPOLLIN)
-        self._accepts_again = threading.Timer(descriptors.PAUSE_SECONDS, again)
+        self._accepts_again = threading.Timer(bounds.DESCRIPTOR_PAUSE_SECONDS, again)
         self._accepts_again.daemon = True
         self._accepts_again.start()
 
@@ -142,7 +154,7 @@ class ShmListener:
         user, own = peer_user(connection), os.getuid()
         if user != own:
             return f"it is of user {user}; only user {own} can use shared memory"
-        most = descriptors.share(MAX_PEERS, 4)
+        most = bounds.descriptor_share(MAX_PEERS, 4)
         if len(self._peers) >= most:
             return f"{most} are open; stop processes that are left over from other jobs"
         return ""
@@ -150,9 +162,11 @@ class ShmListener:
     def _serve(self, peer: _Peer, envelopes: list[Envelope]) -> None:
         """Receives a peer's next train. Drops a peer that violates the protocol or is gone."""
         try:
-            peer.doorbell.on_room()
+            if peer.doorbell.full:
+                peer.doorbell.on_room()
             for packet in peer.doorbell.receive():  # one train, so that no peer starves the others
-                envelopes.extend(self._take(peer, packet))
+                if (envelope := self._take(peer, packet)) is not None:
+                    envelopes.append(envelope)
         except EOFError:
             self._drop(peer)
         except DamagedHeader as error:
@@ -161,26 +175,26 @@ class ShmListener:
             envelopes.append(Envelope(Message(b"", damage=str(error)), nowhere))
         except (OSError, ValueError) as error:
             text = f"closed the connection of a worker on this host: {error}"
-            if isinstance(error, OSError) and descriptors.out_of_them(error):
+            if isinstance(error, OSError) and bounds.out_of_descriptors(error):
                 self._rejections.add("descriptors", log, text)
             else:
                 log.warning("%s", text)
             self._drop(peer)
 
-    def _take(self, peer: _Peer, packet: Packet) -> list[Envelope]:
+    def _take(self, peer: _Peer, packet: Packet) -> Envelope | None:
+        """Returns the request in a packet; None if the packet is about a segment."""
         enclosed = None if packet.descriptor is None else attach(packet.descriptor)
         (kind, tag, payload, into), header = unpack(packet.data)
         if kind in (Kind.REQUEST, Kind.WINDOWED):
-            message = Message(header, peer.memory(payload))
-            path = _ReturnPath(peer, tag, peer.memory(into), kind == Kind.WINDOWED)
-            return [Envelope(message, path)]
+            came, place = peer.memories(payload, into)
+            return Envelope(Message(header, came), _ReturnPath(peer, tag, place, kind == Kind.WINDOWED))
         if kind == Kind.SEGMENT and enclosed is not None and len(peer.segments) < MAX_SEGMENTS:
             peer.segments[tag] = enclosed
         elif kind == Kind.FORGET:
             peer.segments.pop(tag, None)
         else:
             raise ValueError(f"unexpected packet of kind {kind}, or more than {MAX_SEGMENTS} segments")
-        return []
+        return None
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         assert isinstance(reply_to, _ReturnPath)

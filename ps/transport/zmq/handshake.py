@@ -5,7 +5,7 @@ The mechanism is PLAIN, which shows a sniffer all. So the user name is a nonce, 
 nonce and the listener's secret: it opens one connection. With CURVE a client proves by its knowledge of the
 listener's public key, which only admitted workers get, that it may connect.
 
-Law: only who knows the secret gets in, since ZeroMQ limits no connection whose handshake has ended.
+Law: only peers with the secret are admitted, since ZeroMQ limits no connection whose handshake has ended.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import secrets
 
 import zmq
 
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.security.door import Door
+from hubring.ps.core.bounds import Rejections
+from hubring.ps.security.shard_key import ShardKey
 from hubring.ps.transport.zmq.socket import NOW, Sockets, descriptor_of, has_message
 
 log = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ _VERSION = b"1.0"
 _ALLOWED, _REFUSED = 200, 400
 
 
-def show(dealer: zmq.Socket[bytes], door: Door) -> None:
+def show(dealer: zmq.Socket[bytes], key: ShardKey) -> None:
     """Makes a worker's socket show a new password when it connects, which it can do once."""
     nonce = secrets.token_hex(_NONCE_BYTES).encode()
-    dealer.plain_username, dealer.plain_password = nonce, door.password(nonce)
+    dealer.plain_username, dealer.plain_password = nonce, key.password(nonce)
 
 
 class Handshakes:
@@ -50,15 +50,15 @@ class Handshakes:
     Args:
         sockets: Those of the ROUTER; no other listener may use them.
         router: Asks for the password from now on.
-        door: Whose passwords a worker must show.
+        key: Whose passwords a worker must show.
         rejections: Counts connections without it.
     """
 
     def __init__(
-        self, sockets: Sockets, router: zmq.Socket[bytes], door: Door, rejections: Rejections
+        self, sockets: Sockets, router: zmq.Socket[bytes], key: ShardKey, rejections: Rejections
     ) -> None:
         self._sockets = sockets
-        self._door = door
+        self._key = key
         self._used: set[bytes] = set()
         self._rejections = rejections
         self._questions = sockets.open(zmq.REP, "")
@@ -82,7 +82,7 @@ class Handshakes:
     def _verdict(self, credentials: list[bytes]) -> tuple[int, str]:
         """Returns ZAP's status code for a nonce and a password, and its reason."""
         nonce, password = credentials
-        if not hmac.compare_digest(password, self._door.password(nonce)):
+        if not hmac.compare_digest(password, self._key.password(nonce)):
             return _REFUSED, "its token is not this shard's"
         if nonce in self._used:
             return _REFUSED, "its password was used before"

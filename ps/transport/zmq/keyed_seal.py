@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers import AEADCipherContext, Cipher, al
 
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.zmq.seal import MAX_EXTRA
+from hubring.ps.transport.zmq.socket import MAX_EXTRA
 
 _NUMBER = struct.Struct("<Q")
 _TAG_BYTES = MAX_EXTRA - _NUMBER.size

@@ -8,27 +8,28 @@ from dataclasses import replace
 
 import zmq
 
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.security.door import Lock
+from hubring.ps.security.shard_key import ShardLock
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
-from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.checksum import DamagedHeader
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
-from hubring.ps.transport.poller import poller
+from hubring.ps.transport.polling import Bell, poller
 from hubring.ps.transport.zmq.handshake import Handshakes
 from hubring.ps.transport.zmq.newcomers import BEFORE_CURVE_READY, BEFORE_READY, Newcomers
-from hubring.ps.transport.zmq.seal import MAX_FIRST_PART, Checksums, Seal
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     LINGER_MS,
+    MAX_FIRST_PART,
     MAX_PARTS,
     NAME_BYTES,
     NOW,
     NOW_AND_MORE,
     QUESTION,
     SCHEME,
+    Checksums,
+    Seal,
     Sockets,
     descriptor_of,
     has_message,
@@ -53,16 +54,18 @@ class ZmqListener:
         sockets: Opens the ROUTER; no other listener may use them.
         host: The address to listen on.
         rejections: Counts dropped messages and refused connections.
-        lock: Whom to let in; None: everybody.
+        lock: Which peers to admit; None: all.
     """
 
-    def __init__(self, sockets: Sockets, host: str, rejections: Rejections, lock: Lock | None = None) -> None:
+    def __init__(
+        self, sockets: Sockets, host: str, rejections: Rejections, lock: ShardLock | None = None
+    ) -> None:
         self._sockets = sockets
         self._rejections = rejections
         here = numeric(host)
         self._reply_routes: dict[bytes, bytes] = {}
         """For workers with a separate reply connection: its routing id, by that of the request connection."""
-        self._data_key = b"" if lock is None else lock.door.data_key
+        self._data_key = b"" if lock is None else lock.key.data_key
         self._checksums = Checksums()
         self._seals: dict[bytes, Seal] = {}
         """With a key, what seals the messages of each connection, by the name of that for requests.
@@ -83,7 +86,7 @@ class ZmqListener:
             self._router.curve_secretkey, self._router.curve_publickey = private.encode(), public.encode()
             self._router.curve_server = True
         elif lock is not None:
-            self._handshakes = Handshakes(sockets, self._router, lock.door, rejections)
+            self._handshakes = Handshakes(sockets, self._router, lock.key, rejections)
         self._bell = Bell()
         asked = [] if self._handshakes is None else [self._handshakes.descriptor]
         self._epoll = poller(descriptor_of(self._router), self._bell.waitable, *asked)

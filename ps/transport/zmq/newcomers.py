@@ -2,14 +2,15 @@
 
 ZeroMQ limits neither the number of connections nor what one sends before its handshake ends, except by the
 size of a part. So a thread learns of each new connection from the ROUTER's monitor, and keeps a descriptor of
-its own for it (`tcp_line`). The kernel wakes the thread for each packet, and counts the bytes.
+its own for it (`duplicate`). The kernel wakes the thread for each packet, and counts the bytes.
 
-Law: who has completed the handshake has been sent READY, its last command. All others have been sent at most
-what the mechanism sends before it.
+Law: a peer that completed the handshake has been sent READY, its last command. All others have been sent at
+most what the mechanism sends before it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import select
 import socket
@@ -21,20 +22,32 @@ from typing import Literal, NamedTuple
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from hubring.ps.core import descriptors
-from hubring.ps.core.rejections import Rejections
+from hubring.ps.core import bounds
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.transport.host import network_of
-from hubring.ps.transport.zmq.malloc_settings import release_freed_memory
-from hubring.ps.transport.zmq.socket import HANDSHAKE_MS, descriptor_of, has_message
-from hubring.ps.transport.zmq.tcp_line import counts, duplicate, reset
+from hubring.ps.transport.zmq.socket import (
+    HANDSHAKE_MS,
+    HANDSHAKE_RECEIVED,
+    counts,
+    descriptor_of,
+    duplicate,
+    has_message,
+    release_freed_memory,
+)
+
+_LIBC = ctypes.CDLL(None)
+_UNSPECIFIED = (ctypes.c_ubyte * 16)()  # a sockaddr of AF_UNSPEC
+
+
+def reset(line: socket.socket) -> None:
+    """Ends a connection, and frees what the kernel has received, which ZeroMQ would read after `shutdown`."""
+    _LIBC.connect(line.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))  # connect(2) of AF_UNSPEC
+
 
 log = logging.getLogger(__name__)
 
 MOST = 256
 """Connections whose handshake is not complete. Beyond it, one of them is closed."""
-
-HANDSHAKE_RECEIVED = 16 << 10
-"""Bytes that a client may send before its handshake ends. PLAIN takes 190, and CURVE 567."""
 
 BEFORE_READY = 64 + 12
 """Bytes that are sent at most before READY: the greeting, and ERROR or WELCOME (rfc.zeromq.org/spec/37)."""
@@ -193,7 +206,7 @@ class Newcomers:
             pass
 
     def _is_full(self) -> bool:
-        room = min(descriptors.share(MOST, 16), descriptors.limit() // 2 - len(self._members))
+        room = min(bounds.descriptor_share(MOST, 16), bounds.descriptor_limit() // 2 - len(self._members))
         return len(self._held) > max(0, room)
 
     def _own(self, number: int) -> socket.socket | None:
@@ -202,7 +215,7 @@ class Newcomers:
             try:
                 return duplicate(number)
             except OSError as error:
-                if not descriptors.out_of_them(error):
+                if not bounds.out_of_descriptors(error):
                     return None
             if not self._close_one("descriptors", "no file descriptor is free"):
                 return None

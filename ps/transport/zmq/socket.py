@@ -1,4 +1,6 @@
-"""The ZeroMQ sockets of one process, and how messages pass through them.
+"""The ZeroMQ sockets of one process, how messages pass through them, and what the kernel counts of them.
+
+Each message has a seal: `Checksums` here, or the one of `keyed_seal`.
 
 ZeroMQ's own queues are first in, first out, and a ROUTER drops messages when a queue is full. So messages
 wait by reference in one `Outbox` per connection. ZeroMQ gets a few slices at a time: when it releases a
@@ -7,18 +9,85 @@ payload, the next one follows.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import socket
+import struct
 import threading
 from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple, Protocol
 
 import zmq
 
-from hubring.ps.config.address import is_loopback
-from hubring.ps.transport.base import MAX_PAYLOAD, Message
-from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.memory import copy, plain_memory
+from hubring.ps.config.values import is_loopback
+from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
+from hubring.ps.transport.checksum import MAX_SEALED, DamagedHeader, opened, sealed
+from hubring.ps.transport.memory.mapping import copy, plain_memory
 from hubring.ps.transport.outbox import Outbox
-from hubring.ps.transport.zmq.malloc_settings import keep_freed_memory
-from hubring.ps.transport.zmq.seal import Seal
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+LARGEST = 32 << 20
+"""Bytes. Larger blocks come from the kernel, smaller ones from the heap."""
+
+TRIM_BYTES = 2 * LARGEST
+"""Free bytes at the end of a heap above which they are returned to the kernel."""
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Makes this process reuse freed blocks instead of asking the kernel for zeroed pages.
+
+    ZeroMQ allocates and frees messages by the megabyte. With glibc's initial thresholds their pages go
+    back to the kernel and are faulted in again: 20,000 faults for 100 MB there and back. That took one
+    worker of two shards from 1.09 to 1.23 times the time of plain sockets. glibc itself reaches these
+    values once a block of LARGEST was freed. They hold for the whole process. A C library without
+    `mallopt` is not changed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGEST)
+        mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)
+
+
+def release_freed_memory() -> None:
+    """Returns freed memory to the kernel, as far as the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+MAX_EXTRA = 24
+"""Maximum bytes that a seal adds to a header."""
+
+MAX_FIRST_PART = max(MAX_SEALED, MAX_HEADER + MAX_EXTRA)
+"""Maximum bytes of a message's first part."""
+
+
+class Seal(Protocol):
+    """Prepares the messages of one end of a connection, and checks those of its other end."""
+
+    def seal(self, message: Message) -> bytes:
+        """Returns the message's first part; the payload follows as it is."""
+
+    def open(self, first: bytes, payload: memoryview | None) -> Message:
+        """Returns the message of a first part and a payload.
+
+        Raises:
+            DamagedHeader: Nothing in the message can be trusted.
+        """
+
+
+class Checksums:
+    """A seal without a key: it finds damage, but no forgery."""
+
+    def seal(self, message: Message) -> bytes:
+        return sealed(message)
+
+    def open(self, first: bytes, payload: memoryview | None) -> Message:
+        return opened(first, payload)
+
 
 SCHEME = "tcp://"
 
@@ -37,6 +106,9 @@ SILENCE_MS = 12_000
 
 HANDSHAKE_MS = 5_000
 """How long a new connection has for ZeroMQ's handshake."""
+
+HANDSHAKE_RECEIVED = 16 << 10
+"""Bytes that a client may send before its handshake ends. PLAIN takes 190, and CURVE 567."""
 
 PART_BYTES = 4 << 20
 """Maximum bytes of a part of a message, and so of what a connection can fill before its handshake ends.
@@ -80,7 +152,7 @@ A thread sends and receives in turn: replies fell behind requests, and the last 
 of a step. So with one shard, replies have a separate connection, and a thread at each end. On two cores, 100
 MB there and back with the optimizer took one worker 1.21 instead of 1.34 times the time of plain sockets.
 With more shards there are connections for all threads. With two shards, two threads instead of one improve
-two workers from 1.20 to 1.14, and reusing pages (`malloc_settings.py`) improves one worker from 1.23 to 1.09.
+two workers from 1.20 to 1.14, and reusing pages (`keep_freed_memory`) improves one worker from 1.23 to 1.09.
 A thread moves 2 GB/s each way. Larger TCP buffers change nothing.
 """
 
@@ -206,3 +278,47 @@ def descriptor_of(socket: zmq.Socket[bytes]) -> int:
 def has_message(socket: zmq.Socket[bytes]) -> bool:
     """Whether a message can be received."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & _READABLE)
+
+
+_CLOSED = 7  # TCP_CLOSE
+_INFO = struct.Struct("<B127xQ64xQQ")
+"""The start of Linux's tcp_info: state, bytes_received, and (since 4.19) bytes_sent and bytes_retrans."""
+
+
+class Counts(NamedTuple):
+    """What the kernel knows of a connection.
+
+    Attributes:
+        closed: Whether it has ended.
+        received: Bytes that the peer sent.
+        sent: Bytes that the peer was sent, each counted once. ZeroMQ greets a peer at once, so this is 0 only
+            if the peer grants no room, or if the kernel does not count.
+    """
+
+    closed: bool
+    received: int
+    sent: int
+
+
+def duplicate(number: int) -> socket.socket:
+    """Returns a descriptor of our own for ZeroMQ's, which ZeroMQ may close at any time.
+
+    Raises:
+        OSError: The connection has ended, or no descriptor is free.
+    """
+    own = os.dup(number)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
+
+
+def counts(line: socket.socket) -> Counts:
+    """Returns the counts of a connection; none on an old kernel."""
+    try:
+        info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        state, received, sent, again = _INFO.unpack(info)
+    except (OSError, struct.error):
+        return Counts(closed=False, received=0, sent=0)
+    return Counts(state == _CLOSED, received, sent - again)

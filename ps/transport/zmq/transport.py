@@ -17,37 +17,38 @@ import time
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.security.door import OPEN, Door, Lock
+from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey, ShardLock
 from hubring.ps.transport.base import Message
-from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.memory import plain_memory
+from hubring.ps.transport.memory.mapping import plain_memory
+from hubring.ps.transport.memory.segment import Arena
+from hubring.ps.transport.memory.window import Window, Windows
 from hubring.ps.transport.outbox import WINDOW, Outbox
-from hubring.ps.transport.poller import poller
-from hubring.ps.transport.shm.segment import Arena
-from hubring.ps.transport.shm.window import Window, Windows
+from hubring.ps.transport.polling import Bell, poller
 from hubring.ps.transport.zmq import handshake
 from hubring.ps.transport.zmq.listener import ZmqListener
-from hubring.ps.transport.zmq.newcomers import HANDSHAKE_RECEIVED
-from hubring.ps.transport.zmq.seal import Checksums, Seal
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
+    HANDSHAKE_RECEIVED,
     LINGER_MS,
     NAME_BYTES,
     NOW,
     QUESTION,
     SCHEME,
+    Checksums,
+    Seal,
     Sockets,
+    counts,
     descriptor_of,
+    duplicate,
     has_message,
     message_of,
     pass_to_zmq,
     put,
     receive,
 )
-from hubring.ps.transport.zmq.tcp_line import counts, duplicate
 
 _NEVER_MS = 2**31 - 1
 
@@ -83,7 +84,7 @@ class ZmqTransport:
     name = "zmq"
 
     def __init__(
-        self, *, apart: bool = False, rejections: Rejections | None = None, lock: Lock | None = None
+        self, *, apart: bool = False, rejections: Rejections | None = None, lock: ShardLock | None = None
     ) -> None:
         self._apart = apart
         self._lock = lock
@@ -94,10 +95,10 @@ class ZmqTransport:
     def listen(self, host: str) -> ZmqListener:
         return ZmqListener(Sockets(), host, self._rejections, self._lock)
 
-    def dial(self, address: str, timeout: float, door: Door = OPEN) -> ZmqConnection:
+    def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> ZmqConnection:
         deadline = time.monotonic() + timeout
         for attempt in range(ATTEMPTS):
-            connection = ZmqConnection(self._sockets, address, door, apart=self._apart)
+            connection = ZmqConnection(self._sockets, address, key, apart=self._apart)
             try:
                 connection.await_handshake(deadline - time.monotonic())
             except ServerUnreachable as error:
@@ -127,7 +128,7 @@ class ZmqConnection:
     left. Code that leaves messages therefore rings a bell.
     """
 
-    def __init__(self, sockets: Sockets, address: str, door: Door, *, apart: bool) -> None:
+    def __init__(self, sockets: Sockets, address: str, key: ShardKey, *, apart: bool) -> None:
         self._address = address
         self._lost = ""
         self._drain_timer: threading.Timer | None = None
@@ -138,14 +139,14 @@ class ZmqConnection:
         # ZeroMQ's own routing ids begin with a zero.
         name = secrets.token_bytes(NAME_BYTES).replace(b"\0", b"\1")
         self._seal: Seal = Checksums()
-        self._keyed = bool(door.data_key)
+        self._keyed = bool(key.data_key)
         if self._keyed:
             from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
 
-            self._seal = KeyedSeal(door.data_key, name, serves=False, numbers=itertools.count())
-        self._lanes = [_Lane(sockets, address, name, door)]
+            self._seal = KeyedSeal(key.data_key, name, serves=False, numbers=itertools.count())
+        self._lanes = [_Lane(sockets, address, name, key)]
         if apart:
-            self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES, door))
+            self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES, key))
         watched = [descriptor for lane in self._lanes for descriptor in lane.descriptors]
         self._epoll = poller(*watched, self._bell.waitable)
         self._waitable = self._epoll.fileno()
@@ -234,7 +235,7 @@ class ZmqConnection:
 class _Lane:
     """A DEALER and its monitor, which reports a loss even while nothing is sent."""
 
-    def __init__(self, sockets: Sockets, address: str, name: bytes, door: Door) -> None:
+    def __init__(self, sockets: Sockets, address: str, name: bytes, key: ShardKey) -> None:
         self._sockets = sockets
         self._address = address
         self.lost = ""
@@ -243,18 +244,18 @@ class _Lane:
         self.dealer = sockets.open(zmq.DEALER, host)
         self.dealer.routing_id = name
         self.dealer.ipv6 = "[" in address
-        if door.curve:  # any client key will do: only admitted workers have the shard's public key
+        if key.curve:  # any client key will do: only admitted workers have the shard's public key
             self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
-            self.dealer.curve_serverkey = door.curve.encode()
-        elif door.secret:
-            handshake.show(self.dealer, door)
+            self.dealer.curve_serverkey = key.curve.encode()
+        elif key.secret:
+            handshake.show(self.dealer, key)
         self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
         self._monitor = self.dealer.get_monitor_socket(
             _BROKEN | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
         self._line: socket.socket | None = None
         """Another descriptor of the connection, until the peer has proved to be the shard."""
-        self._proves = bool(door.data_key)
+        self._proves = bool(key.data_key)
         self.descriptors = descriptor_of(self.dealer), descriptor_of(self._monitor)
 
     def connect(self, deadline: float) -> bool:

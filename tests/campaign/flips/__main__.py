@@ -13,10 +13,6 @@ from tempfile import TemporaryDirectory
 from tests.campaign.flips.files import files
 from tests.campaign.flips.messages import wires
 from tests.campaign.flips.place import Counts, Outcome, Place, table
-from tests.campaign.flips.streams import streams
-
-LIVE_PART = 50
-"""One of so many flips is on a live connection, which takes much longer."""
 
 
 def play(places: Sequence[Place], flips: int, draw: random.Random) -> Counts:
@@ -44,10 +40,9 @@ def main() -> None:
     logging.disable(logging.CRITICAL)  # each flip in a checkpoint is logged
     draw = random.Random(arguments.seed)
     with TemporaryDirectory() as folder:
-        still = play([*wires(), *files(Path(folder) / "files")], arguments.flips, draw)
-    live = play(streams(), arguments.flips // LIVE_PART, draw)
-    print(table({**still, **live}))
-    raise SystemExit(any(found[Outcome.SILENT] for found in (*still.values(), *live.values())))
+        counts = play([*wires(), *files(Path(folder) / "files")], arguments.flips, draw)
+    print(table(counts))
+    raise SystemExit(any(found[Outcome.SILENT] for found in counts.values()))
 
 
 if __name__ == "__main__":

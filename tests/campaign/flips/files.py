@@ -16,11 +16,11 @@ from hubring.ps.core.types import BucketSpec, Slice, TensorSpec
 from hubring.ps.security.certificate import Identity
 from hubring.ps.security.guard import HEADER, SCHEME, Guard
 from hubring.ps.security.keyring import Keyring, make_files
-from hubring.ps.store.snapshot import KeyState, Snapshot
+from hubring.ps.store.key_state import KeyState, Snapshot
 from tests.campaign.flips.place import Outcome
 from tests.campaign.tampering import flipped
 
-BUCKETS = (BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (6, 4)),)),)
+BUCKETS = (BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (6, 4)),)),)
 SLICES = (Slice(0, 0, 0, 12, 0), Slice(1, 0, 12, 12, 1))
 METHOD = {"worker": "Join", "shard": "RegisterShard", "reader": "Status", "operator": "Checkpoint"}
 """A method of Control for each role."""

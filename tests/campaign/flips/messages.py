@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -13,6 +10,7 @@ from hubring.ps.core.messages import (
     Call,
     Code,
     Collective,
+    CollectiveResult,
     Contribute,
     Init,
     Missing,
@@ -23,23 +21,20 @@ from hubring.ps.core.messages import (
     Refusal,
     Reply,
     Request,
-    Result,
-    State,
+    StateReply,
     Values,
     WriteParameters,
     WriteState,
 )
 from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import Sender, new_incarnation
-from hubring.ps.security.certificate import NAME, Identity, make
 from hubring.ps.store.collective import layout_of
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
+from hubring.ps.transport.encode import encode_reply, encode_request
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
-from hubring.ps.transport.shm.doorbell import split
-from hubring.ps.transport.shm.packet import Descriptor, Kind, unpack
-from hubring.ps.transport.shm.segment import Region
-from hubring.ps.transport.wire import encode_reply, encode_request
+from hubring.ps.transport.memory.segment import Region
+from hubring.ps.transport.shm.packet import Descriptor, Kind, split, unpack
 from tests.campaign.flips.place import Outcome
 from tests.campaign.tampering import flipped
 
@@ -65,8 +60,8 @@ def messages() -> list[Message]:
     ]
     replies: list[Reply] = [
         Values(1, values, clock=4, version=17, staleness=3, absent=(1,)),
-        State(1, 17, state),
-        Result((values,)),
+        StateReply(1, 17, state),
+        CollectiveResult((values,)),
         Missing((3, 4)),
         Refusal(Code.FENCED, "rank 3 lost its place"),
     ]
@@ -156,51 +151,7 @@ def _from_train(trains: Sequence[bytes]) -> Read:
     )
 
 
-class Tls:
-    """The records of a TLS connection with a server's certificate, in which control messages travel."""
-
-    name, share = "control, TLS records", 1
-
-    def __init__(self) -> None:
-        identity = make()
-        self._server = _server(identity)
-        self._client = ssl.create_default_context(cadata=identity.certificate.decode())
-        self._text = b"".join(message.header for message in messages())
-        self.bits = 8 * len(self._pair()[1])
-
-    def flip(self, bit: int) -> Outcome:
-        reader, records, arriving = self._pair()
-        arriving.write(flipped(records, bit % (8 * len(records))))
-        try:
-            read = reader.read(len(self._text))
-        except ssl.SSLError:  # also if the record waits for more bytes
-            return Outcome.DETECTED
-        return Outcome.HARMLESS if read == self._text else Outcome.SILENT
-
-    def _pair(self) -> tuple[ssl.SSLObject, bytes, ssl.MemoryBIO]:
-        """Returns the reader after the handshake, encrypted text for it, and where that arrives."""
-        up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-        writer = self._client.wrap_bio(down, up, server_hostname=NAME)
-        reader = self._server.wrap_bio(up, down, server_side=True)
-        for end in (writer, reader, writer, reader):
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-        writer.write(self._text)
-        return reader, up.read(), up
-
-
-def _server(identity: Identity) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with TemporaryDirectory() as folder:
-        pair = Path(folder) / "pair.pem"
-        pair.write_bytes(identity.certificate + identity.key)
-        context.load_cert_chain(pair)
-    return context
-
-
-def wires() -> list[Wire | Tls]:
+def wires() -> list[Wire]:
     """Returns the places of all wires."""
     return [
         Wire("zmq, parts", _parts, _from_parts, (DamagedHeader,)),
@@ -211,5 +162,4 @@ def wires() -> list[Wire | Tls]:
             (DamagedHeader, MalformedFrame),
         ),
         Wire("shm, packets", _train, _from_train, (DamagedHeader, ValueError)),
-        Tls(),
     ]

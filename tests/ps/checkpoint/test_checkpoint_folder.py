@@ -1,37 +1,53 @@
+"""What is on the disk: whole, damaged, locked, or of a user who may not read it."""
+
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
+import json
 import os
+import random
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hubring.ps.checkpoint import checkpoint_folder
-from hubring.ps.checkpoint.checkpoint_folder import FileEntry, Manifest
+from hubring.ps.checkpoint.checkpoint_folder import UNSIGNED_FORMAT, FileEntry, Manifest, lock_directory
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 from hubring.ps.core.types import BucketSpec, Slice, TensorSpec
 
-BUCKETS = (BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (2, 2)),)),)
+BUCKETS = (BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (2, 2)),)),)
 SLICES = (Slice(0, 0, 0, 4, 0),)
 
 
-def write(directory: Path, step: int, content: bytes = b"tensors") -> Path:
+def write(directory: Path, step: int) -> Path:
     folder = checkpoint_folder.begin(directory)
     path = folder / "shard-0.safetensors"
-    path.write_bytes(content)
-    entry = FileEntry(path.name, checkpoint_folder.digest(path), len(content), (0,))
+    path.write_bytes(b"tensors")
+    entry = FileEntry(path.name, checkpoint_folder.digest(path), 7, (0,))
     return checkpoint_folder.publish(folder, Manifest("job", "bsp", step, 7, BUCKETS, SLICES, (entry,)))
 
 
-def test_what_was_published_is_read_back(tmp_path: Path) -> None:
+def loaded(directory: Path) -> Path:
+    found = checkpoint_folder.newest(directory)
+    assert found is not None
+    return found[0]
+
+
+def test_a_published_checkpoint_is_read_back(tmp_path: Path) -> None:
     folder = write(tmp_path, 12)
     found = checkpoint_folder.newest(tmp_path)
     assert found is not None
     path, read = found
     assert path == folder
     assert (read.step, read.next_incarnation, read.buckets, read.slices) == (12, 7, BUCKETS, SLICES)
-    assert read.file_of(0) == "shard-0.safetensors"
+    assert [entry.name for entry in read.files] == ["shard-0.safetensors"]
 
 
 def test_an_empty_directory_holds_no_checkpoint(tmp_path: Path) -> None:
@@ -42,16 +58,7 @@ def test_an_empty_directory_holds_no_checkpoint(tmp_path: Path) -> None:
 def test_the_newest_is_the_last_written_whatever_its_step(tmp_path: Path) -> None:
     write(tmp_path, 30)
     last = write(tmp_path, 20)
-    found = checkpoint_folder.newest(tmp_path)
-    assert found is not None
-    assert found[0] == last
-
-
-def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
-    for step in range(6):
-        write(tmp_path, step)
-    kept = sorted(int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir())
-    assert kept == [3, 4, 5]
+    assert loaded(tmp_path) == last
 
 
 def test_the_newest_is_passed_over_if_this_user_cannot_search_it(
@@ -66,9 +73,7 @@ def test_the_newest_is_passed_over_if_this_user_cannot_search_it(
         return exists(path)
 
     monkeypatch.setattr(Path, "exists", denied)
-    found = checkpoint_folder.newest(tmp_path)
-    assert found is not None
-    assert found[0] == before
+    assert loaded(tmp_path) == before
     assert "Permission denied" in caplog.text
     assert "trying the previous checkpoint" in caplog.text
 
@@ -89,24 +94,6 @@ def test_a_checkpoints_files_and_its_folder_are_on_the_disk_before_it_is_publish
     hidden = synced[0].parent
     assert hidden.name.startswith(".writing-")
     assert synced == [hidden / "manifest.json", hidden / "manifest.sha256", hidden, folder.parent]
-
-
-@pytest.mark.parametrize("damage", ["flip", "tear", "remove", "manifest"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, damage: str) -> None:
-    before = write(tmp_path, 1)
-    newest = write(tmp_path, 2)
-    file = newest / "shard-0.safetensors"
-    if damage == "flip":
-        file.write_bytes(b"tensorz")
-    elif damage == "tear":
-        file.write_bytes(b"ten")
-    elif damage == "remove":
-        file.unlink()
-    else:
-        (newest / "manifest.json").write_text("{")
-    found = checkpoint_folder.newest(tmp_path)
-    assert found is not None
-    assert found[0] == before
 
 
 def test_when_every_checkpoint_is_damaged_it_says_so(tmp_path: Path) -> None:
@@ -191,3 +178,109 @@ def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert checkpoint_folder.newest(tmp_path) is None
     assert write(tmp_path, 4).name == "000001-step-4"
+
+
+def flip_bits(directory: Path, count: int) -> None:
+    """Turns one bit at a time, and looks what is loaded."""
+    before, newest = write(directory, 1), write(directory, 2)
+    chance = random.Random(0)
+    files = sorted(newest.iterdir())
+    assert [file.name for file in files] == ["manifest.json", "manifest.sha256", "shard-0.safetensors"]
+    for _ in range(count):
+        file = chance.choice(files)
+        content = file.read_bytes()
+        changed = bytearray(content)
+        if chance.random() < 0.9:
+            changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+        else:
+            del changed[chance.randrange(len(changed)) :]
+        file.write_bytes(changed)
+        assert loaded(directory) == before
+        file.write_bytes(content)
+    assert loaded(directory) == newest
+
+
+def test_no_turned_bit_is_loaded(tmp_path: Path) -> None:
+    flip_bits(tmp_path, 50)
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_no_turned_bit_is_loaded_in_many_tries(tmp_path: Path) -> None:
+    flip_bits(tmp_path, 2_000)
+
+
+def test_the_digest_of_the_manifest_is_one_that_sha256sum_reads(tmp_path: Path) -> None:
+    folder = write(tmp_path, 1)
+    digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    assert (folder / "manifest.sha256").read_text() == f"{digest}  manifest.json\n"
+
+
+def older(folder: Path, number: int = UNSIGNED_FORMAT) -> None:
+    """Makes a checkpoint of a format without a digest."""
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    (folder / "manifest.json").write_bytes(msgspec.json.encode({**manifest, "format": number}))
+    (folder / "manifest.sha256").unlink()
+
+
+def test_a_checkpoint_from_before_the_digest_is_read(tmp_path: Path) -> None:
+    folder = write(tmp_path, 1)
+    older(folder)
+    assert checkpoint_folder.read(folder).step == 1
+
+
+def test_a_digest_that_is_missing_is_damage(tmp_path: Path) -> None:
+    folder = write(tmp_path, 1)
+    (folder / "manifest.sha256").unlink()
+    with pytest.raises(CheckpointCorrupt, match=r"has format 2 without manifest\.sha256; expected format 1"):
+        checkpoint_folder.read(folder)
+
+
+def test_bytes_that_are_no_text_in_an_older_manifest_are_damage(tmp_path: Path) -> None:
+    folder = write(tmp_path, 1)
+    older(folder)
+    text = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(text.replace(b"weight", b"we\xffght"))
+    with pytest.raises(CheckpointCorrupt, match="cannot read"):
+        checkpoint_folder.read(folder)
+
+
+def test_a_claimed_directory_is_refused_to_other_processes_until_its_holder_ends(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys; from hubring.ps.checkpoint.checkpoint_folder import lock_directory;"
+        " lock_directory(pathlib.Path(sys.argv[1]))"
+    )
+
+    def another() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    with lock_directory(tmp_path):
+        refused = another()
+        assert refused.returncode == 1
+        assert f"{tmp_path} is locked by {socket.gethostname()} pid {os.getpid()}" in refused.stderr
+    assert another().returncode == 0
+
+
+def test_a_claim_sweeps_nothing_that_another_process_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    writing = checkpoint_folder.begin(tmp_path)
+    monkeypatch.setattr(fcntl, "lockf", locked)
+    with pytest.raises(ConfigError, match="is locked by another process"):
+        lock_directory(tmp_path)
+    assert writing.is_dir()
+
+
+def test_where_nothing_can_be_locked_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    lock_directory(tmp_path).close()
+    assert f"cannot lock {tmp_path} (No locks available)" in caplog.text

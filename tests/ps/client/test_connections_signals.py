@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from hubring.ps.client.connections import Connections
 from hubring.ps.core.errors import HubringError
-from hubring.ps.transport.spin_wait import SpinWait
+from hubring.ps.transport.polling import SpinWait
 from tests.support.fakes.scripted_shards import SOON, AnnouncedWait, ScriptedShards, opened
 
 shards = pytest.fixture(opened, name="shards")
@@ -44,12 +43,12 @@ def alarms() -> Iterator[list[int]]:
     gc.enable()
 
 
-def batch_until_the_alarm(lines: Connections, microseconds: int, alarms: list[int]) -> None:
+def ask_until_the_alarm(shards: ScriptedShards, microseconds: int, alarms: list[int]) -> None:
     alarms.clear()
     signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
     while not alarms:
-        with lines.batched():
-            pass
+        with shards.connections.batched():
+            shards.ask(0)
 
 
 class InterruptedBatches(set[Any]):
@@ -75,15 +74,38 @@ def test_signals_that_raise_at_any_moment_leave_nothing_taken(
     shards: ScriptedShards, alarms: list[int]
 ) -> None:
     lines = shards.connections
-    for turn in range(2000):
+    for turn in range(500):
         with pytest.raises(Alarm):
-            batch_until_the_alarm(lines, 20 + turn % 50, alarms)
+            ask_until_the_alarm(shards, 20 + turn % 50, alarms)
         assert not lines._batching
         assert lines._io_lock.acquire(timeout=SOON)
         lines._io_lock.release()
+        lines._requests.failure = None  # set if the alarm came while something was sent
+        lines._process({})
+        assert lines._requests._windows[0].waiting == [], "what was asked for leaves"
 
 
-def test_what_breaks_off_a_wait_ends_the_lines(shards: ScriptedShards) -> None:
+def test_a_request_whose_submission_is_interrupted_leaves_with_the_next(
+    shards: ScriptedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = shards.connections._requests._windows[0]
+    put = window.put
+
+    def interrupt(*request: Any) -> None:
+        put(*request)
+        raise Alarm
+
+    with monkeypatch.context() as patch:
+        patch.setattr(window, "put", interrupt)
+        with pytest.raises(Alarm):
+            shards.ask(0)
+    work = shards.ask(1)
+    assert len(shards.wire.sent) == 2
+    shards.wire.answer(0, 1)
+    work.wait(SOON)
+
+
+def test_an_exception_that_interrupts_a_wait_closes_the_connections(shards: ScriptedShards) -> None:
     """A signal's exception may have cost a reply: who asks again is told so, and does not wait for it."""
 
     def interrupt() -> None:

@@ -9,44 +9,37 @@ import pytest
 import torch
 
 from hubring.protos import data_pb2 as pb
-from hubring.ps.client import shard_silence
-from hubring.ps.client.inflight import Inflight
-from hubring.ps.client.requests import Requests
+from hubring.ps.client import requests as client_requests
+from hubring.ps.client.requests import Inflight, Requests
 from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.work import Work
 from hubring.ps.store.consistency import ASP, BSP
 from hubring.ps.transport.base import Connection, Message
-from tests.support.transports.one_shard import NUMEL, SOON, OneShard, begin, push
+from tests.support.transports.one_shard import NUMEL, SOON, OneShard, Passing, begin, push
 
 Lose = Callable[[pb.Header], bool]
 
 
-class Lossy:
+class Lossy(Passing):
     """A connection that loses requests and replies, and notes the requests that pass."""
 
     def __init__(self, inner: Connection, lose: Lose) -> None:
-        self.inner, self.lose = inner, lose
+        super().__init__(inner)
+        self.lose = lose
         self.bodies: list[str | None] = []
         self.probed = threading.Event()
         """Set when three probes were answered."""
         self._answers = 0
 
-    @property
-    def waitable(self) -> int:
-        return self.inner.waitable
-
     def send(self, message: Message, into: memoryview | None = None) -> None:
         header = pb.Header.FromString(message.header)
         self.bodies.append(header.WhichOneof("body"))
         if not self.lose(header):
-            self.inner.send(message, into)
-
-    def flush(self) -> None:
-        self.inner.flush()
+            super().send(message, into)
 
     def receive(self) -> list[Message]:
         passed = []
-        for message in self.inner.receive():
+        for message in super().receive():
             header = pb.Header.FromString(message.header)
             self._answers += header.HasField("missing")
             if self._answers == 3:
@@ -54,9 +47,6 @@ class Lossy:
             if not self.lose(header):
                 passed.append(message)
         return passed
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class First:
@@ -73,8 +63,8 @@ class First:
 
 @pytest.fixture(autouse=True)
 def soon_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_silence, "SECONDS", 0.02)
-    monkeypatch.setattr(shard_silence, "ANSWER_SECONDS", 0.02)
+    monkeypatch.setattr(client_requests, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(client_requests, "ANSWER_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -82,14 +72,12 @@ def shards() -> Iterator[list[OneShard]]:
     made: list[OneShard] = []
     yield made
     for shard in made:
-        shard.stop()
+        shard.close()
 
 
 @pytest.mark.parametrize("body", ["init", "pull", "push", "values", "result", "probe", "missing"])
 @pytest.mark.parametrize("attended", [True, False])
-def test_what_is_lost_is_sent_again_and_counts_once(
-    shards: list[OneShard], body: str, attended: bool
-) -> None:
+def test_a_lost_message_is_resent_and_counts_once(shards: list[OneShard], body: str, attended: bool) -> None:
     shards.append(OneShard(ASP(), 1))
     about_loss = body in ("probe", "missing")  # one that is lost looks like a stuck connection
     lose, losing_pushes = First(body, 2 - about_loss), First("push", about_loss)
@@ -99,7 +87,6 @@ def test_what_is_lost_is_sent_again_and_counts_once(
     values = begin(client)
     for _ in range(4):
         push(client, torch.ones(NUMEL), values, attended=attended).wait(SOON)
-    client.close()
     assert lose.left == 0
     assert values.tolist() == [4.0] * NUMEL
     assert shards[0].loop.store.stats().pushes == 4
@@ -123,8 +110,6 @@ def test_a_push_that_waits_for_another_worker_is_not_sent_again(shards: list[One
     waiting.join()
     assert seen[0].bodies.count("push") == 1
     assert values.tolist() == other.tolist() == [1.0] * NUMEL
-    for client in (first, second):
-        client.close()
 
 
 def test_a_connection_on_which_nothing_comes_is_replaced(shards: list[OneShard]) -> None:
@@ -140,7 +125,6 @@ def test_a_connection_on_which_nothing_comes_is_replaced(shards: list[OneShard])
     values = begin(client)
     for _ in range(3):
         push(client, torch.ones(NUMEL), values).wait(SOON)
-    client.close()
     assert len(seen) == 2
     assert values.tolist() == [3.0] * NUMEL
     assert shards[0].loop.store.stats().pushes == 3
@@ -165,7 +149,6 @@ def test_a_shard_that_accepts_no_other_connection_keeps_the_stuck_one(shards: li
     values = begin(client)
     for _ in range(2):
         push(client, torch.ones(NUMEL), values).wait(SOON)
-    client.close()
     assert refused.is_set()
     assert values.tolist() == [2.0] * NUMEL
 
@@ -191,17 +174,17 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def test_a_request_that_is_late_just_after_the_silence_is_asked_for_then(
     now: Callable[[float], None],
 ) -> None:
-    requests = late_requests(0.0, nbytes=shard_silence.SLOWEST_BYTES_PER_SECOND)
-    now(shard_silence.SECONDS)
+    requests = late_requests(0.0, nbytes=client_requests.SLOWEST_BYTES_PER_SECOND)
+    now(client_requests.SILENT_SECONDS)
     assert requests.late(0) == ([], False)
-    now(shard_silence.SECONDS + 1.0)
+    now(client_requests.SILENT_SECONDS + 1.0)
     assert requests.late(0) == ([0], False)
 
 
 def test_requests_that_are_late_soon_are_asked_for_with_the_first(now: Callable[[float], None]) -> None:
-    answer = shard_silence.ANSWER_SECONDS
+    answer = client_requests.ANSWER_SECONDS
     requests = late_requests(0.0, answer / 2, 2 * answer)
-    now(shard_silence.SECONDS)
+    now(client_requests.SILENT_SECONDS)
     assert requests.late(0) == ([0, 1], False)
-    now(shard_silence.SECONDS + answer)
+    now(client_requests.SILENT_SECONDS + answer)
     assert requests.late(0) == ([0, 1, 2], True)

@@ -5,21 +5,9 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from hubring.ps.client.repeated_call import repeated
+from hubring.ps.client.server_calls import repeated
 from hubring.ps.core.errors import Fenced, HubringError, JobFailed, ServerUnreachable
-
-
-class Failed(grpc.RpcError):
-    """A failed call."""
-
-    def __init__(self, code: grpc.StatusCode) -> None:
-        self._code = code
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return "why"
+from tests.support.fakes.failed_call import FailedCall
 
 
 def fails(*codes: grpc.StatusCode) -> Callable[[], str]:
@@ -28,7 +16,7 @@ def fails(*codes: grpc.StatusCode) -> Callable[[], str]:
 
     def call() -> str:
         if left:
-            raise Failed(left.pop(0))
+            raise FailedCall(left.pop(0))
         return "an answer"
 
     return call

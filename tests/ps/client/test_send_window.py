@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from hubring.ps.client.send_window import BYTES, PATIENCE_SECONDS, SLICES, SendWindow
+from hubring.ps.client.requests import BYTES, PATIENCE_SECONDS, SendWindow
 
 SMALL, LARGE = BYTES // 4, BYTES
 
 
-def window_of(count: int, nbytes: int, *, bounded: bool = True) -> SendWindow[int]:
-    window = SendWindow[int](bounded=bounded)
+def window_of(count: int, nbytes: int) -> SendWindow[int]:
+    window = SendWindow[int](bounded=True)
     for number in range(count):
         window.put(number, 0, nbytes)
     return window
@@ -17,18 +17,6 @@ def taken(window: SendWindow[int], now: float) -> list[int]:
     while (item := window.take(now)) is not None:
         found.append(item)
     return found
-
-
-def test_nothing_leaves_once_the_bound_has_no_answer() -> None:
-    window = window_of(10, SMALL)
-    assert taken(window, 0.0) == [0, 1, 2, 3]
-    window.answered(SMALL, 0.05)
-    assert taken(window, 0.05) == [4]
-    assert window
-
-
-def test_large_slices_are_bounded_by_their_number() -> None:
-    assert len(taken(window_of(10, LARGE), 0.0)) == SLICES
 
 
 def test_a_small_one_among_large_ones_does_not_stop_them() -> None:
@@ -42,14 +30,6 @@ def test_a_small_one_among_large_ones_does_not_stop_them() -> None:
     assert taken(window, 0.02) == [4, 5]
 
 
-def test_an_urgent_one_overtakes_what_is_held_back() -> None:
-    window = window_of(10, SMALL)
-    taken(window, 0.0)
-    window.put(99, 1, SMALL)
-    window.answered(SMALL, 0.05)
-    assert taken(window, 0.05) == [99]
-
-
 def test_the_bound_doubles_while_no_answer_comes_and_is_back_with_the_first() -> None:
     window = window_of(20, SMALL)
     assert len(taken(window, 0.0)) == 4
@@ -61,19 +41,9 @@ def test_the_bound_doubles_while_no_answer_comes_and_is_back_with_the_first() ->
     assert taken(window, 2.03 * PATIENCE_SECONDS) == []
 
 
-def test_time_in_which_nothing_was_due_is_not_silence() -> None:
-    assert len(taken(window_of(10, SMALL), 1000.0)) == 4
-
-
-def test_where_no_link_is_shared_nothing_is_held_back() -> None:
-    window = window_of(10, LARGE, bounded=False)
-    assert len(taken(window, 0.0)) == 10
-    assert not window
-
-
 def test_clearing_takes_out_what_waits_in_its_order() -> None:
     window = window_of(6, SMALL)
     taken(window, 0.0)
     window.put(99, 1, SMALL)
     assert window.clear() == [99, 4, 5]
-    assert not window
+    assert not window.waiting

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,14 +11,16 @@ import grpc
 import pytest
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.client.rendezvous import ShardLocations
+from hubring.ps.client.server_calls import Silence
 from hubring.ps.client.session import Session
-from hubring.ps.client.shard_locations import ShardLocations
-from hubring.ps.client.silence import Silence
 from hubring.ps.core.errors import HubringError, JobFailed
-from hubring.ps.core.waiting import Waiting
-from hubring.ps.job.job import Reason
+from hubring.ps.core.timing import Waiting
 from hubring.ps.job.membership import RETRY_SECONDS, heartbeat_seconds
-from hubring.ps.transport.grpc.insistent_call import InsistentCalls
+from hubring.ps.job.outcome import LeaveReason
+from hubring.ps.transport.grpc.calls import InsistentCalls
+from tests.support.fakes.failed_call import FailedCall
+from tests.support.fakes.heartbeats import Heartbeats
 
 SOON = 10.0
 
@@ -62,115 +63,50 @@ def test_a_callback_that_is_added_while_the_job_fails_is_called_once() -> None:
     assert [str(error) for error in told] == ["a shard is lost"]
 
 
-class Replies:
-    """A stub and an open call. The first two replies lost their message, the third ends the job."""
+LOST = pb.HeartbeatReply(failed="shard 0 is lost", exit_code=69)
 
-    def __init__(self) -> None:
-        self._replies = [None, None, pb.HeartbeatReply(failed="shard 0 is lost", exit_code=69)]
 
-    @property
-    def Heartbeat(self) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(future=self._call)
-
-    def _call(self, request: pb.HeartbeatRequest, timeout: float) -> Future[pb.HeartbeatReply | None]:
-        call: Future[pb.HeartbeatReply | None] = Future()
-        call.set_result(self._replies.pop(0))
-        return call
-
-    def keep(self) -> None:
-        """Does nothing."""
+def beating(stub: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[float]]:
+    """Returns a session that sends heartbeats without pauses, and the pauses that it would make."""
+    session, pauses = bare(stub), list[float]()
+    session.locations = ShardLocations(session._stub, (0, b""), ())
+    monkeypatch.setattr(session, "_leaves", pauses.append)
+    monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
+    return session, pauses
 
 
 def test_a_heartbeat_is_repeated_after_replies_without_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = bare(Replies())
-    session.locations = ShardLocations(session._stub, (0, b""), ())
-    monkeypatch.setattr(session, "_leaves", lambda interval: False)
-    monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
+    session, _ = beating(Heartbeats([None, None, LOST]), monkeypatch)
     session._keep_alive()
     assert str(session.failure) == "shard 0 is lost"
 
 
-class Losing(Replies):
-    """As Replies, but the first heartbeat fails, and no reply loses its message."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        del self._replies[:2]
-        self.calls = 0
-
-    def _call(self, request: pb.HeartbeatRequest, timeout: float) -> Future[pb.HeartbeatReply | None]:
-        self.calls += 1
-        if self.calls > 1:
-            return super()._call(request, timeout)
-        lost: Future[pb.HeartbeatReply | None] = Future()
-        lost.set_exception(Lost())
-        return lost
-
-
-class Lost(grpc.RpcError):
-    """A call without an answer."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-
-    def details(self) -> str:
-        return "no answer"
-
-
 def test_a_heartbeat_that_failed_is_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, pauses = bare(stub := Losing()), list[float]()
-    session.locations = ShardLocations(session._stub, (0, b""), ())
-    monkeypatch.setattr(session, "_leaves", pauses.append)
-    monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
+    stub = Heartbeats([FailedCall(grpc.StatusCode.DEADLINE_EXCEEDED), LOST])
+    session, pauses = beating(stub, monkeypatch)
     session._keep_alive()
     assert stub.calls == 2
     assert pauses == [heartbeat_seconds(2.0), RETRY_SECONDS]
 
 
-class Acknowledging:
-    """A stub that answers each request to leave, and no heartbeat; also a channel and an open call."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    @property
-    def Heartbeat(self) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(future=self._call)
-
-    def _call(self, request: pb.HeartbeatRequest, timeout: float) -> Future[pb.HeartbeatReply]:
-        self.asked.set()
-        return Future()
-
-    def keep(self) -> None:
-        """Does nothing."""
-
-    def Leave(self, request: pb.LeaveRequest, timeout: float) -> pb.LeaveReply:  # noqa: N802
-        return pb.LeaveReply()
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
 def test_a_worker_leaves_and_closes_while_a_heartbeat_waits_for_a_lost_reply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session, admission = bare(stub := Acknowledging()), SimpleNamespace(shard=None)
-    session.step, session._identity, session._admission = 40, (0, b""), cast("Any", admission)
+    session, _ = beating(stub := Heartbeats(), monkeypatch)
+    session.step, session._identity = 40, (0, b"")
+    session._admission = cast("Any", SimpleNamespace(shard=None))
     monkeypatch.setattr(session, "_leaves", lambda interval: session._left.is_set())
-    monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
     session._thread = threading.Thread(target=session._keep_alive, daemon=True)
     session._thread.start()
-    assert stub.asked.wait(SOON)
-    session.leave(Reason.FINISHED)
+    assert stub.unanswered.wait(SOON)
+    session.leave(LeaveReason.FINISHED)
     session.await_end()
     assert session._thread.is_alive()
     session.close()
     assert not session._thread.is_alive()
 
 
-def test_what_a_server_says_is_cleaned_before_it_is_logged_or_raised(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_server_messages_are_stripped_before_a_log_or_error(caplog: pytest.LogCaptureFixture) -> None:
     red = "\x1b[31m"
     session = bare()
     session.locations = ShardLocations(session._stub, (0, b""), ())

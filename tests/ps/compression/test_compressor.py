@@ -10,10 +10,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hubring.ps.compression.codecs import BLOCK
 from hubring.ps.compression.compressor import Compressor, by_name, codec_for, mean_into
-from hubring.ps.compression.quantization import BLOCK
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
+from tests.support.optimizers import random
 
 untimed = settings(deadline=None)
 
@@ -25,10 +26,6 @@ codecs = st.sampled_from([by_name(name) for name in NAMES])
 numels = st.integers(1, 4 * BLOCK)
 seeds = st.integers(0, 2**31)
 scales = st.sampled_from([1e-30, 1e-6, 1.0, 1e3])
-
-
-def random(numel: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def code(codec: Compressor, tensor: Tensor) -> Tensor:
@@ -130,49 +127,6 @@ def test_every_floating_dtype_and_length_is_coded_as_float32_would_be(
     assert torch.equal(there_and_back(codec, tensor), there_and_back(codec, tensor.float()).to(dtype))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("numel", [1, BLOCK, 5000])
-def test_zeros_come_back_as_zeros_and_are_what_a_code_of_zeros_says(name: str, numel: int) -> None:
-    codec = by_name(name)
-    assert not there_and_back(codec, torch.zeros(numel)).any()
-    payload, out = torch.zeros(codec.nbytes(numel), dtype=torch.uint8), torch.ones(numel)
-    codec.check(payload, numel)
-    codec.decode(payload, out)
-    assert not out.any()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_empty_tensor_has_an_empty_code(name: str) -> None:
-    assert by_name(name).nbytes(0) == 0
-    assert there_and_back(by_name(name), torch.empty(0)).numel() == 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_not_lost(name: str, value: float) -> None:
-    tensor = random(40_000)
-    tensor[12_345] = value
-    assert not there_and_back(by_name(name), tensor).isfinite().all()
-
-
-@untimed
-@given(codecs, numels, seeds)
-def test_the_same_tensor_has_the_same_code(codec: Compressor, numel: int, seed: int) -> None:
-    tensor = random(numel, seed)
-    given_ = tensor.clone()
-    assert torch.equal(code(codec, tensor), code(codec, tensor.clone()))
-    assert torch.equal(tensor, given_)
-
-
-@given(codecs, numels, st.data())
-@settings(deadline=None, max_examples=200)
-def test_a_code_of_another_length_is_refused(codec: Compressor, numel: int, data: st.DataObject) -> None:
-    length = data.draw(st.integers(0, 2 * codec.nbytes(numel)))
-    assume(length != codec.nbytes(numel))
-    with pytest.raises(ConfigError, match=f"payload has {length} bytes; {codec.name} needs"):
-        codec.check(torch.zeros(length, dtype=torch.uint8), numel)
-
-
 @untimed
 @given(codecs, numels, seeds)
 @example(by_name("topk:0.25"), 100, 0)
@@ -185,26 +139,6 @@ def test_any_bytes_are_decoded_or_refused(codec: Compressor, numel: int, seed: i
         assert "payload has index" in str(error)  # noqa: PT017
         return
     codec.decode(payload, torch.empty(numel))
-
-
-@pytest.mark.parametrize("place", [-1, 100, 2**31 - 1])
-def test_topk_refuses_a_place_that_does_not_exist(place: int) -> None:
-    codec = by_name("topk:0.1")
-    payload = code(codec, random(100))
-    payload[:4].view(torch.int32)[0] = place
-    with pytest.raises(ConfigError, match=f"has index {place}, but the key has 100"):
-        codec.check(payload, 100)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_codec_knows_its_name(name: str) -> None:
-    assert by_name(name).name == name
-    assert by_name(by_name(name).name) is by_name(name)
-
-
-def test_powersgd_is_no_codec_of_flat_tensors() -> None:
-    with pytest.raises(ConfigError, match="takes matrices"):
-        by_name("powersgd:4")
 
 
 def test_a_tensor_that_would_not_get_shorter_travels_as_it_is() -> None:

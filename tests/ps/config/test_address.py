@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hubring.ps.config.address import address
+from hubring.ps.config.values import address
 from hubring.ps.core.errors import ConfigError
 
 

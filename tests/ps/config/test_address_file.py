@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.config import address_file
+from hubring.ps.config import values
 from hubring.ps.core.errors import ConfigError
 
 
@@ -15,7 +15,7 @@ def test_the_address_file_is_never_written_through_a_link(tmp_path: Path) -> Non
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "address").symlink_to(victim)
-    address_file.write(tmp_path / "address", "127.0.0.1:5555")
+    values.write_address_file(tmp_path / "address", "127.0.0.1:5555")
     assert victim.read_text() == "precious"
     assert (tmp_path / "address").read_text() == "127.0.0.1:5555\n"
     assert not (tmp_path / "address").is_symlink()
@@ -24,12 +24,12 @@ def test_the_address_file_is_never_written_through_a_link(tmp_path: Path) -> Non
 def test_another_user_cannot_take_the_name_of_the_unfinished_file(tmp_path: Path) -> None:
     """In a folder like /tmp, this user could not remove it."""
     (tmp_path / "address.new").mkdir()
-    address_file.write(tmp_path / "address", "127.0.0.1:5555")
+    values.write_address_file(tmp_path / "address", "127.0.0.1:5555")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["address", "address.new"]
 
 
 def test_a_file_that_cannot_be_written_leaves_none_behind(tmp_path: Path) -> None:
     (tmp_path / "address").mkdir()
     with pytest.raises(ConfigError, match="use a path in a writable folder"):
-        address_file.write(tmp_path / "address", "127.0.0.1:5555")
+        values.write_address_file(tmp_path / "address", "127.0.0.1:5555")
     assert [path.name for path in tmp_path.iterdir()] == ["address"]

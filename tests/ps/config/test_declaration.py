@@ -9,12 +9,12 @@ import pytest
 import typer
 from msgspec import Struct
 
-from hubring.ps.config import table
-from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugging, declared
-from hubring.ps.config.kinds import Count, Seconds
-from hubring.ps.config.options import Command, ConfigFile, options, takes
+from hubring.ps.config import sources
+from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugging, declared_settings
 from hubring.ps.config.settings import settle
 from hubring.ps.config.sources import TABLES
+from hubring.ps.config.terminal import CommandWithGroups, ConfigFile, options, takes
+from hubring.ps.config.values import Count, Seconds
 
 PAGE = Path(__file__).parents[3] / "deploy" / "SETTINGS.md"
 
@@ -62,7 +62,7 @@ def given(*words: str) -> dict[str, Any]:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     got: dict[str, Any] = {}
 
-    @app.command(cls=Command)
+    @app.command(cls=CommandWithGroups)
     @takes(options(Oven))
     def bake(
         dough: Annotated[str | None, typer.Argument()] = None, config: ConfigFile = None, **flags: object
@@ -81,10 +81,8 @@ def test_one_declaration_is_flag_variable_key_and_row(tmp_path: Path) -> None:
     assert given("--cake-count", "5")["cake_count"] == 5
     assert settle("oven", tables, {}, None, {"PS_CAKE_COUNT": "5"}) == {"cake_count": 5}
     assert settle("oven", tables, {}, file, {}) == {"cake_count": 5}
-    row = (
-        "| `--cake-count` | `PS_CAKE_COUNT` | `cake_count` | a whole number, at least 1 | 3 | cakes to bake |"
-    )
-    assert row in "".join(table.rows(Oven))
+    row = "| `--cake-count` | a whole number, at least 1 | 3 | cakes to bake |"
+    assert row in "".join(sources.settings_rows(Oven))
 
 
 def test_help_groups_flags_and_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,12 +90,12 @@ def test_help_groups_flags_and_shows_defaults(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == HELP
 
 
-def test_what_is_not_given_is_none() -> None:
+def test_a_flag_that_is_not_given_is_none() -> None:
     names = ["lamp", "cake_count", "glaze", "extra", "pause", "secret", "dough", "config"]
     assert given() == dict.fromkeys(names)
 
 
-def test_what_is_given_has_the_type_of_its_field() -> None:
+def test_a_given_flag_has_the_type_of_its_field() -> None:
     words = ["--lamp", "--glaze", "sugar", "--extra", "a", "--extra", "b", "--pause", "1", "--secret", "x"]
     expected = {"lamp": True, "glaze": "sugar", "extra": ["a", "b"], "pause": 1.0, "secret": Path("x")}
     assert {name: value for name, value in given(*words).items() if value is not None} == expected
@@ -109,9 +107,11 @@ def test_a_command_may_take_some_settings_of_a_config() -> None:
 
 @pytest.mark.parametrize("config", TABLES.values(), ids=TABLES)
 def test_help_is_one_plain_line(config: type[Struct]) -> None:
-    texts = [flag.help for _, flag in declared(config)]
+    texts = [flag.help for _, flag in declared_settings(config)]
     assert [text for text in texts if not text or "\n" in text or "|" in text or text.endswith(".")] == []
 
 
 def test_the_page_is_made_from_the_settings() -> None:
-    assert PAGE.read_text() == table.page(), "python -m hubring.ps.config.table > deploy/SETTINGS.md"
+    assert PAGE.read_text() == sources.settings_page(), (
+        "python -m hubring.ps.config.sources > deploy/SETTINGS.md"
+    )

@@ -9,12 +9,11 @@ import pytest
 
 from hubring.ps import cli
 from hubring.ps.config import terminal
-from hubring.ps.config.address import address
-from hubring.ps.config.file_name import objection
 from hubring.ps.config.sources import load_server, load_worker, worker_origins
+from hubring.ps.config.values import address, file_name_objection
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.security.certificate import make
-from hubring.ps.security.token import draw
+from hubring.ps.security.certificate import make_certificate
+from hubring.ps.security.token_file import draw_tokens
 from hubring.workers.programs import ps_worker
 
 MARK = "0123456789abcdef" * 4
@@ -23,7 +22,7 @@ MARK = "0123456789abcdef" * 4
 LINE = f"hubring:worker:{MARK}:{MARK}"
 CONTENTS = {
     "a token": LINE,
-    "all tokens": "\n".join(map(str, draw(MARK).values())),
+    "all tokens": "\n".join(map(str, draw_tokens(MARK).values())),
     "a key": f"-----BEGIN PRIVATE KEY-----\n{MARK}\n-----END PRIVATE KEY-----\n",
     "some lines": f"the token {MARK}\nof the page",
     "a long text": MARK * 5,
@@ -114,10 +113,10 @@ def test_an_address_is_not_repeated_if_it_is_a_token() -> None:
     "name", ["tokens", "/run/secrets/hubring/tokens", "a" * 255, "/".join(["a" * 200] * 20), "ö", "a:b"]
 )
 def test_names_of_files_are_no_contents(name: str) -> None:
-    assert objection(name) == ""
+    assert file_name_objection(name) == ""
 
 
 def test_keys_and_certificates_as_they_are_made_are_contents() -> None:
-    own = make()
-    assert objection(own.key.decode())
-    assert objection(own.certificate.decode())
+    own = make_certificate()
+    assert file_name_objection(own.key.decode())
+    assert file_name_objection(own.certificate.decode())

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.config.environment import environment
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.sources import load_server, load_worker
 from hubring.ps.config.worker import WorkerConfig
@@ -32,10 +31,6 @@ def test_flags_beat_environment_beats_file_beats_defaults(settings: Path) -> Non
     assert (config.port, config.shards, config.lease, config.backup) == (4, 5, 3.0, 0)
 
 
-def test_flag_left_out_leaves_the_setting_to_others() -> None:
-    assert load_server({"port": None}, environment={"PS_PORT": "3"}).port == 3
-
-
 def test_environment_names_the_file_where_no_flag_does(settings: Path) -> None:
     assert load_worker({}, environment={"PS_CONFIG": str(settings)}).timeout == 9.5
 
@@ -59,12 +54,6 @@ def test_every_program_refuses_what_is_wrong_for_another() -> None:
     told = r"PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup"
     with pytest.raises(ConfigError, match=told):
         load_worker({}, environment={"PS_MODE": "async"})
-
-
-def test_process_environment_is_read_where_none_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PS_SERVER", "hub:5555")
-    assert load_worker({}).server == "hub:5555"
-    assert environment()["PS_SERVER"] == "hub:5555"
 
 
 def test_kubernetes_service_links_are_nobodys_settings() -> None:
@@ -136,6 +125,7 @@ def test_missing_file_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
             {"mode": "backup", "backup": 2, "workers": 2},
             "leaves no worker to wait for; use at most --backup 1",
         ),
+        ({"workers": 4097}, "use at most --workers 4096"),
         ({"insecure": True, "token_file": Path("t")}, "--token-file t lets in clients with a token"),
         ({"insecure": True, "tls_ca": Path("c")}, "--tls-ca are for encryption; --insecure encrypts nothing"),
         ({"tls_cert": Path("c")}, "--tls-cert c needs --tls-key FILE"),

@@ -6,98 +6,79 @@ import asyncio
 import logging
 from typing import Any
 
+import grpc
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.config.server import ServerConfig
-from hubring.ps.coordinator.notifier import Notifier
-from hubring.ps.coordinator.ring import rendezvous
-from hubring.ps.coordinator.ring.rendezvous import Rendezvous
-from hubring.ps.core.errors import ConfigError, UsageError
-from hubring.ps.core.peer_text import MESSAGE
+from hubring.protos.control_pb2_grpc import ControlStub, add_ControlServicer_to_server
+from hubring.ps.coordinator import regroup_service
+from hubring.ps.coordinator.control_service import ReadableCalls
+from hubring.ps.coordinator.joining import Notifier
+from hubring.ps.coordinator.regroup_service import Rendezvous
+from hubring.ps.core.bounds import MESSAGE_CHARACTERS, Rejections
+from hubring.ps.core.errors import UsageError
 from hubring.ps.core.types import MAX_WORLD_SIZE, PROTOCOL, BucketSpec, TensorSpec
-from hubring.ps.job.peer_request import MAX_ADDRESSES, PARAMETER_CHARACTERS, SHARD_TOKEN
-from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, run, shard_token
+from hubring.ps.job.control_messages import MAX_ADDRESSES, PARAMETER_CHARACTERS, SHARD_TOKEN
+from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, shard_token
 
 RED = "\x1b[31m"
 
 
 def refused(hub: Hub) -> dict[str, int]:
-    return hub.coordinator.report([])["totals"]["refused"]
+    return hub.reporter.report([])["totals"]["refused"]
 
 
 @pytest.mark.parametrize("size", [MAX_WORLD_SIZE + 1, 20_000_000, 2**32 - 1])
-def test_a_world_that_is_too_large_is_refused_before_it_is_made(
-    monkeypatch: pytest.MonkeyPatch, size: int
+async def test_a_world_that_is_too_large_is_refused_before_it_is_made(size: int) -> None:
+    hub = Hub(workers=0)
+    reply = await hub.join("a", world_size=size)
+    assert reply.state == pb.JoinReply.REFUSED
+    assert f"starts {size} workers, but a job has at most {MAX_WORLD_SIZE}" in reply.text
+    assert hub.coordinator.job.membership is None
+    assert refused(hub) == {"world size": 1}
+
+
+async def test_a_waiting_worker_of_the_largest_world_hears_of_few_ranks(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, workers=0)
-        reply = await hub.join("a", world_size=size)
-        assert reply.state == pb.JoinReply.REFUSED
-        assert f"starts {size} workers, but a job has at most {MAX_WORLD_SIZE}" in reply.text
-        assert hub.coordinator.job.membership is None
-        assert refused(hub) == {"world size": 1}
+    monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.01)
 
-    run(story())
-
-
-def test_a_waiting_worker_of_the_largest_world_hears_of_few_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 0.01)
-
-    async def story() -> None:
-        hub = Hub(monkeypatch, workers=MAX_WORLD_SIZE)
-        reply = await hub.join("a")
-        assert f"waiting for {MAX_WORLD_SIZE - 1} of {MAX_WORLD_SIZE} workers (ranks 1, 2, 3" in reply.text
-        assert "and 4079 more not started yet" in reply.text
-        assert len(reply.text) < 300
-
-    run(story())
-
-
-def test_the_server_is_not_started_for_more_workers_than_can_join() -> None:
-    with pytest.raises(ConfigError, match="use at most --workers 4096"):
-        ServerConfig(workers=MAX_WORLD_SIZE + 1)
+    hub = Hub(workers=MAX_WORLD_SIZE)
+    reply = await hub.join("a")
+    assert f"waiting for {MAX_WORLD_SIZE - 1} of {MAX_WORLD_SIZE} workers (ranks 1, 2, 3" in reply.text
+    assert "and 4079 more not started yet" in reply.text
+    assert len(reply.text) < 300
 
 
 @pytest.mark.parametrize("token", ["", "t", "t" * (SHARD_TOKEN + 1), RED.ljust(32, "t"), RED.ljust(64, "t")])
-def test_a_token_is_printable_and_as_long_as_those_of_workers_and_shards(
-    monkeypatch: pytest.MonkeyPatch, token: str
-) -> None:
+async def test_a_token_is_printable_and_as_long_as_those_of_workers_and_shards(token: str) -> None:
     """Two workers with an empty token would share a rank."""
 
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        worker = pb.JoinRequest(protocol=PROTOCOL, token=token, topology="hub", rank=-1)
-        shard = pb.RegisterShardRequest(protocol=PROTOCOL, token=token, addresses={"grpc": "127.0.0.1:1"})
-        assert (await hub.control.Join(worker, CONTEXT)).state == pb.JoinReply.REFUSED
-        assert "token" in (await hub.control.RegisterShard(shard, CONTEXT)).refused
-        assert refused(hub) == {"text": 2}
-
-    run(story())
+    hub = Hub()
+    worker = pb.JoinRequest(protocol=PROTOCOL, token=token, topology="hub", rank=-1)
+    shard = pb.RegisterShardRequest(protocol=PROTOCOL, token=token, addresses={"grpc": "127.0.0.1:1"})
+    assert (await hub.control.Join(worker, CONTEXT)).state == pb.JoinReply.REFUSED
+    assert "token" in (await hub.control.RegisterShard(shard, CONTEXT)).refused
+    assert refused(hub) == {"text": 2}
 
 
-def test_a_flood_of_refused_workers_does_not_fill_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        for _ in range(1000):
-            await hub.join("t" * 100)
-        assert refused(hub) == {"text": 1000}
-
-    run(story())
+async def test_a_flood_of_refused_workers_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    hub = Hub()
+    for _ in range(1000):
+        await hub.join("t" * 100)
+    assert refused(hub) == {"text": 1000}
     assert len(caplog.records) < 20
 
 
-def test_names_of_a_peer_are_cleaned_before_they_are_logged_and_shown(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_names_of_a_peer_are_cleaned_before_they_are_logged_and_shown(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, workers=1)
+    with caplog.at_level(logging.INFO):
+        hub = Hub(workers=1)
         await hub.shard()
         joined = await hub.join("a", job=f"{RED}train.py", host=f"node\n{RED}fake line")
         await hub.beat(joined, telemetry=pb.Telemetry(metrics={f"{RED}accuracy": 1.0}), shard_ended=f"{RED}x")
-        report = hub.coordinator.report([])
+        report = hub.reporter.report([])
         assert report["job"] == "�train.py"
         assert report["workers"][0]["host"] == "node��fake line"
         assert report["workers"][0]["metrics"] == {"�accuracy": 1.0}
@@ -113,10 +94,7 @@ def test_names_of_a_peer_are_cleaned_before_they_are_logged_and_shown(
         assert "\x1b" not in reply.failed + reply.awaits
         why = hub.coordinator.job.outcome.failed[joined.rank]
         assert why.startswith("�first\nsecond")
-        assert len(why) <= MESSAGE
-
-    with caplog.at_level(logging.INFO):
-        run(story())
+        assert len(why) <= MESSAGE_CHARACTERS
     assert "node" in caplog.text
     assert "\x1b" not in caplog.text
 
@@ -124,23 +102,20 @@ def test_names_of_a_peer_are_cleaned_before_they_are_logged_and_shown(
 @pytest.mark.parametrize(
     "bucket",
     [
-        BucketSpec(0, "float32", 0, "SGD", (TensorSpec("w" * (PARAMETER_CHARACTERS + 1), (4,)),)),
-        BucketSpec(0, "float32", 0, "SGD", (TensorSpec(f"{RED}w", (4,)),)),
-        BucketSpec(0, f"{RED}float32", 0, "SGD", (TensorSpec("w", (4,)),)),
-        BucketSpec(0, "float32", 0, "S" * 1000, (TensorSpec("w", (4,)),)),
+        BucketSpec(0, "float32", "SGD", (TensorSpec("w" * (PARAMETER_CHARACTERS + 1), (4,)),)),
+        BucketSpec(0, "float32", "SGD", (TensorSpec(f"{RED}w", (4,)),)),
+        BucketSpec(0, f"{RED}float32", "SGD", (TensorSpec("w", (4,)),)),
+        BucketSpec(0, "float32", "S" * 1000, (TensorSpec("w", (4,)),)),
     ],
 )
-def test_names_in_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch, bucket: BucketSpec) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        worker, _ = await hub.started()
-        reply = await hub.plan(worker, bucket)
-        assert "use " in reply.refused
-        assert len(reply.refused) < 400
-        assert "\x1b" not in reply.refused
-        assert refused(hub) == {"text": 1}
-
-    run(story())
+async def test_names_in_buckets_are_bounded(bucket: BucketSpec) -> None:
+    hub = Hub()
+    worker, _ = await hub.started()
+    reply = await hub.plan(worker, bucket)
+    assert "use " in reply.refused
+    assert len(reply.refused) < 400
+    assert "\x1b" not in reply.refused
+    assert refused(hub) == {"text": 1}
 
 
 @pytest.mark.parametrize(
@@ -154,39 +129,29 @@ def test_names_in_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch, bucket: B
         {"addresses": {"zmq": "127.0.0.1:1"}},
     ],
 )
-def test_a_shard_has_a_grpc_address_and_few_others(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        request = pb.RegisterShardRequest(protocol=PROTOCOL, token=shard_token("s"), **changes)
-        assert (await hub.control.RegisterShard(request, CONTEXT)).refused
-        assert hub.fleet.shards == []
-        assert refused(hub) == {"text": 1}
-
-    run(story())
+async def test_a_shard_has_a_grpc_address_and_few_others(changes: dict[str, Any]) -> None:
+    hub = Hub()
+    request = pb.RegisterShardRequest(protocol=PROTOCOL, token=shard_token("s"), **changes)
+    assert (await hub.control.RegisterShard(request, CONTEXT)).refused
+    assert hub.fleet.shards == []
+    assert refused(hub) == {"text": 1}
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "127.0.0.1"])
 @pytest.mark.parametrize("certificate", [b"", b"a certificate"])
-def test_a_shard_without_a_certificate_is_refused(
-    monkeypatch: pytest.MonkeyPatch, host: str, certificate: bytes
-) -> None:
-    async def story() -> None:
-        for insecure in (False, True):
-            hub = Hub(monkeypatch, host="192.0.2.9", insecure=insecure)
-            request = pb.RegisterShardRequest(
-                protocol=PROTOCOL,
-                token=shard_token("s"),
-                host="node1",
-                addresses={"grpc": f"{host}:1"},
-                door=pb.Door(certificate=certificate),
-            )
-            reply = await hub.control.RegisterShard(request, CONTEXT)
-            refused = not certificate and not insecure
-            assert ("shard on node1 proves nothing to workers" in reply.refused) is refused
-
-    run(story())
+async def test_a_shard_without_a_certificate_is_refused(host: str, certificate: bytes) -> None:
+    for insecure in (False, True):
+        hub = Hub(host="192.0.2.9", insecure=insecure)
+        request = pb.RegisterShardRequest(
+            protocol=PROTOCOL,
+            token=shard_token("s"),
+            host="node1",
+            addresses={"grpc": f"{host}:1"},
+            door=pb.Door(certificate=certificate),
+        )
+        reply = await hub.control.RegisterShard(request, CONTEXT)
+        refused = not certificate and not insecure
+        assert ("shard on node1 proves nothing to workers" in reply.refused) is refused
 
 
 async def publish(board: Rendezvous, rank: int, *values: tuple[str, str]) -> None:
@@ -194,71 +159,79 @@ async def publish(board: Rendezvous, rank: int, *values: tuple[str, str]) -> Non
         await board.pin(rank, key, value)
 
 
-def test_the_board_holds_a_bounded_number_of_keys_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "RANK_KEYS", 2)
+async def test_the_board_holds_a_bounded_number_of_keys_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regroup_service, "RANK_KEYS", 2)
 
-    async def story() -> None:
-        board = Rendezvous(Notifier())
-        await publish(board, 0, ("a", "1"), ("b", "2"), ("b", "3"))
-        with pytest.raises(UsageError, match="rank 0 published 2 keys, the maximum"):
-            await publish(board, 0, ("c", "4"))
-        await publish(board, 1, ("c", "4"), ("a", "5"))  # takes `a` over
-        await publish(board, 0, ("d", "6"))
-        assert [await board.find(key, 0.0) for key in "abcd"] == ["5", "3", "4", "6"]
-
-    run(story())
+    board = Rendezvous(Notifier())
+    await publish(board, 0, ("a", "1"), ("b", "2"), ("b", "3"))
+    with pytest.raises(UsageError, match="rank 0 published 2 keys, the maximum"):
+        await publish(board, 0, ("c", "4"))
+    await publish(board, 1, ("c", "4"), ("a", "5"))  # takes `a` over
+    await publish(board, 0, ("d", "6"))
+    assert [await board.find(key, 0.0) for key in "abcd"] == ["5", "3", "4", "6"]
 
 
 @pytest.mark.parametrize(("bound", "rank"), [("RANK_BYTES", 0), ("TOTAL_BYTES", 1)])
-def test_the_board_holds_a_bounded_number_of_bytes(
+async def test_the_board_holds_a_bounded_number_of_bytes(
     monkeypatch: pytest.MonkeyPatch, bound: str, rank: int
 ) -> None:
-    monkeypatch.setattr(rendezvous, bound, 20)
+    monkeypatch.setattr(regroup_service, bound, 20)
 
-    async def story() -> None:
-        board = Rendezvous(Notifier())
-        await publish(board, 0, ("a", "x" * 9), ("a", "y" * 9))
-        with pytest.raises(UsageError, match="would publish 21 bytes, but the maximum is 20"):
-            await publish(board, rank, ("b", "x" * 10))
-        await publish(board, rank, ("b", "x" * 9), ("b", "z" * 9))
-
-    run(story())
+    board = Rendezvous(Notifier())
+    await publish(board, 0, ("a", "x" * 9), ("a", "y" * 9))
+    with pytest.raises(UsageError, match="would publish 21 bytes, but the maximum is 20"):
+        await publish(board, rank, ("b", "x" * 10))
+    await publish(board, rank, ("b", "x" * 9), ("b", "z" * 9))
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("k" * (rendezvous.KEY_BYTES + 1), "v"), ("k", "ü" * (rendezvous.VALUE_BYTES // 2 + 1))],
+    [("k" * (regroup_service.KEY_BYTES + 1), "v"), ("k", "ü" * (regroup_service.VALUE_BYTES // 2 + 1))],
 )
-def test_keys_and_values_are_bounded(monkeypatch: pytest.MonkeyPatch, key: str, value: str) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        worker, _ = await hub.started()
-        request = pb.RendezvousRequest(rank=worker.rank, incarnation=worker.incarnation, key=key, value=value)
-        with pytest.raises(Refused, match="publish at most"):
-            await hub.control.Rendezvous(request, CONTEXT)
-        assert refused(hub) == {"board": 1}
-        ordinary = pb.RendezvousRequest(rank=worker.rank, incarnation=worker.incarnation, key="k", value="v")
-        assert (await hub.control.Rendezvous(ordinary, CONTEXT)).value == "v"
-
-    run(story())
+async def test_keys_and_values_are_bounded(key: str, value: str) -> None:
+    hub = Hub()
+    worker, _ = await hub.started()
+    request = pb.RendezvousRequest(rank=worker.rank, incarnation=worker.incarnation, key=key, value=value)
+    with pytest.raises(Refused, match="publish at most"):
+        await hub.control.Rendezvous(request, CONTEXT)
+    assert refused(hub) == {"board": 1}
+    ordinary = pb.RendezvousRequest(rank=worker.rank, incarnation=worker.incarnation, key="k", value="v")
+    assert (await hub.control.Rendezvous(ordinary, CONTEXT)).value == "v"
 
 
-def test_only_the_last_join_wakes_the_waiting_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_last_join_wakes_the_waiting_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a start of n workers would cost n times n wake-ups."""
     announced: list[int] = []
     announce = Notifier.announce
 
-    async def story() -> None:
-        hub = Hub(monkeypatch, workers=64)
-        await hub.shard()
+    hub = Hub(workers=64)
+    await hub.shard()
 
-        async def counted(notifier: Notifier) -> None:
-            announced.append(len(hub.coordinator.job.members))
-            await announce(notifier)
+    async def counted(notifier: Notifier) -> None:
+        announced.append(len(hub.coordinator.job.members))
+        await announce(notifier)
 
-        monkeypatch.setattr(Notifier, "announce", counted)
-        joined = await asyncio.gather(*(hub.join(f"t{number}") for number in range(64)))
-        assert sorted(each.rank for each in joined) == list(range(64))
-
-    run(story())
+    monkeypatch.setattr(Notifier, "announce", counted)
+    joined = await asyncio.gather(*(hub.join(f"t{number}") for number in range(64)))
+    assert sorted(each.rank for each in joined) == list(range(64))
     assert announced == [64]
+
+
+@pytest.mark.parametrize("method", ["Clock", "Connect"])
+async def test_a_damaged_call_is_refused_without_a_traceback(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rejections = Rejections()
+    server = grpc.aio.server(interceptors=[ReadableCalls(rejections)])
+    add_ControlServicer_to_server(Hub().control, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        assert (await ControlStub(channel).Clock(pb.ClockRequest(), timeout=10.0)).time_ns
+        name, damaged = f"/hubring.v1.Control/{method}", b"\xff\xff"
+        call: Any = channel.unary_stream(name) if method == "Connect" else channel.unary_unary(name)
+        assert await call(damaged, timeout=10.0).code() is grpc.StatusCode.DATA_LOSS
+    await server.stop(0)
+    assert rejections.counts() == {"message": 1}
+    assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.WARNING]
+    assert "its message cannot be read" in caplog.text

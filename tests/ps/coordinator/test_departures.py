@@ -11,9 +11,8 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
-from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import incarnation_from_wire, incarnation_to_wire
-from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, checkpointed, run
+from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, checkpointed
 
 
 async def seated(hub: Hub) -> list[pb.JoinReply]:
@@ -24,213 +23,141 @@ async def seated(hub: Hub) -> list[pb.JoinReply]:
 
 
 @pytest.mark.parametrize("once", [True, False])
-def test_a_finished_worker_hears_of_the_end_once_the_last_checkpoint_is_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, once: bool
+async def test_a_finished_worker_hears_of_the_end_once_the_last_checkpoint_is_written(
+    tmp_path: Path, once: bool
 ) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, checkpoint_dir=tmp_path, once=once)
-        first, second = await seated(hub)
-        assert f"rank {second.rank}" in (await hub.leave(first)).awaits
-        assert (await hub.leave(second)).awaits == "the last checkpoint"
-        ending = asyncio.create_task(hub.coordinator.tick())
-        assert await hub.fleet.saves.get() == -1
-        assert (await hub.leave(first)).awaits == "the last checkpoint"
-        hub.fleet.may_save.set()
-        await ending
-        for joined in (first, second):
-            assert await hub.leave(joined) == pb.LeaveReply()
-        assert hub.coordinator.done.is_set() == once
-
-    run(story())
+    hub = Hub(checkpoint_dir=tmp_path, once=once)
+    first, second = await seated(hub)
+    assert f"rank {second.rank}" in (await hub.leave(first)).awaits
+    assert (await hub.leave(second)).awaits == "the last checkpoint"
+    ending = asyncio.create_task(hub.coordinator.tick())
+    assert await hub.fleet.saves.get() == -1
+    assert (await hub.leave(first)).awaits == "the last checkpoint"
+    hub.fleet.may_save.set()
+    await ending
+    for joined in (first, second):
+        assert await hub.leave(joined) == pb.LeaveReply()
+    assert hub.coordinator.done.is_set() == once
 
 
-def test_a_last_checkpoint_that_cannot_be_written_fails_every_worker(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    async def full(folder: Path, step: int) -> list[pb.SaveReply]:
-        raise ConfigError("no space left")
-
-    async def story() -> None:
-        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
-        both = await seated(hub)
-        monkeypatch.setattr(hub.fleet, "save", full)
-        for joined in both:
-            await hub.leave(joined)
-        await hub.coordinator.tick()
-        for joined in both:
-            reply = await hub.leave(joined)
-            assert (reply.awaits, reply.exit_code) == ("", 78)
-            assert reply.failed == "the last checkpoint was not written: no space left"
-
-    run(story())
-
-
-def test_a_worker_that_finished_before_the_job_failed_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, mode="asp")
-        first, second = await hub.started()
-        await hub.leave(first)
-        await hub.leave(second, "DIVERGED")
-        await hub.coordinator.tick()
-        assert (await hub.leave(first)).exit_code == 1
-
-    run(story())
+async def test_a_worker_that_finished_before_the_job_failed_fails_too() -> None:
+    hub = Hub(mode="asp")
+    first, second = await hub.started()
+    await hub.leave(first)
+    await hub.leave(second, "DIVERGED")
+    await hub.coordinator.tick()
+    assert (await hub.leave(first)).exit_code == 1
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_a_worker_that_lost_its_place_before_it_left_is_refused(
-    monkeypatch: pytest.MonkeyPatch, over: bool
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, lease=5.0)
-        first, second = await hub.started()
-        hub.time.advance(4.0)
-        await hub.beat(second)
-        hub.time.advance(4.0)
+async def test_a_worker_that_lost_its_place_before_it_left_is_refused(over: bool) -> None:
+    hub = Hub(lease=5.0)
+    first, second = await hub.started()
+    hub.time.advance(4.0)
+    await hub.beat(second)
+    hub.time.advance(4.0)
+    await hub.coordinator.tick()
+    if over:
+        await hub.leave(second)
         await hub.coordinator.tick()
-        if over:
-            await hub.leave(second)
-            await hub.coordinator.tick()
-        reply = await hub.leave(first)
-        assert (reply.awaits, reply.exit_code) == ("", 75)
-        assert "it sent no heartbeat for 8.0 s" in reply.failed
-
-    run(story())
+    reply = await hub.leave(first)
+    assert (reply.awaits, reply.exit_code) == ("", 75)
+    assert "it sent no heartbeat for 8.0 s" in reply.failed
 
 
 @pytest.mark.parametrize("once", [True, False])
-def test_a_worker_that_wakes_late_learns_how_its_job_ended(
-    monkeypatch: pytest.MonkeyPatch, once: bool
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, lease=5.0, once=once)
-        first, second = await hub.started()
-        hub.time.advance(4.0)
-        await hub.beat(first)
-        hub.time.advance(4.0)
-        await hub.coordinator.tick()
-        await hub.leave(first)
-        await hub.coordinator.tick()
-        woken = await hub.beat(second)
-        assert woken.fenced
-        assert "job 'train.py' is over: it finished (1 finished, 1 lost)" in woken.failed
-        assert "it sent no heartbeat for 8.0 s (lease: 5 s)" in woken.failed
-
-    run(story())
+async def test_a_worker_that_wakes_late_learns_how_its_job_ended(once: bool) -> None:
+    hub = Hub(lease=5.0, once=once)
+    first, second = await hub.started()
+    hub.time.advance(4.0)
+    await hub.beat(first)
+    hub.time.advance(4.0)
+    await hub.coordinator.tick()
+    await hub.leave(first)
+    await hub.coordinator.tick()
+    woken = await hub.beat(second)
+    assert woken.fenced
+    assert "job 'train.py' is over: it finished (1 finished, 1 lost)" in woken.failed
+    assert "it sent no heartbeat for 8.0 s (lease: 5 s)" in woken.failed
 
 
-async def over(monkeypatch: pytest.MonkeyPatch) -> Hub:
+async def over() -> Hub:
     """Returns a hub whose only job is over: all workers finished."""
-    hub = Hub(monkeypatch, once=True)
+    hub = Hub(once=True)
     for joined in await hub.started():
         await hub.leave(joined)
     await hub.coordinator.tick()
     return hub
 
 
-def test_a_replacement_that_comes_too_late_is_told_that_the_job_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def story() -> None:
-        hub = await over(monkeypatch)
-        late = await hub.join("late")
-        assert (late.state, late.exit_code) == (pb.JoinReply.REFUSED, 78)
-        assert "job 'train.py' is over (2 finished)" in late.text
-
-    run(story())
+async def test_a_replacement_that_comes_too_late_is_told_that_the_job_is_over() -> None:
+    hub = await over()
+    late = await hub.join("late")
+    assert (late.state, late.exit_code) == (pb.JoinReply.REFUSED, 78)
+    assert "job 'train.py' is over (2 finished)" in late.text
 
 
-def test_a_server_waits_until_the_finished_workers_know_the_verdict(
+async def test_a_server_waits_until_the_finished_workers_know_the_verdict(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, once=True)
-        first, second = await hub.started()
-        monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 0.0)  # the server waits longer
-        for joined in (first, second):
-            await hub.leave(joined)
-        await hub.coordinator.tick()
-        goodbye = asyncio.create_task(hub.coordinator.see_off([], 10 * LIMIT))
-        for joined in (first, second, first):  # the reply to the first was lost
-            assert (await hub.leave(joined)).awaits == ""
-        await hub.leave(first, heard=True)
-        assert not goodbye.done()
-        await hub.leave(second, heard=True)
-        await goodbye
-
-    run(story())
+    hub = Hub(once=True)
+    first, second = await hub.started()
+    monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.0)  # the server waits longer
+    for joined in (first, second):
+        await hub.leave(joined)
+    await hub.coordinator.tick()
+    goodbye = asyncio.create_task(hub.coordinator.wait_until_told([], 10 * LIMIT))
+    for joined in (first, second, first):  # the reply to the first was lost
+        assert (await hub.leave(joined)).awaits == ""
+    await hub.leave(first, heard=True)
+    assert not goodbye.done()
+    await hub.leave(second, heard=True)
+    await goodbye
     assert "did not confirm" not in caplog.text
 
 
-def test_a_server_does_not_wait_forever_for_a_finished_worker(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story() -> None:
-        hub = await over(monkeypatch)
-        await hub.coordinator.see_off([], 0.0)
-
-    run(story())
+async def test_a_server_does_not_wait_forever_for_a_finished_worker(caplog: pytest.LogCaptureFixture) -> None:
+    hub = await over()
+    await hub.coordinator.wait_until_told([], 0.0)
     assert "rank 0 finished, but did not confirm that it knows how the job ended" in caplog.text
 
 
-def test_a_server_that_stops_long_after_its_last_job_waits_for_no_worker(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_server_that_stops_long_after_its_last_job_waits_for_no_worker(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
-        hub = await over(monkeypatch)
-        hub.time.advance(hub.coordinator.config.lease + 1.0)
-        await hub.coordinator.see_off([], 10 * LIMIT)
-
-    run(story())
+    hub = await over()
+    hub.time.advance(hub.coordinator.config.lease + 1.0)
+    await hub.coordinator.wait_until_told([], 10 * LIMIT)
     assert "did not confirm" not in caplog.text
 
 
-def test_a_server_forgets_who_did_not_confirm_an_earlier_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        earlier = [await ended(hub, "ab"), await ended(hub, "cd")]
-        waiting = {sender.incarnation for sender in hub.coordinator.departures._waiting}
-        assert waiting == set(map(incarnation_of, earlier[1]))
-
-    run(story())
-
-
-async def ended(hub: Hub, tokens: str) -> list[pb.JoinReply]:
-    """Runs a job whose workers finish, and never confirm that they know how it ended."""
-    if not hub.fleet.shards:
-        await hub.shard()
-    both = list(await asyncio.gather(*map(hub.join, tokens)))
-    for joined in both:
+async def test_a_server_forgets_who_did_not_confirm_an_earlier_job() -> None:
+    hub = Hub(workers=1)
+    await hub.shard()
+    for token in "ab":
+        joined = await hub.join(token)
         await hub.leave(joined)
-    await hub.coordinator.tick()
-    return both
+        await hub.coordinator.tick()
+    waiting = [sender.incarnation for sender in hub.coordinator.departures.waiting]
+    assert waiting == [incarnation_from_wire(joined.incarnation)]
 
 
-def incarnation_of(joined: pb.JoinReply) -> int:
-    return incarnation_from_wire(joined.incarnation)
+async def test_a_worker_that_brings_its_shard_keeps_its_place_while_the_shards_learn_of_it() -> None:
+    hub = Hub(lease=2.0, workers=1)
+    await hub.shard()
+    hub.fleet.shards[0].heard = 1000.0
+    async with hub.coordinator._publishing:  # the shards are slow
+        joining = asyncio.create_task(hub.join("a"))
+        while not hub.coordinator.job.started:
+            await asyncio.sleep(0)
+        hub.time.advance(14.0)
+        hub.coordinator.job.expire(hub.time.now())
+    assert (await joining).state == pb.JoinReply.READY
+    hub.time.advance(3.0)
+    assert [member.rank for member in hub.coordinator.job.expire(hub.time.now())] == [0]
 
 
-def test_a_worker_that_brings_its_shard_keeps_its_place_while_the_shards_learn_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, lease=2.0, workers=1)
-        await hub.shard()
-        hub.fleet.shards[0].heard = 1000.0
-        async with hub.coordinator._publishing:  # the shards are slow
-            joining = asyncio.create_task(hub.join("a"))
-            while not hub.coordinator.job.started:
-                await asyncio.sleep(0)
-            hub.time.advance(14.0)
-            hub.coordinator.job.expire(hub.time.now())
-        assert (await joining).state == pb.JoinReply.READY
-        hub.time.advance(3.0)
-        assert [member.rank for member in hub.coordinator.job.expire(hub.time.now())] == [0]
-
-    run(story())
-
-
-def test_the_hub_answers_while_a_checkpoint_is_published(
+async def test_the_hub_answers_while_a_checkpoint_is_published(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     answered, publish = threading.Event(), checkpoint_folder.publish
@@ -239,32 +166,42 @@ def test_the_hub_answers_while_a_checkpoint_is_published(
         assert answered.wait(LIMIT), "the loop stood still"
         return publish(folder, manifest)
 
-    async def story() -> None:
-        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
-        both = await seated(hub)
-        monkeypatch.setattr(checkpoint_folder, "publish", slow)
-        hub.fleet.may_save.set()
-        saving = asyncio.create_task(hub.coordinator.save())
-        await hub.fleet.saves.get()
-        for joined in both:
-            await hub.beat(joined)
-        answered.set()
-        path, _ = await saving
-        assert path.is_dir()
-
-    run(story())
+    hub = Hub(checkpoint_dir=tmp_path)
+    both = await seated(hub)
+    monkeypatch.setattr(checkpoint_folder, "publish", slow)
+    hub.fleet.may_save.set()
+    saving = asyncio.create_task(hub.coordinator.save())
+    await hub.fleet.saves.get()
+    for joined in both:
+        await hub.beat(joined)
+    answered.set()
+    path, _ = await saving
+    assert path.is_dir()
 
 
-def test_a_worker_of_a_server_that_restarted_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_worker_of_a_server_that_restarted_is_refused(tmp_path: Path) -> None:
     checkpointed(tmp_path)
 
-    async def story() -> None:
-        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
-        request = pb.LeaveRequest(rank=0, incarnation=incarnation_to_wire(3))
-        reply = await hub.control.Leave(request, CONTEXT)
-        assert (reply.awaits, reply.exit_code) == ("", 75)
-        assert "has restarted since" in reply.failed
+    hub = Hub(checkpoint_dir=tmp_path)
+    request = pb.LeaveRequest(rank=0, incarnation=incarnation_to_wire(3))
+    reply = await hub.control.Leave(request, CONTEXT)
+    assert (reply.awaits, reply.exit_code) == ("", 75)
+    assert "has restarted since" in reply.failed
 
-    run(story())
+
+async def test_a_ring_waits_for_no_shard() -> None:
+    hub = Hub(workers=1, shards=0, await_shards=2)
+    assert (await hub.join("a", topology="ring")).state == pb.JoinReply.READY
+
+
+async def test_the_server_does_not_stay_for_a_guest_that_is_silent() -> None:
+    hub = Hub(shards=0, await_shards=1, lease=5.0)
+    await hub.shard("gone")
+    hub.fleet.shards[0].heard = -6.0
+    await hub.coordinator.wait_until_told(hub.fleet.shards, 100 * LIMIT)
+
+
+async def test_the_server_does_not_stay_for_ever() -> None:
+    hub = Hub(shards=0, await_shards=1)
+    await hub.shard("mute")
+    await hub.coordinator.wait_until_told(hub.fleet.shards, 0.0)

@@ -7,12 +7,12 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.types import Sender, incarnation_from_wire
 from hubring.ps.job.membership import RETURN_SECONDS
-from tests.support.fakes.coordinator import Hub, run
+from tests.support.fakes.coordinator import Hub
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 0.01)
+    monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.01)
 
 
 async def members(hub: Hub, topology: str) -> list[pb.JoinReply]:
@@ -39,68 +39,52 @@ async def begins(hub: Hub, topology: str) -> None:
 
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
-def test_a_worker_waits_until_the_last_worker_of_a_failed_job_left(
-    monkeypatch: pytest.MonkeyPatch, topology: str
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, on_loss="wait")
-        first, second = await members(hub, topology)
-        await hub.leave(first, "FAILED")
-        early = await hub.join("c", job="next.py", topology=topology)
-        assert early.state == pb.JoinReply.WAITING
-        assert "job 'train.py', which has failed: rank 1" in early.text
-        assert "must leave first" in early.text
-        await hub.leave(second, "FAILED")
-        assert (await hub.join("c", job="next.py", topology=topology)).state == pb.JoinReply.WAITING
-        await begins(hub, topology)
-
-    run(story())
+async def test_a_worker_waits_until_the_last_worker_of_a_failed_job_left(topology: str) -> None:
+    hub = Hub(on_loss="wait")
+    first, second = await members(hub, topology)
+    await hub.leave(first, "FAILED")
+    early = await hub.join("c", job="next.py", topology=topology)
+    assert early.state == pb.JoinReply.WAITING
+    assert "job 'train.py', which has failed: rank 1" in early.text
+    assert "must leave first" in early.text
+    await hub.leave(second, "FAILED")
+    assert (await hub.join("c", job="next.py", topology=topology)).state == pb.JoinReply.WAITING
+    await begins(hub, topology)
 
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
 @pytest.mark.parametrize("script", ["train.py", "next.py"])
-def test_a_worker_waits_until_killed_workers_are_given_up(
-    monkeypatch: pytest.MonkeyPatch, topology: str, script: str
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        for joined in await members(hub, topology):
-            lose(hub, joined)
-        early = await hub.join("c", job=script, topology=topology)
-        assert early.state == pb.JoinReply.WAITING
-        assert "it has 4 s to return" in early.text
-        hub.time.advance(RETURN_SECONDS + 0.1)
-        await hub.coordinator.tick()
-        await begins(hub, topology)
-
-    run(story())
+async def test_a_worker_waits_until_killed_workers_are_given_up(topology: str, script: str) -> None:
+    hub = Hub()
+    for joined in await members(hub, topology):
+        lose(hub, joined)
+    early = await hub.join("c", job=script, topology=topology)
+    assert early.state == pb.JoinReply.WAITING
+    assert "it has 4 s to return" in early.text
+    hub.time.advance(RETURN_SECONDS + 0.1)
+    await hub.coordinator.tick()
+    await begins(hub, topology)
 
 
-def test_a_rank_of_a_killed_worker_is_waited_for_and_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        first, second = await members(hub, "hub")
-        lose(hub, second)
-        assert (await hub.join("c", rank=second.rank)).state == pb.JoinReply.WAITING
-        assert (await hub.join("d", rank=first.rank)).state == pb.JoinReply.WAITING
-        hub.time.advance(RETURN_SECONDS + 0.1)
-        await hub.beat(first)
-        await hub.coordinator.tick()
-        replaced = await hub.join("c", rank=second.rank)
-        assert (replaced.state, replaced.late) == (pb.JoinReply.READY, True)
-        refused = await hub.join("d", rank=first.rank)
-        assert "already holds this rank" in refused.text
-
-    run(story())
+async def test_a_rank_of_a_killed_worker_is_waited_for_and_given() -> None:
+    hub = Hub()
+    first, second = await members(hub, "hub")
+    lose(hub, second)
+    assert (await hub.join("c", rank=second.rank)).state == pb.JoinReply.WAITING
+    assert (await hub.join("d", rank=first.rank)).state == pb.JoinReply.WAITING
+    hub.time.advance(RETURN_SECONDS + 0.1)
+    await hub.beat(first)
+    await hub.coordinator.tick()
+    replaced = await hub.join("c", rank=second.rank)
+    assert (replaced.state, replaced.late) == (pb.JoinReply.READY, True)
+    refused = await hub.join("d", rank=first.rank)
+    assert "already holds this rank" in refused.text
 
 
-def test_a_server_for_one_job_refuses_the_next_ones_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, once=True, on_loss="wait")
-        first, _ = await members(hub, "hub")
-        await hub.leave(first, "FAILED")
-        refused = await hub.join("c")
-        assert (refused.state, refused.exit_code) == (pb.JoinReply.REFUSED, 69)
-        assert "the job has failed" in refused.text
-
-    run(story())
+async def test_a_server_for_one_job_refuses_the_next_ones_workers() -> None:
+    hub = Hub(once=True, on_loss="wait")
+    first, _ = await members(hub, "hub")
+    await hub.leave(first, "FAILED")
+    refused = await hub.join("c")
+    assert (refused.state, refused.exit_code) == (pb.JoinReply.REFUSED, 69)
+    assert "the job has failed" in refused.text

@@ -9,41 +9,34 @@ import pytest
 
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
-from hubring.ps.coordinator.checkpoint_publisher import Held
+from hubring.ps.coordinator.checkpoints import CheckpointContent
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, TensorSpec
 from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, Refused, run
 
 
-def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, slice_bytes=None)
-        await hub.shard()
-        both = await asyncio.gather(hub.join("a"), hub.join("b"))
-        for joined in both:
-            reply = await hub.plan(joined)
-            assert reply.undecided
-            assert not reply.slices
-        for joined in both:
-            assert len((await hub.plan(joined, slice_bytes=8, trial=True)).slices) == 2
-        assert hub.fleet.plans == [[2, 2]], "the second to ask finds the shards ready"
-        for joined in both:
-            reply = await hub.plan(joined, slice_bytes=4)
-            assert not reply.undecided
-            assert len(reply.slices) == 4
-        assert hub.fleet.plans == [[2, 2], [1, 1, 1, 1]]
-        assert (
-            "no worker can try other slices" in (await hub.plan(both[0], slice_bytes=8, trial=True)).refused
-        )
-
-    run(story())
+async def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen() -> None:
+    hub = Hub(slice_bytes=None)
+    await hub.shard()
+    both = await asyncio.gather(hub.join("a"), hub.join("b"))
+    for joined in both:
+        reply = await hub.plan(joined)
+        assert reply.undecided
+        assert not reply.slices
+    for joined in both:
+        assert len((await hub.plan(joined, slice_bytes=8, trial=True)).slices) == 2
+    assert hub.fleet.plans == [[2, 2]], "the second to ask finds the shards ready"
+    for joined in both:
+        reply = await hub.plan(joined, slice_bytes=4)
+        assert not reply.undecided
+        assert len(reply.slices) == 4
+    assert hub.fleet.plans == [[2, 2], [1, 1, 1, 1]]
+    assert "no worker can try other slices" in (await hub.plan(both[0], slice_bytes=8, trial=True)).refused
 
 
-def test_slices_lie_on_as_many_shards_as_the_workers_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_lie_on_as_many_shards_as_the_workers_ask_for() -> None:
     async def owners(wanted: int) -> list[int]:
-        hub = Hub(monkeypatch, slice_bytes=None, shards=2)
+        hub = Hub(slice_bytes=None, shards=2)
         await hub.shard("s")
         await hub.shard("t")
         first, _ = await asyncio.gather(hub.join("a"), hub.join("b"))
@@ -55,161 +48,137 @@ def test_slices_lie_on_as_many_shards_as_the_workers_ask_for(monkeypatch: pytest
     assert run(owners(3)) == [0, 1], "and there are no more"
 
 
-def test_who_comes_while_sizes_are_tried_waits_for_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, slice_bytes=None)
-        first, second = await hub.started()
-        await hub.leave(second)
-        late = await hub.join("c")
-        assert late.late
-        planning = asyncio.create_task(hub.plan(late))
-        await hub.plan(first, slice_bytes=8, trial=True)
-        assert not planning.done()
-        await hub.plan(first, slice_bytes=8)
-        assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 2
-
-    run(story())
+async def test_a_late_worker_waits_until_the_slice_size_is_chosen() -> None:
+    hub = Hub(slice_bytes=None)
+    first, second = await hub.started()
+    await hub.leave(second)
+    late = await hub.join("c")
+    assert late.late
+    planning = asyncio.create_task(hub.plan(late))
+    await hub.plan(first, slice_bytes=8, trial=True)
+    assert not planning.done()
+    await hub.plan(first, slice_bytes=8)
+    assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 2
 
 
-def test_who_loses_its_place_while_others_plan_has_no_say_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, slice_bytes=None)
-        first, _ = await hub.started()
-        hub.fleet.may_plan.clear()
-        trials = [asyncio.create_task(hub.plan(first, slice_bytes=size, trial=True)) for size in (8, 4)]
+async def test_a_worker_that_left_can_no_longer_change_the_plan() -> None:
+    hub = Hub(slice_bytes=None)
+    first, _ = await hub.started()
+    hub.fleet.may_plan.clear()
+    trials = [asyncio.create_task(hub.plan(first, slice_bytes=size, trial=True)) for size in (8, 4)]
+    await asyncio.sleep(0)
+    await hub.leave(first)
+    hub.fleet.may_plan.set()
+    assert len((await trials[0]).slices) == 2
+    with pytest.raises(Refused, match="it left the job"):
+        await trials[1]
+    assert hub.fleet.plans == [[2, 2]]
+
+
+async def test_the_next_jobs_plan_waits_for_the_last_jobs() -> None:
+    hub = Hub()
+    both = await hub.started()
+    hub.fleet.may_plan.clear()
+    old = asyncio.create_task(hub.plan(both[0]))
+    await asyncio.sleep(0)
+    for joined in both:
+        await hub.leave(joined)
+    await hub.coordinator.tick()
+    first, _ = await asyncio.gather(hub.join("c"), hub.join("d"))
+    new = asyncio.create_task(hub.plan(first))
+    while not hub.coordinator._planning._waiters:
         await asyncio.sleep(0)
-        await hub.leave(first)
-        hub.fleet.may_plan.set()
-        assert len((await trials[0]).slices) == 2
-        with pytest.raises(Refused, match="it left the job"):
-            await trials[1]
-        assert hub.fleet.plans == [[2, 2]]
-
-    run(story())
+    hub.fleet.may_plan.set()
+    await asyncio.gather(old, new)
+    assert len(hub.fleet.plans) == 2
 
 
-def test_the_next_jobs_plan_waits_for_the_last_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        both = await hub.started()
-        hub.fleet.may_plan.clear()
-        old = asyncio.create_task(hub.plan(both[0]))
-        await asyncio.sleep(0)
-        for joined in both:
-            await hub.leave(joined)
-        await hub.coordinator.tick()
-        first, _ = await asyncio.gather(hub.join("c"), hub.join("d"))
-        new = asyncio.create_task(hub.plan(first))
-        while not hub.coordinator._planning._waiters:
-            await asyncio.sleep(0)
-        hub.fleet.may_plan.set()
-        await asyncio.gather(old, new)
-        assert len(hub.fleet.plans) == 2
-
-    run(story())
-
-
-def test_who_comes_and_waits_in_vain_for_the_choice_asks_again_and_does_not_count_until_then(
+async def test_a_late_worker_is_no_member_until_the_first_step_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def story() -> None:
-        monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 0.0)
-        hub = Hub(monkeypatch, slice_bytes=None)
-        first, second = await hub.started()
-        await hub.plan(first)
-        await hub.leave(second)
-        late = await hub.join("c")
-        reply = await hub.plan(late)
-        assert reply.undecided
-        assert hub.fleet.views[-1].ranks == (first.rank,), "no round of the trial waits for it"
-        await hub.plan(first, slice_bytes=8)
-        reply = await hub.plan(late)
-        assert (reply.undecided, len(reply.slices)) == (False, 2)
-        assert list(hub.fleet.views[-1].ranks) == [0, 1]
-
-    run(story())
-
-
-def test_who_comes_when_nobody_is_left_to_choose_gets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, slice_bytes=None)
-        first, second = await hub.started()
-        await hub.plan(first)
-        await hub.leave(second, "FAILED")
-        late = await hub.join("c", rank=second.rank)
-        planning = asyncio.create_task(hub.plan(late))
-        await hub.leave(first, "FAILED")
-        assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 1
-
-    run(story())
+    monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.0)
+    hub = Hub(slice_bytes=None)
+    first, second = await hub.started()
+    await hub.plan(first)
+    await hub.leave(second)
+    late = await hub.join("c")
+    reply = await hub.plan(late)
+    assert reply.undecided
+    assert hub.fleet.views[-1].ranks == (first.rank,), "no round of the trial waits for it"
+    await hub.plan(first, slice_bytes=8)
+    reply = await hub.plan(late)
+    assert reply.undecided
+    assert hub.fleet.views[-1].ranks == (first.rank,), "the first worker shows its gradients to nobody else"
+    await hub.beat(first, step=1)
+    reply = await hub.plan(late)
+    assert (reply.undecided, len(reply.slices), reply.step) == (False, 2, 1)
+    assert list(hub.fleet.views[-1].ranks) == [0, 1]
 
 
-def test_models_are_compared_before_sizes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (5,)),))
-
-    async def story() -> None:
-        hub = Hub(monkeypatch, slice_bytes=None)
-        first, second = await hub.started()
-        assert (await hub.plan(first)).undecided
-        assert (
-            "expected weight [4] float32, got weight [5] float32" in (await hub.plan(second, other)).refused
-        )
-        await hub.coordinator.tick()
-        assert "the workers differ: " in hub.fleet.failures[0], "who tries sizes already hears of it"
-
-    run(story())
+async def test_a_late_worker_gets_the_default_if_no_chooser_is_left() -> None:
+    hub = Hub(slice_bytes=None)
+    first, second = await hub.started()
+    await hub.plan(first)
+    await hub.leave(second, "FAILED")
+    late = await hub.join("c", rank=second.rank)
+    planning = asyncio.create_task(hub.plan(late))
+    await hub.leave(first, "FAILED")
+    assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 1
 
 
-def test_who_comes_to_a_job_that_fails_before_it_has_slices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, slice_bytes=None)
-        first, second = await hub.started()
-        await hub.leave(second)
-        late = await hub.join("c")
-        hub.coordinator.job.fail(JobFailed("beyond help"))
-        assert (await hub.plan(late)).refused == "beyond help"
-        assert not (await hub.plan(first)).refused
+async def test_models_are_compared_before_sizes_are_tried() -> None:
+    other = BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (5,)),))
 
-    run(story())
+    hub = Hub(slice_bytes=None)
+    first, second = await hub.started()
+    assert (await hub.plan(first)).undecided
+    assert "expected weight [4] float32, got weight [5] float32" in (await hub.plan(second, other)).refused
+    await hub.coordinator.tick()
+    assert "the workers differ: " in hub.fleet.failures[0], "who tries sizes already hears of it"
 
 
-MORE = BucketSpec(1, "float32", 1, "SGD", (TensorSpec("head", (6,)),))
+async def test_a_late_worker_gets_the_failure_of_a_job_without_slices() -> None:
+    hub = Hub(slice_bytes=None)
+    first, second = await hub.started()
+    await hub.leave(second)
+    late = await hub.join("c")
+    hub.coordinator.job.fail(JobFailed("beyond help"))
+    assert (await hub.plan(late)).refused == "beyond help"
+    assert not (await hub.plan(first)).refused
 
 
-def test_buckets_join_the_job_once_at_the_step_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, slice_bytes=8)
-        both = await hub.started()
-        for joined in both:
-            assert len((await hub.plan(joined)).slices) == 2
-        hub.fleet.versions[0] = 7
-        for joined in both:
-            reply = await hub.plan(joined, MORE)
-            assert [(piece.key, piece.bucket) for piece in reply.slices] == [
-                (0, 0),
-                (1, 0),
-                (2, 1),
-                (3, 1),
-                (4, 1),
-            ]
-            assert not reply.initialised
-        assert hub.fleet.extensions == [([2, 3, 4], None, 7)]
+MORE = BucketSpec(1, "float32", "SGD", (TensorSpec("head", (6,)),))
 
-    run(story())
+
+async def test_buckets_join_the_job_once_at_the_step_of_the_others() -> None:
+    hub = Hub(slice_bytes=8)
+    both = await hub.started()
+    for joined in both:
+        assert len((await hub.plan(joined)).slices) == 2
+    hub.fleet.versions[0] = 7
+    for joined in both:
+        reply = await hub.plan(joined, MORE)
+        assert [(piece.key, piece.bucket) for piece in reply.slices] == [
+            (0, 0),
+            (1, 0),
+            (2, 1),
+            (3, 1),
+            (4, 1),
+        ]
+        assert not reply.initialised
+    assert hub.fleet.extensions == [([2, 3, 4], None, 7)]
 
 
 @pytest.mark.parametrize(
     ("bucket", "says"),
     [
-        (BucketSpec(2, "float32", 1, "SGD", MORE.tensors), "buckets from index 2 cannot join this job of 1"),
-        (BucketSpec(1, "float32", 1, "SGD", (TensorSpec("weight", (4,)),)), "parameter weight is in the job"),
+        (BucketSpec(2, "float32", "SGD", MORE.tensors), "buckets from index 2 cannot join this job of 1"),
+        (BucketSpec(1, "float32", "SGD", (TensorSpec("weight", (4,)),)), "parameter weight is in the job"),
     ],
 )
-def test_buckets_that_cannot_join_are_refused(
-    bucket: BucketSpec, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_buckets_that_cannot_join_are_refused(bucket: BucketSpec, says: str) -> None:
     async def story() -> str:
-        hub = Hub(monkeypatch)
+        hub = Hub()
         first, _ = await hub.started()
         await hub.plan(first)
         return (await hub.plan(first, bucket)).refused
@@ -217,49 +186,46 @@ def test_buckets_that_cannot_join_are_refused(
     assert says in run(story())
 
 
-def test_workers_whose_joining_buckets_differ_fail_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_whose_joining_buckets_differ_fail_the_job() -> None:
     async def story() -> str:
-        hub = Hub(monkeypatch)
+        hub = Hub()
         first, second = await hub.started()
         for joined in (first, second):
             await hub.plan(joined)
         await hub.plan(first, MORE)
-        other = BucketSpec(1, "float32", 1, "SGD", (TensorSpec("head", (7,)),))
+        other = BucketSpec(1, "float32", "SGD", (TensorSpec("head", (7,)),))
         return (await hub.plan(second, other)).refused
 
     assert "expected head [6] float32, got head [7] float32" in run(story())
 
 
-def test_a_restored_job_gets_the_saved_values_when_its_script_adds_the_group_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_a_restored_job_gets_the_saved_values_when_its_script_adds_the_group_again(
+    tmp_path: Path,
 ) -> None:
     slices = (Slice(0, 0, 0, 4, 0), Slice(1, 1, 0, 6, 0))
     folder = checkpoint_folder.begin(tmp_path)
     manifest = Manifest("train.py", "bsp", 9, 5, (BUCKET, MORE), slices, (), joined=(1, 1))
     path = checkpoint_folder.publish(folder, manifest)
 
-    async def story() -> None:
-        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
-        both = await hub.started()
-        for joined in both:
-            reply = await hub.plan(joined)
-            assert [piece.key for piece in reply.slices] == [0]
-            assert reply.initialised
-        for joined in both:
-            reply = await hub.plan(joined, MORE)
-            assert not reply.refused
-            assert [piece.key for piece in reply.slices] == [0, 1]
-            assert reply.initialised
-        assert hub.fleet.extensions == [([1], path, 0)]
-        third = BucketSpec(2, "float32", 2, "SGD", (TensorSpec("tail", (2,)),))
-        assert not (await hub.plan(both[0], third)).initialised
-
-    run(story())
+    hub = Hub(checkpoint_dir=tmp_path)
+    both = await hub.started()
+    for joined in both:
+        reply = await hub.plan(joined)
+        assert [piece.key for piece in reply.slices] == [0]
+        assert reply.initialised
+    for joined in both:
+        reply = await hub.plan(joined, MORE)
+        assert not reply.refused
+        assert [piece.key for piece in reply.slices] == [0, 1]
+        assert reply.initialised
+    assert hub.fleet.extensions == [([1], path, 0)]
+    third = BucketSpec(2, "float32", "SGD", (TensorSpec("tail", (2,)),))
+    assert not (await hub.plan(both[0], third)).initialised
 
 
 def test_a_checkpoint_has_the_buckets_that_all_shards_saved() -> None:
     plan = ShardPlan((Slice(0, 0, 0, 4, 0), Slice(1, 1, 0, 3, 0), Slice(2, 1, 3, 3, 1)))
-    held = Held(
+    held = CheckpointContent(
         "job",
         "bsp",
         (BUCKET, MORE),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hubring.ps.coordinator import shutdown
-from tests.support.fakes.coordinator import Hub, run
+from tests.support.fakes.coordinator import Hub
 
 
 class Slow:
@@ -27,7 +27,7 @@ class Slow:
 async def slow(monkeypatch: pytest.MonkeyPatch, call: str) -> tuple[Hub, Slow]:
     """Returns a hub whose shards answer one call slowly. Its callers wait for them no moment."""
     monkeypatch.setattr(shutdown, "TURN_SECONDS", 0.0)
-    hub, answer = Hub(monkeypatch, on_loss="wait"), Slow()
+    hub, answer = Hub(on_loss="wait"), Slow()
     monkeypatch.setattr(hub.fleet, call, answer)
     return hub, answer
 
@@ -39,73 +39,65 @@ async def settled() -> None:
 
 
 @pytest.mark.parametrize("asks_again", [True, False])
-def test_a_stop_request_reaches_the_shards_although_its_call_is_cancelled(
+async def test_a_stop_request_reaches_the_shards_although_its_call_is_cancelled(
     monkeypatch: pytest.MonkeyPatch, asks_again: bool
 ) -> None:
-    async def story() -> None:
-        hub, drain = await slow(monkeypatch, "drain")
-        first, _ = await hub.started()
-        call = asyncio.create_task(hub.beat(first, stopping=True))
-        await drain.begun.wait()
-        again = asyncio.create_task(hub.beat(first, stopping=asks_again))
-        await settled()
-        assert again.done() != asks_again, "a stop request is answered once all shards know of it"
-        call.cancel()
-        drain.may_end.set()
-        await again
-        await settled()
-        assert drain.ended == 1
-
-    run(story())
+    hub, drain = await slow(monkeypatch, "drain")
+    first, _ = await hub.started()
+    call = asyncio.create_task(hub.beat(first, stopping=True))
+    await drain.begun.wait()
+    again = asyncio.create_task(hub.beat(first, stopping=asks_again))
+    await settled()
+    assert again.done() != asks_again, "a stop request is answered once all shards know of it"
+    call.cancel()
+    drain.may_end.set()
+    await again
+    await settled()
+    assert drain.ended == 1
 
 
-def test_a_failure_reaches_the_shards_although_its_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub, fail = await slow(monkeypatch, "fail")
-        monkeypatch.setattr(shutdown, "TURN_SECONDS", 60.0)
-        first, _ = await hub.started()
-        call = asyncio.create_task(hub.leave(first, "FAILED"))
-        await fail.begun.wait()
-        call.cancel()
-        await hub.coordinator.tick()
-        fail.may_end.set()
-        await settled()
-        assert fail.ended == 1
-
-    run(story())
+async def test_a_failure_reaches_the_shards_although_its_call_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub, fail = await slow(monkeypatch, "fail")
+    monkeypatch.setattr(shutdown, "TURN_SECONDS", 60.0)
+    first, _ = await hub.started()
+    call = asyncio.create_task(hub.leave(first, "FAILED"))
+    await fail.begun.wait()
+    call.cancel()
+    await hub.coordinator.tick()
+    fail.may_end.set()
+    await settled()
+    assert fail.ended == 1
 
 
 @pytest.mark.parametrize("call", ["drain", "fail"])
-def test_the_next_job_waits_for_what_the_shards_are_being_told(
+async def test_the_next_job_waits_for_what_the_shards_are_being_told(
     monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    async def story() -> None:
-        hub, told = await slow(monkeypatch, call)
-        first, second = await hub.started()
-        stopping = asyncio.create_task(hub.beat(first, stopping=call == "drain"))
-        await settled()
-        for joined in (first, second):
-            await hub.leave(joined, "FAILED")
-        ending = asyncio.create_task(hub.coordinator.shutdown.settle(save=False))
-        await settled()
-        assert not ending.done()
-        told.may_end.set()
-        await asyncio.gather(ending, stopping)
-        assert told.ended == 1
-
-    run(story())
+    hub, told = await slow(monkeypatch, call)
+    first, second = await hub.started()
+    stopping = asyncio.create_task(hub.beat(first, stopping=call == "drain"))
+    await settled()
+    for joined in (first, second):
+        await hub.leave(joined, "FAILED")
+    ending = asyncio.create_task(hub.coordinator.shutdown.settle(save=False))
+    await settled()
+    assert not ending.done()
+    told.may_end.set()
+    await asyncio.gather(ending, stopping)
+    assert told.ended == 1
 
 
-def test_the_loss_of_a_shard_ends_what_the_shards_are_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub, drain = await slow(monkeypatch, "drain")
-        first, _ = await hub.started()
-        stopping = asyncio.create_task(hub.coordinator.drain())
-        await drain.begun.wait()
-        hub.coordinator.shard_lost("shard 0 sent no heartbeat")
-        await hub.coordinator.shutdown.settle(save=False)
-        await stopping
-        assert drain.ended == 0
-        assert (await hub.beat(first)).failed
-
-    run(story())
+async def test_the_loss_of_a_shard_ends_what_the_shards_are_being_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub, drain = await slow(monkeypatch, "drain")
+    first, _ = await hub.started()
+    stopping = asyncio.create_task(hub.coordinator.drain())
+    await drain.begun.wait()
+    hub.coordinator.shard_lost("shard 0 sent no heartbeat")
+    await hub.coordinator.shutdown.settle(save=False)
+    await stopping
+    assert drain.ended == 0
+    assert (await hub.beat(first)).failed

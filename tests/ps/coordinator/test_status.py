@@ -8,78 +8,69 @@ from typing import Any
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from tests.support.fakes.coordinator import Hub, run
+from tests.support.fakes.coordinator import Hub
 
 
 def telemetry(**sent: Any) -> pb.Telemetry:
     return pb.Telemetry(**sent)
 
 
-def test_it_has_each_workers_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        first, _ = await hub.started()
-        for seconds in range(5):
-            sent = telemetry(
-                metrics={"accuracy": 0.5},
-                samples=100 * (1 + seconds),
-                cpu_ns=3_000_000_000,
-                memory_bytes=1 << 28,
-                gpu_bytes=1 << 30,
-            )
-            await hub.beat(first, step=seconds, telemetry=sent)
-            hub.time.advance(1.0)
-        told, other = (await hub.coordinator.status())["workers"]
-        assert told["metrics"] == {"accuracy": 0.5}
-        assert (told["samples"], told["samples_per_second"]) == (500, 100.0)
-        assert (told["cpu_seconds"], told["memory_bytes"], told["gpu_bytes"]) == (3.0, 1 << 28, 1 << 30)
-        assert (other["metrics"], other["samples"], other["samples_per_second"]) == ({}, 0, 0.0)
-
-    run(story())
+async def test_the_status_contains_each_workers_telemetry() -> None:
+    hub = Hub()
+    first, _ = await hub.started()
+    for seconds in range(5):
+        sent = telemetry(
+            metrics={"accuracy": 0.5},
+            samples=100 * (1 + seconds),
+            cpu_ns=3_000_000_000,
+            memory_bytes=1 << 28,
+            gpu_bytes=1 << 30,
+        )
+        await hub.beat(first, step=seconds, telemetry=sent)
+        hub.time.advance(1.0)
+    told, other = (await hub.reporter.status())["workers"]
+    assert told["metrics"] == {"accuracy": 0.5}
+    assert (told["samples"], told["samples_per_second"]) == (500, 100.0)
+    assert (told["cpu_seconds"], told["memory_bytes"], told["gpu_bytes"]) == (3.0, 1 << 28, 1 << 30)
+    assert (other["metrics"], other["samples"], other["samples_per_second"]) == ({}, 0, 0.0)
 
 
-def test_the_slowest_worker_that_reports_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, workers=3)
-        await hub.shard()
-        first, second, silent = await asyncio.gather(*map(hub.join, "abc"))
-        report = hub.coordinator.report([])
-        assert (report["progress"], report["seconds_left"]) == (None, None)
-        for tenths in range(4):
-            await hub.beat(first, telemetry=telemetry(progress=0.5 + tenths / 10))
-            await hub.beat(second, telemetry=telemetry(progress=tenths / 10))
-            await hub.beat(silent)
-            hub.time.advance(10.0)
-        report = hub.coordinator.report([])
-        assert report["progress"] == pytest.approx(0.3)
-        assert report["seconds_left"] == pytest.approx(60.0)
-
-    run(story())
+async def test_the_slowest_worker_that_reports_progress_counts() -> None:
+    hub = Hub(workers=3)
+    await hub.shard()
+    first, second, silent = await asyncio.gather(*map(hub.join, "abc"))
+    report = hub.reporter.report([])
+    assert (report["progress"], report["seconds_left"]) == (None, None)
+    for tenths in range(4):
+        await hub.beat(first, telemetry=telemetry(progress=0.5 + tenths / 10))
+        await hub.beat(second, telemetry=telemetry(progress=tenths / 10))
+        await hub.beat(silent)
+        hub.time.advance(10.0)
+    report = hub.reporter.report([])
+    assert report["progress"] == pytest.approx(0.3)
+    assert report["seconds_left"] == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(
     ("settings", "topology", "replaced"),
     [({}, "hub", ["1"]), ({"on_loss": "wait"}, "hub", []), ({}, "ring", [])],
 )
-def test_a_lost_worker_comes_with_the_command_that_replaces_it(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], topology: str, replaced: list[str]
+async def test_a_lost_worker_comes_with_the_command_that_replaces_it(
+    settings: dict[str, Any], topology: str, replaced: list[str]
 ) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, workers=3, lease=5.0, port=5577, **settings)
-        await hub.shard()
-        joined = await asyncio.gather(*(hub.join(token, topology=topology) for token in "abc"))
-        one = {each.rank: each for each in joined}
-        assert hub.coordinator.report([])["replace"] == {}
-        hub.time.advance(4.0)
-        await hub.beat(one[0])
-        await hub.leave(one[2])
-        hub.time.advance(4.0)
-        await hub.coordinator.tick()
-        found = hub.coordinator.report([])["replace"]
-        assert list(found) == replaced, "rank 2 has finished"
-        assert set(found.values()) <= {"ps-worker --server 127.0.0.1:5577 --rank 1 train.py"}
-        if replaced:
-            assert (await hub.join("d", rank=1)).state == pb.JoinReply.READY
-            assert hub.coordinator.report([])["replace"] == {}
-
-    run(story())
+    hub = Hub(workers=3, lease=5.0, port=5577, **settings)
+    await hub.shard()
+    joined = await asyncio.gather(*(hub.join(token, topology=topology) for token in "abc"))
+    one = {each.rank: each for each in joined}
+    assert hub.reporter.report([])["replace"] == {}
+    hub.time.advance(4.0)
+    await hub.beat(one[0])
+    await hub.leave(one[2])
+    hub.time.advance(4.0)
+    await hub.coordinator.tick()
+    found = hub.reporter.report([])["replace"]
+    assert list(found) == replaced, "rank 2 has finished"
+    assert set(found.values()) <= {"ps-worker --server 127.0.0.1:5577 --rank 1 train.py"}
+    if replaced:
+        assert (await hub.join("d", rank=1)).state == pb.JoinReply.READY
+        assert hub.reporter.report([])["replace"] == {}

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from hubring.ps.config.sources import load_worker
 from hubring.ps.config.worker import WorkerConfig
-from hubring.ps.core.codecs import CodecSpec, parse
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import CodecSpec, parse_codec
 
 
 @pytest.mark.parametrize(
@@ -21,7 +20,7 @@ from hubring.ps.core.errors import ConfigError
     ],
 )
 def test_a_name_says_kind_and_argument(text: str, spec: CodecSpec) -> None:
-    assert parse(text) == spec
+    assert parse_codec(text) == spec
 
 
 @pytest.mark.parametrize(
@@ -31,26 +30,20 @@ def test_an_unknown_name_is_refused_with_what_there_is(text: str) -> None:
     with pytest.raises(
         ConfigError, match=r"unknown codec; use one of bf16, .*topk:0\.01.*powersgd:4"
     ) as caught:
-        parse(text)
+        parse_codec(text)
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["topk:0", "topk:1", "topk:0.0", "topk:7"])
 def test_a_fraction_lies_between_0_and_1(text: str) -> None:
     with pytest.raises(ConfigError, match="above 0 and below 1"):
-        parse(text)
+        parse_codec(text)
 
 
 @pytest.mark.parametrize("text", ["powersgd:0", "powersgd:1.5", "powersgd:257"])
 def test_a_rank_is_a_whole_number(text: str) -> None:
     with pytest.raises(ConfigError, match="whole number from 1 to 256"):
-        parse(text)
-
-
-def test_workers_are_told_by_flag_and_by_environment() -> None:
-    assert load_worker({"compress": "int8"}, environment={"PS_COMPRESS": "bf16"}).compress == "int8"
-    assert load_worker({}, environment={"PS_COMPRESS": "bf16"}).compress == "bf16"
-    assert load_worker({}, environment={}).compress is None
+        parse_codec(text)
 
 
 def test_a_worker_refuses_a_codec_that_does_not_exist() -> None:

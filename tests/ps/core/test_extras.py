@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.core import extras
+from hubring.ps.core import packages
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.extras import EXTRAS, JOBS, missing, require, require_for_job
+from hubring.ps.core.packages import EXTRAS, JOBS, missing, require, require_for_job
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda module: None)
+    monkeypatch.setattr(packages, "find_spec", lambda module: None)
 
 
 @pytest.mark.parametrize("module", EXTRAS)
@@ -38,7 +38,7 @@ def test_a_missing_package_is_named_with_two_commands_that_install_it() -> None:
 
 
 def test_an_installed_package_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda module: object())
+    monkeypatch.setattr(packages, "find_spec", lambda module: object())
     assert missing("ray") == ""
     require("ray", "on_ray.train")
     require_for_job("digits")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import mmap
 import os
-import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,13 +16,9 @@ import torch
 
 from hubring.ps.core import huge_pages
 from hubring.ps.core.huge_pages import HUGE_BYTES, ROOM_BYTES
-from hubring.ps.core.optimizer_state import OptimizerState
-from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
-from hubring.ps.optim.mean_and_step import FusedStep
-from hubring.ps.optim.zeros import zeros, zeros_like
-from hubring.ps.transport.memory import address
-from hubring.ps.transport.shm.segment import Arena, attach
-from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.optim.sums import zeros, zeros_like
+from hubring.ps.transport.memory.mapping import address
+from hubring.ps.transport.memory.segment import Arena, attach
 
 WHOLE = 3 * HUGE_BYTES
 LARGE = WHOLE + 5 * mmap.PAGESIZE
@@ -73,7 +67,7 @@ def test_large_ones_begin_where_a_huge_page_can() -> None:
     first, second = arena.allocate(LARGE), arena.allocate(LARGE)
     assert (address(first) % HUGE_BYTES, address(second) % HUGE_BYTES) == (0, 0)
     assert address(odd) < address(first) < address(second), "in one segment"
-    segment = arena.segment(1)
+    segment = arena.segments.get(1)
     assert segment is not None
     assert address(attach(os.dup(segment.descriptor))) % HUGE_BYTES == 0
 
@@ -92,13 +86,6 @@ def test_memory_lives_as_long_as_a_view_of_it(nbytes: int) -> None:
     assert mapping() is None
 
 
-def test_small_ones_share_a_room_and_nothing_in_it() -> None:
-    parts = [zeros(HUGE_BYTES + 1, torch.uint8).fill_(number) for number in range(40)]
-    assert all(part.eq(number).all() for number, part in enumerate(parts))
-    starts = sorted(part.data_ptr() for part in parts)
-    assert [end - start for start, end in pairwise(starts)].count(2 * HUGE_BYTES) >= 35
-
-
 def test_threads_that_ask_at_once_get_memory_of_their_own() -> None:
     with ThreadPoolExecutor(8) as pool:
         parts = list(pool.map(lambda number: zeros(HUGE_BYTES, torch.uint8).fill_(number), range(100)))
@@ -113,35 +100,11 @@ def test_private_memory_lies_in_huge_pages() -> None:
     assert huge_at(memory.data_ptr()) - before == WHOLE
 
 
-@pytest.mark.skipif(not gives_private(), reason="this kernel gives no huge pages")
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_so_does_the_optimizers_state(name: str) -> None:
-    values = torch.zeros(LARGE // 4)
-    options = {
-        "SGD": {"momentum": 0.9, "dampening": 0.0, "nesterov": False},
-        "Adam": {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "amsgrad": True, "decoupled_weight_decay": False},
-    }
-    optimizer = FusedStep(name)
-    hyper = {"lr": 0.1, "weight_decay": 0.0, "maximize": False, **options[name]}
-    optimizer.step(values, [values + 1], 1, hyper, torch.empty_like(values))
-    large = [tensor for tensor in optimizer.state().values() if tensor.dim()]
-    assert len(large) == {"SGD": 1, "Adam": 3}[name]
-    assert all(huge_at(tensor.data_ptr()) >= WHOLE for tensor in large)
-
-
-@pytest.mark.skipif(not gives_private(), reason="this kernel gives no huge pages")
-def test_so_does_the_state_that_comes_from_a_checkpoint() -> None:
-    steps = BlockSteps("SGD", torch.zeros(2 * BLOCK_BYTES // 4))
-    steps.load(OptimizerState({"momentum_buffer": torch.ones(2 * BLOCK_BYTES // 4)}))
-    states = [block.optimizer.state()["momentum_buffer"] for block in steps._blocks]
-    assert all(state.eq(1).all() and huge_at(state.data_ptr()) >= BLOCK_BYTES for state in states)
-
-
 @pytest.mark.skipif(not gives_shared(), reason="this kernel gives no huge pages to share")
 def test_shared_memory_lies_in_huge_pages_in_all_who_map_it() -> None:
     arena = Arena()
     memory = arena.allocate(LARGE)
-    segment = arena.segment(1)
+    segment = arena.segments.get(1)
     assert segment is not None
     assert huge_at(address(memory)) == 0, "until somebody wants them"
     memory[5] = 9
@@ -153,17 +116,6 @@ def test_shared_memory_lies_in_huge_pages_in_all_who_map_it() -> None:
     other[0] = 8
     assert (memory[WHOLE - 1], memory[0]) == (7, 8)
     assert huge_at(address(other)) == 2 * HUGE_BYTES, "of those that it touched"
-
-
-@pytest.mark.skipif(not gives_shared(), reason="this kernel gives no huge pages to share")
-@pytest.mark.parametrize("guarded", [False, True])
-def test_gradients_and_a_shards_values_are_given_them(guarded: bool) -> None:
-    transport = ShmTransport(guarded=guarded)
-    memory = transport.allocate(LARGE)
-    for thread in threading.enumerate():
-        if thread.name == "huge pages":
-            thread.join()
-    assert huge_at(address(memory)) == WHOLE
 
 
 def test_where_the_kernel_refuses_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hubring.ps.core.peer_text import MESSAGE, NAME, clean, clean_message
+from hubring.ps.core.bounds import MESSAGE_CHARACTERS, NAME_CHARACTERS, clean, clean_message
 
 
 @pytest.mark.parametrize("text", ["", "node-3.example", "Trainings-Läufe/größe 7.py", "日本 🙂"])
@@ -36,6 +36,6 @@ def test_only_a_message_keeps_its_lines() -> None:
 
 
 def test_long_text_is_cut() -> None:
-    assert clean("n" * 10_000_000) == "n" * (NAME - 1) + "…"
-    assert len(clean_message("line\n" * 10_000_000)) == MESSAGE
-    assert len(clean("\x1b[31m" * 1_000_000)) <= NAME
+    assert clean("n" * 10_000_000) == "n" * (NAME_CHARACTERS - 1) + "…"
+    assert len(clean_message("line\n" * 10_000_000)) == MESSAGE_CHARACTERS
+    assert len(clean("\x1b[31m" * 1_000_000)) <= NAME_CHARACTERS

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from hubring.ps.core.rejections import Rejections
+from hubring.ps.core.bounds import Rejections
 
 
 def test_a_flood_is_counted_and_hardly_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.core import shadowed_packages
+from hubring.ps.core import packages
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,13 +24,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_that_hides_a_package_is_named(folder: Path, name: str) -> None:
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).touch()
-    assert shadowed_packages.hidden_by(folder).startswith(f"{folder / name} hides the package safetensors")
+    assert packages.hidden_by(folder).startswith(f"{folder / name} hides the package safetensors")
 
 
-def test_what_is_imported_already_cannot_be_hidden(folder: Path) -> None:
+def test_an_imported_package_cannot_be_shadowed(folder: Path) -> None:
     importlib.import_module("torch")
     (folder / "torch.py").touch()
-    assert shadowed_packages.hidden_by(folder) == ""
+    assert packages.hidden_by(folder) == ""
 
 
 def test_a_package_that_is_installed_nowhere_else_hides_nothing(
@@ -38,18 +38,11 @@ def test_a_package_that_is_installed_nowhere_else_hides_nothing(
 ) -> None:
     (folder / "safetensors.py").touch()
     monkeypatch.setattr(sys, "path", [str(folder)])
-    assert shadowed_packages.hidden_by(folder) == ""
-
-
-def test_folders_of_our_own_names_hide_nothing(folder: Path) -> None:
-    for name in ("ps", "workers", "protos"):
-        (folder / name).mkdir()
-        (folder / name / "__init__.py").touch()
-    assert shadowed_packages.hidden_by(folder) == ""
+    assert packages.hidden_by(folder) == ""
 
 
 def test_packages_are_among_what_is_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = {name.partition(">")[0] for name in project["dependencies"]}
     named = {"google": "protobuf", "grpc": "grpcio", "zmq": "pyzmq"}
-    assert {named.get(name, name) for name in shadowed_packages.PACKAGES} <= installed
+    assert {named.get(name, name) for name in packages.PACKAGES} <= installed

@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import pytest
 import torch
 
 from hubring.ps.core.errors import DeadlineExceeded
-from hubring.ps.core.messages import Call
-from hubring.ps.core.types import Hyper
-from hubring.ps.core.waiting import Waiting, wait_message
+from hubring.ps.core.timing import Waiting, wait_message
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import make_buckets
-from hubring.workers.collectives import barrier
-from hubring.workers.communicators.base import CollectiveWork, Then
 from hubring.workers.reducer.exchange import Exchange
+from hubring.workers.reducer.groups import ParameterGroups
 from tests.support.fakes.clock import FakeTime
 from tests.support.fakes.hub import FakeHub, FakeRank
 
@@ -74,15 +69,6 @@ def test_a_wait_that_takes_too_long_names_the_flag_and_the_slowest_worker() -> N
         wait("")
 
 
-def test_the_next_wait_is_told_anew() -> None:
-    time = FakeTime()
-    waiting = Waiting(time)
-    for _ in range(2):
-        with waiting:
-            time.advance(10.0)
-            assert waiting.due() == 10.0
-
-
 def test_the_sentence_names_who_is_waited_for() -> None:
     told = wait_message(10.2, 120, "rank 2 (node7 pid 41) at step 119")
     assert told.startswith(
@@ -91,58 +77,22 @@ def test_the_sentence_names_who_is_waited_for() -> None:
     assert "no other worker is behind. Check that all ranks call the same" in wait_message(10.0, 120, "")
 
 
-W = TypeVar("W", bound="Slow")
+def test_a_step_that_waits_for_several_buckets_is_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Work):
+        """Takes three seconds, and sees how long its waiter is known to wait."""
 
+        def wait(self, timeout: float | None = None) -> None:
+            time.advance(3.0)
+            seen.append(waiting.seconds)
 
-class Slow(Work):
-    """Takes three seconds of a fake clock, and sees how long its waiter is known to wait."""
-
-    rank: SlowRank
-    seen = 0.0
-
-    def wait(self, timeout: float | None = None) -> None:
-        self.rank.time.advance(3.0)
-        self.seen = self.rank.waiting.seconds
-
-
-class SlowCollective(CollectiveWork, Slow):
-    """A collective that is slow to wait for."""
-
-
-class SlowRank(FakeRank):
-    """A rank whose every exchange is slow."""
-
-    waiting: Waiting
-
-    def __init__(self) -> None:
-        super().__init__(FakeHub(1))
-        self.time = FakeTime()
-        self.waiting = Waiting(self.time)
-        self.works: list[Slow] = []
-
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Slow:
-        return self.slowly(Slow("something slow"))
-
-    def collective(self, call: Call, *tensors: torch.Tensor, then: Then | None = None) -> SlowCollective:
-        return self.slowly(SlowCollective(call, then or list, self))
-
-    def slowly(self, work: W) -> W:
-        work.rank = self
-        self.works.append(work)
-        return work
-
-
-def test_whoever_waits_in_a_collective_is_known_to_wait() -> None:
-    rank = SlowRank()
-    barrier(communicator=rank)
-    assert [work.seen for work in rank.works] == [3.0]
-
-
-def test_a_step_that_waits_for_several_buckets_is_one_wait() -> None:
-    rank = SlowRank()
+    time, seen, rank = FakeTime(), list[float](), FakeRank(FakeHub(1))
+    rank.waiting = waiting = Waiting(time)
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     buckets = make_buckets(optimizer, model.named_parameters(), rank.allocate, 1024, "SGD")
-    Exchange(rank, buckets, lambda _: {}, lambda _: frozenset(), None).finish()
-    assert [work.seen for work in rank.works] == [3.0, 6.0]
-    assert rank.waiting.seconds == 0.0
+    exchange = Exchange(rank, ParameterGroups(optimizer), None)
+    monkeypatch.setattr(rank, "push_pull", lambda bucket, hyper: Slow("something slow"))
+    exchange.add(buckets, 0)
+    exchange.finish()
+    assert seen == [3.0, 6.0]
+    assert waiting.seconds == 0.0

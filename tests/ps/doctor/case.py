@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import pytest
 
-from hubring.ps.doctor.finding import Finding, State
+from hubring.ps.doctor.check import Finding, FindingState
 
 
 class Case(NamedTuple):
     """A finding, how bad it is, and words of what it says and of how to fix it."""
 
     finding: Finding
-    state: State
+    state: FindingState
     found: str
     fix: str = ""
 
@@ -22,6 +22,22 @@ class Case(NamedTuple):
         assert self.finding.state == self.state, self.finding
         assert self.found in self.finding.found
         assert self.fix in self.finding.fix
+
+
+def fine(finding: Finding, found: str) -> Case:
+    return Case(finding, "ok", found)
+
+
+def omits(finding: Finding, found: str) -> Case:
+    return Case(finding, "skipped", found)
+
+
+def warns(finding: Finding, found: str, fix: str) -> Case:
+    return Case(finding, "warning", found, fix)
+
+
+def fails(finding: Finding, found: str, fix: str) -> Case:
+    return Case(finding, "failure", found, fix)
 
 
 def judgements(cases: Sequence[Case]) -> pytest.MarkDecorator:

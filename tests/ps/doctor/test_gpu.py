@@ -1,139 +1,98 @@
-"""GPUs: what the doctor says of them, and what it asks torch."""
+"""GPUs, Gloo and NCCL: what the doctor says of them, and how it holds them to their sums."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hubring.ps.doctor import gpu
-from hubring.ps.doctor.finding import GIB
-from hubring.ps.doctor.gpu import Cuda, Gpu
-from tests.ps.doctor.case import Case, judgements, only
-from tests.ps.doctor.fake_gpus import see_gpus
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.doctor import software as gpu
+from hubring.ps.doctor.check import GIB, Subject, ok
+from tests.ps.doctor.case import Case, fails, judgements, omits, only, warns
 
-H100 = Gpu("NVIDIA H100", (9, 0), 70 * GIB, 80 * GIB)
-CUDA = Cuda(
-    "2.13.0+cu130", "13.0", ["sm_80", "sm_90", "compute_90"], ["/dev/nvidia0"], "580.95.05", None, [H100], ""
-)
-BLIND = CUDA._replace(gpus=[], arches=[])
-NO_GPU = BLIND._replace(files=[], driver=None)
+HERE_ALONE = Subject(ServerConfig(), None, None, {}, 20.0)
+TORCH, CPU_TORCH = ("2.13.0+cu130", "13.0"), ("2.13.0+cpu", None)
+FILES = ["/dev/nvidia0"]
+H100 = "NVIDIA H100 (sm_90)"
+
+no_gpu = gpu.judge_no_gpu
 
 CASES = [
-    Case(only(gpu.judge(CUDA)), "ok", "NVIDIA H100 (sm_90), 70 GiB of 80 GiB free, driver 580.95.05"),
-    Case(only(gpu.judge(NO_GPU)), "skipped", "no GPU here (torch 2.13.0+cu130 is built for CUDA 13.0)"),
-    Case(
-        only(gpu.judge(NO_GPU._replace(torch="2.13.0+cpu", built_for=None))),
-        "skipped",
-        "no GPU here (torch 2.13.0+cpu is built without CUDA)",
-    ),
-    Case(
-        only(gpu.judge(BLIND._replace(torch="2.13.0+cpu", built_for=None))),
-        "warning",
-        "1 GPU(s) here, but torch 2.13.0+cpu is built without CUDA: training runs on the CPU",
-        "pip install torch --index-url",
-    ),
-    Case(
-        only(gpu.judge(BLIND._replace(visible=""))), "skipped", "CUDA_VISIBLE_DEVICES='' hides the 1 GPU(s)"
-    ),
-    Case(
-        only(gpu.judge(BLIND._replace(driver="470.57", trouble="The NVIDIA driver is too old"))),
-        "failure",
-        "built for CUDA 13.0 and cannot use them (driver 470.57): The NVIDIA driver is too old",
-        "a newer driver, or torch for the CUDA version that nvidia-smi shows",
-    ),
-    Case(
-        only(gpu.judge(BLIND._replace(driver=None))),
-        "failure",
-        "(driver version unknown): torch sees no GPU",
-        "a newer driver",
-    ),
-    Case(
-        only(gpu.judge(CUDA._replace(gpus=[H100._replace(name="Tesla P100", capability=(6, 0))]))),
-        "failure",
-        "Tesla P100 (sm_60): torch 2.13.0+cu130 has kernels only for sm_80, sm_90, compute_90",
-        "leave this GPU out of CUDA_VISIBLE_DEVICES",
-    ),
-    Case(
-        only(gpu.judge(CUDA._replace(gpus=[H100._replace(trouble="uncorrectable ECC error")]))),
-        "failure",
-        "cannot compute: uncorrectable ECC error",
-        "nvidia-smi -q -i 0; or leave this GPU out of CUDA_VISIBLE_DEVICES",
-    ),
-    Case(
-        only(gpu.judge(CUDA._replace(gpus=[H100._replace(free=2 * GIB)]))),
-        "warning",
-        "2 GiB of 80 GiB free: other processes use the rest",
-        "find these processes with nvidia-smi",
-    ),
+    fails(gpu.judge_gpu(0, H100, 70 * GIB, 80 * GIB, "ECC"), "cannot compute: ECC", "nvidia-smi -q -i 0"),
+    warns(gpu.judge_gpu(0, H100, 2 * GIB, 80 * GIB, ""), "other processes use the rest", "nvidia-smi"),
+    omits(no_gpu(*TORCH, [], None, ""), "no GPU here (torch 2.13.0+cu130 is built for CUDA 13.0)"),
+    warns(no_gpu(*CPU_TORCH, FILES, None, ""), "built without CUDA: training runs", "pip install torch"),
+    omits(no_gpu(*TORCH, FILES, "", ""), "CUDA_VISIBLE_DEVICES='' hides the 1 GPU(s)"),
+    fails(no_gpu(*TORCH, FILES, None, "too old"), "cannot use them: too old", "install a newer driver"),
+    fails(no_gpu(*TORCH, FILES, None, ""), "torch sees no GPU", "a newer driver"),
+    warns(gpu.judge_nccl(None, 2, ""), "the 2 GPU(s) copies through host memory", "ps-worker --backend gloo"),
+    fails(gpu.judge_nccl("2.27.5", 2, "system error"), "failed: system error", "NCCL_DEBUG=INFO"),
+    fails(gpu.judge_gloo("127.0.0.1", "unreachable"), "failed: unreachable", "ip link set lo up"),
+    fails(gpu.judge_gloo("10.0.0.7", "timed out"), "failed: timed out", "reach itself at 10.0.0.7 on any"),
 ]
 
 
 @judgements(CASES)
-def test_what_is_found_has_its_message_and_its_fix(case: Case) -> None:
+def test_each_finding_has_its_message_and_its_fix(case: Case) -> None:
     case.check()
 
 
-@pytest.mark.parametrize(
-    ("capability", "arches", "runs"),
-    [
-        ((9, 0), ["sm_90"], True),
-        ((8, 9), ["sm_80"], True),
-        ((8, 0), ["sm_86"], False),
-        ((9, 0), ["sm_80"], False),
-        ((9, 0), ["compute_80"], True),
-        ((7, 0), ["compute_80"], False),
-        ((9, 0), ["sm_90a"], True),
-        ((12, 0), ["sm_120"], True),
-        ((12, 1), ["sm_120a"], False),
-        ((12, 1), ["sm_120f"], True),
-        ((9, 0), [], False),
-    ],
-)
-def test_a_build_fits_a_gpu_as_nvidia_says(
-    capability: tuple[int, int], arches: list[str], runs: bool
-) -> None:
-    assert gpu.fits(capability, arches) == runs
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n",
-            "535.129.03",
-        ),
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n",
-            "580.95.05",
-        ),
-        ("nothing of the kind", None),
-    ],
-)
-def test_the_drivers_version_is_read(text: str, version: str | None) -> None:
-    assert gpu.driver_version(text) == version
+def see_gpus(monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
+    """Lets torch be one that is built for CUDA and finds GPUs; what is computed there is on the CPU."""
+    ones, full = torch.ones, torch.full
+    properties = SimpleNamespace(name="NVIDIA H100", total_memory=80 * GIB, major=9, minor=0)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "ones", lambda *shape, device, dtype: ones(*shape, dtype=dtype))
+    monkeypatch.setattr(torch, "full", lambda *arguments, device, dtype=None: full(*arguments, dtype=dtype))
+    for name, value in {
+        "is_available": True,
+        "init": None,
+        "device_count": count,
+        "get_device_properties": properties,
+        "mem_get_info": (70 * GIB, 80 * GIB),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
 
 
 def test_each_gpu_that_torch_sees_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_gpus(monkeypatch, (9, 0))
-    found = [*gpu.examine({})]
+    see_gpus(monkeypatch)
+    found = [*gpu.examine_cuda({})]
     assert [(finding.name, finding.state) for finding in found] == [("CUDA 0", "ok"), ("CUDA 1", "ok")]
     assert "NVIDIA H100 (sm_90), 70 GiB of 80 GiB free" in found[0].found
-    assert found[0].found.endswith("torch for CUDA 13.0")
-
-
-def test_a_gpu_without_kernels_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_gpus(monkeypatch, (6, 1))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", None)
-    assert [finding.state for finding in gpu.examine({})] == ["failure"] * 2
 
 
 def test_a_gpu_that_does_not_compute_is_told_by_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(index: int) -> None:
         raise RuntimeError("CUDA error: device-side assert\nand more")
 
-    see_gpus(monkeypatch, (9, 0), count=1)
+    see_gpus(monkeypatch, count=1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
-    assert "cannot compute: CUDA error: device-side assert" in only(gpu.examine({})).found
+    assert "cannot compute: CUDA error: device-side assert" in only(gpu.examine_cuda({})).found
     monkeypatch.setattr(torch.cuda, "init", lambda: fail(0))
-    monkeypatch.setattr(gpu, "files", lambda: ["/dev/nvidia0"])
-    assert "cannot use them" in only(gpu.examine({})).found
+    monkeypatch.setattr(gpu, "device_files", lambda: ["/dev/nvidia0"])
+    assert "cannot use them" in only(gpu.examine_cuda({})).found
+
+
+def test_nccl_is_held_to_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_gpus(monkeypatch)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+
+    def add(parts: list[torch.Tensor]) -> None:
+        total = torch.stack(parts).sum(0)
+        for part in parts:
+            part.copy_(total)
+
+    monkeypatch.setattr(torch.cuda.nccl, "all_reduce", add)
+    assert only(gpu.examine_nccl()) == ok(
+        "NCCL", "version 2.27.5 in torch's build: an allreduce over the 2 GPU(s) of this machine is correct"
+    )
+    monkeypatch.setattr(torch.cuda.nccl, "all_reduce", lambda parts: parts[1].fill_(3))
+    assert "the sum is wrong on cuda:0" in only(gpu.examine_nccl()).found
+
+
+def test_gloo_is_held_to_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_add", lambda rank, *_: torch.tensor([3.0, 3.0 + rank]))
+    assert "the sum is wrong on rank 1" in only(gpu.examine_gloo(HERE_ALONE)).found

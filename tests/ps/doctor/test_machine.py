@@ -1,103 +1,158 @@
-"""Cores, memory, limits and clocks: what the doctor says of them."""
+"""Memory, the checkpoint folder and clocks: what the doctor says of them; limits of control groups."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
 
 from hubring.ps.doctor import machine
-from hubring.ps.doctor.cgroup import Memory
-from hubring.ps.doctor.finding import GIB, MIB
-from tests.ps.doctor.case import Case, judgements
+from hubring.ps.doctor.check import GIB, MIB
+from hubring.ps.doctor.machine import Cgroup, CgroupMemory
+from tests.ps.doctor.case import Case, fails, fine, judgements, omits, only, warns
+
+DIR = Path("/saved/run")
+
+memory, disk = machine.judge_memory, machine.judge_disk
+FULL, OVERFULL = CgroupMemory(1 * GIB, 900 * MIB), CgroupMemory(1 * GIB, 2 * GIB)
 
 CASES = [
-    Case(machine.judge_cores(16, 16, None, None), "ok", "16"),
-    Case(machine.judge_cores(16, 4, 8.0, None), "ok", "4 of the machine's 16 are usable"),
-    Case(
-        machine.judge_cores(16, 16, 1.5, None),
-        "warning",
-        "16, but the control group's quota is 1.5: programs start 16 threads",
-        "export OMP_NUM_THREADS=1",
+    fine(memory(64 * GIB, 60 * GIB, CgroupMemory(80 * GIB, 10 * GIB)), "60 GiB of 64 GiB available"),
+    warns(memory(64 * GIB, 1 * GIB, None), "enough only for a small job", "stop other programs"),
+    fails(memory(64 * GIB, 60 * GIB, FULL), "124 MiB left of the control group's limit of 1 GiB", "--memory"),
+    fails(memory(64 * GIB, 60 * GIB, OVERFULL), "0 bytes left of the control group's", "limits.memory"),
+    warns(machine.judge_shm(64 * MIB, 63 * MIB), "63 MiB of 64 MiB free: can run out", "--shm-size 1g"),
+    fails(machine.judge_shm(1 * MIB, 1 * MIB), "not enough for one batch", "mount -o remount,size=1g"),
+    fails(machine.judge_shared("[Errno 1]"), "with memfd: [Errno 1]", "ps-worker --transport zmq"),
+    warns(machine.judge_clock(datetime(1970, 1, 1, tzinfo=UTC)), "shows 1970-01-01", "timedatectl"),
+    fails(
+        disk(DIR, 0.004, 1 * GIB, "ext4", 2 * GIB), "the newest checkpoint takes 2 GiB", "df -h /saved/run"
     ),
-    Case(machine.judge_cores(16, 16, 2.0, "2"), "ok", "OMP_NUM_THREADS=2 limits the threads"),
-    Case(machine.judge_memory(64 * GIB, 60 * GIB, None), "ok", "60 GiB of 64 GiB available"),
-    Case(
-        machine.judge_memory(64 * GIB, 60 * GIB, Memory(80 * GIB, 10 * GIB)),
-        "ok",
-        "60 GiB of 64 GiB available",
-    ),
-    Case(
-        machine.judge_memory(64 * GIB, 1 * GIB, None),
-        "warning",
-        "1 GiB of 64 GiB available: enough only for a small job",
-        "stop other programs",
-    ),
-    Case(
-        machine.judge_memory(64 * GIB, 60 * GIB, Memory(1 * GIB, 900 * MIB)),
-        "failure",
-        "124 MiB left of the control group's limit of 1 GiB",
-        "docker run --memory",
-    ),
-    Case(
-        machine.judge_memory(64 * GIB, 60 * GIB, Memory(1 * GIB, 2 * GIB)),
-        "failure",
-        "0 bytes left of the control group's limit of 1 GiB",
-        "Kubernetes limits.memory",
-    ),
-    Case(machine.judge_shm(16 * GIB, 15 * GIB, ""), "ok", "15 GiB of 16 GiB free"),
-    Case(
-        machine.judge_shm(64 * MIB, 63 * MIB, ""),
-        "warning",
-        "63 MiB of 64 MiB free: can run out",
-        "docker run --shm-size 1g",
-    ),
-    Case(
-        machine.judge_shm(1 * MIB, 1 * MIB, ""),
-        "failure",
-        "not enough for one batch; DataLoader(num_workers=...) and NCCL need it",
-        "mount -o remount,size=1g /dev/shm",
-    ),
-    Case(
-        machine.judge_shm(0, 0, "there is no /dev/shm"),
-        "failure",
-        "there is no /dev/shm",
-        "mount -t tmpfs -o size=1g,mode=1777 tmpfs /dev/shm",
-    ),
-    Case(machine.judge_shared(""), "ok", "can share memory"),
-    Case(
-        machine.judge_shared("[Errno 1] Operation not permitted"),
-        "failure",
-        "cannot create shared memory with memfd: [Errno 1] Operation not permitted",
-        "ps-worker --transport zmq",
-    ),
-    Case(machine.judge_files(1024, 4096), "ok", "1024"),
-    Case(machine.judge_files(-1, -1), "ok", "unlimited"),
-    Case(machine.judge_files(256, -1), "warning", "at most 256", "ulimit -n 65536"),
-    Case(machine.judge_files(256, 4096), "warning", "at most 256", "ulimit -n 4096"),
-    Case(machine.judge_files(60, 60), "failure", "at most 60; a shard", "raise the hard limit of 60"),
-    Case(machine.judge_memlock(-1, 1, []), "ok", "unlimited"),
-    Case(machine.judge_memlock(8 * MIB, 0, []), "ok", "8 MiB; no GPU and no RDMA device here locks memory"),
-    Case(
-        machine.judge_memlock(8 * MIB, 2, ["mlx5_0"]),
-        "warning",
-        "8 MiB, and 2 GPU(s) and RDMA by mlx5_0 lock buffers in memory",
-        "ulimit -l unlimited",
-    ),
-    Case(machine.judge_clock([1, 2, 2], datetime(2027, 1, 1, tzinfo=UTC)), "ok", "2027-01-01 00:00:00 UTC"),
-    Case(
-        machine.judge_clock([1, 9, 4], datetime(2027, 1, 1, tzinfo=UTC)),
-        "failure",
-        "went back by 5 ns",
-        "current_clocksource",
-    ),
-    Case(
-        machine.judge_clock([1, 2], datetime(1970, 1, 1, tzinfo=UTC)),
-        "warning",
-        "the clock shows 1970-01-01",
-        "timedatectl",
-    ),
+    warns(disk(DIR, 0.004, 100 * MIB, "ext4", 0), "only 100 MiB free", "free some"),
+    warns(disk(DIR, 0.004, 40 * GIB, "overlay", 0), "lost with the container", "docker run -v"),
+    warns(disk(DIR, 0.004, 40 * GIB, "tmpfs", 0), "lost when this machine restarts", "a volume or a disk"),
+    warns(disk(DIR, 2.5, 40 * GIB, "ext4", 0), "1 MiB synced in 2.5e+03 ms", "a local disk"),
+    omits(only(machine.examine_disk(None)), "not set (--checkpoint-dir, PS_CHECKPOINT_DIR)"),
 ]
 
 
 @judgements(CASES)
-def test_what_is_found_has_its_message_and_its_fix(case: Case) -> None:
+def test_each_finding_has_its_message_and_its_fix(case: Case) -> None:
     case.check()
+
+
+def test_the_kind_of_file_system_is_the_kernels_name() -> None:
+    assert machine.file_system(Path("/proc")) == "proc"
+
+
+def test_a_folder_that_is_not_there_yet_is_tried_above_and_not_made(tmp_path: Path) -> None:
+    found = only(machine.examine_disk(tmp_path / "not" / "yet"))
+    assert str(tmp_path / "not" / "yet") in found.found
+    assert found.state != "failure"
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_in_the_folders_place_is_told(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    found = only(machine.examine_disk(tmp_path / "taken" / "run"))
+    words = f"cannot write to {tmp_path / 'taken'}: Not a directory"
+    assert (found.state, found.found) == ("failure", f"user {os.geteuid()} {words}")
+
+
+def test_the_newest_checkpoint_tells_how_large_the_next_will_be(tmp_path: Path) -> None:
+    for name, count in (("000009-step-90", 10), ("000010-step-100", 20), (".writing-7", 40)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard0").write_bytes(bytes(count))
+    assert machine.newest_bytes(tmp_path) == 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_folder_that_is_memory_or_full_is_told(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3g", "tmpfs", str(tmp_path)], check=True)
+    try:
+        memory = only(machine.examine_disk(tmp_path))
+        assert (memory.state, [*tmp_path.iterdir()]) == ("warning", [])
+        subprocess.run(["mount", "-o", "remount,size=4k", str(tmp_path)], check=True)
+        full = only(machine.examine_disk(tmp_path))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    assert "lost when this machine restarts" in memory.found
+    assert (full.state, full.found.endswith("No space left on device")) == ("failure", True)
+
+
+class Tree:
+    """A process's two files in /proc, and the groups that they name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._membership: list[str] = []
+        self._mounts = ["22 27 0:21 / /proc rw,relatime - proc proc rw"]
+
+    def two(self, path: str, root: str = "/") -> None:
+        self._membership.append(f"0::{path}")
+        self._mounts.append(f"29 23 0:26 {root} {self._folder}/two rw,nosuid shared:9 - cgroup2 cgroup2 rw")
+
+    def write(self, name: str, text: str | int) -> None:
+        file = self._folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+    def read(self) -> Cgroup:
+        (self._folder / "cgroup").write_text("\n".join(self._membership))
+        self.write("mountinfo", "\n".join(self._mounts))
+        return Cgroup(self._folder)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_the_least_of_all_groups_above_counts(tree: Tree) -> None:
+    tree.two("/pod/job")
+    tree.write("two/pod/job/cpu.max", "max 100000")
+    tree.write("two/pod/cpu.max", "200000 100000")
+    tree.write("two/cpu.max", "400000 100000")
+    assert tree.read().cores() == 2
+
+
+def test_no_limit_is_none(tree: Tree) -> None:
+    tree.two("/")
+    tree.write("two/cpu.max", "max 100000")
+    tree.write("two/memory.max", "max")
+    group = tree.read()
+    assert group.cores() is None
+    assert group.memory() is None
+
+
+def test_pages_that_can_be_dropped_count_as_free(tree: Tree) -> None:
+    tree.two("/job")
+    tree.write("two/job/memory.max", 512 * MIB)
+    tree.write("two/job/memory.current", 200 * MIB)
+    tree.write("two/job/memory.stat", f"anon 7\ninactive_file {150 * MIB}")
+    tree.write("two/memory.max", "max")
+    assert tree.read().memory() == CgroupMemory(512 * MIB, 50 * MIB)
+
+
+def test_the_group_with_the_least_left_counts_not_the_smallest(tree: Tree) -> None:
+    tree.two("/pod/job")
+    for group, limit, used in (("pod/job", 512, 100), ("pod", 1024, 1000)):
+        tree.write(f"two/{group}/memory.max", limit * MIB)
+        tree.write(f"two/{group}/memory.current", used * MIB)
+        tree.write(f"two/{group}/memory.stat", "inactive_file 0")
+    assert tree.read().memory() == CgroupMemory(1024 * MIB, 1000 * MIB)
+
+
+@pytest.mark.parametrize("path", ["/docker/abc", "/docker/abc/inner", "/"])
+def test_in_a_container_the_mount_may_begin_at_the_group(tree: Tree, path: str) -> None:
+    tree.two(path, root="/docker/abc")
+    tree.write("two/cpu.max", "300000 100000")
+    assert tree.read().cores() == 3
+
+
+def test_a_machine_without_control_groups_has_no_limits(tree: Tree) -> None:
+    assert tree.read().cores() is None
+    assert tree.read().memory() is None

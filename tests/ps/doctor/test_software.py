@@ -2,85 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
 
-from hubring.ps import cli
-from hubring.ps.doctor import isolation, software, subject
-from hubring.ps.doctor.finding import Finding
-from tests.ps.doctor.case import Case, judgements, only
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.doctor import software
+from hubring.ps.doctor.check import Finding, Subject, settled
+from tests.ps.doctor.case import Case, fails, fine, judgements, only, warns
 
 NEEDED = [Requirement("grpcio>=1.85"), Requirement("protobuf>=7")]
 TORCH = Requirement("torch>=2.13")
 
+
+def packages(grpcio: str, protobuf: str | None) -> Finding:
+    return software.judge_packages(NEEDED, {"grpcio": grpcio, "protobuf": protobuf}, "hubring 1")
+
+
 CASES = [
-    Case(
-        software.judge_packages(NEEDED, {"grpcio": "1.85.1", "protobuf": "7.36.2"}, "hubring 1"),
-        "ok",
-        "hubring 1, grpcio 1.85.1, protobuf 7.36.2",
+    fails(packages("1.60.0", None), "grpcio 1.60.0 is older than 1.85, protobuf is missing", "'protobuf>=7'"),
+    fails(software.judge_torch("2.4.1", "AVX2", True, TORCH), "2.4.1 is older than 2.13", "'torch>=2.13'"),
+    fails(
+        software.judge_torch("2.13.0", "AVX2", False, TORCH), "a wrong product of two", "--force-reinstall"
     ),
-    Case(
-        software.judge_packages(NEEDED, {"grpcio": "1.60.0", "protobuf": None}, "hubring 1"),
-        "failure",
-        "grpcio 1.60.0 is older than 1.85, protobuf is missing",
-        "pip install 'grpcio>=1.85' 'protobuf>=7'",
-    ),
-    Case(
-        software.judge_torch("2.13.0+cpu", "AVX512", True, TORCH),
-        "ok",
-        "2.13.0+cpu, computes with AVX512",
-    ),
-    Case(
-        software.judge_torch("2.4.1", "AVX2", True, TORCH),
-        "failure",
-        "torch 2.4.1 is older than 2.13",
-        "pip install 'torch>=2.13'",
-    ),
-    Case(
-        software.judge_torch("2.13.0", "AVX2", False, TORCH),
-        "failure",
-        "computes a wrong product of two matrices of ones",
-        "--force-reinstall torch",
-    ),
-    Case(software.judge_threads(2, 2.0), "ok", "2 on 2 core(s)"),
-    Case(software.judge_threads(1, 0.5), "ok", "1 on 0.5 core(s)"),
-    Case(
-        software.judge_threads(16, 2.5),
-        "warning",
-        "16 threads on 2.5 core(s)",
-        "export OMP_NUM_THREADS=2",
-    ),
-    Case(only(software.judge_settings({}, "", [])), "ok", "no PS_* variable is set"),
-    Case(
-        only(software.judge_settings({}, "", ["PS_MODE", "PS_PORT"])),
-        "ok",
-        "PS_MODE, PS_PORT: valid",
-    ),
-    Case(
-        only(
-            software.judge_settings(
-                {"PS_WORKER": "no such setting; did you mean PS_WORKERS?"}, "", ["PS_WORKER"]
-            )
-        ),
-        "failure",
-        "did you mean PS_WORKERS?",
-        "correct or remove PS_WORKER",
-    ),
-    Case(
-        only(software.judge_settings({}, "--staleness 3 requires --mode ssp", ["PS_STALENESS"])),
-        "warning",
-        "--staleness 3 requires --mode ssp",
-        "pass the flag, which overrides the environment",
-    ),
+    fine(software.judge_threads(1, 0.5), "1 on 0.5 core(s)"),
+    warns(software.judge_threads(16, 2.5), "16 threads on 2.5 core(s)", "export OMP_NUM_THREADS=2"),
+    fine(only(software.judge_settings({}, "", [])), "no PS_* variable is set"),
+    fine(only(software.judge_settings({}, "", ["PS_MODE", "PS_PORT"])), "PS_MODE, PS_PORT: valid"),
 ]
 
 
 @judgements(CASES)
-def test_what_is_found_has_its_message_and_its_fix(case: Case) -> None:
+def test_each_finding_has_its_message_and_its_fix(case: Case) -> None:
     case.check()
 
 
@@ -94,13 +49,10 @@ def test_requirements_leave_out_those_of_extras() -> None:
     [
         ("2.13.0+cpu", "2.13", True),
         ("2.9.1", "2.13", False),
-        ("3", "2.13", True),
-        ("2.14.0a0+git1", "2.13", True),
         ("2.13.0a0+git1", "2.13", True),
         ("2.13", "2.13.0", True),
         ("1.85.0", "1.85.1", False),
         ("unknown", "1", False),
-        (None, "1", False),
     ],
 )
 def test_versions_are_compared_by_their_numbers(version: str | None, least: str, met: bool) -> None:
@@ -111,26 +63,9 @@ def test_our_own_package_names_what_it_needs() -> None:
     assert {"torch", "grpcio", "protobuf"} <= {each.name for each in software.needs()}
 
 
-def test_a_torch_that_loads_slowly_leaves_its_checks_time_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = inspect.signature(cli.doctor).parameters["timeout"].default
-    given: list[float] = []
-    monkeypatch.setattr(software, "time", SimpleNamespace(monotonic=iter([100.0, 106.0]).__next__))
-
-    def examine(checks: object, *times: float, whole: float) -> list[Finding]:
-        given.extend(times)
-        assert whole == seconds
-        return []
-
-    monkeypatch.setattr(isolation, "examine", examine)
-    assert list(software.examine_torch([], seconds)) == []
-    left, last = given
-    assert left >= max(3.0, isolation.FAIR_SHARE * seconds)
-    assert 6.0 + left + 2 * last <= seconds, "else it is killed before it can tell who hangs"
-
-
 def examined(variables: dict[str, str], file: Path | None = None) -> list[Finding]:
-    config = subject.settled({}, file, variables)
-    return [*software.examine_settings(subject.Subject(config, file, None, variables, 1.0))]
+    config = settled({}, file, variables)
+    return [*software.examine_settings(Subject(config, file, None, variables, 1.0))]
 
 
 def test_each_variable_is_judged_by_itself() -> None:
@@ -150,7 +85,9 @@ def test_each_variable_is_judged_by_itself() -> None:
 def test_settings_that_contradict_each_other_are_a_warning_as_flags_may_fix_it(
     variables: dict[str, str],
 ) -> None:
-    assert only(examined(variables)).state == "warning"
+    told = only(examined(variables))
+    assert told.state == "warning"
+    assert "pass the flag, which overrides the environment" in told.fix
 
 
 @pytest.mark.parametrize(
@@ -166,4 +103,21 @@ def test_a_file_that_is_wrong_is_told_and_the_rest_is_looked_at_with_defaults(tm
     told = only(examined({}, file))
     assert told.state == "failure"
     assert "did you mean port?" in told.found
-    assert subject.settled({}, file, {}).port == 5555
+    assert settled({}, file, {}).port == 5555
+
+
+def test_settings_are_those_that_a_server_would_find(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("[server]\nport = 7000\n")
+    config = settled({"checkpoint_dir": tmp_path}, file, {"PS_PAGE_PORT": "8000"})
+    assert (config.port, config.page_port, config.checkpoint_dir) == (7000, 8000, tmp_path)
+    with pytest.raises(ConfigError, match="--port 70000"):
+        settled({"port": 70000}, None, {})
+
+
+def test_the_ring_of_a_server_here_meets_here() -> None:
+    here = Subject(ServerConfig(), None, None, {}, 20.0)
+    assert here.ring_address == "127.0.0.1"
+    assert here._replace(server="localhost:5555").ring_address == "localhost"
+    with pytest.raises(ConfigError, match="no route from this machine to"):
+        _ = here._replace(server="255.255.255.255:5555").ring_address

@@ -9,11 +9,11 @@ from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator.agreed_model import AgreedModel
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, TensorSpec
-from hubring.ps.job.plan_protos import bucket_from_proto, bucket_to_proto, difference
+from hubring.ps.job.control_messages import bucket_from_proto, bucket_to_proto, model_difference
 from hubring.ps.job.sharding import plan
 from hubring.ps.store.consistency import BSP
 
-BUCKET = BucketSpec(3, "float32", 1, "SGD", (TensorSpec("w", (4, 5)), TensorSpec("b", ())), "topk:0.01")
+BUCKET = BucketSpec(3, "float32", "SGD", (TensorSpec("w", (4, 5)), TensorSpec("b", ())), "topk:0.01")
 
 
 def test_a_bucket_survives_the_control_plane() -> None:
@@ -22,27 +22,27 @@ def test_a_bucket_survives_the_control_plane() -> None:
 
 def test_workers_that_compress_differently_are_told_so() -> None:
     plain = replace(BUCKET, codec="")
-    assert difference([BUCKET], [BUCKET]) is None
-    assert difference([BUCKET], [plain]) == "expected --compress topk:0.01, got no --compress"
-    assert difference([plain], [BUCKET]) == "expected no --compress, got --compress topk:0.01"
+    assert model_difference([BUCKET], [BUCKET]) is None
+    assert model_difference([BUCKET], [plain]) == "expected --compress topk:0.01, got no --compress"
+    assert model_difference([plain], [BUCKET]) == "expected no --compress, got --compress topk:0.01"
 
 
-def test_parameters_in_other_groups_are_told_so() -> None:
-    assert difference([BUCKET], [replace(BUCKET, group=2)]) == "the parameter groups differ"
+def test_parameters_in_another_order_are_told_by_the_first() -> None:
+    turned = replace(BUCKET, tensors=BUCKET.tensors[::-1])
+    assert model_difference([BUCKET], [turned]) == "expected w [4, 5] float32, got b [] float32"
 
 
 def test_a_checkpoint_of_other_buckets_says_how_to_have_them() -> None:
     tensors = [TensorSpec(name, (100,)) for name in "abcd"]
 
-    def cut(*places: tuple[int, str]) -> tuple[BucketSpec, ...]:
-        """Buckets of a group and tensors each."""
+    def cut(*places: str) -> tuple[BucketSpec, ...]:
         by_name = {tensor.name: tensor for tensor in tensors}
         return tuple(
-            BucketSpec(index, "float32", group, "SGD", tuple(by_name[name] for name in names))
-            for index, (group, names) in enumerate(places)
+            BucketSpec(index, "float32", "SGD", tuple(by_name[name] for name in names))
+            for index, names in enumerate(places)
         )
 
-    held, whole = cut((0, "a"), (1, "bc"), (0, "d")), cut((0, "ad"), (1, "bc"))
+    held, whole = cut("a", "bc", "d"), cut("ad", "bc")
     manifest = Manifest("job", "bsp", 7, 3, held, plan(held, 1, 1 << 20).slices, ())
     agreed_model = AgreedModel(BSP(), "bsp", None, (Path("checkpoint"), manifest))
     with pytest.raises(

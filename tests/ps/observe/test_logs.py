@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -30,6 +31,7 @@ class Stream(io.StringIO):
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
+    monkeypatch.setattr(logs.TextLine, "converter", lambda *_: time.gmtime(14 * 3600 + 3 * 60 + 7))
     monkeypatch.setattr(logs.who, "host", "host")
     monkeypatch.setattr(logs.who, "role", "w3")
     monkeypatch.setattr(logs.who, "step", None)
@@ -45,13 +47,7 @@ def test_line_names_host_role_and_step(stream: Stream) -> None:
     LOG.info("joined")
     logs.who.step = 120
     LOG.info("loss %.2f", 0.5)
-    assert stream.getvalue() == "host w3 | joined\nhost w3 step=120 | loss 0.50\n"
-
-
-def test_line_is_written_in_one_piece(stream: Stream) -> None:
-    logs.configure(stream=stream)
-    LOG.info("joined")
-    assert stream.writes == ["host w3 | joined\n"]
+    assert stream.getvalue() == "14:03:07 host w3 | joined\n14:03:07 host w3 step=120 | loss 0.50\n"
 
 
 def test_level_is_named_only_from_warnings_up(stream: Stream) -> None:
@@ -61,9 +57,9 @@ def test_level_is_named_only_from_warnings_up(stream: Stream) -> None:
     LOG.warning("slow")
     LOG.error("gone")
     assert stream.getvalue().splitlines() == [
-        "host w3 | plain",
-        "host w3 | WARNING: slow",
-        "host w3 | ERROR: gone",
+        "14:03:07 host w3 | plain",
+        "14:03:07 host w3 | WARNING: slow",
+        "14:03:07 host w3 | ERROR: gone",
     ]
 
 
@@ -74,8 +70,9 @@ def test_every_line_of_a_traceback_says_whose_it_is(stream: Stream) -> None:
     except ValueError:
         LOG.exception("failed")
     lines = stream.getvalue().splitlines()
-    assert lines[:2] == ["host w3 | ERROR: failed", "host w3 | Traceback (most recent call last):"]
-    assert lines[-2:] == ["host w3 | ValueError: two", "host w3 | lines"]
+    begin = "14:03:07 host w3 | "
+    assert lines[:2] == [f"{begin}ERROR: failed", f"{begin}Traceback (most recent call last):"]
+    assert lines[-2:] == [f"{begin}ValueError: two", f"{begin}lines"]
     assert len(stream.writes) == 1
 
 
@@ -95,7 +92,12 @@ def test_json_line_is_one_object(stream: Stream) -> None:
     logs.configure("json", stream)
     logs.who.step = 7
     LOG.warning("two\nlines")
-    (line,) = stream.getvalue().splitlines()
+    try:
+        raise ValueError("torn")
+    except ValueError:
+        LOG.exception("failed")
+    line, traced = stream.getvalue().splitlines()
+    assert json.loads(traced)["traceback"].endswith("ValueError: torn")
     told = json.loads(line)
     assert told.pop("time") > 0
     assert told == {
@@ -108,19 +110,9 @@ def test_json_line_is_one_object(stream: Stream) -> None:
     }
 
 
-def test_json_line_holds_the_traceback(stream: Stream) -> None:
-    logs.configure("json", stream)
-    try:
-        raise ValueError("torn")
-    except ValueError:
-        LOG.exception("failed")
-    (line,) = stream.getvalue().splitlines()
-    assert json.loads(line)["traceback"].endswith("ValueError: torn")
-
-
 def test_second_configure_replaces_the_first(stream: Stream) -> None:
     earlier = Stream()
     logs.configure(stream=earlier)
     logs.configure(stream=stream)
     LOG.info("once")
-    assert (earlier.getvalue(), stream.getvalue()) == ("", "host w3 | once\n")
+    assert (earlier.getvalue(), stream.getvalue()) == ("", "14:03:07 host w3 | once\n")

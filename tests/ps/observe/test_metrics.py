@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.observe import metrics
 from hubring.ps.observe.metrics import METRICS, STALENESS_BUCKETS
-from tests.support.fakes.coordinator import Hub, run
+from tests.support.fakes.coordinator import Hub
 
 PAGE = Path(__file__).parents[3] / "deploy" / "METRICS.md"
 
@@ -35,12 +34,12 @@ def series(report: dict[str, Any], name: str, suffix: str = "") -> Series:
 
 
 async def told(hub: Hub) -> dict[str, Any]:
-    return await hub.coordinator.status()
+    return await hub.reporter.status()
 
 
-async def busy(monkeypatch: pytest.MonkeyPatch) -> Hub:
+async def busy() -> Hub:
     """A job of two workers on one shard, in full swing."""
-    hub = Hub(monkeypatch)
+    hub = Hub()
     first, second = await hub.started()
     sent = pb.Telemetry(
         metrics={"accuracy": 0.5}, progress=0.5, samples=64, cpu_ns=7_000_000_000, memory_bytes=1 << 29
@@ -72,12 +71,9 @@ async def busy(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_names_tell_type_and_unit(metric: metrics.Metric) -> None:
-    stem = metric.name.removesuffix("_total")
+def test_names_tell_the_type(metric: metrics.Metric) -> None:
     assert metric.name.startswith("ps_")
     assert (metric.type == "counter") == metric.name.endswith("_total")
-    assert (metric.unit == "seconds") == stem.endswith("_seconds")
-    assert (metric.unit == "bytes") == stem.endswith("_bytes")
     assert metric.help.endswith(".")
 
 
@@ -89,248 +85,155 @@ def test_the_page_is_made_from_the_table() -> None:
     assert PAGE.read_text() == metrics.document(), "python -m hubring.ps.observe.metrics > deploy/METRICS.md"
 
 
-def test_a_hub_without_a_job_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        report = await told(Hub(monkeypatch))
-        assert parsed(report).keys() == {metric.name for metric in METRICS}
-        assert series(report, "ps_running") == {(): 0}
-        assert series(report, "ps_failed") == {(): 0}
-        assert series(report, "ps_world_size") == {(): 2}
-        assert series(report, "ps_workers") == {(): 0}
-        assert series(report, "ps_shards_wanted") == {(): 1}
-        assert series(report, "ps_steps_total") == {}
-        assert series(report, "ps_shard_up") == {}
-        assert series(report, "ps_checkpoint_age_seconds") == {}
-        assert series(report, "ps_workers_left_total") == {
-            ("finished",): 0,
-            ("preempted",): 0,
-            ("failed",): 0,
-            ("lost",): 0,
-        }
-        (info,) = parsed(report)["ps_info"].samples
-        assert info.labels == {
-            "version": report["version"],
-            "protocol": str(report["protocol"]),
-            "mode": "bsp",
-            "topology": "none",
-        }
-
-    run(story())
+async def test_a_hub_without_a_job_tells_what_is_known() -> None:
+    report = await told(Hub())
+    assert parsed(report).keys() == {metric.name for metric in METRICS}
+    assert series(report, "ps_running") == {(): 0}
+    assert series(report, "ps_failed") == {(): 0}
+    assert series(report, "ps_world_size") == {(): 2}
+    assert series(report, "ps_workers") == {(): 0}
+    assert series(report, "ps_shards_wanted") == {(): 1}
+    assert series(report, "ps_steps_total") == {}
+    assert series(report, "ps_shard_up") == {}
+    assert series(report, "ps_checkpoint_age_seconds") == {}
+    assert series(report, "ps_workers_left_total") == {
+        ("finished",): 0,
+        ("preempted",): 0,
+        ("failed",): 0,
+        ("lost",): 0,
+    }
+    (info,) = parsed(report)["ps_info"].samples
+    assert info.labels == {
+        "version": report["version"],
+        "protocol": str(report["protocol"]),
+        "mode": "bsp",
+        "topology": "none",
+    }
 
 
-def test_what_workers_and_shards_tell_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        report = await told(await busy(monkeypatch))
-        expected: dict[str, Series] = {
-            "ps_running": {(): 1},
-            "ps_workers": {(): 2},
-            "ps_epoch": {(): 1},
-            "ps_steps_total": {(): 119},
-            "ps_lease_seconds": {(): 90},
-            "ps_worker_steps_total": {("0",): 120, ("1",): 119},
-            "ps_progress_ratio": {(): 0.5},
-            "ps_left_seconds": {},
-            "ps_worker_metric": {("accuracy", "0"): 0.5},
-            "ps_worker_samples_total": {("0",): 64},
-            "ps_worker_cpu_seconds_total": {("0",): 7},
-            "ps_worker_memory_bytes": {("0",): 1 << 29},
-            "ps_worker_gpu_memory_bytes": {},
-            "ps_worker_waiting_seconds": {("0",): 3.5, ("1",): 0},
-            "ps_worker_heartbeat_age_seconds": {("0",): 0.75, ("1",): 0.25},
-            "ps_shards": {(): 1},
-            "ps_shard_up": {("0",): 1},
-            "ps_shard_pushes_total": {("0",): 238},
-            "ps_shard_duplicates_total": {("0",): 1},
-            "ps_shard_dropped_total": {("0",): 2},
-            "ps_shard_damaged_total": {("0",): 3},
-            "ps_shard_received_bytes_total": {("0",): 1000},
-            "ps_shard_sent_bytes_total": {("0",): 2000},
-            "ps_shard_queued_seconds_total": {("0",): 1.5},
-            "ps_shard_handled_seconds_total": {("0",): 2.5},
-            "ps_shard_cpu_seconds_total": {("0",): 6},
-            "ps_shard_peak_bytes": {("0",): 1 << 28},
-            "ps_shard_memory_bytes": {("0",): 1 << 27},
-            "ps_shard_gpu_memory_bytes": {("0",): 1 << 30},
-            "ps_shard_keys": {("0",): 3},
-            "ps_shard_oldest_version": {("0",): 119},
-            "ps_shard_newest_version": {("0",): 120},
-        }
-        assert {name: series(report, name) for name in expected} == expected
-
-    run(story())
-
-
-def test_a_loss_that_is_no_number_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        assert series(await told(await busy(monkeypatch)), "ps_worker_loss") == {("0",): 0.25}
-
-    run(story())
+async def test_reports_of_workers_and_shards_are_exported() -> None:
+    report = await told(await busy())
+    expected: dict[str, Series] = {
+        "ps_running": {(): 1},
+        "ps_workers": {(): 2},
+        "ps_epoch": {(): 1},
+        "ps_steps_total": {(): 119},
+        "ps_lease_seconds": {(): 90},
+        "ps_worker_steps_total": {("0",): 120, ("1",): 119},
+        "ps_worker_loss": {("0",): 0.25},
+        "ps_progress_ratio": {(): 0.5},
+        "ps_left_seconds": {},
+        "ps_worker_metric": {("accuracy", "0"): 0.5},
+        "ps_worker_samples_total": {("0",): 64},
+        "ps_worker_cpu_seconds_total": {("0",): 7},
+        "ps_worker_memory_bytes": {("0",): 1 << 29},
+        "ps_worker_gpu_memory_bytes": {},
+        "ps_worker_waiting_seconds": {("0",): 3.5, ("1",): 0},
+        "ps_worker_heartbeat_age_seconds": {("0",): 0.75, ("1",): 0.25},
+        "ps_shards": {(): 1},
+        "ps_shard_up": {("0",): 1},
+        "ps_shard_pushes_total": {("0",): 238},
+        "ps_shard_duplicates_total": {("0",): 1},
+        "ps_shard_dropped_total": {("0",): 2},
+        "ps_shard_damaged_total": {("0",): 3},
+        "ps_shard_received_bytes_total": {("0",): 1000},
+        "ps_shard_sent_bytes_total": {("0",): 2000},
+        "ps_shard_queued_seconds_total": {("0",): 1.5},
+        "ps_shard_handled_seconds_total": {("0",): 2.5},
+        "ps_shard_held_seconds_total": {("0", "0"): 4, ("1", "0"): 0},
+        "ps_shard_cpu_seconds_total": {("0",): 6},
+        "ps_shard_peak_bytes": {("0",): 1 << 28},
+        "ps_shard_memory_bytes": {("0",): 1 << 27},
+        "ps_shard_gpu_memory_bytes": {("0",): 1 << 30},
+        "ps_shard_keys": {("0",): 3},
+        "ps_shard_oldest_version": {("0",): 119},
+        "ps_shard_newest_version": {("0",): 120},
+    }
+    assert {name: series(report, name) for name in expected} == expected
 
 
-def test_who_is_never_held_counts_zero_lest_the_straggler_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        report = await told(await busy(monkeypatch))
-        assert series(report, "ps_shard_held_seconds_total") == {("0", "0"): 4, ("1", "0"): 0}
-
-    run(story())
+async def test_a_worker_that_left_is_not_exported_as_a_straggler() -> None:
+    report = await told(await busy())
+    report["workers"] = report["workers"][1:]
+    assert series(report, "ps_shard_held_seconds_total") == {("1", "0"): 0}
 
 
-def test_who_is_gone_is_no_straggler(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        report = await told(await busy(monkeypatch))
-        report["workers"] = report["workers"][1:]
-        assert series(report, "ps_shard_held_seconds_total") == {("1", "0"): 0}
-
-    run(story())
-
-
-def test_steps_are_left_out_until_one_is_told_lest_a_resumed_job_seem_to_leap(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        first, second = await hub.started()
-        await hub.beat(first, step=500)
-        report = await told(hub)
-        assert series(report, "ps_worker_steps_total") == {(str(first.rank),): 500}
-        assert series(report, "ps_steps_total") == {}
-        await hub.beat(second, step=500)
-        assert series(await told(hub), "ps_steps_total") == {(): 500}
-
-    run(story())
+async def test_steps_are_left_out_until_one_is_told_lest_a_resumed_job_seem_to_leap() -> None:
+    hub = Hub()
+    first, second = await hub.started()
+    await hub.beat(first, step=500)
+    report = await told(hub)
+    assert series(report, "ps_worker_steps_total") == {(str(first.rank),): 500}
+    assert series(report, "ps_steps_total") == {}
+    await hub.beat(second, step=500)
+    assert series(await told(hub), "ps_steps_total") == {(): 500}
 
 
-def test_staleness_is_a_cumulative_histogram(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        report = await told(await busy(monkeypatch))
-        buckets = series(report, "ps_push_staleness", "_bucket")
-        assert buckets == {
-            ("0.0", "0"): 200,
-            ("1.0", "0"): 230,
-            ("2.0", "0"): 230,
-            **{(str(bound), "0"): 238 for bound in STALENESS_BUCKETS[3:]},
-            ("+Inf", "0"): 238,
-        }
-        assert series(report, "ps_push_staleness", "_count") == {("0",): 238}
-        assert series(report, "ps_push_staleness", "_sum") == {("0",): 30 + 3 * 8}
-
-    run(story())
+async def test_staleness_is_a_cumulative_histogram() -> None:
+    report = await told(await busy())
+    buckets = series(report, "ps_push_staleness", "_bucket")
+    assert buckets == {
+        ("0.0", "0"): 200,
+        ("1.0", "0"): 230,
+        ("2.0", "0"): 230,
+        **{(str(bound), "0"): 238 for bound in STALENESS_BUCKETS[3:]},
+        ("+Inf", "0"): 238,
+    }
+    assert series(report, "ps_push_staleness", "_count") == {("0",): 238}
+    assert series(report, "ps_push_staleness", "_sum") == {("0",): 30 + 3 * 8}
 
 
-def test_a_shard_that_holds_nothing_is_at_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = await busy(monkeypatch)
-        hub.fleet.shards[0].last_stats = pb.ShardStats(pushes=1)
-        report = await told(hub)
-        names = ("ps_shard_keys", "ps_shard_oldest_version", "ps_shard_newest_version")
-        assert [series(report, name) for name in names] == [{("0",): 0}, {}, {}]
-
-    run(story())
+async def test_a_shard_that_holds_nothing_is_at_no_version() -> None:
+    hub = await busy()
+    hub.fleet.shards[0].last_stats = pb.ShardStats(pushes=1)
+    report = await told(hub)
+    names = ("ps_shard_keys", "ps_shard_oldest_version", "ps_shard_newest_version")
+    assert [series(report, name) for name in names] == [{("0",): 0}, {}, {}]
 
 
-def test_what_is_staler_than_every_bucket_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = await busy(monkeypatch)
-        last = STALENESS_BUCKETS[-1]
-        hub.fleet.shards[0].last_stats = pb.ShardStats(staleness={int(last) + 1: 5})
-        report = await told(hub)
-        buckets = series(report, "ps_push_staleness", "_bucket")
-        assert (buckets[str(last), "0"], buckets["+Inf", "0"]) == (0, 5)
-        assert series(report, "ps_push_staleness", "_sum") == {("0",): 5 * (last + 1)}
-
-    run(story())
+async def test_a_push_staler_than_every_bucket_is_counted() -> None:
+    hub = await busy()
+    last = STALENESS_BUCKETS[-1]
+    hub.fleet.shards[0].last_stats = pb.ShardStats(staleness={int(last) + 1: 5})
+    report = await told(hub)
+    buckets = series(report, "ps_push_staleness", "_bucket")
+    assert (buckets[str(last), "0"], buckets["+Inf", "0"]) == (0, 5)
+    assert series(report, "ps_push_staleness", "_sum") == {("0",): 5 * (last + 1)}
 
 
-def test_a_shard_that_does_not_answer_is_down_and_its_old_counts_are_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def story() -> None:
-        hub = await busy(monkeypatch)
-        hub.fleet.silent_ones = True
-        report = await told(hub)
-        assert series(report, "ps_shard_up") == {("0",): 0}
-        assert series(report, "ps_shards") == {(): 1}
-        assert series(report, "ps_shard_heartbeat_age_seconds").keys() == {("0",)}
-        of_shards = [metric.name for metric in METRICS if "shard" in metric.labels]
-        exported = parsed(report)
-        assert [name for name in of_shards if exported[name].samples] == [
-            "ps_shard_up",
-            "ps_shard_heartbeat_age_seconds",
-        ]
-
-    run(story())
+async def test_a_failed_job_is_told() -> None:
+    hub = await busy()
+    hub.coordinator.shard_lost("shard 0 was killed by signal 9")
+    report = await told(hub)
+    assert (series(report, "ps_failed"), series(report, "ps_running")) == ({(): 1}, {(): 0})
 
 
-def test_a_ring_without_shards_tells_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        members = await asyncio.gather(hub.join("a", topology="ring"), hub.join("b", topology="ring"))
-        for member in members:
-            await hub.beat(member, step=7)
-        report = await told(hub)
-        assert parsed(report).keys() == {metric.name for metric in METRICS}
-        assert series(report, "ps_running") == {(): 1}
-        assert series(report, "ps_worker_steps_total") == {("0",): 7, ("1",): 7}
-        assert series(report, "ps_shards_wanted") == {(): 0}
-        (info,) = parsed(report)["ps_info"].samples
-        assert info.labels["topology"] == "ring"
-
-    run(story())
-
-
-def test_a_failed_job_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = await busy(monkeypatch)
-        hub.coordinator.shard_lost("shard 0 was killed by signal 9")
-        report = await told(hub)
-        assert (series(report, "ps_failed"), series(report, "ps_running")) == ({(): 1}, {(): 0})
-
-    run(story())
+async def test_the_age_of_a_checkpoint_counts_from_the_last_that_was_written(tmp_path: Path) -> None:
+    hub = Hub(workers=1, mode="asp", checkpoint_dir=tmp_path, checkpoint_every=60.0)
+    await hub.shard()
+    worker = await hub.join("a")
+    await hub.plan(worker)
+    hub.time.advance(4.0)
+    age, interval = "ps_checkpoint_age_seconds", "ps_checkpoint_interval_seconds"
+    assert series(await told(hub), age) == {(): 4}
+    assert series(await told(hub), interval) == {(): 60}
+    hub.fleet.may_save.set()
+    await hub.coordinator.checkpoints.save()
+    hub.time.advance(1.0)
+    report = await told(hub)
+    assert (series(report, age), series(report, "ps_checkpoints_total")) == ({(): 1}, {(): 1})
 
 
-def test_the_age_of_a_checkpoint_counts_from_the_last_that_was_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch, workers=1, mode="asp", checkpoint_dir=tmp_path, checkpoint_every=60.0)
+async def test_counts_outlive_the_job() -> None:
+    hub = Hub()
+    for token in ("a", "b"):
         await hub.shard()
-        worker = await hub.join("a")
-        await hub.plan(worker)
-        hub.time.advance(4.0)
-        age, interval = "ps_checkpoint_age_seconds", "ps_checkpoint_interval_seconds"
-        assert series(await told(hub), age) == {(): 4}
-        assert series(await told(hub), interval) == {(): 60}
-        hub.fleet.may_save.set()
-        await hub.coordinator.checkpoints.save()
-        hub.time.advance(1.0)
+        workers = await asyncio.gather(hub.join(f"1st of {token}"), hub.join(f"2nd of {token}"))
+        await hub.leave(workers[0], "FINISHED")
+        await hub.leave(workers[1], "FINISHED" if token == "a" else "FAILED")
+        left = series(await told(hub), "ps_workers_left_total")
+        await hub.coordinator.tick()
         report = await told(hub)
-        assert (series(report, age), series(report, "ps_checkpoints_total")) == ({(): 1}, {(): 1})
-
-    run(story())
-
-
-def test_counts_outlive_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        hub = Hub(monkeypatch)
-        for token in ("a", "b"):
-            await hub.shard()
-            workers = await asyncio.gather(hub.join(f"1st of {token}"), hub.join(f"2nd of {token}"))
-            await hub.leave(workers[0], "FINISHED")
-            await hub.leave(workers[1], "FINISHED" if token == "a" else "FAILED")
-            left = series(await told(hub), "ps_workers_left_total")
-            await hub.coordinator.tick()
-            report = await told(hub)
-            assert series(report, "ps_workers_left_total") == left, "nobody counts twice, and nobody is lost"
-        assert left == {("finished",): 3, ("preempted",): 0, ("failed",): 1, ("lost",): 0}
-        assert series(report, "ps_jobs_total") == {("finished",): 2, ("preempted",): 0, ("failed",): 0}
-
-    run(story())
-
-
-def test_nothing_is_left_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        report = await told(await busy(monkeypatch))
-        assert metrics.exposition(report) == metrics.exposition(report)
-        assert b"ps_" not in generate_latest(REGISTRY)
-
-    run(story())
+        assert series(report, "ps_workers_left_total") == left, "each worker counts once"
+    assert left == {("finished",): 3, ("preempted",): 0, ("failed",): 1, ("lost",): 0}
+    assert series(report, "ps_jobs_total") == {("finished",): 2, ("preempted",): 0, ("failed",): 0}

@@ -18,30 +18,31 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.observe import probes
-from hubring.ps.observe.health import READY, SERVICE, HubHealth
-from hubring.ps.observe.probes import (
+from hubring.ps.core.bounds import Rejections
+from hubring.ps.observe import health
+from hubring.ps.observe.health import (
     CONNECTION_OPEN,
     MESSAGE_BYTES,
     MOST_WAITING,
-    Open,
-    Refused,
-    Turns,
-    Waiting,
+    READY,
+    SERVICE,
+    HubHealth,
+    OpenProbes,
+    ProbeRefused,
+    ProbeTurns,
+    WaitingProbes,
 )
 from hubring.ps.security.access import Access
-from hubring.ps.security.door import lock
+from hubring.ps.security.shard_key import make_lock
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
-from hubring.ps.transport.grpc.channel import open_async_channel, open_channel
+from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.listener import CONTROL_THREADS, GrpcListener
-from tests.support.fakes.coordinator import run
+from tests.ps.observe.health_hub import SOON, HealthHub, ask
 from tests.support.processes.stopwatch import Stopwatch
 from tests.support.transports.http2 import deaf_calls, unread_calls
 
-SOON = 10.0
 CHECK = f"/{SERVICE}/Check"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -49,15 +50,11 @@ MANY = 2 * CONTROL_THREADS - 8
 """Calls on one connection that would take all threads for control."""
 
 
-def ask(service: str = "") -> Any:
-    return health_pb2.HealthCheckRequest(service=service)
-
-
 class Shard:
     """A shard's port, with its lock."""
 
     def __init__(self) -> None:
-        self._lock = lock(tls=True, curve=False)
+        self._lock = make_lock(tls=True, curve=False)
         control = ShardControl()
         self._listener = GrpcListener("127.0.0.1", [control.add_to], Rejections(), self._lock)
         self._loop = ShardLoop(BSP(), [self._listener])
@@ -65,8 +62,8 @@ class Shard:
         self._thread = threading.Thread(target=self._loop.run)
         self._thread.start()
         self.address = self._listener.address
-        self.stranger = open_channel(self.address, Access("", self._lock.door.certificate))
-        hub = open_channel(self.address, self._lock.door.for_hub(self._lock.token))
+        self.stranger = open_channel(self.address, Access("", self._lock.key.certificate))
+        hub = open_channel(self.address, self._lock.key.for_hub(self._lock.token))
         self._channels = [self.stranger, hub]
         self.hub = ShardControlStub(hub)
 
@@ -135,61 +132,30 @@ def test_a_probe_has_a_short_message_that_can_be_read(shard: Shard) -> None:
     assert code_of(lambda: none(iter(()), timeout=SOON)) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-class Hub:
-    """A hub's health on a port."""
-
-    async def __aenter__(self) -> Hub:
-        self.health = HubHealth()
-        self.health.tell({READY: "waiting"})
-        self._server = grpc.aio.server()
-        self.health.add_to(self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        await self._server.start()
-        self.channel = open_async_channel(self.address)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.channel.close()
-        await self._server.stop(None)
-
-    async def status(self) -> int:
-        stub = health_pb2_grpc.HealthStub(self.channel)
-        return int((await stub.Check(ask(READY), timeout=SOON)).status)
+async def test_a_hub_offers_strangers_no_stream() -> None:
+    async with HealthHub() as hub:
+        call = health_pb2_grpc.HealthStub(hub.channel).Watch(ask(READY), timeout=SOON)
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_hub_offers_strangers_no_stream() -> None:
-    async def story() -> None:
-        async with Hub() as hub:
-            call = health_pb2_grpc.HealthStub(hub.channel).Watch(ask(READY), timeout=SOON)
-            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
-
-    run(story())
-
-
-def test_probes_without_a_message_end_when_others_come() -> None:
-    async def story() -> None:
-        async with Hub() as hub:
-            calls: list[Any] = [hub.channel.stream_unary(CHECK)(timeout=10 * SOON) for _ in range(MANY)]
-            codes = asyncio.as_completed([call.code() for call in calls], timeout=SOON)
-            for _, code in zip(range(MANY - MOST_WAITING), codes, strict=False):
-                assert await code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert await hub.status() == NOT_SERVING
-
-    run(story())
+async def test_probes_without_a_message_end_when_others_come() -> None:
+    async with HealthHub() as hub:
+        calls: list[Any] = [hub.channel.stream_unary(CHECK)(timeout=10 * SOON) for _ in range(MANY)]
+        codes = asyncio.as_completed([call.code() for call in calls], timeout=SOON)
+        for _, code in zip(range(MANY - MOST_WAITING), codes, strict=False):
+            assert await code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await hub.status(READY) == NOT_SERVING
 
 
-def test_a_probe_does_not_wait_for_one_without_a_message() -> None:
-    async def story() -> None:
-        async with Hub() as hub:
-            call: Any = hub.channel.stream_unary(CHECK)(timeout=10 * SOON)
-            await waiting(hub.health._waiting, 1)
-            assert await hub.status() == NOT_SERVING
-            assert not call.done()
-
-    run(story())
+async def test_a_probe_does_not_wait_for_one_without_a_message() -> None:
+    async with HealthHub() as hub:
+        call: Any = hub.channel.stream_unary(CHECK)(timeout=10 * SOON)
+        await waiting(hub.health._waiting, 1)
+        assert await hub.status(READY) == NOT_SERVING
+        assert not call.done()
 
 
-async def waiting(probes: Waiting, count: int) -> None:
+async def waiting(probes: WaitingProbes, count: int) -> None:
     """Waits until so many probes have had their time."""
     watch = Stopwatch()
     while len(probes._ends) != count:
@@ -197,29 +163,23 @@ async def waiting(probes: Waiting, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_an_unread_reply_does_not_keep_an_older_state_up() -> None:
-    async def story() -> None:
-        async with Hub() as hub:
-            with unread_calls(hub.address, CHECK, ask(READY).SerializeToString(), 4, tls=False):
-                await open_probes(hub, 4)
-                hub.health.tell({READY: ""})
-                assert await hub.status() == SERVING
-
-    run(story())
+async def test_an_unread_reply_does_not_keep_an_older_state_up() -> None:
+    async with HealthHub() as hub:
+        with unread_calls(hub.address, CHECK, ask(READY).SerializeToString(), 4, tls=False):
+            await open_probes(hub, 4)
+            hub.health.tell({READY: ""})
+            assert await hub.status(READY) == SERVING
 
 
-def test_a_hub_holds_few_unread_replies_of_a_connection_and_answers_others_of_its_address() -> None:
-    async def story() -> None:
-        async with Hub() as hub:
-            with unread_calls(hub.address, CHECK, ask(READY).SerializeToString(), 30, tls=False):
-                await open_probes(hub, CONNECTION_OPEN)
-                assert await hub.status() == NOT_SERVING
-            await open_probes(hub, 0)
-
-    run(story())
+async def test_a_hub_holds_few_unread_replies_of_a_connection_and_answers_others_of_its_address() -> None:
+    async with HealthHub() as hub:
+        with unread_calls(hub.address, CHECK, ask(READY).SerializeToString(), 30, tls=False):
+            await open_probes(hub, CONNECTION_OPEN)
+            assert await hub.status(READY) == NOT_SERVING
+        await open_probes(hub, 0)
 
 
-async def open_probes(hub: Hub, count: int) -> None:
+async def open_probes(hub: HealthHub, count: int) -> None:
     """Waits until so many probes are not over."""
     watch = Stopwatch()
     while hub.health._open._counts.total() != count:
@@ -228,18 +188,15 @@ async def open_probes(hub: Hub, count: int) -> None:
 
 
 @pytest.mark.parametrize("service", ["no such service", READY])
-def test_connections_that_read_nothing_hold_up_no_other_probe(service: str) -> None:
-    async def story() -> None:
-        async with Hub() as hub:
-            with ExitStack() as stack:
-                for _ in range(2 * MOST_WAITING):
-                    calls = hub.address, CHECK, ask(service).SerializeToString(), 30
-                    stack.enter_context(await asyncio.to_thread(deaf_calls, *calls, tls=False))
-                await open_probes(hub, 2 * MOST_WAITING * CONNECTION_OPEN)
-                assert await hub.status() == NOT_SERVING
-            await open_probes(hub, 0)
-
-    run(story())
+async def test_connections_that_read_nothing_hold_up_no_other_probe(service: str) -> None:
+    async with HealthHub() as hub:
+        with ExitStack() as stack:
+            for _ in range(2 * MOST_WAITING):
+                calls = hub.address, CHECK, ask(service).SerializeToString(), 30
+                stack.enter_context(await asyncio.to_thread(deaf_calls, *calls, tls=False))
+            await open_probes(hub, 2 * MOST_WAITING * CONNECTION_OPEN)
+            assert await hub.status(READY) == NOT_SERVING
+        await open_probes(hub, 0)
 
 
 class Deaf:
@@ -266,114 +223,64 @@ class Deaf:
 
 
 @pytest.mark.parametrize("message", [b"\xff", bytes(MESSAGE_BYTES + 1), None])
-def test_a_probe_that_cannot_be_refused_has_no_turn(message: bytes | None) -> None:
-    async def story() -> None:
-        health = HubHealth()
-        calls = [Deaf(message) for _ in range(3 * MOST_WAITING)]
-        serve = health._serve(health._check)
-        tasks = [asyncio.create_task(serve(None, call)) for call in calls]
-        last = MOST_WAITING if message is None else 0  # which go on waiting for their message
-        for call in calls[: len(calls) - last]:
-            await asyncio.wait_for(call.refused.wait(), SOON)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-    run(story())
+async def test_a_probe_that_cannot_be_refused_has_no_turn(message: bytes | None) -> None:
+    health = HubHealth()
+    calls = [Deaf(message) for _ in range(3 * MOST_WAITING)]
+    serve = health._serve(health._check)
+    tasks = [asyncio.create_task(serve(None, call)) for call in calls]
+    last = MOST_WAITING if message is None else 0  # which go on waiting for their message
+    for call in calls[: len(calls) - last]:
+        await asyncio.wait_for(call.refused.wait(), SOON)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
-def test_a_probe_that_cannot_be_refused_keeps_no_message() -> None:
-    async def story() -> None:
-        health = HubHealth()
-        message = bytes(MESSAGE_BYTES + 1)
-        call = Deaf(message)
-        references = sys.getrefcount(message)
-        serving = asyncio.create_task(health._serve(health._check)(None, call))
-        await call.refused.wait()
-        assert sys.getrefcount(message) == references
-        serving.cancel()
-        await asyncio.wait([serving])
-
-    run(story())
+async def test_a_probe_that_cannot_be_refused_keeps_no_message() -> None:
+    health = HubHealth()
+    message = bytes(MESSAGE_BYTES + 1)
+    call = Deaf(message)
+    references = sys.getrefcount(message)
+    serving = asyncio.create_task(health._serve(health._check)(None, call))
+    await call.refused.wait()
+    assert sys.getrefcount(message) == references
+    serving.cancel()
+    await asyncio.wait([serving])
 
 
-def test_a_hub_reads_only_short_messages_of_probes() -> None:
-    async def story() -> None:
-        async with Hub() as hub:
-            check: Any = hub.channel.unary_unary(CHECK)
-            for message in (bytes(MESSAGE_BYTES + 1), bytes(3 << 20)):
-                code = await check(message, timeout=SOON).code()
-                assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert await check(b"\xff", timeout=SOON).code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert await hub.channel.stream_unary(CHECK)(iter(())).code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    run(story())
+async def test_a_hub_reads_only_short_messages_of_probes() -> None:
+    async with HealthHub() as hub:
+        check: Any = hub.channel.unary_unary(CHECK)
+        for message in (bytes(MESSAGE_BYTES + 1), bytes(3 << 20)):
+            code = await check(message, timeout=SOON).code()
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await check(b"\xff", timeout=SOON).code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await hub.channel.stream_unary(CHECK)(iter(())).code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_the_oldest_of_too_many_probes_ends() -> None:
-    waiting, ended = Waiting(), list[int]()
-    ends = [lambda number=number: ended.append(number) for number in range(MOST_WAITING + 3)]
-    for end in ends[:MOST_WAITING]:
-        waiting.enter(end)
-    waiting.leave(ends[1])
-    assert ended == []
-    for end in ends[MOST_WAITING:]:
-        waiting.enter(end)
-    assert ended == [0, 2]
-    waiting.leave(ends[0])
+async def test_a_turn_lasts_at_least_until_there_was_time_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PROBE_TURN_SECONDS", 60.0)
 
+    turns, read = ProbeTurns(WaitingProbes()), list[object]()
 
-def test_few_probes_have_a_turn_and_none_keeps_it_from_the_next() -> None:
-    async def story() -> None:
-        probes, ongoing, most = Waiting(), set[int](), 0
-        turns = Turns(probes)
+    async def probe(message: asyncio.Future[object]) -> None:
+        async with turns.take():
+            await turns.use(message)
+            read.append(message.result())
 
-        async def wait(number: int) -> None:
-            nonlocal most
-            async with turns.take():
-                ongoing.add(number)
-                most = max(most, len(ongoing))
-                await turns.use(asyncio.get_running_loop().create_future())
-                ongoing.remove(number)
-
-        tasks = [asyncio.create_task(wait(number)) for number in range(20)]
-        await asyncio.wait_for(asyncio.gather(*tasks[:-MOST_WAITING]), SOON)
-        assert ongoing == set(range(20 - MOST_WAITING, 20))
-        assert most == MOST_WAITING
-        await waiting(probes, MOST_WAITING)
-        for _ in range(MOST_WAITING):
-            probes.end_oldest()
-        await asyncio.gather(*tasks)
-
-    run(story())
-
-
-def test_a_turn_lasts_at_least_until_there_was_time_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "TURN_SECONDS", 60.0)
-
-    async def story() -> None:
-        turns, read = Turns(Waiting()), list[object]()
-
-        async def probe(message: asyncio.Future[object]) -> None:
-            async with turns.take():
-                await turns.use(message)
-                read.append(message.result())
-
-        messages: list[asyncio.Future[object]] = [asyncio.Future() for _ in range(20)]
-        tasks = [asyncio.create_task(probe(message)) for message in messages]
-        for number, message in enumerate(messages):
-            await asyncio.sleep(0)
-            message.set_result(number)
-        await asyncio.gather(*tasks)
-        assert read == list(range(20))
-
-    run(story())
+    messages: list[asyncio.Future[object]] = [asyncio.Future() for _ in range(20)]
+    tasks = [asyncio.create_task(probe(message)) for message in messages]
+    for number, message in enumerate(messages):
+        await asyncio.sleep(0)
+        message.set_result(number)
+    await asyncio.gather(*tasks)
+    assert read == list(range(20))
 
 
 def test_probes_are_counted_by_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "CONNECTION_OPEN", 2)
-    monkeypatch.setattr(probes, "MOST_OPEN", 3)
-    ongoing = Open()
+    monkeypatch.setattr(health, "CONNECTION_OPEN", 2)
+    monkeypatch.setattr(health, "MOST_OPEN", 3)
+    ongoing = OpenProbes()
     remove = ongoing.add("ipv4:10.0.0.1:1000")
     ongoing.add("ipv4:10.0.0.1:1000")
     refuses(ongoing, "ipv4:10.0.0.1:1000")
@@ -383,6 +290,6 @@ def test_probes_are_counted_by_connection(monkeypatch: pytest.MonkeyPatch) -> No
     ongoing.add("ipv4:10.0.0.1:1000")
 
 
-def refuses(ongoing: Open, connection: str) -> None:
-    with pytest.raises(Refused):
+def refuses(ongoing: OpenProbes, connection: str) -> None:
+    with pytest.raises(ProbeRefused):
         ongoing.add(connection)

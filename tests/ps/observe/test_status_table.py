@@ -1,11 +1,15 @@
-"""The status for people names the job, every worker and every shard."""
+"""What a server prints for people: its banner, and the status of the job, its workers and its shards."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.observe.banner import banner
 from hubring.ps.observe.status_table import render
 from tests.support.pages.status_hub import report, shard, worker
 
@@ -50,3 +54,34 @@ def test_progress_and_how_to_replace_a_worker_are_shown() -> None:
 
 def test_a_shard_that_does_not_answer_says_so() -> None:
     assert "does not answer" in shown(shard(0, error="it does not answer"))[-1]
+
+
+TOKENS = Path("/run/tokens")
+
+
+def banner_of(config: ServerConfig) -> str:
+    return banner(config, "here:5555", None if config.insecure else TOKENS, [], "")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_no_other_host_reaches_a_server_on_loopback(host: str) -> None:
+    line = "in /run/tokens; other users of this host need a copy. For workers on other hosts, use --host"
+    assert line in banner_of(ServerConfig(host=host))
+    assert "workers on other hosts need a copy" not in banner_of(ServerConfig(host=host))
+
+
+def test_workers_on_other_hosts_need_a_copy() -> None:
+    assert "in /run/tokens; workers on other hosts need a copy, in --token" in banner_of(
+        ServerConfig(host="node1")
+    )
+
+
+def test_plain_data_is_announced_where_it_counts() -> None:
+    line = "data      gradients over ZeroMQ are not encrypted (--plain-data)"
+    assert line in banner_of(ServerConfig(host="node1", plain_data=True))
+    for config in (
+        ServerConfig(host="node1"),
+        ServerConfig(plain_data=True),
+        ServerConfig(host="node1", plain_data=True, insecure=True),
+    ):
+        assert "ZeroMQ" not in banner_of(config)

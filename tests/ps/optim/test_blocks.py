@@ -8,35 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from hubring.ps.optim.block_optimizers import optimizer_for
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
-from hubring.ps.optim.fused import KERNELS, State
+from hubring.ps.optim.fused_mean_step import KERNELS, State
 from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
-from hubring.ps.optim.loops_available import work
-from hubring.ps.optim.mean_and_step import optimizer_for
-from hubring.ps.optim.sums import WORTH, summed
+from hubring.ps.optim.sums import WORTH, loops_work, summed
+from tests.support.optimizers import random
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def gradients(count: int, numel: int) -> list[Tensor]:
-    return [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(count)]
+    return [random(numel, seed) for seed in range(count)]
 
 
 def test_loops_serve_where_llvmlite_is_installed_and_only_there(kernels: str) -> None:
-    assert work() is (kernels == "loops")
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
-def test_gradients_are_summed_in_their_order_and_only_read(name: str) -> None:
-    big, small = torch.full((WORTH,), 1e8), torch.full((WORTH,), 1.0)
-    given = [big, small, -big]  # in another order the small one would be left
-    kept = [gradient.clone() for gradient in given]
-    hyper = hyper_of(getattr(torch.optim, name)([torch.zeros(1)], lr=0.1).param_groups[0], name)
-    optimizer, values = optimizer_for(name, torch.float32, finite=True), torch.zeros(WORTH)
-    for _ in range(2):
-        optimizer.step(values, given, 3, hyper, torch.empty(WORTH))
-    assert not values.any(), "1e8 + 1 - 1e8 is 0 in float32"
-    assert all(torch.equal(one, two) for one, two in zip(given, kept, strict=True))
+    assert loops_work() is (kernels == "loops")
 
 
 @pytest.mark.parametrize("finite", [True, False])
@@ -61,18 +48,6 @@ def test_slices_of_several_blocks_train_as_torch_does_also_from_a_checkpoint(nam
     assert torch.equal(values, parameter.detach())
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_where_that_is_allowed_it_is_stepped_with(name: str) -> None:
-    hyper = hyper_of(getattr(torch.optim, name)([torch.zeros(1)], lr=0.1).param_groups[0], name)
-    values, scratch = torch.ones(WORTH), torch.empty(WORTH)
-    steps = BlockSteps(name, values, finite=False)
-    given = gradients(2, WORTH)
-    steps.step(given, hyper, scratch)
-    given[1][7] = float("nan")
-    steps.step(given, hyper, scratch)
-    assert values.isnan().nonzero().tolist() == [[7]]
-
-
 def test_elements_that_are_beyond_float32_only_together_are_stepped_with() -> None:
     hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=0.9).param_groups[0], "SGD")
     values, scratch = torch.zeros(WORTH), torch.empty(WORTH)
@@ -82,7 +57,7 @@ def test_elements_that_are_beyond_float32_only_together_are_stepped_with() -> No
     expected, state = torch.zeros(WORTH), State()
     for _ in range(3):
         steps.step([torch.zeros(WORTH), large], hyper, scratch)
-        KERNELS["SGD"](expected, large.clone(), state, kwargs_of(hyper, "SGD"), torch.tensor(2.0))
+        KERNELS["SGD"]([expected], [large.clone()], [state], kwargs_of(hyper, "SGD"), torch.tensor(2.0))
     assert torch.equal(values, expected)
     assert values.isfinite().all()
 
@@ -114,5 +89,5 @@ def test_hyperparameters_and_contributors_may_change_from_step_to_step(name: str
         hyper, given = hyper_of(group, name), gradients(count, WORTH + 5)
         optimizer.step(values, given, count, hyper, torch.empty(WORTH + 5))
         total = summed(given, torch.empty(WORTH + 5)).clone()
-        KERNELS[name](expected, total, state, kwargs_of(hyper, name), torch.tensor(float(count)))
+        KERNELS[name]([expected], [total], [state], kwargs_of(hyper, name), torch.tensor(float(count)))
         assert torch.equal(values, expected), f"step {step}"

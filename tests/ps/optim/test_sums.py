@@ -10,12 +10,10 @@ from hubring.ps.optim.sums import MOST, WORTH, finite_sum, summed
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
-LARGEST = torch.finfo(torch.float32).max
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("numel", [1, 100, WORTH, WORTH + 7])
-@pytest.mark.parametrize("count", [1, 2, 5, MOST, MOST + 1])
+@pytest.mark.parametrize("numel", [1, WORTH, WORTH + 7])
+@pytest.mark.parametrize("count", [1, 2, MOST, MOST + 1])
 def test_a_finite_sum_is_torchs_sum_bit_by_bit(count: int, numel: int, dtype: torch.dtype) -> None:
     torch.manual_seed(count)
     given = [torch.randn(numel).to(dtype) for _ in range(count)]
@@ -27,9 +25,8 @@ def test_a_finite_sum_is_torchs_sum_bit_by_bit(count: int, numel: int, dtype: to
     assert torch.equal(summed(given, scratch), expected)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("wrong", "rank"), [(float("nan"), 0), (float("inf"), 1), (-float("inf"), 0)])
 @pytest.mark.parametrize("place", [0, 15, 16, WORTH - 1, WORTH, WORTH + 6])
-@pytest.mark.parametrize("rank", [0, 1])
 def test_one_element_that_is_not_finite_is_found_wherever_it_is(wrong: float, place: int, rank: int) -> None:
     given = [torch.ones(WORTH + 7) for _ in range(2)]
     given[rank][place] = wrong
@@ -42,8 +39,3 @@ def test_infinities_that_cancel_out_are_found() -> None:
     given[0][3], given[1][3] = float("inf"), -float("inf")
     with pytest.raises(NonFinite):
         finite_sum(given, torch.empty(WORTH))
-
-
-def test_elements_that_overflow_only_together_are_finite() -> None:
-    given = [torch.full((WORTH,), LARGEST / 2), torch.zeros(WORTH)]
-    assert torch.equal(finite_sum(given, torch.empty(WORTH)), given[0])

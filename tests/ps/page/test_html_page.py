@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -9,20 +10,14 @@ from typing import Any
 
 import pytest
 
-from hubring.ps.observe.journal import LogEntry
-from hubring.ps.page.history import Sample
-from hubring.ps.page.html_page import answer, page
-from hubring.ps.page.kit.chart import bins
-from hubring.ps.page.kit.figures import duration, loss, number, size
-from hubring.ps.page.kit.scale import Linear
-from hubring.ps.page.markup_cache import MarkupCache
-from hubring.ps.page.rates import Rates
-from hubring.ps.page.renderer import SECTIONS, Rendering
-from hubring.ps.page.section import Section, changes
-from hubring.ps.page.sections.course import curve
-from hubring.ps.page.sections.picture import SIGNS
-from hubring.ps.page.sections.summary import alarms, headline
-from hubring.ps.page.snapshot import Snapshot
+from hubring.ps.observe.logs import LogEntry
+from hubring.ps.page.kit.chart import LinearScale, bins
+from hubring.ps.page.kit.figures import number
+from hubring.ps.page.picture import ARC, RIM, SIDE, SIGNS, on_arc, shard_boxes, worker_radius
+from hubring.ps.page.renderer import SECTIONS, Rendering, answer_page, html_page
+from hubring.ps.page.sections import MarkupCache, Section, alarms, changes, curve, headline
+from hubring.ps.page.snapshot import Rates, Snapshot
+from hubring.ps.page.status_reader import ProgressSample
 from tests.support.pages.html_tree import Node, html_tree
 from tests.support.pages.status_hub import report, shard, snapshot, worker
 
@@ -44,7 +39,7 @@ def sections(seen: Snapshot) -> dict[str, Section]:
 
 
 def tree(seen: Snapshot, **view: bool) -> Node:
-    return html_tree(page(Rendering(seen, sections(seen)), **view))
+    return html_tree(html_page(Rendering(seen, sections(seen)), **view))
 
 
 def by_id(node: Node, name: str) -> Node:
@@ -120,7 +115,7 @@ def test_text_of_a_hub_never_becomes_markup(view: dict[str, bool]) -> None:
             worker(0, host=evil, metrics={evil: 1.0}),
             worker(1, host=evil, seconds_since_heartbeat=3.0),
         ],
-        samples=[Sample(1.0, 1, 1.0, 1.0, 1.0, ((evil, 1.0),))],
+        samples=[ProgressSample(1.0, 1, 1.0, 1.0, 1.0, ((evil, 1.0),))],
         replace={"3": evil},
         job=evil,
         state=evil,
@@ -131,11 +126,11 @@ def test_text_of_a_hub_never_becomes_markup(view: dict[str, bool]) -> None:
         world_size=4,
         ended={"finished": [], "preempted": [], "failed": {"2": evil}, "lost": {"3": evil}},
     )
-    made = page(Rendering(seen, sections(seen)), **view)
+    made = html_page(Rendering(seen, sections(seen)), **view)
     assert "<img" not in made
     assert "<!-- rows" not in made
     assert not list(html_tree(made).all("img"))
-    assert "<img" not in answer("Not done", evil)
+    assert "<img" not in answer_page("Not done", evil)
 
 
 def test_the_page_holds_no_token_and_its_form_is_sent_by_post() -> None:
@@ -167,7 +162,7 @@ def test_every_state_has_its_word_in_the_table_and_its_sign_in_the_picture() -> 
         assert SIGNS[state] in signs[rank]  # type: ignore[index]
 
 
-def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
+def test_alarms_are_written_as_sentences() -> None:
     assert list(alarms(SCENES["every state"])) == [
         "Rank 2 (node1 pid 1002) has been silent for 3 s; after 5 s it is lost.",
         "1 worker has been blocked for up to 4 s; the slowest worker is rank 0 (node1 pid 1000) at step 40.",
@@ -213,19 +208,6 @@ def test_a_rings_picture_links_every_worker_with_the_next() -> None:
             assert math.dist(middle, [*map(float, spot.split())]) <= float(circle["r"]) + 0.1
 
 
-def test_a_link_shows_what_its_ends_are() -> None:
-    node = by_id(tree(SCENES["every state"]), "picture")
-    kinds = [by_id(node, f"node-{rank}").one("path").attributes["class"] for rank in range(4)]
-    assert kinds == ["link flowing", "link waiting", "link idle", "link idle"]
-
-
-def test_sixty_four_workers_have_places_of_their_own_and_their_numbers() -> None:
-    node = by_id(tree(SCENES["many"]), "picture")
-    circles = [by_id(node, f"node-{rank}").one("circle").attributes for rank in range(64)]
-    spots = {(each["cx"], each["cy"]) for each in circles}
-    assert len(spots) == 64
-
-
 def test_the_staleness_of_all_shards_is_added_up() -> None:
     seen = snapshot(shard(0), shard(1, staleness={"0": 50, "4": 2}))
     assert seen.staleness == {0: 200, 3: 10, 4: 2}
@@ -242,14 +224,6 @@ def test_staleness_has_at_most_sixteen_bins_and_loses_no_push() -> None:
     assert bins({}) == ()
 
 
-def test_only_what_changed_is_sent_and_a_row_without_its_section() -> None:
-    before = sections(SCENES["training"])
-    assert changes(before, sections(SCENES["training"])) == {}
-    workers = [worker(0), worker(1, step=41), worker(2), worker(3)]
-    after = sections(snapshot(shard(0), shard(1), log=LOG, workers=workers))
-    assert changes(before, after) == {"worker-1": after["workers"].rows["worker-1"]}
-
-
 def test_a_section_is_sent_whole_where_its_rows_come_or_go() -> None:
     before = sections(snapshot(shard(0), workers=[worker(0)], world_size=1))
     after = sections(snapshot(shard(0), workers=[worker(0), worker(1)], world_size=2))
@@ -258,29 +232,10 @@ def test_a_section_is_sent_whole_where_its_rows_come_or_go() -> None:
     assert "worker-1" not in changed
 
 
-def test_what_has_not_changed_is_not_made_again() -> None:
-    cache = MarkupCache()
-    for make in SECTIONS.values():
-        make(SCENES["training"], cache)
-    made = cache.made
-    cache.turn()
-    workers = [worker(0), worker(1, step=41), worker(2), worker(3)]
-    for make in SECTIONS.values():
-        make(snapshot(shard(0), shard(1), log=LOG, workers=workers), cache)
-    assert cache.made == made + 1
-
-
-def test_what_is_no_longer_asked_for_is_forgotten() -> None:
-    cache = MarkupCache()
-    make = SECTIONS["log"]
-    for turn in range(3):
-        cache.turn()
-        make(snapshot(log=(LogEntry(turn, 0.0, "info", "x"),)), cache)
-    assert len(cache._before) + len(cache._now) == 2
-
-
 def test_every_metric_has_a_curve_with_its_values_and_a_column() -> None:
-    samples = [Sample(float(at), at, 1.0, 8.0, 64.0, (("lr", 0.1 / (1 + at)),) * (at > 0)) for at in range(3)]
+    samples = [
+        ProgressSample(float(at), at, 1.0, 8.0, 64.0, (("lr", 0.1 / (1 + at)),) * (at > 0)) for at in range(3)
+    ]
     node = by_id(tree(snapshot(samples=samples)), "course")
     titles = [each.text for each in node.all("figcaption")]
     assert titles[2:] == ["Samples per second, all workers together: 64", "lr: 0.03333"]
@@ -335,26 +290,11 @@ def test_one_value_alone_and_equal_values_can_be_drawn() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (3.0, 3.0), (0.0, 0.0), (-2.0, 7.3), (1e-6, 2e-6)])
 def test_ticks_are_few_and_hold_all(low: float, high: float) -> None:
-    scale = Linear.around((low, high), most=5)
+    scale = LinearScale.around((low, high), most=5)
     found = scale.ticks()
     assert found[0] <= low + 1e-12
     assert found[-1] >= high - 1e-12
     assert 2 <= len(found) <= 7
-
-
-def test_numbers_are_written_for_people() -> None:
-    assert [number(value) for value in (0.0, 0.12345, 12.345, 1234.5)] == ["0", "0.123", "12.3", "1,234"]
-    assert [size(value) for value in (0, 999, 1000, 4_000_000, 2e15)] == [
-        "0 B",
-        "999 B",
-        "1 kB",
-        "4 MB",
-        "2e+03 TB",
-    ]
-    assert [duration(value) for value in (0.4, 59, 60, 3725, 90000)] == [
-        *("0 s", "59 s", "1 min", "1 h 2 min", "1 d 1 h")
-    ]
-    assert (loss(None), loss(0.123456)) == ("–", "0.1235")
 
 
 def test_a_cut_network_is_told_in_few_sentences() -> None:
@@ -372,7 +312,7 @@ def test_a_shard_that_holds_nothing_is_at_no_version() -> None:
 
 
 def test_the_courses_table_begins_with_the_newest_and_keeps_its_rows() -> None:
-    samples = [Sample(float(second), second, 1.0, 8.0) for second in range(200)]
+    samples = [ProgressSample(float(second), second, 1.0, 8.0) for second in range(200)]
     before, after = (
         SECTIONS["course"](
             Snapshot.of(report() | {"shards": []}, Rates(), samples[:count], ()), MarkupCache()
@@ -383,3 +323,18 @@ def test_the_courses_table_begins_with_the_newest_and_keeps_its_rows() -> None:
     assert next(iter(after)) == "sample-199000"
     assert len(before.keys() - after.keys()) <= 1
     assert len(after) <= 26
+
+
+@pytest.mark.parametrize(("workers", "clear"), [(1, 1.0), (2, 1.0), (5, 1.0), (12, 1.0), (64, 0.7)])
+@pytest.mark.parametrize("shards", [1, 2, 4, 12])
+def test_no_link_crosses_another_worker_or_shard(workers: int, clear: float, shards: int) -> None:
+    boxes, radius = shard_boxes(shards), worker_radius(workers, ARC)
+    assert all(box.x >= 0 and box.x + box.width <= SIDE and box.y + box.height <= SIDE for box in boxes)
+    places = [on_arc(index, workers, RIM) for index in range(workers)]
+    assert all(place.y + radius < boxes[0].y for place in places)
+    for here, other in itertools.permutations(places, 2):
+        for end in (box.top for box in boxes):
+            link, away = (end.x - here.x, end.y - here.y), (other.x - here.x, other.y - here.y)
+            beside = abs(link[0] * away[1] - link[1] * away[0]) / math.hypot(*link)
+            ahead = link[0] * away[0] + link[1] * away[1] > 0
+            assert not ahead or beside > clear * radius, (here, other, end)

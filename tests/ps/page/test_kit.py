@@ -1,7 +1,8 @@
-"""The rules of every template: what is escaped, what stays on one line, what a missing value does."""
+"""The rules of every template, and colours that can be told from their paper."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from hubring.ps.page.kit.templating import Templates
+from tests.support.pages.colours import TO_XYZ, linear, themed
 
 Package = Callable[[str], Templates]
 
@@ -49,11 +51,6 @@ def test_a_number_and_its_unit_stay_on_one_line_but_not_in_what_is_copied(packag
     )
 
 
-def test_coordinates_have_two_digits_and_shares_a_sign(package: Package) -> None:
-    made = package('<rect x="{{ x }}" y="{{ y }}" width="{{ x|share }}"/>')
-    assert made.render("page.html", x=1 / 3, y=2.0) == '<rect x="0.33" y="2" width="33.33%"/>'
-
-
 def test_a_line_break_beside_a_tag_is_nothing_and_a_space_elsewhere(package: Package) -> None:
     made = package("<p>\n  one\n  {{ x }}\n  {% if x %}\n    <b>two</b> three\n  {% endif %}\n</p>\n")
     assert made.render("page.html", x="a\n b") == "<p>one a\n b<b>two</b> three</p>"
@@ -68,3 +65,19 @@ def test_a_page_finds_the_kits_templates(package: Package) -> None:
     made = package('{% extends "base.html" %}{% block body %}<p>here</p>{% endblock %}').render("page.html")
     assert made.startswith("<!doctype html>")
     assert made.endswith("<body><p>here</p></body></html>")
+
+
+WORDS = ("ink", "soft", "good", "held", "bad", "calm", "gone", "accent")
+
+
+def colours(theme: str) -> dict[str, str]:
+    return dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", themed("hubring.ps.page", theme)))
+
+
+@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("paper", ["paper", "raised"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_word_can_be_read_on_its_paper(theme: str, paper: str, name: str) -> None:
+    found = {each: float((TO_XYZ @ linear(value))[1]) for each, value in colours(theme).items()}
+    low, high = sorted((found[paper], found[name]))
+    assert (high + 0.05) / (low + 0.05) >= 4.5

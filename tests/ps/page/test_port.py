@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.sources import load_server
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.page import token as tokens
-from hubring.ps.page.port import choose, take
+from hubring.ps.page.site import choose_port, settle_page_token, take_port
 
 
 @pytest.mark.parametrize(
@@ -20,25 +18,28 @@ from hubring.ps.page.port import choose, take
 def test_without_a_port_it_is_the_one_after_the_control_port(
     given: int | None, control: int, chosen: int
 ) -> None:
-    assert choose(given, control) == chosen
+    assert choose_port(given, control) == chosen
 
 
 def test_after_the_last_port_there_is_none() -> None:
     with pytest.raises(ConfigError, match="set --page-port too"):
-        choose(None, 65535)
+        choose_port(None, 65535)
 
 
 def test_a_port_that_is_taken_is_reported_with_a_fix() -> None:
-    with take("127.0.0.1", 0) as first:
+    with take_port("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} \(Address already in use\).*--no-page"):
-            take("127.0.0.1", port)
-    with take("127.0.0.1", port):
+            take_port("127.0.0.1", port)
+    with take_port("127.0.0.1", port):
         pass
 
 
-def test_whoever_comes_before_anything_answers_waits_rather_than_fails() -> None:
-    with take("localhost", 0) as listening, socket.create_connection(listening.getsockname()[:2]) as early:
+def test_a_client_that_connects_before_the_page_serves_waits() -> None:
+    with (
+        take_port("localhost", 0) as listening,
+        socket.create_connection(listening.getsockname()[:2]) as early,
+    ):
         early.sendall(b"GET / HTTP/1.1\r\n\r\n")
         accepted, _ = listening.accept()
         with accepted:
@@ -60,21 +61,10 @@ def test_settings_that_contradict_each_other_are_refused(flags: dict[str, object
         load_server(flags, environment={})
 
 
-def test_both_ports_may_be_left_to_chance() -> None:
-    assert ServerConfig(port=0, page_port=0).page_port == 0
-
-
 def test_a_drawn_token_is_long_and_never_the_same() -> None:
-    drawn = {tokens.settle(None) for _ in range(20)}
+    drawn = {settle_page_token(None) for _ in range(20)}
     assert len(drawn) == 20
     assert min(map(len, drawn)) >= 24
-
-
-def test_a_token_comes_from_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("  a token that is long enough\n")
-    file.chmod(0o600)
-    assert tokens.settle(file) == "a token that is long enough"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +79,7 @@ def test_a_token_file_that_is_none_is_reported_with_a_fix(tmp_path: Path, conten
     file.write_bytes(content)
     file.chmod(0o600)
     with pytest.raises(ConfigError, match=words):
-        tokens.settle(file)
+        settle_page_token(file)
 
 
 def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -97,11 +87,11 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     file.write_text("a token that is long enough\n")
     file.chmod(0o644)
     with pytest.raises(ConfigError, match=f"other users can read the page's token in {file}"):
-        tokens.settle(file)
+        settle_page_token(file)
 
 
 def test_a_token_in_place_of_its_file_is_not_repeated() -> None:
-    token = tokens.settle(None)
+    token = settle_page_token(None)
     with pytest.raises(ConfigError, match="--page-token-file names a file that does not exist") as refused:
-        tokens.settle(Path(token))
+        settle_page_token(Path(token))
     assert token not in str(refused.value)

@@ -12,7 +12,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError, JobFailed
 from hubring.ps.observe import metrics
-from hubring.ps.page.routes import HEADERS
+from hubring.ps.page.routes import RESPONSE_HEADERS
 from hubring.ps.page.status_reader import StatusReader
 from tests.support.pages.asgi import ask
 from tests.support.pages.html_tree import html_tree
@@ -107,7 +107,7 @@ def test_a_form_gets_a_page_for_its_answer() -> None:
         (JobFailed("shard 0 does not answer"), 503),
     ],
 )
-def test_what_cannot_be_done_is_told_with_the_reason(refusal: ConfigError | JobFailed, status: int) -> None:
+def test_a_refused_action_returns_the_reason(refusal: ConfigError | JobFailed, status: int) -> None:
     hub = StatusHub()
     hub.refusal = refusal
     told = run(ask(serve(hub), "/checkpoint", "POST", authorization=bearer(TOKEN)))
@@ -118,8 +118,8 @@ def test_every_answer_forbids_what_the_page_does_not_need() -> None:
     hub = StatusHub()
     for address in (*LOOKS, "/nowhere", "/end"):
         answer = run(ask(serve(hub), address))
-        assert HEADERS.items() <= answer.headers.items(), address
-    policy = HEADERS["content-security-policy"]
+        assert RESPONSE_HEADERS.items() <= answer.headers.items(), address
+    policy = RESPONSE_HEADERS["content-security-policy"]
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
 
@@ -138,7 +138,7 @@ def test_the_metrics_are_made_of_the_same_report() -> None:
 
 
 @pytest.mark.parametrize("name", ["/page.css", "/page.js", "/sign-in.js", "/icon.svg"])
-def test_what_the_page_needs_comes_with_the_package(name: str) -> None:
+def test_the_files_of_the_page_come_with_the_package(name: str) -> None:
     answer = run(ask(serve(StatusHub()), name))
     kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[name.rpartition(".")[2]]
     assert answer.headers["content-type"].startswith(kind)
@@ -156,24 +156,21 @@ def test_a_view_of_tables_is_the_same_page() -> None:
     )
 
 
-def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubring.ps.page.status_reader.SHARD_SECONDS", 0.01)
 
-    async def story() -> None:
-        hub = StatusHub()
-        reader = StatusReader(hub)
-        first = await reader.read()
-        hub.may_answer.clear()
-        hub.rows[0]["pushes"] = 161
-        for _ in range(2):
-            told = await reader.read()
-            assert told["shards"] == first["shards"], "as they last told"
-        assert hub.asked == 2, "it is asked once and waited for"
-        hub.may_answer.set()
-        assert (await reader.read())["shards"][0]["pushes"] == 161
-        await reader.close()
-
-    asyncio.run(asyncio.wait_for(story(), 20.0))
+    hub = StatusHub()
+    reader = StatusReader(hub.reporter)
+    first = await reader.read()
+    hub.may_answer.clear()
+    hub.rows[0]["pushes"] = 161
+    for _ in range(2):
+        told = await reader.read()
+        assert told["shards"] == first["shards"], "as they last told"
+    assert hub.asked == 2, "it is asked once and waited for"
+    hub.may_answer.set()
+    assert (await reader.read())["shards"][0]["pushes"] == 161
+    await reader.close()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +186,7 @@ def test_a_shard_that_is_dismissed_while_it_is_asked_hides_nothing() -> None:
     async def story() -> list[dict[str, Any]]:
         hub = StatusHub()
         told, hub.shards = hub.shards, dismissed  # type: ignore[method-assign]
-        reader = StatusReader(hub)
+        reader = StatusReader(hub.reporter)
         first = await reader.read()
         hub.shards = told  # type: ignore[method-assign]
         return [first, await reader.read()]

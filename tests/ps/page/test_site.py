@@ -15,22 +15,21 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.page import listener, request_token
-from hubring.ps.page.site import Site
-from hubring.ps.page.token import SHORTEST
+from hubring.ps.core.bounds import Rejections
+from hubring.ps.page import listener, routes
+from hubring.ps.page.site import SHORTEST, StatusPage
 from tests.support.pages.status_hub import TOKEN, StatusHub
 
 pytestmark = pytest.mark.slow
 
 
-def visit(story: Callable[[Site, StatusHub], Awaitable[None]], **settings: object) -> None:
+def visit(story: Callable[[StatusPage, StatusHub], Awaitable[None]], **settings: object) -> None:
     """Serves a page for as long as the story takes."""
 
     async def whole() -> None:
-        site, hub = Site(ServerConfig(port=0, page_public=True, **settings)), StatusHub()  # type: ignore[arg-type]
+        site, hub = StatusPage(ServerConfig(port=0, page_public=True, **settings)), StatusHub()  # type: ignore[arg-type]
         try:
-            await site.serve(hub)
+            await site.serve(hub.coordinator, hub.reporter)
             await story(site, hub)
         finally:
             await site.close()
@@ -38,12 +37,18 @@ def visit(story: Callable[[Site, StatusHub], Awaitable[None]], **settings: objec
     asyncio.run(asyncio.wait_for(whole(), 60.0))
 
 
-async def dial(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def serve(site: StatusPage, rejections: Rejections | None = None) -> None:
+    """Serves the page of a hub without watchers."""
+    hub = StatusHub()
+    await site.serve(hub.coordinator, hub.reporter, rejections)
+
+
+async def dial(site: StatusPage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = site.address.removeprefix("http://").rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
 
-async def ask(site: Site, request: str) -> bytes:
+async def ask(site: StatusPage, request: str) -> bytes:
     """The whole answer on a line of its own."""
     reader, writer = await dial(site)
     writer.write(request.replace("\n", "\r\n").encode())
@@ -52,8 +57,8 @@ async def ask(site: Site, request: str) -> bytes:
     return answer
 
 
-def test_it_answers_over_http() -> None:
-    async def story(site: Site, hub: StatusHub) -> None:
+def test_the_page_answers_over_http() -> None:
+    async def story(site: StatusPage, hub: StatusHub) -> None:
         answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"4 workers train through the hub" in answer
@@ -69,8 +74,8 @@ def test_it_answers_over_http() -> None:
 
 def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
     async def whole() -> bytes:
-        site = Site(ServerConfig(port=0, page_public=True))
-        await site.serve(StatusHub())
+        site = StatusPage(ServerConfig(port=0, page_public=True))
+        await serve(site)
         reader, writer = await dial(site)
         writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\n\n")
@@ -88,7 +93,7 @@ def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -
 
 
 def test_the_log_of_its_server_is_on_the_page_until_it_closes() -> None:
-    async def story(site: Site, hub: StatusHub) -> None:
+    async def story(site: StatusPage, hub: StatusHub) -> None:
         logging.getLogger("hubring.ps.job.job").warning("rank 3 is <gone>")
         answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
         assert b"rank 3 is &lt;gone&gt;" in answer
@@ -98,46 +103,37 @@ def test_the_log_of_its_server_is_on_the_page_until_it_closes() -> None:
     assert logging.getLogger().handlers == before
 
 
-def test_its_port_is_free_again_once_it_is_closed() -> None:
-    async def whole() -> None:
-        site = Site(ServerConfig(port=0))
-        port = int(site.address.rpartition(":")[2])
-        await site.serve(StatusHub())
-        await site.close()
-        again = Site(ServerConfig(port=0, page_port=port))
-        await again.close()
-
-    asyncio.run(asyncio.wait_for(whole(), 60.0))
+async def test_its_port_is_free_again_once_it_is_closed() -> None:
+    site = StatusPage(ServerConfig(port=0))
+    port = int(site.address.rpartition(":")[2])
+    await serve(site)
+    await site.close()
+    again = StatusPage(ServerConfig(port=0, page_port=port))
+    await again.close()
 
 
-def test_a_terminal_shows_a_drawn_token() -> None:
-    async def whole() -> None:
-        site = Site(ServerConfig(port=0), terminal=True)
-        page, metrics = site.banner()
-        assert f"page      {site.address}/#token=" in page
-        assert metrics.split() == ["metrics", f"{site.address}/metrics"]
-        await site.close()
-
-    asyncio.run(whole())
+async def test_a_terminal_shows_a_drawn_token() -> None:
+    site = StatusPage(ServerConfig(port=0), terminal=True)
+    page, metrics = site.banner()
+    assert f"page      {site.address}/#token=" in page
+    assert metrics.split() == ["metrics", f"{site.address}/metrics"]
+    await site.close()
 
 
-def test_a_log_names_a_file_with_the_token_that_only_this_user_can_read() -> None:
-    async def whole() -> None:
-        site = Site(ServerConfig(port=0))
-        banner = "\n".join(site.banner())
-        assert "#token=" not in banner
-        file = Path(banner.partition("link with the token: ")[2].partition(")")[0])
-        assert file.stat().st_mode & 0o777 == 0o600
-        token = file.read_text().strip().removeprefix(f"{site.address}/#token=")
-        assert len(token) >= SHORTEST
-        assert token not in banner
-        await site.close()
-        assert not file.exists()
-
-    asyncio.run(whole())
+async def test_a_log_names_a_file_with_the_token_that_only_this_user_can_read() -> None:
+    site = StatusPage(ServerConfig(port=0))
+    banner = "\n".join(site.banner())
+    assert "#token=" not in banner
+    file = Path(banner.partition("link with the token: ")[2].partition(")")[0])
+    assert file.stat().st_mode & 0o777 == 0o600
+    token = file.read_text().strip().removeprefix(f"{site.address}/#token=")
+    assert len(token) >= SHORTEST
+    assert token not in banner
+    await site.close()
+    assert not file.exists()
 
 
-def test_without_a_place_for_the_token_the_page_still_opens(
+async def test_without_a_place_for_the_token_the_page_still_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user may have made the folder, and a server with `--insecure` needs it for nothing else."""
@@ -145,12 +141,9 @@ def test_without_a_place_for_the_token_the_page_still_opens(
     tmp_path.chmod(0o700)
     (tmp_path / "hubring").mkdir(mode=0o755)
 
-    async def whole() -> None:
-        site = Site(ServerConfig(port=0))
-        assert "to use its buttons, set --page-token-file" in site.banner()[0]
-        await site.close()
-
-    asyncio.run(whole())
+    site = StatusPage(ServerConfig(port=0))
+    assert "to use its buttons, set --page-token-file" in site.banner()[0]
+    await site.close()
 
 
 def test_the_banner_names_the_users_own_file(tmp_path: Path) -> None:
@@ -158,7 +151,7 @@ def test_the_banner_names_the_users_own_file(tmp_path: Path) -> None:
     file.write_text(TOKEN)
     file.chmod(0o600)
 
-    async def hidden(site: Site, hub: StatusHub) -> None:
+    async def hidden(site: StatusPage, hub: StatusHub) -> None:
         assert TOKEN not in "".join(site.banner())
         assert str(file) in site.banner()[0]
 
@@ -166,13 +159,11 @@ def test_the_banner_names_the_users_own_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: local"])
-def test_who_asks_nothing_is_let_go_and_takes_nobody_s_place(
-    monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
+def test_a_silent_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
     monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
 
-    async def story(site: Site, hub: StatusHub) -> None:
+    async def story(site: StatusPage, hub: StatusHub) -> None:
         lines = [await dial(site) for _ in range(3)]
         for _, writer in lines:
             writer.write(said)
@@ -189,9 +180,9 @@ def test_who_asks_nothing_is_let_go_and_takes_nobody_s_place(
 
 def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
-    monkeypatch.setattr(request_token, "FORM_SECONDS", 0.2)
+    monkeypatch.setattr(routes, "FORM_SECONDS", 0.2)
 
-    async def story(site: Site, hub: StatusHub) -> None:
+    async def story(site: StatusPage, hub: StatusHub) -> None:
         answer = await ask(site, f"POST /end HTTP/1.1\nHost: localhost\nContent-Length: 99\n\ntoken={TOKEN}")
         assert answer.startswith(b"HTTP/1.1 403")
         assert hub.done == []
@@ -199,47 +190,41 @@ def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch) -> N
     visit(story)
 
 
-def test_an_address_has_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_has_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "MOST_OF_ADDRESS", 2)
 
-    async def whole() -> None:
-        site, rejections = Site(ServerConfig(port=0, page_public=True)), Rejections()
-        await site.serve(StatusHub(), rejections)
-        lines = [await dial(site) for _ in range(3)]
-        reader, _ = lines[-1]
+    site, rejections = StatusPage(ServerConfig(port=0, page_public=True)), Rejections()
+    await serve(site, rejections)
+    lines = [await dial(site) for _ in range(3)]
+    reader, _ = lines[-1]
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    assert rejections.counts() == {"connections": 1}
+    for _, writer in lines:
+        writer.close()
         with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
-        assert rejections.counts() == {"connections": 1}
-        for _, writer in lines:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-        assert (await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")).startswith(b"HTTP")
-        await site.close()
-
-    asyncio.run(asyncio.wait_for(whole(), 60.0))
+            await writer.wait_closed()
+    assert (await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")).startswith(b"HTTP")
+    await site.close()
 
 
-def test_a_client_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "SLOW_SECONDS", 0.1)
 
-    async def whole() -> None:
-        site, rejections = Site(ServerConfig(port=0, page_public=True)), Rejections()
-        await site.serve(StatusHub(), rejections)
-        reader, writer = await dial(site)
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
-        while not rejections.counts():
-            with contextlib.suppress(ConnectionError):
-                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                await asyncio.sleep(0)
-        assert rejections.counts() == {"slow reader": 1}
-        writer.close()
-        await site.close()
-
-    asyncio.run(asyncio.wait_for(whole(), 60.0))
+    site, rejections = StatusPage(ServerConfig(port=0, page_public=True)), Rejections()
+    await serve(site, rejections)
+    reader, writer = await dial(site)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]  # no public way in asyncio
+    while not rejections.counts():
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await asyncio.sleep(0)
+    assert rejections.counts() == {"slow reader": 1}
+    writer.close()
+    await site.close()
 
 
-def test_what_is_not_http_is_counted_and_freed_with_its_connection(
+async def test_a_connection_that_is_not_http_is_counted_and_freed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listener, "SILENT_SECONDS", 3600)
@@ -253,23 +238,20 @@ def test_what_is_not_http_is_counted_and_freed_with_its_connection(
     monkeypatch.setattr(listener._Protocol, "connection_made", note)
     rejections = Rejections()
 
-    async def story() -> None:
-        site = Site(ServerConfig(port=0))
-        try:
-            await site.serve(StatusHub(), rejections)
-            for _ in range(8):
-                _, writer = await dial(site)
-                never = struct.pack("ii", 1, 0)
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, never)
-                writer.write(b"\0" * 50_000)
-                await writer.drain()
-                writer.transport.abort()  # a reset, which uvicorn does not clean up after
-            while len(seen) < 8 or any(ref() is not None for ref in seen):
-                gc.collect()
-                await asyncio.sleep(0.01)
-        finally:
-            await site.close()
-
-    asyncio.run(asyncio.wait_for(story(), 60.0))
+    site = StatusPage(ServerConfig(port=0))
+    try:
+        await serve(site, rejections)
+        for _ in range(8):
+            _, writer = await dial(site)
+            never = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, never)
+            writer.write(b"\0" * 50_000)
+            await writer.drain()
+            writer.transport.abort()  # a reset, which uvicorn does not clean up after
+        while len(seen) < 8 or any(ref() is not None for ref in seen):
+            gc.collect()
+            await asyncio.sleep(0.01)
+    finally:
+        await site.close()
     assert rejections.counts()["message"] > 0
     assert "Invalid HTTP" not in caplog.text

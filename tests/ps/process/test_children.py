@@ -1,4 +1,4 @@
-"""Child processes end when they should, and say how."""
+"""Child processes end when they should, say how, and are started again when that helps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from hubring.ps.process.child import Child, ending
-from hubring.ps.process.children import Children, first_ended, passing_on
-from hubring.ps.process.command import module_command
+from hubring.ps.process.child import (
+    Adopted,
+    Child,
+    Children,
+    Process,
+    ending,
+    first_ended,
+    passing_on,
+    process,
+)
+from hubring.ps.process.launch import module_command
+from hubring.ps.process.restarts import LONGEST_PAUSE_SECONDS, Restarts, restart_helps, wait_to_restart
 from tests.support.processes.process_tree import GRACE, ends_by
 
 SLEEPER = ("sleep", "600")
@@ -37,24 +48,12 @@ def test_our_programs_never_import_from_the_current_directory(
     assert "No module named stranger" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (0, "exited with 0"),
-        (75, "exited with 75"),
-        (-9, "was killed by signal 9 (SIGKILL)"),
-        (-40, "was killed by signal 40"),
-    ],
-)
-def test_an_end_is_told_in_words(code: int, words: str) -> None:
-    assert ending(code) == words
-
-
 def test_a_child_tells_its_end_and_its_exit_code_as_a_shell_does() -> None:
     child = shell("exit 3")
     assert (child.exit_code(), child.code, child.ended) == (3, 3, "exited with 3")
     child = shell("kill -9 $$")
     assert (child.exit_code(), child.code) == (128 + 9, -9)
+    assert ending(-40) == "was killed by signal 40"
     assert f"{child} {child.ended}" == f"a shell (pid {child.pid}) was killed by signal 9 (SIGKILL)"
 
 
@@ -130,13 +129,13 @@ def test_an_end_that_a_signal_handler_saw_first_is_met_too(monkeypatch: pytest.M
     opened = os.pidfd_open
 
     def too_late(pid: int) -> int:
-        child.stop()
+        runs.stop()
         return opened(pid)
 
-    child = Child("one", SLEEPER)
+    runs = Child("one", SLEEPER)
     monkeypatch.setattr(os, "pidfd_open", too_late)
-    assert first_ended([child], 0.0) is child
-    assert child.code == -signal.SIGTERM
+    assert first_ended([runs], 0.0) is runs
+    assert runs.code == -signal.SIGTERM
 
 
 def test_a_signal_goes_to_all_children_while_the_block_lasts() -> None:
@@ -147,3 +146,69 @@ def test_a_signal_goes_to_all_children_while_the_block_lasts() -> None:
         signal.raise_signal(signal.SIGUSR1)
         assert [child.exit_code() for child in children.started] == [128 + signal.SIGUSR1] * 2
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE, stderr=subprocess.DEVNULL) as child:
+        yield child
+        child.kill()
+
+
+def test_a_process_is_watched_until_it_ends(child: subprocess.Popen[bytes]) -> None:
+    adopted = Adopted("a shard", process(child.pid))
+    assert (str(adopted), adopted.ended) == (f"a shard (pid {child.pid})", "")
+    child.kill()
+    assert adopted.wait(30)
+    assert adopted.ended == "has ended"
+    adopted.end(0.0)
+
+
+def test_a_process_that_does_not_stop_is_killed(child: subprocess.Popen[bytes]) -> None:
+    adopted = Adopted("a shard", process(child.pid))
+    adopted.end(0.0)
+    assert child.wait(30) < 0
+    assert adopted.ended
+
+
+def test_a_process_that_had_ended_is_never_signalled(child: subprocess.Popen[bytes]) -> None:
+    gone = Process(child.pid, process(child.pid).started - 1)  # its number belongs to another process now
+    adopted = Adopted("a shard", gone)
+    assert adopted.ended
+    adopted.ask_to_stop()
+    adopted.end(0.0)
+    assert child.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ((69, 75, 128 + signal.SIGKILL, 128 + signal.SIGSEGV, 128 + signal.SIGTERM), True),
+        ((0, 1, 2, 64, 74, 78, 128 + signal.SIGINT, 128 + signal.SIGPIPE), False),
+    ],
+)
+def test_only_a_loss_is_helped(codes: tuple[int, ...], expected: bool) -> None:
+    assert [restart_helps(code) for code in codes] == [expected] * len(codes)
+
+
+def test_each_restart_without_progress_waits_twice_as_long() -> None:
+    restarts = Restarts(7)
+    assert [restarts.next_pause() for _ in range(7)] == [1, 2, 4, 8, 16, LONGEST_PAUSE_SECONDS, 30]
+    assert (restarts.left, restarts.total) == (0, 7)
+
+
+def test_progress_allows_all_restarts_again() -> None:
+    restarts = Restarts(2, first_pause=5.0)
+    pauses = [restarts.next_pause(), restarts.next_pause()]
+    restarts.note_progress()
+    assert restarts.left == 2
+    assert [*pauses, restarts.next_pause()] == [5, 10, 5]
+    assert (restarts.left, restarts.total) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
+)
+def test_a_signal_ends_the_wait(number: int, code: int) -> None:
+    assert wait_to_restart(1000.0, [number]) == code
+    assert wait_to_restart(0.0, []) == 0

@@ -11,8 +11,7 @@ from typing import IO
 import pytest
 
 from hubring.ps.process import output
-from hubring.ps.process.output import Output
-from hubring.ps.process.screen import Screen
+from hubring.ps.process.output import ChildOutput, SharedScreen
 
 
 class Terminal(io.BytesIO):
@@ -31,7 +30,7 @@ def carried(
     """What comes out, and what stays."""
     target = io.BytesIO()
     source, end = pipe()
-    shown = Output(source, Screen(target), "[0]:", copy, keeps_result=keeps_result)
+    shown = ChildOutput(source, SharedScreen(target), "[0]:", copy, keeps_result=keeps_result)
     for chunk in chunks:
         os.write(end, chunk)
     os.close(end)
@@ -66,7 +65,7 @@ def test_an_unfinished_line_is_shown_before_its_end(monkeypatch: pytest.MonkeyPa
     source, end = pipe()
     shown, target = os.pipe()
     with open(shown, "rb", buffering=0) as reader, open(target, "wb") as writer:
-        prompt = Output(source, Screen(writer), "[0]:")
+        prompt = ChildOutput(source, SharedScreen(writer), "[0]:")
         os.write(end, b"Name? ")
         assert reader.read(100) == b"[0]:Name? "
         os.write(end, b"x\n")
@@ -76,7 +75,7 @@ def test_an_unfinished_line_is_shown_before_its_end(monkeypatch: pytest.MonkeyPa
 
 
 def on_screen(target: io.BytesIO, *pieces: tuple[str, bytes]) -> bytes:
-    screen = Screen(target)
+    screen = SharedScreen(target)
     for owner, piece in pieces:
         screen.write(owner, owner.encode(), piece)
     return target.getvalue()
@@ -100,7 +99,7 @@ def test_a_reader_that_is_gone_is_reported_once_and_the_child_is_heard_out() -> 
     errors: list[OSError] = []
     source, end = pipe()
     with open(target, "wb") as writer:
-        heard = Output(source, Screen(writer, errors.append))
+        heard = ChildOutput(source, SharedScreen(writer, errors.append))
         for _ in range(4):
             os.write(end, b"x" * 60_000 + b"\n")  # more than a pipe holds
         os.close(end)
@@ -111,7 +110,7 @@ def test_a_reader_that_is_gone_is_reported_once_and_the_child_is_heard_out() -> 
 def test_a_copy_that_cannot_be_written_is_named() -> None:
     errors: list[OSError] = []
     source, end = pipe()
-    heard = Output(source, Screen(io.BytesIO(), errors.append), copy=Path("/dev/full"))
+    heard = ChildOutput(source, SharedScreen(io.BytesIO(), errors.append), copy=Path("/dev/full"))
     os.write(end, b"a\n")
     os.close(end)
     heard.join()

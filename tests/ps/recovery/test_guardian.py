@@ -7,16 +7,15 @@ import pytest
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.process.child import Child
-from hubring.ps.process.restarts import Restarts
-from hubring.ps.process.supervised import supervise
+from hubring.ps.process.restarts import Restarts, supervise
 from hubring.ps.recovery import guardian
-from hubring.ps.recovery.settings import Settings
+from hubring.ps.recovery.guardian import CoordinatorSettings
 
 
 def played_by(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Lets these lines of Python be the coordinator; they know both pipes and a call that reports."""
 
-    def start(name: str, settings: Settings) -> Child:
+    def start(name: str, settings: CoordinatorSettings) -> Child:
         head = f"""
 import json, os
 ORDERS, REPORT = {settings.orders}, {settings.report}
@@ -25,12 +24,7 @@ def report(**result):
 """
         return Child(name, [sys.executable, "-c", head + code], pass_fds=(settings.orders, settings.report))
 
-    monkeypatch.setattr(guardian, "start", start)
-
-
-def test_the_result_is_the_coordinators(monkeypatch: pytest.MonkeyPatch) -> None:
-    played_by(monkeypatch, "report(job='train.py')")
-    assert guardian.guard(ServerConfig()) == guardian.Report(3, {"job": "train.py"})
+    monkeypatch.setattr(guardian, "start_coordinator", start)
 
 
 def test_the_result_may_come_from_a_process_that_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +36,7 @@ if os.fork():
 report(job='train.py')
 """,
     )
-    assert guardian.guard(ServerConfig()).result == {"job": "train.py"}
+    assert guardian.guard(ServerConfig()) == guardian.ServerReport(3, {"job": "train.py"})
 
 
 def test_a_server_whose_processes_were_all_killed_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +50,7 @@ def test_a_server_whose_processes_were_all_killed_is_restarted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played_by(monkeypatch, "os.kill(os.getpid(), 9)")
-    ends: list[guardian.Report] = []
+    ends: list[guardian.ServerReport] = []
     restarts = Restarts(2, first_pause=0.0)
     assert supervise("ps-server", lambda: guardian.Guarded(ServerConfig(), ends.append), restarts) == 69
     assert [ended.exit_code for ended in ends] == [69] * 3
@@ -72,7 +66,7 @@ assert os.read(ORDERS, 100)
 os.write(REPORT, json.dumps({{"exit_code": 75, "result": {{}}}}).encode() + b"\\n")
 """,
     )
-    ends: list[guardian.Report] = []
+    ends: list[guardian.ServerReport] = []
     assert supervise("ps-server", lambda: guardian.Guarded(ServerConfig(), ends.append), Restarts(2)) == 75
     assert len(ends) == 1
 

@@ -23,16 +23,16 @@ from hubring.ps.security.access import (
     LOOK_SECONDS,
     NO_ACCESS,
     Access,
-    check,
-    find,
+    check_token_file,
+    find_access,
     is_this_host,
     look_seconds,
 )
-from hubring.ps.security.certificate import check_key, digest_of, make
-from hubring.ps.security.handshake import Peer, Proof, fetch, peek
+from hubring.ps.security.certificate import check_key, digest_of, make_certificate
+from hubring.ps.security.guard import Role
+from hubring.ps.security.handshake import Proof, ServerCertificate, fetch, peek
 from hubring.ps.security.keyring import make_files
-from hubring.ps.security.policy import Role
-from hubring.ps.security.token import draw
+from hubring.ps.security.token_file import draw_tokens
 from tests.ps.security.health_server import SECONDS, asks, serving
 from tests.support.processes.stopwatch import Stopwatch
 
@@ -40,38 +40,26 @@ DIGEST = "0123456789abcdef" * 4
 
 
 def test_a_client_fetches_the_certificate_of_its_token_and_talks_to_no_other() -> None:
-    own, other = make(), make()
+    own, other = make_certificate(), make_certificate()
     assert own.digest == digest_of(own.certificate) != other.digest
     with serving(own) as address:
-        assert fetch(address, Proof(own.digest), SECONDS) == Peer(own.certificate) == peek(address, SECONDS)
+        assert (
+            fetch(address, Proof(own.digest), SECONDS)
+            == ServerCertificate(own.certificate)
+            == peek(address, SECONDS)
+        )
         assert asks(address, Access(certificate=own.certificate)) == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(ConfigError, match="has another certificate than the token says"):
+        with pytest.raises(ConfigError, match="certificate mismatch at"):
             fetch(address, Proof(other.digest), SECONDS)
         with pytest.raises(grpc.RpcError):
             asks(address, Access(certificate=other.certificate))
-
-
-def test_a_server_without_tls_is_not_taken_for_one_with_tls() -> None:
-    with serving(None) as address:
-        assert peek(address, SECONDS) == Peer()
-        with pytest.raises(ConfigError, match="does not use TLS, but the token is for one that does"):
-            fetch(address, Proof(make().digest), SECONDS)
 
 
 def test_no_server_is_no_other_server() -> None:
     with serving(None) as address:
         pass
     with pytest.raises(ServerUnreachable, match="no server with TLS answers"):
-        fetch(address, Proof(make().digest), 0.0)
-
-
-def test_a_client_without_a_token_for_a_server_with_tls_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with serving(make()) as address, pytest.raises(ConfigError, match=r"it has no token.*--token-file"):
-        find(address, Role.WORKER, None, SECONDS)
+        fetch(address, Proof(make_certificate().digest), 0.0)
 
 
 def test_a_token_is_never_given_up_for_a_connection_without_tls(tmp_path: Path) -> None:
@@ -80,39 +68,38 @@ def test_a_token_is_never_given_up_for_a_connection_without_tls(tmp_path: Path) 
     with serving(None) as address:
         pass
     with pytest.raises(ServerUnreachable, match=f"no server listens at {address}"):
-        find(address, Role.WORKER, file, 0.0)
+        find_access(address, Role.WORKER, file, 0.0)
 
 
-def test_a_client_without_a_token_trusts_a_server_without_tls_only_if_told_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_without_a_token_trusts_a_server_without_tls_only_if_told_to(tmp_path: Path) -> None:
     """Otherwise a worker that starts before its server joins the program that has taken the port."""
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     file = make_files(tmp_path / "tokens")
     with serving(None) as address:
         with pytest.raises(ServerUnreachable, match=f"no server with TLS answers at {address}"):
-            find(address, Role.WORKER, None, SECONDS)
-        assert find(address, Role.WORKER, None, SECONDS, insecure=True) == NO_ACCESS
+            find_access(address, Role.WORKER, None, SECONDS)
+        assert find_access(address, Role.WORKER, None, SECONDS, insecure=True) == NO_ACCESS
         with pytest.raises(ConfigError, match="one that asks for none; remove one of the two"):
-            find(address, Role.WORKER, file, SECONDS, insecure=True)
+            find_access(address, Role.WORKER, file, SECONDS, insecure=True)
     with pytest.raises(ServerUnreachable, match=f"no server listens at {address}"):
-        find(address, Role.WORKER, None, 0.0, insecure=True)
+        find_access(address, Role.WORKER, None, 0.0, insecure=True)
 
 
 def test_insecure_is_refused_where_the_server_is_not() -> None:
-    with serving(make()) as address, pytest.raises(ConfigError, match=r"encrypts; remove --insecure$"):
-        find(address, Role.WORKER, None, SECONDS, insecure=True)
+    with (
+        serving(make_certificate()) as address,
+        pytest.raises(ConfigError, match=r"encrypts; remove --insecure$"),
+    ):
+        find_access(address, Role.WORKER, None, SECONDS, insecure=True)
 
 
 def test_a_file_without_the_role_names_the_roles_that_it_has(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    token_file.write_tokens(file, {Role.READER: draw(DIGEST)[Role.READER]})
+    token_file.write_tokens(file, {Role.READER: draw_tokens(DIGEST)[Role.READER]})
     with (
         serving(None) as address,
         pytest.raises(ConfigError, match="are for reader, but this program") as refusal,
     ):
-        find(address, Role.WORKER, file, SECONDS)
+        find_access(address, Role.WORKER, file, SECONDS)
     words = (
         "on the server's host, run: ps-server token show --token-file FILE --role worker, with the FILE in"
     )
@@ -120,29 +107,17 @@ def test_a_file_without_the_role_names_the_roles_that_it_has(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_client_without_a_token_does_not_wait_for_tls_that_a_far_server_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    watch = Stopwatch()
-    with serving(None) as address, pytest.raises(ServerUnreachable, match="no server with TLS answers"):
-        find(address, Role.READER, None, 60.0)
-    assert watch.seconds < 30
-
-
-@pytest.mark.slow
 def test_a_token_file_that_is_not_there_yet_is_waited_for_with_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens = tmp_path / "tokens"
-    own = make()
+    own = make_certificate()
     with serving(own) as address, ThreadPoolExecutor(1) as thread:
-        found = thread.submit(find, address, Role.WORKER, tokens, 60.0)
+        found = thread.submit(find_access, address, Role.WORKER, tokens, 60.0)
         while f"for {tokens}, the file with the server's token" not in caplog.text:
             assert not found.done(), found.result()
             time.sleep(0.01)
-        token_file.write_tokens(tokens, draw(own.digest))
+        token_file.write_tokens(tokens, draw_tokens(own.digest))
         assert found.result().secret
 
 
@@ -150,34 +125,26 @@ def test_a_token_file_whose_folder_is_not_there_is_not_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch = Stopwatch()
-    with serving(make()) as address, pytest.raises(ConfigError, match=r"cannot read the tokens in .*No such"):
-        find(address, Role.WORKER, tmp_path / "none" / "tokens", 60.0)
+    with (
+        serving(make_certificate()) as address,
+        pytest.raises(ConfigError, match=r"cannot read the tokens in .*No such"),
+    ):
+        find_access(address, Role.WORKER, tmp_path / "none" / "tokens", 60.0)
     assert watch.seconds < 30
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "has no token"),
-        ("junk", "line 1, is no token"),
-        (str(draw(DIGEST)[Role.READER]), "are for reader, but this program needs one for worker"),
-    ],
-)
-def test_a_token_file_is_checked_before_slow_imports(tmp_path: Path, text: str, message: str) -> None:
-    file = tmp_path / "tokens"
-    check(None, Role.WORKER)
-    check(file, Role.WORKER)  # a server may still write it
+def test_a_token_file_is_checked_before_slow_imports(tmp_path: Path) -> None:
+    file, reader = tmp_path / "tokens", draw_tokens(DIGEST)[Role.READER]
+    check_token_file(None, Role.WORKER)
+    check_token_file(file, Role.WORKER)  # a server may still write it
     with pytest.raises(ConfigError, match="No such file"):
-        check(tmp_path / "none" / "tokens", Role.WORKER)
-    private_file.write(file, text)
-    with pytest.raises(ConfigError, match=message):
-        check(file, Role.WORKER)
-    private_file.write(file, str(draw(DIGEST)[Role.WORKER]))
-    check(file, Role.WORKER)
-    file.chmod(0o644)
-    with pytest.raises(ConfigError, match="other users can read the tokens"):
-        check(file, Role.WORKER)
+        check_token_file(tmp_path / "none" / "tokens", Role.WORKER)
+    for text, message in (("junk", "is no token"), (str(reader), "are for reader, but this program needs")):
+        private_file.write(file, text)
+        with pytest.raises(ConfigError, match=message):
+            check_token_file(file, Role.WORKER)
+    check_token_file(file, Role.READER)
 
 
 @pytest.mark.slow
@@ -201,20 +168,16 @@ def test_programs_report_a_wrong_token_file_before_they_import_torch(tmp_path: P
     assert ended.returncode == 78
 
 
-def test_a_secret_of_a_server_here_is_not_sent_to_another_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_secret_of_a_server_here_is_not_sent_to_another_host() -> None:
     elsewhere = "192.0.2.99:5555"  # TEST-NET-1 (RFC 5737)
     assert is_this_host("127.0.0.1")
     assert is_this_host("localhost")
     assert not is_this_host("192.0.2.99")
     assert not is_this_host("no.such.host.invalid")
-    tokens = draw(DIGEST)
+    tokens = draw_tokens(DIGEST)
     token_file.write_tokens(token_file.runtime_file(5555), tokens)
     with pytest.raises(ServerUnreachable, match=f"no server with TLS answers at {elsewhere}"):
-        find(elsewhere, Role.WORKER, None, 0.0)
+        find_access(elsewhere, Role.WORKER, None, 0.0)
 
 
 def test_a_server_on_another_host_is_looked_for_longer() -> None:
@@ -234,7 +197,7 @@ def flips(pem: bytes) -> Iterator[bytes]:
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")  # of the one flip of its sign
 def test_a_flipped_bit_in_a_certificate_or_its_key_is_a_value_error_or_seen_by_the_digest() -> None:
-    own = make()
+    own = make_certificate()
     for certificate in flips(own.certificate):
         identity = own._replace(certificate=certificate)
         assert identity.digest != own.digest

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.config.tls import NO_FILES, TlsFiles
+from hubring.ps.config.declaration import NO_FILES, TlsFiles
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.security.certificate import digest_of, first
-from hubring.ps.security.own_certificate import MAX_BYTES, NOTHING, load
+from hubring.ps.security.certificate import (
+    MAX_FILE_BYTES,
+    NO_CERTIFICATE,
+    digest_of,
+    first_certificate,
+    load_certificate,
+)
 from tests.support.certificates import CONNECTS, SERVES, Authority
 
 
@@ -19,18 +24,18 @@ def _ours(tmp_path: Path) -> Authority:
 
 
 def test_no_files_are_nothing() -> None:
-    assert load(NO_FILES, serves=True) == NOTHING
+    assert load_certificate(NO_FILES, serves=True) == NO_CERTIFICATE
 
 
 @pytest.mark.parametrize("serves", [True, False])
 def test_a_certificate_is_read_with_its_name_and_its_authority(ours: Authority, serves: bool) -> None:
     files = ours.sign("node1", "node1.example", "192.0.2.1")
-    own = load(files, serves=serves)
+    own = load_certificate(files, serves=serves)
     assert own.identity is not None
     assert own.identity.name == "node1.example"
     assert own.authority == ours.file.read_bytes()
     assert own.shown == own.identity
-    alone = load(files._replace(ca=None), serves=serves)
+    alone = load_certificate(files._replace(ca=None), serves=serves)
     assert alone.identity == own.identity
     assert alone.shown is None
 
@@ -40,19 +45,19 @@ def test_a_chain_has_the_digest_of_its_first_certificate(ours: Authority) -> Non
     assert files.cert is not None
     alone = files.cert.read_bytes()
     chain = b"text in front\n" + alone + ours.file.read_bytes()
-    assert first(chain) == first(alone)
+    assert first_certificate(chain) == first_certificate(alone)
     assert digest_of(chain) == digest_of(alone)
 
 
 def test_a_certificate_for_one_use_is_no_server_and_client(ours: Authority) -> None:
     of_server = ours.sign("server", "server", uses=[SERVES])
     of_client = ours.sign("client", uses=[CONNECTS])
-    load(of_server._replace(ca=None), serves=True)
-    load(of_client, serves=False)
-    load(ours.sign("both", "both", uses=[SERVES, CONNECTS]), serves=True)
+    load_certificate(of_server._replace(ca=None), serves=True)
+    load_certificate(of_client, serves=False)
+    load_certificate(ours.sign("both", "both", uses=[SERVES, CONNECTS]), serves=True)
     for files in (of_server, of_client):
         with pytest.raises(ConfigError, match="purpose; a worker's certificate needs"):
-            load(files, serves=True)
+            load_certificate(files, serves=True)
 
 
 @pytest.mark.parametrize("serves", [True, False])
@@ -75,14 +80,17 @@ def test_a_certificate_for_one_use_is_no_server_and_client(ours: Authority) -> N
         ("expired without authority", r"--tls-cert .*expired\.pem: certificate has expired; renew it"),
         ("another authority", r"--tls-cert .*node1\.pem is not signed by the authority in --tls-ca .*theirs"),
         ("password", r"the key in --tls-key is encrypted with a password"),
-        ("collection", rf"--tls-ca .*large has {MAX_BYTES + 1} bytes; expected at most {MAX_BYTES}"),
+        (
+            "collection",
+            rf"--tls-ca .*large has {MAX_FILE_BYTES + 1} bytes; expected at most {MAX_FILE_BYTES}",
+        ),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_an_invalid_certificate_is_refused_with_the_reason(
     tmp_path: Path, ours: Authority, case: str, message: str, serves: bool
 ) -> None:
     files, none = ours.sign("node1", "node1"), tmp_path / "none"
-    (tmp_path / "large").write_bytes(b"x" * (MAX_BYTES + 1))
+    (tmp_path / "large").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     cases: dict[str, TlsFiles] = {
         "key without certificate": files._replace(cert=None),
@@ -101,10 +109,10 @@ def test_what_is_wrong_is_said(
         "collection": files._replace(ca=tmp_path / "large"),
     }
     with pytest.raises(ConfigError, match=message):
-        load(cases[case], serves=serves)
+        load_certificate(cases[case], serves=serves)
 
 
 def test_a_server_that_wants_certificates_needs_one(ours: Authority) -> None:
     with pytest.raises(ConfigError, match="so a server needs one too; add --tls-cert FILE --tls-key FILE"):
-        load(TlsFiles(ca=ours.file), serves=True)
-    assert load(TlsFiles(ca=ours.file), serves=False).authority
+        load_certificate(TlsFiles(ca=ours.file), serves=True)
+    assert load_certificate(TlsFiles(ca=ours.file), serves=False).authority

@@ -7,8 +7,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from hubring.protos import control_pb2, data_pb2
-from hubring.ps.security.guard import HEADER, MOST_FORMER, SCHEME, Guard
-from hubring.ps.security.policy import POLICIES, Role
+from hubring.ps.security.guard import HEADER, MOST_FORMER, POLICIES, SCHEME, Guard, Role
 
 SERVED = (control_pb2, data_pb2, health_pb2, reflection_pb2)
 """The .proto files of all services that a server or a shard registers."""
@@ -71,14 +70,6 @@ def test_members_stay_when_tokens_are_rotated(method: str) -> None:
     guard.rotate({role: f"new {role}" for role in Role})
     roles = POLICIES[method].roles
     assert all(guard.objection(method, metadata(SECRETS[role])) == "" for role in roles)
-
-
-def test_only_calls_that_prove_a_membership_and_harmless_ones_take_earlier_secrets() -> None:
-    assert {method.rpartition("/")[2] for method in MEMBERS} == {
-        *("Heartbeat", "Connect", "Leave", "Plan", "Rendezvous", "Shards", "Regroup", "ShardHeartbeat"),
-        *("Join", "RegisterShard"),  # of a process that has asked before
-        "Clock",
-    }
 
 
 def test_calls_that_take_earlier_secrets_name_their_sender_or_say_why_not() -> None:

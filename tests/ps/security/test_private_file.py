@@ -13,10 +13,10 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import private_file, token_file
-from hubring.ps.security.access import check, find
+from hubring.ps.security.access import check_token_file, find_access
+from hubring.ps.security.certificate import load_certificate
+from hubring.ps.security.guard import Role
 from hubring.ps.security.keyring import Keyring, make_files
-from hubring.ps.security.own_certificate import load
-from hubring.ps.security.policy import Role
 from tests.support.certificates import Authority
 from tests.system.mishaps.mishap import like_anybody
 
@@ -24,9 +24,9 @@ DIGEST = "0123456789abcdef" * 4
 AT = "127.0.0.1:1"
 
 USES: dict[str, Callable[[Path], object]] = {
-    "read": token_file.read,
-    "client": lambda file: find(AT, Role.WORKER, file, 0.0),
-    "early": lambda file: check(file, Role.WORKER),
+    "read": token_file.read_tokens,
+    "client": lambda file: find_access(AT, Role.WORKER, file, 0.0),
+    "early": lambda file: check_token_file(file, Role.WORKER),
     "server": Keyring,
 }
 uses = pytest.mark.parametrize("use", USES.values(), ids=USES)
@@ -63,10 +63,10 @@ def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
     files = Authority(tmp_path / "ours").sign("node1", "node1")
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError, match=r"cannot read --tls-key .*It is not a regular file"):
-        load(files._replace(key=tmp_path / "pipe"), serves=True)
+        load_certificate(files._replace(key=tmp_path / "pipe"), serves=True)
 
 
-def test_what_is_checked_is_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_opened_files_permissions_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner of a link can point it elsewhere after it was opened."""
     mounts = tmp_path / "secrets"
     mounts.mkdir()
@@ -86,8 +86,8 @@ def test_what_is_checked_is_what_was_read(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "open", swapped)
     with pytest.raises(ConfigError, match="other users can read the tokens"):
-        token_file.read(link)
-    assert token_file.read(link)
+        token_file.read_tokens(link)
+    assert token_file.read_tokens(link)
 
 
 def test_another_user_cannot_take_the_names_of_unfinished_files(tmp_path: Path) -> None:
@@ -107,31 +107,27 @@ def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_key_of_the_users_own_that_others_know_is_warned_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    given_away: Callable[[Path], int],
 ) -> None:
     files = Authority(tmp_path / "ours").sign("node1", "node1")
     assert files.key is not None
     for mode in (0o600, 0o640):
         files.key.chmod(mode)
-        load(files, serves=True)
+        load_certificate(files, serves=True)
     assert caplog.text == ""
     files.key.chmod(0o644)
     with monkeypatch.context() as mounted:
         mounted.setattr(private_file, "_MOUNTS", (str(tmp_path),))
-        load(files, serves=True)
+        load_certificate(files, serves=True)
     assert caplog.text == ""
-    load(files, serves=True)
-    load(files, serves=False)
+    load_certificate(files, serves=True)
+    load_certificate(files, serves=False)
     assert caplog.text.count("all users of this host can read the private key in --tls-key") == 1
     assert f"run: chmod 600 {files.key}" in caplog.text
     files.key.chmod(0o600)
-    user, fstat = os.getuid(), os.fstat
-
-    def theirs(descriptor: int) -> os.stat_result:
-        status = list(fstat(descriptor))
-        status[4] = user + 7
-        return os.stat_result(status)
-
-    monkeypatch.setattr(os, "fstat", theirs)
-    load(files, serves=True)
-    assert f"belongs to another user, uid {user + 7}, who knows it" in caplog.text
+    user = given_away(files.key)
+    load_certificate(files, serves=True)
+    assert f"belongs to another user, uid {user}, who knows it" in caplog.text

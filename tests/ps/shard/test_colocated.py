@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.shard import colocated
-from hubring.ps.shard.colocated import place
+from hubring.ps.shard import spawn
+from hubring.ps.shard.spawn import shard_host
 from hubring.ps.transport.host import towards
 from tests.support.processes.process_tree import GRACE, descendants, ends_by
 
@@ -21,7 +21,7 @@ from tests.support.processes.process_tree import GRACE, descendants, ends_by
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """This host is 10.0.0.7 for the network, and itself by loopback."""
-    monkeypatch.setattr(colocated, "towards", lambda host: host if host == "127.0.0.1" else "10.0.0.7")
+    monkeypatch.setattr(spawn, "towards", lambda host: host if host == "127.0.0.1" else "10.0.0.7")
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("elsewhere")
 def test_a_shard_listens_where_the_servers_guests_reach_it(dialled: str, told: str, here: str) -> None:
-    assert place(dialled, told) == here
+    assert shard_host(dialled, told) == here
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_shard_is_open_to_other_hosts_only_if_its_server_is() -> None:
     with pytest.raises(ConfigError, match=r"10\.0\.0\.7.*restart the server with --host and its host"):
-        place("10.0.0.1", "127.0.0.1")
+        shard_host("10.0.0.1", "127.0.0.1")
 
 
 def test_the_way_to_a_host_is_known_by_its_family() -> None:
@@ -52,8 +52,8 @@ def test_the_way_to_a_host_is_known_by_its_family() -> None:
 
 PARENT = """
 import os, sys, time
-from hubring.ps.shard.spawn import Settings, start
-shard = start("a shard", Settings("127.0.0.1:9"))
+from hubring.ps.shard.spawn import ShardSettings, start
+shard = start("a shard", ShardSettings("127.0.0.1:9"))
 if os.fork() == 0:  # as a DataLoader's worker would, it holds the pipe too
     while not os.path.exists(sys.argv[1]): time.sleep(0.05)
     os._exit(0)

@@ -11,17 +11,16 @@ import pytest
 import torch
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.messages import Code, Init, Pull, Push, Refusal
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
-from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
+from hubring.ps.job.control_messages import bucket_to_proto, slice_to_proto
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
 from tests.support.transports.inproc import InprocTransport
 
 SOON = 10.0
-BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
+BUCKET = BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (4,)),))
 SGD = {"lr": 0.1, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
 
 
@@ -76,49 +75,49 @@ def loop() -> Iterator[ShardLoop]:
     assert not thread.is_alive()
 
 
-def save(loop: ShardLoop, folder: Path, step: int, caller: Any, control: ShardControl | None = None) -> Any:
-    if control is None:
-        control = ShardControl()
-        control.serve(loop, 0)
+@pytest.fixture
+def control(loop: ShardLoop) -> ShardControl:
+    control = ShardControl()
+    control.serve(loop, 0)
+    return control
+
+
+def save(control: ShardControl, folder: Path | str, step: int = -1, caller: Any = CALLER) -> pb.SaveReply:
     return control.Save(pb.SaveRequest(directory=str(folder), step=step), caller)
 
 
-def test_a_shard_saves_what_it_holds(loop: ShardLoop, tmp_path: Path) -> None:
-    reply = save(loop, tmp_path, -1, Caller())
-    assert (list(reply.keys), reply.file) == ([0], "shard-0.safetensors")
-    snapshot = shard_file._read(tmp_path / reply.file, [0])
-    assert torch.equal(snapshot[0].values, torch.ones(4))
-
-
-def test_a_save_that_nobody_waits_for_makes_room_for_the_next(loop: ShardLoop, tmp_path: Path) -> None:
-    control, caller = ShardControl(), Caller()
-    control.serve(loop, 0)
+def test_a_save_that_nobody_waits_for_makes_room_for_the_next(control: ShardControl, tmp_path: Path) -> None:
+    caller = Caller()
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(save, loop, tmp_path, 7, caller, control)
+        first = pool.submit(save, control, tmp_path, 7, caller)
         assert caller.waits.wait(SOON)
-        second = pool.submit(save, loop, tmp_path, -1, Caller(), control)
+        second = pool.submit(save, control, tmp_path)
         caller.give_up()
         assert "step 7" in first.result(SOON).refused
         assert list(second.result(SOON).keys) == [0]
 
 
-def test_a_file_that_cannot_be_written_is_told(loop: ShardLoop, tmp_path: Path) -> None:
-    refused = save(loop, tmp_path / "missing", -1, Caller()).refused
+def test_a_file_that_cannot_be_written_is_told(control: ShardControl, tmp_path: Path) -> None:
+    refused = save(control, tmp_path / "missing").refused
     assert f"cannot write {tmp_path / 'missing' / 'shard-0.safetensors'}" in refused
     assert "the server shares with the hosts of all shards" in refused
 
 
-def test_parameters_that_are_not_finite_are_not_saved(loop: ShardLoop, tmp_path: Path) -> None:
+def test_parameters_that_are_not_finite_are_not_saved(
+    loop: ShardLoop, control: ShardControl, tmp_path: Path
+) -> None:
     loop.command(lambda: loop.store._entries[0].values[2].fill_(torch.inf)).result(SOON)
-    refused = save(loop, tmp_path, -1, Caller()).refused
+    refused = save(control, tmp_path).refused
     assert refused.startswith("shard 0: weight [4] holds inf after step 0; checkpoints are not affected")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_shard_that_met_what_is_not_finite_saves_nothing_more(loop: ShardLoop, tmp_path: Path) -> None:
+def test_a_shard_that_met_what_is_not_finite_saves_nothing_more(
+    loop: ShardLoop, control: ShardControl, tmp_path: Path
+) -> None:
     push = Push(Sender(0, 1), 0, 0, torch.full((4,), torch.nan), SGD)
     loop.command(lambda: loop.store.handle(push, "push")).result(SOON)
-    assert "in the middle of a step" in save(loop, tmp_path, -1, Caller()).refused
+    assert "in the middle of a step" in save(control, tmp_path).refused
     assert list(tmp_path.iterdir()) == []
 
 
@@ -126,17 +125,15 @@ def test_a_shard_that_met_what_is_not_finite_saves_nothing_more(loop: ShardLoop,
     ("exit_code", "code"), [(1, Code.NOT_FINITE), (69, Code.JOB_FAILED), (78, Code.MISMATCH)]
 )
 def test_workers_of_a_failed_job_are_refused_in_words_that_end_them_alike(
-    loop: ShardLoop, exit_code: int, code: Code
+    loop: ShardLoop, control: ShardControl, exit_code: int, code: Code
 ) -> None:
-    control = ShardControl()
-    control.serve(loop, 0)
     control.Fail(pb.FailRequest(text="because", exit_code=exit_code), CALLER)
     pull = Pull(Sender(0, 1), 0)
     ((_, reply),) = loop.command(lambda: loop.store.handle(pull, "pull")).result(SOON)
     assert reply == Refusal(code, "because")
 
 
-def test_whoever_commands_a_shard_that_has_ended_does_not_wait() -> None:
+def test_a_command_to_a_shard_that_ended_is_cancelled_at_once() -> None:
     loop = ShardLoop(BSP(), [])
     loop.stop()
     loop.run()
@@ -144,7 +141,7 @@ def test_whoever_commands_a_shard_that_has_ended_does_not_wait() -> None:
         loop.command(lambda: None).result(SOON)
 
 
-def test_what_was_commanded_as_the_loop_ended_is_not_left_waiting() -> None:
+def test_a_command_given_while_the_loop_ends_is_not_left_waiting() -> None:
     loop = ShardLoop(BSP(), [])
     loop.stop()
     command = loop.command(lambda: None)
@@ -152,10 +149,9 @@ def test_what_was_commanded_as_the_loop_ended_is_not_left_waiting() -> None:
     assert command.done()
 
 
-def test_a_shards_traffic_is_that_of_its_job_without_the_trials_before(loop: ShardLoop) -> None:
-    control = ShardControl()
-    control.serve(loop, 0)
-
+def test_a_shards_traffic_is_that_of_its_job_without_the_trials_before(
+    loop: ShardLoop, control: ShardControl
+) -> None:
     def exchanged() -> int:
         def count() -> int:
             loop.traffic.bytes_received += 4
@@ -174,10 +170,8 @@ def test_a_shards_traffic_is_that_of_its_job_without_the_trials_before(loop: Sha
     assert counted() == 0
 
 
-def test_a_plan_of_a_coordinator_that_was_killed_does_not_replace_a_later_one(loop: ShardLoop) -> None:
-    control = ShardControl()
+def test_a_plan_of_a_coordinator_that_was_killed_does_not_replace_a_later_one(control: ShardControl) -> None:
     late: Any = Caller()
-    control.serve(loop, 0)
     control.SetPlan(PLAN, CALLER)
     late.killed = True
     control.SetPlan(pb.ShardAssignment(), late)
@@ -215,7 +209,7 @@ def test_a_standby_that_follows_a_shard_before_it_serves_keeps_that_shard_s_numb
         control.serve(loop, 0, standby=True)
         early.result(SOON)
     control.Promote(pb.PromoteRequest(), CALLER)
-    assert save(loop, tmp_path, -1, Caller(), control).file == "shard-1.safetensors"
+    assert save(control, tmp_path).file == "shard-1.safetensors"
 
 
 def test_late_calls_of_a_coordinator_that_was_killed_change_no_standby(loop: ShardLoop) -> None:
@@ -226,8 +220,7 @@ def test_late_calls_of_a_coordinator_that_was_killed_change_no_standby(loop: Sha
     control.Follow(pb.FollowRequest(shard=1, stream=b"current"), CALLER)
     control.Follow(pb.FollowRequest(shard=2, stream=b"of the dead"), dead)
     control.Promote(pb.PromoteRequest(), dead)
-    assert loop.following is not None
-    assert (loop.following.stream, control._index) == (b"current", 1)
+    assert (loop._followed, control._index) == (b"current", 1)
 
 
 def test_a_standby_that_follows_another_shard_forgets_what_it_knew(loop: ShardLoop) -> None:
@@ -239,31 +232,21 @@ def test_a_standby_that_follows_another_shard_forgets_what_it_knew(loop: ShardLo
     assert loop._history.calls() == []
 
 
-def test_a_shard_gets_its_standby_once_it_serves() -> None:
-    control, hurried = ShardControl(), Caller()
-    hurried.patience = 0.0
-    caller: Any = hurried
-    with pytest.raises(Aborted, match="DEADLINE_EXCEEDED: this shard has not joined"):
-        control.Replicate(pb.ReplicateRequest(), caller)
-
-
 @pytest.mark.parametrize("path", ["", "relative/folder", "/folder/../etc", "/folder\x1b[31m"])
 def test_a_path_that_is_relative_or_leads_elsewhere_is_refused(
-    loop: ShardLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+    control: ShardControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    control = ShardControl()
-    control.serve(loop, 0)
-    refused = control.Save(pb.SaveRequest(directory=path, step=-1), CALLER).refused
+    refused = save(control, path).refused
     assert "use an absolute path in --checkpoint-dir" in refused
     assert "\x1b" not in refused
     assert list(tmp_path.iterdir()) == []
     assert dict(control.Stats(pb.StatsRequest(), CALLER).refused) == {"path": 1}
 
 
-def test_the_text_of_a_failure_is_cleaned_before_workers_get_it(loop: ShardLoop) -> None:
-    control = ShardControl()
-    control.serve(loop, 0)
+def test_the_text_of_a_failure_is_cleaned_before_workers_get_it(
+    loop: ShardLoop, control: ShardControl
+) -> None:
     control.Fail(pb.FailRequest(text="\x1b[31mbecause" + "!" * 100_000, exit_code=69), CALLER)
     ((_, reply),) = loop.command(lambda: loop.store.handle(Pull(Sender(0, 1), 0), "pull")).result(SOON)
     assert isinstance(reply, Refusal)

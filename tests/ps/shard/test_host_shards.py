@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hubring.ps.core.errors import ConfigError, Fenced, ServerUnreachable
-from hubring.ps.process.process import Adopted, Process
+from hubring.ps.process.child import Adopted, Process
 from hubring.ps.shard import host_shards
 from hubring.ps.shard.host_shards import _SHARD, _STANDBY, began_as_standby
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 
-from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.messages import Coded, Init, Push, Values
+from hubring.ps.compression.gpu_tensor import CudaMemory
+from hubring.ps.core.messages import Init, Push, Values
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.ps.shard import gpu
-from hubring.ps.store import gpu_tensor
 from hubring.ps.store.consistency import BSP
-from hubring.ps.store.gpu_tensor import Reached
 from hubring.ps.store.parameter_memory import GpuMemory
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport.base import Transport
-from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
 from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import make_buckets
-from hubring.workers.buckets.pinning import pinned
+from hubring.workers.buckets.device import pinned
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import LIMIT, HubRanks
@@ -83,14 +81,11 @@ def exchanged(kind: type[HubRanks], device: str) -> list[Tensor]:
             works = [communicator.push_pull(bucket, hyper) for bucket in buckets]
             for bucket, work in zip(buckets, works, strict=True):
                 work.wait(LIMIT)
-                bucket.stage.arrive()
+                bucket.arrive()
         return [bucket.values.to("cpu", copy=True) for bucket in buckets]
 
-    ranks = kind()
-    try:
+    with closing(kind()) as ranks:
         return ranks.run(action)[0]
-    finally:
-        ranks.close()
 
 
 # Staging.
@@ -117,15 +112,14 @@ def test_an_exchange_ends_while_training_goes_on() -> None:
         torch.cuda._sleep(LONG)  # as the rest of backward
         busy = torch.cuda.current_stream().record_event()
         work.wait(LIMIT)
-        landed = bucket.stage._landed  # type: ignore[attr-defined]
+        assert bucket.stage is not None
+        landed = bucket.stage._landed
+        assert landed is not None
         landed.synchronize()
         return not busy.query()
 
-    ranks = OneRankBySharedMemory()
-    try:
+    with closing(OneRankBySharedMemory()) as ranks:
         assert ranks.run(action) == [True]
-    finally:
-        ranks.close()
 
 
 def test_handing_over_returns_while_backward_still_runs() -> None:
@@ -140,15 +134,12 @@ def test_handing_over_returns_while_backward_still_runs() -> None:
         work = communicator.push_pull(bucket, hyper)
         returned_early = not busy.query()
         work.wait(LIMIT)
-        bucket.stage.arrive()
+        bucket.arrive()
         torch.testing.assert_close(bucket.values.cpu(), before - 0.1)
         return returned_early
 
-    ranks = OneRank()
-    try:
+    with closing(OneRank()) as ranks:
         assert ranks.run(action) == [True]
-    finally:
-        ranks.close()
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -171,12 +162,11 @@ def test_a_step_synchronises_nothing(cross_barrier: bool) -> None:
             optimizer.step()
         optimizer.synchronize()
 
-    ranks = OneRankBySharedMemory()
-    try:
-        ranks.run(action)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        ranks.close()
+    with closing(OneRankBySharedMemory()) as ranks:
+        try:
+            ranks.run(action)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 # A store on the GPU.
@@ -187,7 +177,7 @@ def store_on_gpu(optimizer: str, workers: int) -> tuple[KVStore, CudaMemory]:
     memory = CudaMemory(device)
     store = KVStore(BSP(), GpuMemory(device, memory))
     store.on_view(View(1, tuple(Member(rank, 1) for rank in range(workers))))
-    spec = BucketSpec(0, "float32", 0, optimizer, (TensorSpec("weight", (1000,)),))
+    spec = BucketSpec(0, "float32", optimizer, (TensorSpec("weight", (1000,)),))
     store.assign([Slice(0, 0, 0, 1000, 0)], [spec])
     store.handle(Init(Sender(0, 1), 0, torch.linspace(-1, 1, 1000)), "init")
     return store, memory
@@ -228,60 +218,3 @@ def test_a_store_on_a_gpu_takes_the_mean_in_rank_order() -> None:
         assert isinstance(reply, Values)
         assert isinstance(reply.values, Tensor)
         assert torch.equal(reply.values, expected)
-
-
-def test_an_index_too_high_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--device cuda:999: torch finds"):
-        gpu.find("cuda:999")
-
-
-# Two processes on one GPU.
-
-
-def worker_beside(invitation: str, board: Any, told: Any) -> None:
-    """Places three gradients, each when the last answer is read, and tells what it read."""
-    device = torch.device("cuda", 0)
-    memory = CudaMemory(device)
-    gpu_tensor.accept(invitation, gpu_name(device), memory)
-    reached, gradient = Reached(memory), torch.zeros(1000, device=device)
-    code = gpu_tensor.encode(memory.share(gradient))
-    for step in range(1, 4):
-        gradient.fill_(step)
-        torch.cuda.synchronize()
-        told.put(bytes(code.tolist()))
-        answer = torch.tensor(list(board.get(timeout=60)), dtype=torch.uint8)
-        values, place = reached.tensor(Coded(gpu_tensor.CODEC, answer, 1000, torch.float32))
-        memory.mark(place.ready).synchronize()
-        told.put(values.cpu().numpy().tobytes())
-    del values, reached
-    told.put(None)
-    board.get(timeout=60)  # its gradient must outlive the store's last look
-
-
-def test_two_processes_read_each_others_memory_on_one_gpu() -> None:
-    context = multiprocessing.get_context("spawn")
-    board, told = context.Queue(), context.Queue()
-    store, memory = store_on_gpu("", workers=1)
-    token = torch.arange(16, dtype=torch.uint8).cuda()
-    invitation = gpu_tensor.invitation(gpu_name(torch.device("cuda", 0)), memory, token)
-    process = context.Process(target=worker_beside, args=(invitation, board, told))
-    process.start()
-    try:
-        for step in range(1, 4):
-            code = torch.tensor(list(told.get(timeout=60)), dtype=torch.uint8)
-            torch.cuda._sleep(LONG // 20)  # so that the answer leaves before the step
-            gradient = Coded(gpu_tensor.CODEC, code, 1000, torch.float32)
-            ((_, reply),) = store.handle(Push(Sender(0, 1), 0, step - 1, gradient, {}), "push")
-            assert isinstance(reply, Values)
-            assert isinstance(reply.values, Coded)
-            board.put(bytes(reply.values.payload.tolist()))
-            seen = torch.frombuffer(bytearray(told.get(timeout=60)), dtype=torch.float32)
-            assert seen.tolist() == [step] * 1000
-        assert told.get(timeout=60) is None
-        store.on_view(View(2, ()))
-        board.put(b"")
-        process.join(LIMIT)
-        assert process.exitcode == 0
-    finally:
-        process.kill()
-        process.join()

@@ -7,8 +7,6 @@ import pytest
 from hubring.ps.store.consistency import ASP, BSP, Consistency
 from tests.support.store import ADD, hub, push
 
-pytestmark = pytest.mark.usefixtures("kernels")
-
 
 @pytest.mark.parametrize(("consistency", "times"), [(BSP(), 1), (ASP(), 0)])
 def test_ranks_in_lockstep_that_differ_in_an_option_are_named_once(

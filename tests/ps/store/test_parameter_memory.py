@@ -6,17 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from hubring.ps.compression import gpu_tensor
+from hubring.ps.compression.gpu_tensor import Reached
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.messages import Code, Coded, Delivery, Init, Pull, Push, Refusal, Values
+from hubring.ps.core.messages import Code, Coded, Delivery, Init, Pull, Push, Values
 from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
-from hubring.ps.optim.mean_and_step import optimizer_for
-from hubring.ps.store import gpu_tensor
+from hubring.ps.optim.block_optimizers import optimizer_for
 from hubring.ps.store.consistency import ASP, BSP, Consistency
-from hubring.ps.store.gpu_tensor import Reached
-from hubring.ps.store.key_state import Entry
+from hubring.ps.store.key_state import KeyEntry
 from hubring.ps.store.parameter_memory import GpuMemory
 from hubring.ps.store.store import KVStore
 from tests.support.fakes.gpu import FakeMemory
+from tests.support.store import refusal_of, snapshot_of
 
 SGD: Hyper = {"lr": 0.5, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
 CPU = torch.device("cpu")
@@ -47,26 +48,11 @@ class OnGpu:
 
 
 def bucket(optimizer: str = "SGD", codec: str = "") -> BucketSpec:
-    return BucketSpec(0, "float32", 0, optimizer, (TensorSpec("weight", (4,)),), codec)
+    return BucketSpec(0, "float32", optimizer, (TensorSpec("weight", (4,)),), codec)
 
 
 def answers(deliveries: list[Delivery]) -> dict[object, Tensor | Coded | None]:
     return {ticket: reply.values for ticket, reply in deliveries if isinstance(reply, Values)}
-
-
-def refusal_of(deliveries: list[Delivery]) -> Refusal:
-    ((_, reply),) = deliveries
-    assert isinstance(reply, Refusal), reply
-    return reply
-
-
-def test_each_worker_is_answered_as_it_gave() -> None:
-    hub = OnGpu()
-    assert hub.push(0, hub.place(torch.full((4,), 2.0)), "near") == []
-    given = answers(hub.push(1, torch.full((4,), 4.0), "far"))
-    assert isinstance(given["far"], Tensor)
-    assert given["far"].tolist() == [-1.5] * 4
-    assert hub.seen(given["near"]).tolist() == [-1.5] * 4
 
 
 def test_a_placed_gradient_is_read_where_it_lies_when_the_round_closes() -> None:
@@ -76,25 +62,6 @@ def test_a_placed_gradient_is_read_where_it_lies_when_the_round_closes() -> None
     gradient.fill_(2)  # the retry of a push whose sender had not finished would show it
     given = answers(hub.push(1, torch.full((4,), 4.0), "far"))
     assert hub.seen(given["near"]).tolist() == [-1.5] * 4
-
-
-def test_a_gradient_that_was_sent_is_kept_at_home() -> None:
-    hub = OnGpu()
-    gradient = torch.full((4,), 4.0)
-    hub.push(1, gradient, "far")
-    gradient.zero_()
-    given = answers(hub.push(0, hub.place(torch.full((4,), 2.0)), "near"))
-    assert hub.seen(given["near"]).tolist() == [-1.5] * 4
-
-
-def test_an_answer_that_is_sent_is_left_alone_by_later_steps() -> None:
-    hub = OnGpu()
-    hub.push(0, torch.ones(4), "a")
-    first = answers(hub.push(1, torch.ones(4), "b"))["a"]
-    hub.push(0, torch.ones(4), "c", clock=1)
-    hub.push(1, torch.ones(4), "d", clock=1)
-    assert isinstance(first, Tensor)
-    assert first.tolist() == [-0.5] * 4
 
 
 def test_a_retry_gets_a_place_again_and_a_pull_gets_values() -> None:
@@ -110,36 +77,11 @@ def test_a_retry_gets_a_place_again_and_a_pull_gets_values() -> None:
     assert isinstance(pulled, Tensor)
 
 
-def test_values_are_shown_behind_the_step_that_made_them() -> None:
-    hub = OnGpu()
-    hub.push(0, hub.place(torch.ones(4)), "near")
-    answer = answers(hub.push(1, torch.ones(4), "far"))["near"]
-    assert isinstance(answer, Coded)
-    event = gpu_tensor.decode(answer.payload).ready
-    assert hub.memory.device.log == []
-    hub.memory.mark(event).synchronize()
-    assert hub.memory.device.log == ["step"]
-
-
 def test_places_are_refused_where_values_may_change_while_they_are_read() -> None:
     hub = OnGpu(ASP())
     refusal = refusal_of(hub.push(0, hub.place(torch.ones(4)), "near"))
     assert refusal.code is Code.WRONG_SIZE
     assert "expects uncompressed gradients, got a gradient in cuda-ipc" in refusal.text
-
-
-def test_places_are_refused_by_a_store_in_host_memory() -> None:
-    hub = OnGpu()
-    near = hub.place(torch.ones(4))
-    hub.store = KVStore(BSP())
-    hub.view(1, Sender(0, 1))
-    hub.store.assign([Slice(0, 0, 0, 4, 0)], [bucket("")])
-    assert "expects uncompressed gradients" in refusal_of(hub.push(0, near, "near")).text
-
-
-def test_a_place_of_another_size_is_refused() -> None:
-    hub = OnGpu()
-    assert "expects float32[4]" in refusal_of(hub.push(0, hub.place(torch.ones(5)), "near")).text
 
 
 def test_a_place_that_cannot_be_reached_leaves_the_round_open_for_another_try() -> None:
@@ -170,9 +112,7 @@ def test_a_checkpoint_of_a_gpu_goes_on_in_host_memory_and_back() -> None:
     hub = OnGpu()
     hub.push(0, torch.ones(4), "a")
     hub.push(1, torch.ones(4), "b")
-    assert hub.store.capture_at(None)
-    snapshot = hub.store.captured()
-    assert snapshot is not None
+    snapshot = snapshot_of(hub.store)
     assert snapshot[0].values.device == CPU
     other = OnGpu()
     other.store.restore(snapshot)
@@ -181,20 +121,17 @@ def test_a_checkpoint_of_a_gpu_goes_on_in_host_memory_and_back() -> None:
     assert given.tolist() == [-0.5] * 4
 
 
-@pytest.mark.parametrize("name", ["RMSprop", "Adagrad"])
-def test_optimizers_without_a_fused_kernel_on_the_gpu_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("RMSprop", torch.float32), ("Adagrad", torch.float32), ("SGD", torch.float16)]
+)
+def test_what_has_no_fused_kernel_on_the_gpu_is_refused(name: str, dtype: torch.dtype) -> None:
     with pytest.raises(
-        ConfigError, match=rf"{name} with torch\.float32 on cuda; use one of SGD, Adam, AdamW"
+        ConfigError, match=rf"does not support {name} with {dtype} on cuda; use one of SGD, Adam, AdamW"
     ):
-        optimizer_for(name, torch.float32, torch.device("cuda"))
-
-
-def test_dtypes_without_a_fused_kernel_on_the_gpu_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"does not support SGD with torch\.float16 on cuda"):
-        optimizer_for("SGD", torch.float16, torch.device("cuda"))
+        optimizer_for(name, dtype, torch.device("cuda"))
 
 
 def test_compression_is_refused_where_values_are_not_on_the_cpu() -> None:
     memory = torch.zeros(16, dtype=torch.uint8, device="meta")
     with pytest.raises(ConfigError, match=r"--compress int8 runs only on the CPU.*on meta"):
-        Entry.make(Slice(0, 0, 0, 4, 0), bucket(codec="int8"), memory)
+        KeyEntry.make(Slice(0, 0, 0, 4, 0), bucket(codec="int8"), memory)

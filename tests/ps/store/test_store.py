@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-import pytest
 import torch
 from torch import Tensor
 
 from hubring.ps.core.messages import Code, Init, Pull
-from hubring.ps.store.consistency import ASP, BSP, SSP
+from hubring.ps.store.consistency import BSP, SSP
 from tests.support.store import (
-    ADD,
     MOMENTUM,
     answered,
     hub,
@@ -23,8 +21,6 @@ from tests.support.store import (
     tensor_of,
     values_of,
 )
-
-pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def test_pulls_wait_for_the_first_values_and_a_second_init_is_ignored() -> None:
@@ -43,13 +39,6 @@ def test_a_push_before_the_first_values_is_refused() -> None:
     refusal = refusal_of(hub(BSP(), 1, initialise=False).handle(push(0, 0), "p"))
     assert refusal.code is Code.BAD_REQUEST
     assert "key 0 has no values yet" in refusal.text
-
-
-def test_an_averaging_hub_needs_no_first_values_and_returns_the_mean() -> None:
-    store = hub(BSP(), 2, optimizer="")
-    store.handle(push(0, 0, torch.full((4,), 2.0), hyper={}), "a")
-    deliveries = store.handle(push(1, 0, torch.full((4,), 4.0), hyper={}), "b")
-    assert torch.equal(tensor_of(deliveries[0].reply), torch.full((4,), 3.0))
 
 
 # BSP.
@@ -102,61 +91,7 @@ def test_the_values_keep_their_memory() -> None:
     assert tensor_of(store.handle(push(0, 1), "b")[0].reply).data_ptr() == first
 
 
-def test_the_learning_rate_of_the_push_is_the_one_used() -> None:
-    store = hub(BSP(), 1)
-    for clock, rate in enumerate((-1.0, -10.0, -100.0)):
-        store.handle(push(0, clock, hyper={**ADD, "lr": rate}), clock)
-    assert parameters(store).tolist() == [111.0] * 4
-
-
-# Retries.
-
-
-def test_a_retry_in_progress_counts_once_and_both_tries_are_answered() -> None:
-    store = hub(BSP(), 2)
-    assert store.handle(push(0, 0), "first") == []
-    assert store.handle(push(0, 0), "second") == []
-    deliveries = store.handle(push(1, 0), "other")
-    assert answered(deliveries) == ["first", "second", "other"]
-    assert parameters(store).tolist() == [1.0] * 4
-    assert (store.stats().pushes, store.stats().duplicates) == (2, 1)
-
-
-def test_a_retry_of_an_applied_push_is_answered_as_before_and_changes_nothing() -> None:
-    store = hub(ASP(), 2)
-    store.handle(push(1, 0), "other")
-    ((_, before),) = store.handle(push(0, 0), "first")
-    ((_, again),) = store.handle(push(0, 0), "second")
-    assert again == before
-    assert values_of(again).staleness == 1
-    assert parameters(store).tolist() == [2.0] * 4
-
-
-def test_a_retry_waits_with_its_first_try_for_the_staleness_bound() -> None:
-    store = hub(SSP(0), 2)
-    assert store.handle(push(0, 0), "first") == []
-    assert store.handle(push(0, 0), "second") == []
-    assert answered(store.handle(push(1, 0), "other")) == ["first", "second", "other"]
-
-
-def test_an_echo_of_an_older_push_does_not_take_the_place_of_what_its_sender_waits_for() -> None:
-    store = hub(SSP(1), 2)
-    assert answered(store.handle(push(0, 0), "one")) == ["one"]
-    assert store.handle(push(0, 1), "two") == []
-    assert answered(store.handle(push(0, 0), "echo of one")) == ["echo of one"]
-    assert answered(store.handle(push(1, 0), "other")) == ["two", "other"]
-
-
-def test_an_echo_of_an_older_push_leaves_the_open_round_alone() -> None:
-    store = hub(BSP(), 2)
-    for rank in range(2):
-        store.handle(push(rank, 0), rank)
-    assert store.handle(push(0, 1), "now") == []
-    ((ticket, echo),) = store.handle(push(0, 0), "echo")
-    assert ticket == "echo"
-    assert not values_of(echo).stable
-    assert answered(store.handle(push(1, 1), "other")) == ["now", "other"]
-    assert parameters(store).tolist() == [2.0] * 4
+# Retries: test_store_schedules has any schedule of them.
 
 
 def test_a_clock_beyond_the_expected_one_is_out_of_order() -> None:

@@ -9,8 +9,8 @@ from hubring.ps.core.errors import CheckpointCorrupt
 from hubring.ps.core.messages import Init, Pull
 from hubring.ps.core.types import BucketSpec, Slice, TensorSpec
 from hubring.ps.store.consistency import ASP, BSP
+from hubring.ps.store.key_state import Snapshot
 from hubring.ps.store.parameter_memory import GpuMemory
-from hubring.ps.store.snapshot import Snapshot
 from hubring.ps.store.store import KVStore
 from tests.support.fakes.gpu import FakeMemory
 from tests.support.store import (
@@ -18,38 +18,17 @@ from tests.support.store import (
     hub,
     parameters,
     push,
-    refusal_of,
     sender,
+    snapshot_of,
     train,
     values_of,
-    view,
 )
 
-pytestmark = pytest.mark.usefixtures("kernels")
-
-MORE = BucketSpec(1, "float32", 1, "SGD", (TensorSpec("head", (4,)),))
+MORE = BucketSpec(1, "float32", "SGD", (TensorSpec("head", (4,)),))
 
 
 def extend(store: KVStore, version: int, saved: Snapshot | None = None) -> None:
     store.extend([Slice(1, 1, 0, 4, 0)], [MORE], version, saved)
-
-
-def test_new_keys_start_at_the_step_of_the_others() -> None:
-    store = hub(BSP(), 2)
-    train(store, 2, 0, 3)
-    before = parameters(store)
-    extend(store, 3)
-    assert store.handle(Pull(sender(1), 1), "waits") == []
-    deliveries = store.handle(Init(sender(0), 1, torch.full((4,), 5.0)), "init")
-    assert answered(deliveries) == ["init", "waits"]
-    values = values_of(deliveries[1].reply)
-    assert (values.clock, values.version) == (3, 3)
-    assert torch.equal(parameters(store), before), "the first key keeps its memory"
-    for key in range(2):
-        assert store.handle(push(0, 3, key=key), "a") == []
-        deliveries = store.handle(push(1, 3, key=key), "b")
-        assert [values_of(reply).version for _, reply in deliveries] == [4, 4]
-    assert parameters(store, key=1).tolist() == [6.0] * 4
 
 
 def test_a_snapshot_in_progress_waits_for_the_keys_that_join() -> None:
@@ -78,9 +57,7 @@ def test_a_snapshot_that_is_complete_does_not_wait() -> None:
 def test_new_keys_can_come_from_a_checkpoint_and_catch_up() -> None:
     whole = hub(BSP(), 1, keys=2)
     train(whole, 1, 0, 2, keys=2)
-    assert whole.capture_at(None)
-    snapshot = whole.captured()
-    assert snapshot is not None
+    snapshot = snapshot_of(whole)
     store = hub(BSP(), 1)
     store.restore(snapshot)
     train(store, 1, 2, 5)
@@ -109,14 +86,6 @@ def test_a_draining_job_marks_new_keys_too() -> None:
     store.handle(Init(sender(0), 1, torch.zeros(4)), "init")
     ((_, reply),) = store.handle(push(0, 0, key=1), "a")
     assert values_of(reply).drain
-
-
-def test_waiting_workers_are_refused_if_rank_0_is_lost_before_it_brings_the_new_values() -> None:
-    store = hub(BSP(), 2)
-    extend(store, 0)
-    assert store.handle(Pull(sender(1), 1), "waits") == []
-    deliveries = store.on_view(view(2, sender(1)))
-    assert "rank 0 left the job" in refusal_of(deliveries).text
 
 
 def test_on_a_gpu_both_allocations_are_shown() -> None:

@@ -24,8 +24,6 @@ from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, Tens
 from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
 from hubring.ps.store.store import KVStore
 
-pytestmark = pytest.mark.usefixtures("kernels")
-
 RANKS, STEPS = 3, 5
 SLOTS = RANKS * STEPS
 ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
@@ -78,7 +76,7 @@ class World:
         self.dead: dict[int, Worker] = {}
         self.show_view()
         self.store.assign(
-            [Slice(0, 0, 0, SLOTS, 0)], [BucketSpec(0, "float32", 0, "SGD", (TensorSpec("w", (SLOTS,)),))]
+            [Slice(0, 0, 0, SLOTS, 0)], [BucketSpec(0, "float32", "SGD", (TensorSpec("w", (SLOTS,)),))]
         )
         self.store.handle(Init(self.workers[0].sender, 0, torch.zeros(SLOTS)), "init")
         self.values = self.look()

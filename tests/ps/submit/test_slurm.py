@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ esac
 STUBS = {
     "srun": SRUN,
     "ps-server": '#!/bin/bash\nif [ -n "$NOBODY_JOINS" ]; then echo \'{"job": ""}\'; else exit 69; fi\n',
+    "sleep": "#!/bin/bash\nexec /bin/sleep 0.02\n",
     "scancel": '#!/bin/bash\necho "$*" > scancel.said\necho > over\n',
     "scontrol": '#!/bin/bash\necho "$*" > scontrol.said\n',
 }
@@ -209,8 +209,3 @@ def test_a_server_that_does_not_start_ends_the_job_with_its_code_and_a_sentence(
 def test_srun_gets_the_cores_of_a_task(tmp_path: Path) -> None:
     text = script("train.py").replace("end $code", 'echo "$SRUN_CPUS_PER_TASK"; end $code')
     assert run(tmp_path, text, SLURM_CPUS_PER_TASK=3).out.splitlines()[-1] == "3"
-
-
-def test_a_flags_value_is_quoted() -> None:
-    line = next(line for line in script("a b.py").splitlines() if "ps-worker --server" in line)
-    assert shlex.split(line)[-2:] == ["--", "a b.py"]

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.core import descriptors
-from hubring.ps.transport.grpc import control_bounds
-from hubring.ps.transport.grpc.control_bounds import CONNECTION_CALLS, SPARE_CONNECTIONS
+from hubring.ps.core import bounds
+from hubring.ps.transport.grpc import channel
+from hubring.ps.transport.grpc.channel import CONTROL_CALLS, SPARE_CONNECTIONS
 from tests.support.fakes.coordinator import run
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
@@ -21,7 +21,7 @@ MAX_CONCURRENT_STREAMS = 3
 
 def test_a_connection_has_few_calls() -> None:
     async def story() -> None:
-        server = grpc.aio.server(options=control_bounds.options(ServerConfig()))
+        server = grpc.aio.server(options=channel.control_options(ServerConfig().members))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -29,7 +29,7 @@ def test_a_connection_has_few_calls() -> None:
         settings = await first_settings(reader)
         writer.close()
         await server.stop(None)
-        assert settings[MAX_CONCURRENT_STREAMS] == CONNECTION_CALLS
+        assert settings[MAX_CONCURRENT_STREAMS] == CONTROL_CALLS
 
     run(story())
 
@@ -54,6 +54,6 @@ async def first_settings(reader: asyncio.StreamReader) -> dict[int, int]:
 def test_members_have_connections_beside_those_of_strangers(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], members: int
 ) -> None:
-    monkeypatch.setattr(descriptors, "share", lambda wanted, parts: wanted)
-    options = dict(control_bounds.options(ServerConfig(**settings)))
+    monkeypatch.setattr(bounds, "descriptor_share", lambda wanted, parts: wanted)
+    options = dict(channel.control_options(ServerConfig(**settings).members))
     assert options["grpc.max_allowed_incoming_connections"] == members + SPARE_CONNECTIONS

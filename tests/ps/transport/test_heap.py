@@ -8,7 +8,7 @@ import resource
 import numpy as np
 import pytest
 
-from hubring.ps.transport.zmq.malloc_settings import keep_freed_memory
+from hubring.ps.transport.zmq.socket import keep_freed_memory
 
 PAGE = 4096
 

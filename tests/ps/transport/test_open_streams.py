@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.transport.grpc import open_streams
-from hubring.ps.transport.grpc.open_streams import SILENT_SECONDS, OpenStreams, Place
+from hubring.ps.core.bounds import Rejections
+from hubring.ps.transport.grpc import listener as grpc_listener
+from hubring.ps.transport.grpc.listener import SILENT_SECONDS, OpenStreams, StreamPlace
 
 
 class Listener:
@@ -15,14 +15,14 @@ class Listener:
         self.streams = OpenStreams(self.rejections)
         self.ended: list[str] = []
 
-    def open(self, peer: str, now: float = 0.0) -> Place | None:
+    def open(self, peer: str, now: float = 0.0) -> StreamPlace | None:
         return self.streams.take(peer, now, lambda: self.ended.append(peer))
 
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
-    monkeypatch.setattr(open_streams, "MAX_STREAMS", 3)
-    monkeypatch.setattr(open_streams, "ADDRESS_STREAMS", 2)
+    monkeypatch.setattr(grpc_listener, "MAX_STREAMS", 3)
+    monkeypatch.setattr(grpc_listener, "ADDRESS_STREAMS", 2)
     return Listener()
 
 
@@ -53,16 +53,3 @@ def test_a_stream_that_sent_nothing_makes_room_after_a_while(listener: Listener)
     assert listener.open("ipv4:10.0.0.1:4", SILENT_SECONDS + 1.1)
     assert listener.ended == ["ipv4:10.0.0.1:2"]
     assert listener.rejections.counts() == {"streams": 1, "silent stream": 1}
-
-
-def test_a_silent_stream_keeps_its_place_while_there_are_others(listener: Listener) -> None:
-    listener.open("ipv4:10.0.0.1:1")
-    assert listener.open("ipv4:10.0.0.1:2", 1000 * SILENT_SECONDS)
-    assert listener.ended == []
-
-
-def test_all_streams_end_with_the_listener(listener: Listener) -> None:
-    listener.open("ipv4:10.0.0.1:1")
-    listener.open("ipv4:10.0.0.2:1")
-    listener.streams.end()
-    assert listener.ended == ["ipv4:10.0.0.1:1", "ipv4:10.0.0.2:1"]

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from hubring.ps.transport.port_probe import probe
+from hubring.ps.transport.host import probe
 
 Answer = Callable[[socket.socket], None]
 
@@ -67,7 +67,7 @@ def hang_up(line: socket.socket) -> None:
         (hang_up, "is not ps-server"),
     ],
 )
-def test_what_listens_there_is_named(answer: Answer, words: str) -> None:
+def test_the_probe_names_the_process_that_listens(answer: Answer, words: str) -> None:
     with listening(answer) as address:
         assert words in probe(address)
 
@@ -78,8 +78,8 @@ def test_a_port_without_anybody_is_told() -> None:
         assert probe(f"127.0.0.1:{free.getsockname()[1]}") == "no process listens on that port"
 
 
-def test_who_says_nothing_is_told_from_who_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hubring.ps.transport.port_probe.SECONDS", 0.02)
+def test_a_silent_process_is_distinguished_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.ps.transport.host.SECONDS", 0.02)
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()

@@ -7,16 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from hubring.ps.client.client import KVClient
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
-from hubring.ps.transport.registry import (
-    FASTEST_FIRST,
-    Dial,
-    ShardAddress,
-    choose,
-    host_id,
-    open_doors,
-    transport,
-)
+from hubring.ps.core.types import Sender
+from hubring.ps.transport.host import host_id
+from hubring.ps.transport.registry import FASTEST_FIRST, Dial, ShardAddress, choose, open_doors, transport
 from tests.support.transports.messages import PATIENCE, ask, content, noise, request
 from tests.support.transports.serving import Serving
 
@@ -34,21 +29,13 @@ def talks(dial: Dial, shard: int) -> bool:
         return content(ask(connection, request(1, noise(100)))) == bytes(noise(100))
 
 
-def test_a_shard_on_this_host_is_reached_by_shared_memory(address: ShardAddress) -> None:
-    kind, dial, wired = choose([address])
-    assert (kind.name, wired) == ("shm", False)
-    assert talks(dial, 0)
-
-
 def test_a_shard_on_another_host_is_reached_by_zeromq(address: ShardAddress) -> None:
     kind, dial, wired = choose([address._replace(host_id="elsewhere")])
     assert (kind.name, wired) == ("zmq", True)
     assert talks(dial, 0)
 
 
-def test_what_is_cut_off_is_passed_over_with_a_log_line(
-    address: ShardAddress, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreachable_transport_is_skipped(address: ShardAddress, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     kind, dial, wired = choose(
         [address._replace(addresses={**address.addresses, "shm": "shm://x", "zmq": "tcp://127.0.0.1:1"})]
@@ -74,6 +61,20 @@ def test_a_pinned_transport_is_taken(address: ShardAddress, want: str) -> None:
     kind, dial, wired = choose([address], want)
     assert (kind.name, wired) == (want, want != "shm")
     assert talks(dial, 0)
+
+
+@pytest.mark.parametrize("want", FASTEST_FIRST)
+def test_a_shard_that_moves_before_a_worker_is_connected_is_found_again(want: str) -> None:
+    """The shard is killed between the choice of its transport and the worker's first connection."""
+    with Serving(transport(want)) as shard, Serving(transport(want)) as standby:
+        places = [ShardAddress(host_id(), {want: server.address}) for server in (shard, standby)]
+        dial = choose(places[:1], want, locate=lambda number: places[1]).dial
+        shard.stop()
+        client = KVClient(Sender(0, 1), 1, dial)
+        try:
+            client.wait_connected(PATIENCE)
+        finally:
+            client.close()
 
 
 def test_a_pinned_transport_that_fails_names_the_mend(address: ShardAddress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
 import platform
@@ -10,12 +11,11 @@ from typing import NoReturn
 
 import pytest
 
-from hubring.ps.transport.memory import address
-from hubring.ps.transport.shm import memory_map
-from hubring.ps.transport.shm.copies import Copies, ReadCopies, ScannedCopies, WatchedCopies
-from hubring.ps.transport.shm.memory_map import PAGE, forget, rounded, show
-from hubring.ps.transport.shm.segment import SEGMENT_BYTES, Arena, Region
-from hubring.ps.transport.shm.window import Window, Windows
+from hubring.ps.transport.memory import mapping, segment
+from hubring.ps.transport.memory.mapping import PAGE, address, forget, show
+from hubring.ps.transport.memory.segment import SEGMENT_BYTES, Arena, Region
+from hubring.ps.transport.memory.window import Window, Windows
+from hubring.ps.transport.memory.written_pages import Copies, ReadCopies, ScannedCopies, WatchedCopies
 from hubring.ps.transport.zmq.transport import ZmqTransport
 
 PAGES = 300
@@ -54,28 +54,6 @@ def find(copies: Copies, start: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("read", [True, False], ids=["read before", "not read"])
-@pytest.mark.parametrize("kind", WAYS)
-def test_pages_written_to_are_found_and_no_others(kind: type[Copies], read: bool) -> None:
-    descriptor = a_file(PAGES)
-    memory = mmap.mmap(-1, PAGES * PAGE)
-    start = address(memoryview(memory))
-    copies = make(kind)
-    show(start, PAGES * PAGE, descriptor, 0, private=True)
-    copies.watch(start, start + PAGES * PAGE)
-    os.close(descriptor)
-    assert find(copies, start) == []
-    if read:
-        assert memory[:] == b"x" * PAGES * PAGE
-    written = [0, 7, 8, *range(10, PAGES, 2)]  # more runs than one call to the kernel tells
-    for page in written:
-        memory[page * PAGE + 5] = 0
-    assert find(copies, start) == written
-    assert memory[:] == b"x" * PAGES * PAGE
-    memory[7 * PAGE] = memory[11 * PAGE] = 0  # one that was dropped, one that never was
-    assert find(copies, start) == [7, 11]
-
-
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_child_that_writes_is_no_matter_of_its_parents(kind: type[Copies]) -> None:
     """As a DataLoader's processes are, which have their parent's memory."""
@@ -108,27 +86,6 @@ def shown() -> tuple[Arena, Window, Region, Windows, int]:
 HALVES = [PAGE, 2 * PAGE]
 
 
-def test_a_window_follows_the_file_and_hides_it_behind_what_was_written_until_that_is_forgotten() -> None:
-    _, window, region, windows, descriptor = shown()
-    windows.show(region, "shard", descriptor, Region(1, PAGE, 2 * PAGE))
-    os.pwrite(descriptor, b"new", PAGE)
-    assert bytes(window.seen[:3]) == b"new"
-    window.seen[0:3] = b"own"
-    assert os.pread(descriptor, 3, PAGE) == b"new"
-    windows.show(region, "shard", descriptor, Region(1, PAGE, 2 * PAGE))
-    os.pwrite(descriptor, b"now", PAGE)
-    assert bytes(window.seen[:3]) == b"own"
-    assert bytes(window.landing[:3]) == b"now"
-    windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
-    assert bytes(window.seen[:4]) == b"ownx"
-    assert window.written(HALVES) == [0]
-    window.forget()
-    assert bytes(window.seen[:4]) == b"xxxx"
-    assert window.written(HALVES) == []
-    assert windows.fit(region), "the kernel refused"
-    os.close(descriptor)
-
-
 @pytest.mark.parametrize("refused", ["watch", "find"])
 def test_where_the_kernel_refuses_to_tell_all_is_compared(
     monkeypatch: pytest.MonkeyPatch, refused: str
@@ -148,30 +105,13 @@ def test_where_the_kernel_refuses_to_tell_all_is_compared(
         window.forget()
         assert window.written(HALVES) == []
     assert not windows.fit(region)
-    segment = arena.segment(region.segment)
+    segment = arena.segments.get(region.segment)
     assert segment is not None
     os.pwrite(segment.descriptor, b"copied", region.offset)
     windows.own(region)
     assert bytes(window.landing[:6]) == b"copied"
     window.forget()
     assert bytes(window.seen[:6]) == b"copied"
-    os.close(descriptor)
-
-
-def test_where_the_kernel_refuses_to_map_answers_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, window, region, windows, descriptor = shown()
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise OSError(errno.ENOMEM, "no memory")
-
-    window.seen[PAGE] = 1
-    monkeypatch.setattr(memory_map, "show", refuse)
-    windows.show(region, "shard", descriptor, Region(1, PAGE, 2 * PAGE))
-    assert not windows.fit(region)
-    assert not windows.overlap(region)
-    assert bytes(window.landing) == b"x" * 2 * PAGE
-    assert bytes(window.seen[: PAGE + 2]) == b"x" * PAGE + b"\1\0"
-    assert window.written(HALVES) == [1]
     os.close(descriptor)
 
 
@@ -183,7 +123,7 @@ def test_pages_that_the_kernel_does_not_drop_are_copied(monkeypatch: pytest.Monk
     def refuse(*_: object) -> NoReturn:
         raise OSError(errno.EINVAL, "locked")
 
-    monkeypatch.setattr(memory_map, "forget", refuse)
+    monkeypatch.setattr(mapping, "forget", refuse)
     for step in range(1, 4):
         window.seen[0] = 7
         assert window.written(HALVES) == [0]
@@ -210,26 +150,10 @@ def test_without_shared_memory_both_sides_are_compared_and_copied(monkeypatch: p
         assert (window.seen[0], window.seen[PAGE]) == (step, step)
 
 
-def test_what_a_connection_showed_is_kept_and_changes_no_more() -> None:
-    _, window, region, windows, descriptor = shown()
-    windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
-    windows.keep("another")
-    os.pwrite(descriptor, b"new", 0)
-    window.seen[PAGE] = 0
-    assert bytes(window.seen[:3]) == b"new"
-    windows.keep("shard")
-    os.pwrite(descriptor, b"old", 0)
-    assert bytes(window.seen[:4]) == bytes(window.landing[:4]) == b"newx"
-    assert (window.seen[PAGE], window.written(HALVES)) == (0, [1])
-    window.forget()
-    assert window.seen[PAGE] == ord("x")
-    os.close(descriptor)
-
-
 def test_a_window_that_is_owned_again_shows_what_others_write_into_it() -> None:
     arena, window, region, windows, descriptor = shown()
     windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
-    segment = arena.segment(region.segment)
+    segment = arena.segments.get(region.segment)
     assert segment is not None
     os.pwrite(segment.descriptor, b"landed", region.offset)
     assert bytes(window.seen[:6]) == b"xxxxxx"
@@ -240,51 +164,7 @@ def test_a_window_that_is_owned_again_shows_what_others_write_into_it() -> None:
     os.close(descriptor)
 
 
-def test_what_is_kept_is_there_before_the_window_turns_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    arena, _, region, windows, descriptor = shown()
-    windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
-    os.close(descriptor)
-    segment = arena.segment(region.segment)
-    assert segment is not None
-    seen = []
-    monkeypatch.setattr(
-        windows, "own", lambda window: seen.append(os.pread(segment.descriptor, PAGE, window.offset))
-    )
-    windows.keep("shard")
-    assert seen == [b"x" * PAGE]
-
-
-def test_only_whole_pages_are_windows_or_what_a_window_ends_with() -> None:
-    arena = Arena()
-    windows = Windows(arena)
-    window = windows.allocate(3 * PAGE + 10, populate=False)
-    memory = arena.find(window.landing)
-    assert memory is not None
-    number, offset, _ = memory
-    assert windows.fit(memory)
-    assert windows.fit(Region(number, offset + PAGE, 2 * PAGE))
-    assert windows.fit(Region(number, offset + 2 * PAGE, PAGE + 10))
-    assert not windows.fit(Region(number, offset, PAGE + 10))
-    assert not windows.fit(Region(number, offset + 64, PAGE))
-    sent = arena.find(arena.allocate(PAGE))
-    assert sent is not None
-    assert not windows.fit(sent)
-    descriptor = a_file(1)
-    windows.show(Region(number, offset + PAGE, PAGE), "shard", descriptor, Region(1, 0, PAGE))
-    os.close(descriptor)
-    assert windows.overlap(memory)
-    assert not windows.overlap(Region(number, offset, PAGE))
-    assert not windows.overlap(sent)
-
-
-def test_what_is_seen_is_not_found_in_the_segment_so_it_is_sent_as_a_copy() -> None:
-    arena, window, _, _, descriptor = shown()
-    os.close(descriptor)
-    assert arena.find(window.seen) is None
-    assert window.seen.nbytes == window.landing.nbytes
-
-
-def test_what_is_seen_outlives_the_landing_memory() -> None:
+def test_a_windows_visible_memory_outlives_the_landing_memory() -> None:
     arena = Arena()
     window = Windows(arena).allocate(SEGMENT_BYTES // 2 + 1, populate=False)  # with a segment of its own
     region = arena.find(window.landing)
@@ -292,23 +172,33 @@ def test_what_is_seen_outlives_the_landing_memory() -> None:
     window.landing[:3] = b"new"
     seen = window.seen
     del window
-    assert arena.segment(region.segment) is not None
+    assert arena.segments.get(region.segment) is not None
     assert bytes(seen[:3]) == b"new"
     seen.release()
-    assert arena.segment(region.segment) is None
+    assert arena.segments.get(region.segment) is None
 
 
-def test_memory_that_is_gone_is_left_alone() -> None:
-    arena, window, region, windows, descriptor = shown()
-    windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
-    window.landing.release()
-    window.seen.release()
-    del window
-    arena.allocate_window(SEGMENT_BYTES // 2)  # the arena lets go of the first segment's rest
-    windows.keep("shard")
-    windows.own(region)
-    os.close(descriptor)
-
-
-def test_sizes_are_rounded_to_pages() -> None:
-    assert [rounded(size) for size in (0, 1, PAGE, PAGE + 1)] == [0, PAGE, PAGE, 2 * PAGE]
+def test_memory_is_found_while_a_garbage_collection_releases_other_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever the collection comes: after each number of allocations, up to more than there are."""
+    arena = Arena(guarded=True)
+    kept = [arena.allocate(1) for _ in range(30)]  # as many as no tuple is reused for
+    start = address(kept[-1])
+    monkeypatch.setattr(segment, "address", lambda memory: start)  # its own allocations would come first
+    before = gc.get_threshold()
+    gc.freeze()  # else each collection looks through all that other tests have left
+    try:
+        for allocations in range(12):
+            gc.disable()
+            gc.collect()
+            garbage: list[object] = [arena.allocate(1)]
+            garbage.append(garbage)
+            del garbage
+            gc.set_threshold(gc.get_count()[0] + allocations, *before[1:])
+            gc.enable()
+            assert arena.find(kept[-1]) == Region(30, 0, 1)
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+        gc.unfreeze()

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hubring.ps.store.consistency import ASP, Consistency
-from hubring.workers.audit.audit_file import AuditFile, ModelLayout, Step
+from hubring.workers.audit.audit_file import AuditFile, AuditStep, ModelLayout
 from hubring.workers.audit.step_tap import StepTap
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.compare.experiment.plan import Run
-from hubring.workers.compare.experiment.row import ROWS
-from hubring.workers.compare.experiment.setting import Setting
-from hubring.workers.compare.judge.gate import STEP_TOLERANCE
-from hubring.workers.compare.judge.steps.recorded import Recording, recorded
-from hubring.workers.compare.judge.steps.step_checks import RunCheck, Single, check_run
+from hubring.workers.compare.decide.gate import STEP_TOLERANCE
+from hubring.workers.compare.decide.steps.recorded import Recording, recorded
+from hubring.workers.compare.decide.steps.step_checks import RunCheck, Single, check_run
+from hubring.workers.compare.plan.row import ROWS
+from hubring.workers.compare.plan.run_order import PlannedRun
+from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.run.outcome import Line, audit_file, read_record
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import AggregatingRanks, HubRanks, LocalRanks, Ranks, RingRanks, Seat
@@ -116,15 +116,27 @@ Take = Callable[[Training, Tensor, Tensor], None]
 """Takes one step with this rank's samples."""
 
 
-def plain(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    """Takes a step as most scripts do."""
-    training.optimizer.zero_grad()
-    training.loss(inputs, labels).backward()
-    training.optimizer.step()
-
-
 def nothing(_: Training) -> None:
-    """Does nothing between two steps."""
+    """Does nothing between two steps, or before the optimizer's."""
+
+
+def taking(
+    loss: Callable[[Training, Tensor, Tensor], Tensor] = Training.loss,
+    after: Callable[[Training], object] = nothing,
+) -> Take:
+    """Returns a step of this loss; `after` runs between backward and the optimizer's step."""
+
+    def take(training: Training, inputs: Tensor, labels: Tensor) -> None:
+        training.optimizer.zero_grad()
+        loss(training, inputs, labels).backward()
+        after(training)
+        training.optimizer.step()
+
+    return take
+
+
+plain = taking()
+"""Takes a step as most scripts do."""
 
 
 def deal(inputs: Tensor, rank: int, size: int) -> Tensor:
@@ -180,7 +192,7 @@ class Trained:
     """What one row recorded."""
 
     row: str
-    entries: list[Sequence[ModelLayout | Step]]
+    entries: list[Sequence[ModelLayout | AuditStep]]
     records: list[list[Line]]
 
     @property
@@ -202,7 +214,7 @@ class Trained:
 
     def check(self, alone: Trained | None = None) -> RunCheck:
         """Returns what the gate finds, with a single process to compare with, if any."""
-        run = Run(Setting(workers=SIZE), ROWS[self.row], seed=0)
+        run = PlannedRun(Setting(workers=SIZE), ROWS[self.row], seed=0)
         single = self if self.row == "local" else alone
         known = None if single is None else Single.of(single.ranks[0], STEP_TOLERANCE)
         return check_run(run, self.ranks, self.records, STEP_TOLERANCE, known)
@@ -218,9 +230,11 @@ def train(row: str, script: Script) -> Trained:
     return Trained(row, [entries for entries, _ in found], [lines for _, lines in found])
 
 
-def _train(script: Script, communicator: Communicator) -> tuple[Sequence[ModelLayout | Step], list[Line]]:
+def _train(
+    script: Script, communicator: Communicator
+) -> tuple[Sequence[ModelLayout | AuditStep], list[Line]]:
     HERE.rank = communicator.rank
-    entries: list[ModelLayout | Step] = []
+    entries: list[ModelLayout | AuditStep] = []
     taps: list[StepTap] = []
     model = script.build()
     inner = script.optimizer(model)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from tests.support.compare.audited import CLASSES, FEATURES, Script, Training, plain, small
+from tests.support.compare.audited import CLASSES, FEATURES, Script, Training, plain, small, taking
 from tests.support.compare.unusual_scripts import UNUSUAL
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -37,18 +37,7 @@ def grouped(kind: type[torch.optim.Optimizer], *options: dict[str, Any], **commo
 # What scripts do in a step.
 
 
-def clipped(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    training.optimizer.zero_grad()
-    training.loss(inputs, labels).backward()
-    nn.utils.clip_grad_norm_(training.model.parameters(), 0.05)
-    training.optimizer.step()
-
-
-def clamped(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    training.optimizer.zero_grad()
-    training.loss(inputs, labels).backward()
-    nn.utils.clip_grad_value_(training.model.parameters(), 0.01)
-    training.optimizer.step()
+clipped = taking(after=lambda training: nn.utils.clip_grad_norm_(training.model.parameters(), 0.05))
 
 
 def accumulated(training: Training, inputs: Tensor, labels: Tensor) -> None:
@@ -58,23 +47,17 @@ def accumulated(training: Training, inputs: Tensor, labels: Tensor) -> None:
     training.optimizer.step()
 
 
-def zeroed_in_place(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    training.optimizer.zero_grad(set_to_none=False)
-    training.loss(inputs, labels).backward()
-    training.optimizer.step()
-
-
 def never_zeroed(training: Training, inputs: Tensor, labels: Tensor) -> None:
     training.loss(inputs, labels).backward()
     training.optimizer.step()
 
 
-def in_bfloat16(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    training.optimizer.zero_grad()
+def _bfloat16_loss(training: Training, inputs: Tensor, labels: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = training.loss(inputs, labels)
-    loss.backward()
-    training.optimizer.step()
+        return training.loss(inputs, labels)
+
+
+in_bfloat16 = taking(_bfloat16_loss)
 
 
 def scaled(training: Training, inputs: Tensor, labels: Tensor, limit: float = 0.0) -> None:
@@ -100,20 +83,10 @@ def overflowing(training: Training, inputs: Tensor, labels: Tensor) -> None:
     scaler.update()
 
 
-def weighted(training: Training, inputs: Tensor, labels: Tensor) -> None:
+def weighted(training: Training, inputs: Tensor, labels: Tensor) -> Tensor:
     """Gives each sample the same weight if ranks have different numbers of them."""
     whole = 12 if training.number % 5 else 7
-    training.optimizer.zero_grad()
-    loss = training.loss(inputs, labels) * len(inputs) * training.communicator.size / whole
-    loss.backward()
-    training.optimizer.step()
-
-
-def penalized(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    training.optimizer.zero_grad()
-    penalty = sum((one.square().sum() for one in training.model.parameters()), torch.zeros(()))
-    (training.loss(inputs, labels) + 1e-2 * penalty).backward()
-    training.optimizer.step()
+    return training.loss(inputs, labels) * len(inputs) * training.communicator.size / whole
 
 
 def through_closure(training: Training, inputs: Tensor, labels: Tensor) -> None:
@@ -126,15 +99,12 @@ def through_closure(training: Training, inputs: Tensor, labels: Tensor) -> None:
     training.optimizer.step(closure)
 
 
-def half_used(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    """In odd steps the last layer alone is trained."""
-    training.optimizer.zero_grad()
-    if training.number % 2:
-        first, rest = training.layers[0], training.layers[1:]
-        functional.cross_entropy(rest(first(inputs).detach()), labels).backward()
-    else:
-        training.loss(inputs, labels).backward()
-    training.optimizer.step()
+def half_used(training: Training, inputs: Tensor, labels: Tensor, every: int = 2) -> Tensor:
+    """In every second step the last layer alone is trained."""
+    if training.number % every:
+        return training.loss(inputs, labels)
+    first, rest = training.layers[0], training.layers[1:]
+    return functional.cross_entropy(rest(first(inputs).detach()), labels)
 
 
 # What scripts do between steps.
@@ -152,26 +122,9 @@ def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> Callable[[Trainin
     return before
 
 
-def halving(training: Training) -> None:
-    if training.number == 7:
-        for group in training.optimizer.param_groups:
-            group["lr"] *= 0.5
-
-
 def stopping(training: Training) -> None:
     for group in training.optimizer.param_groups:
         group["lr"] = 0.0 if training.number in (5, 6) else 0.05
-
-
-def thawing(training: Training) -> None:
-    training.layers[0].requires_grad_(training.number >= 5)
-
-
-def growing(training: Training) -> None:
-    """Adds the first layer's parameters as a group after some steps."""
-    if training.number == 5:
-        first = training.layers[0]
-        training.optimizer.add_param_group({"params": list(first.parameters()), "lr": 0.02})
 
 
 def hooking(training: Training) -> None:
@@ -219,12 +172,6 @@ def normalized() -> nn.Module:
 def wide() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(FEATURES, 500), nn.ReLU(), nn.Linear(500, CLASSES))
-
-
-def deep() -> nn.Module:
-    torch.manual_seed(0)
-    middle = [layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU())]
-    return nn.Sequential(nn.Linear(FEATURES, 8), *middle, nn.Linear(8, CLASSES))
 
 
 def frozen() -> nn.Module:
@@ -287,65 +234,42 @@ _OPTIMIZERS: dict[str, Make] = {
 
 SCRIPTS: dict[str, Script] = {
     **{name: Script(optimizer=make) for name, make in _OPTIMIZERS.items()},
-    **{f"{name}, deep": Script(deep, make) for name, make in list(_OPTIMIZERS.items())[::3]},
     **{
         f"{name}, tiny learning rate": Script(optimizer=made(kind, lr=lr), steps=20)
         for name, kind, lr in (
             ("sgd", torch.optim.SGD, 1e-7),
-            ("sgd, tinier", torch.optim.SGD, 1e-10),
             ("adam", torch.optim.Adam, 1e-8),
             ("adamw", torch.optim.AdamW, 1e-7),
         )
     },
     "warm restarts": Script(before=scheduled(partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=4))),
     "one cycle": Script(before=scheduled(partial(lr_scheduler.OneCycleLR, max_lr=0.2, total_steps=20))),
-    "one cycle, adam": Script(
-        optimizer=_OPTIMIZERS["adam"],
-        before=scheduled(partial(lr_scheduler.OneCycleLR, max_lr=0.01, total_steps=20)),
-    ),
     "steps": Script(before=scheduled(partial(lr_scheduler.StepLR, step_size=3))),
     "exponential": Script(
         optimizer=_OPTIMIZERS["adamw"], before=scheduled(partial(lr_scheduler.ExponentialLR, gamma=0.7))
     ),
-    "halved once": Script(before=halving),
     "stopped for two steps": Script(optimizer=_OPTIMIZERS["adam"], before=stopping),
     "groups": Script(optimizer=grouped(torch.optim.SGD, {"lr": 0.1}, {"lr": 0.01}, momentum=0.9)),
     "groups, adamw": Script(
         optimizer=grouped(torch.optim.AdamW, {"weight_decay": 0.1}, {"weight_decay": 0.0}, lr=1e-2)
     ),
-    "groups, scheduled": Script(
-        optimizer=grouped(torch.optim.SGD, {"lr": 0.1}, {"lr": 0.01}),
-        before=scheduled(partial(lr_scheduler.StepLR, step_size=4)),
-    ),
     "clipped": Script(take=clipped),
     "clipped, adam": Script(optimizer=_OPTIMIZERS["adam"], take=clipped),
-    "clamped": Script(take=clamped),
     "accumulated": Script(take=accumulated, options={"backward_passes_per_step": 2}),
     "accumulated, adamw": Script(
         optimizer=_OPTIMIZERS["adamw"], take=accumulated, options={"backward_passes_per_step": 2}
     ),
-    "zeroed in place": Script(take=zeroed_in_place),
     "never zeroed": Script(optimizer=made(torch.optim.SGD, lr=1e-2), take=never_zeroed),
     "autocast": Script(take=in_bfloat16),
-    "autocast, adam": Script(optimizer=_OPTIMIZERS["adam"], take=in_bfloat16),
     "scaled": Script(take=scaled),
     "scaled and clipped": Script(take=partial(scaled, limit=0.1)),
     "overflowing": Script(take=overflowing),
-    "weighted last batch": Script(take=weighted, last=7),
-    "penalty": Script(take=penalized),
+    "weighted last batch": Script(take=taking(weighted), last=7),
     "closure": Script(take=through_closure),
-    "closure, adam": Script(optimizer=_OPTIMIZERS["adam"], take=through_closure),
-    "half used": Script(take=half_used),
-    "half used, adam": Script(optimizer=_OPTIMIZERS["adam"], take=half_used),
+    "half used": Script(take=taking(half_used)),
     "frozen": Script(model=frozen),
-    "frozen, adamw": Script(
-        frozen, lambda model: torch.optim.AdamW(one for one in model.parameters() if one.requires_grad)
-    ),
     "batch norm": Script(normalized),
-    "batch norm, adam": Script(normalized, _OPTIMIZERS["adam"]),
-    "batch norm, autocast": Script(normalized, take=in_bfloat16),
     "wide": Script(wide, made(torch.optim.SGD, lr=0.01), options={"bucket_bytes": 8192}),
-    "wide, adam": Script(wide, made(torch.optim.Adam, lr=1e-3), options={"bucket_bytes": 8192}),
     "dropout": Script(dropping),
     "convolution": Script(convolving, shape=(1, 6, 6)),
     "channels last": Script(channels_last, shape=(2, 6, 6)),
@@ -355,16 +279,13 @@ SCRIPTS: dict[str, Script] = {
     "bfloat16, adam": Script(rounded, _OPTIMIZERS["adam"], take=take_as(torch.bfloat16)),
     "no overlap": Script(options={"overlap": False}),
     "across the barrier": Script(options={"cross_barrier": True}),
-    "across the barrier, adam": Script(optimizer=_OPTIMIZERS["adam"], options={"cross_barrier": True}),
     "parameters within bounds": Script(before=shrinking, options={"overlap": False}),
     "hooks that clip": Script(before=hooking),
-    "hooks that clip, adam": Script(optimizer=_OPTIMIZERS["adam"], before=hooking),
     "ranks with fewer batches": Script(
         deal=fewer_batches, ends=joining, options={"uneven": True, "overlap": False}
     ),
     "one bucket": Script(options={"bucket_bytes": 1 << 20}),
     "momentum in 30 steps": Script(steps=30),
-    "adam in 30 steps": Script(optimizer=_OPTIMIZERS["adam"], steps=30),
     **UNUSUAL,
 }
 """Those that run on every row."""

@@ -3,9 +3,9 @@
     python -m tests.support.compare.matrix --out /tmp/matrix
 
 Needs root for network namespaces, and a machine on which nothing else runs. It takes about two hours on two
-cores. The same command continues after an interruption. `--only GROUP` runs one group, `--few` one
-experiment of each with two settings, to see that all of it works. The last lines have the mean and the worst
-error; the exit code is 1 if they are above the targets, or in a full run if too few settings count.
+cores. The same command continues after an interruption. `--only GROUP` runs one group. The last lines have
+the mean and the worst error; the exit code is 1 if they are above the targets, or in a full run if too few
+settings count.
 
 For each group and row the first setting without a straggler calibrates what the job takes besides its
 exchange. It does not count; everything else is predicted.
@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from hubring.workers.compare.cost.measured import model_bytes
-from hubring.workers.compare.cost.model.constants import read
-from hubring.workers.compare.cost.score import Score
-from hubring.workers.compare.experiment.setting import Setting
-from hubring.workers.compare.judge.predictions import trained
-from hubring.workers.compare.result.findings import Entry, Findings, Prediction
-from hubring.workers.compare.result.load_results import decode
+from hubring.workers.compare.decide.scaling import trained
+from hubring.workers.compare.plan.setting import Setting
+from hubring.workers.compare.predict.calibrations import read_constants
+from hubring.workers.compare.predict.score import Score, model_bytes
+from hubring.workers.compare.record.findings import Findings, Prediction, RowResult
+from hubring.workers.compare.record.findings_file import decode
 
 MEAN, WORST, COUNT = 0.07, 0.20, 35
 """Targets: mean and largest error, and the fewest settings that count."""
@@ -98,18 +97,12 @@ GROUPS = (
 )
 
 
-def run(group: Group, out: Path, seeds: list[int], *, few: bool) -> Iterator[Path]:
+def run(group: Group, out: Path, seeds: list[int]) -> Iterator[Path]:
     """Runs the experiments of a group; yields the folder of each."""
-    for number, keys in enumerate(group.experiments[: 1 if few else None]):
+    for number, keys in enumerate(group.experiments):
         folder = out / f"{group.name}-{number}"
         folder.mkdir(parents=True, exist_ok=True)
         toml = {**COMMON, "seeds": seeds, "arguments": ["--hidden", str(group.hidden)], **keys}
-        if few:
-            toml |= {
-                "seeds": [0],
-                "servers": [1, 2],
-                "link": {**keys["link"], "rate": "300mbit", "latency": "0ms"},
-            }
         file = folder / "matrix.toml"
         file.write_text(tomli_w.dumps(toml))
         compare = [sys.executable, "-m", "hubring.workers.compare.cli", "run", str(file)]
@@ -126,7 +119,7 @@ def scored(found: Sequence[Findings], calibration: Path) -> list[Prediction]:
     Rows that something disturbed are neither calibrated nor predicted.
     """
     known: dict[str, Setting] = {each.key: each for findings in found for each in findings.settings}
-    every: list[Entry] = [row for findings in found for row in findings.rows]
+    every: list[RowResult] = [row for findings in found for row in findings.rows]
     rows = [row for row in every if row.disturbed is None]
     for row in every:
         if row.disturbed is not None:
@@ -134,7 +127,9 @@ def scored(found: Sequence[Findings], calibration: Path) -> list[Prediction]:
     nbytes = model_bytes(known.values(), rows)
     assert nbytes is not None, "no row that is shown has exchanged anything"
     asked = found[0].asked
-    return Score(known.values(), rows, read(calibration), trained(asked, nbytes), asked.seeds).predictions()
+    return Score(
+        known.values(), rows, read_constants(calibration), trained(asked, nbytes), asked.seeds
+    ).predictions()
 
 
 def table(predictions: Iterable[tuple[str, Prediction]], fewest: int = COUNT) -> list[str]:
@@ -170,18 +165,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", choices=[group.name for group in GROUPS])
-    parser.add_argument("--few", action="store_true", help="one experiment of two settings")
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated [0,1,2]")
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
     predictions: list[tuple[str, Prediction]] = []
     for group in GROUPS:
         if options.only in (None, group.name):
-            folders = list(run(group, options.out, seeds, few=options.few))
+            folders = list(run(group, options.out, seeds))
             found = [decode((folder / "results.json").read_bytes()) for folder in folders]
             calibration = folders[0] / "calibration.json"
             predictions += [(group.name, each) for each in scored(found, calibration)]
-    lines = table(predictions, 1 if options.few or options.only else COUNT)
+    lines = table(predictions, 1 if options.only else COUNT)
     print("\n".join(lines))
     raise SystemExit(0 if ": within" in lines[-1] else 1)
 

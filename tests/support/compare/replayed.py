@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import save_file
 
 from hubring.workers.compare.comparison import Comparison
-from hubring.workers.compare.experiment.experiment import Experiment
-from hubring.workers.compare.experiment.plan import Run, runs
-from hubring.workers.compare.judge.measure import measure
-from hubring.workers.compare.judge.results import results
-from hubring.workers.compare.result.findings import Findings
-from hubring.workers.compare.result.load_results import encode
-from hubring.workers.compare.run.noise import Noise
-from hubring.workers.compare.run.outcome import Line, Outcome, digest
+from hubring.workers.compare.decide.measure import measure
+from hubring.workers.compare.decide.results import results
+from hubring.workers.compare.plan.experiment import Experiment
+from hubring.workers.compare.plan.run_order import PlannedRun, runs
+from hubring.workers.compare.record.findings import Findings
+from hubring.workers.compare.record.findings_file import encode
+from hubring.workers.compare.run.noise import RunNoise
+from hubring.workers.compare.run.outcome import EARLY, Line, RunOutcome, digest
 
-QUIET = Noise((0.1, 0.2), 0.01)
+QUIET = RunNoise((0.1, 0.2), 0.01)
 MACHINE = {"processor": "an abacus", "cores": 2}
 
 
@@ -71,6 +71,7 @@ class Replayed:
     Attributes:
         records: Rank 0's record by row and seed, used for all ranks; default: 10 ms per step.
         parameters: The value of every final parameter by the run's label; default: 1.
+        early: The value of every parameter after the first steps; None: it is not saved then.
         results: Additional values in the workers' last lines, by row.
         failed: Why a row failed.
         noise: Of every run.
@@ -80,12 +81,13 @@ class Replayed:
         ran: Labels of the requested runs, in order.
     """
 
-    records: Callable[[Run], list[Line]] = lambda run: record(0.01)
+    records: Callable[[PlannedRun], list[Line]] = lambda run: record(0.01)
     parameters: Mapping[str, float] = field(default_factory=dict)
+    early: float | None = None
     results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
-    noise: Noise = QUIET
-    noises: Callable[[Run], Sequence[Noise]] | None = None
+    noise: RunNoise = QUIET
+    noises: Callable[[PlannedRun], Sequence[RunNoise]] | None = None
     disturbed: Sequence[str] = ()
     script: Path | None = None
     ran: list[str] = field(default_factory=list)
@@ -93,7 +95,7 @@ class Replayed:
     def busy(self) -> list[str]:
         return list(self.disturbed)
 
-    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+    def run(self, run: PlannedRun, folder: Path, progress: Callable[[Line], None]) -> RunOutcome:
         self.ran.append(run.label)
         folder.mkdir(parents=True, exist_ok=True)
         lines = self.records(run)
@@ -101,10 +103,12 @@ class Replayed:
         for rank in range(workers):
             text = "".join(f"{json.dumps(line)}\n" for line in lines)
             (folder / f"record {rank}.jsonl").write_text(text)
-        value = self.parameters.get(run.label, 1.0)
-        save_file({"w": torch.full((3,), value)}, folder / "parameters.safetensors")
+        saved = {"parameters": self.parameters.get(run.label, 1.0), f"parameters step{EARLY}": self.early}
+        for name, value in saved.items():
+            if value is not None:
+                save_file({"w": torch.full((3,), value)}, folder / f"{name}.safetensors")
         progress({"step": 1})
-        outcome = Outcome(
+        outcome = RunOutcome(
             run=run,
             folder=folder,
             commands=[f"ps-worker {run.row.name}"],
@@ -119,7 +123,7 @@ class Replayed:
         outcome.write()
         return outcome
 
-    def _result(self, run: Run, rank: int) -> dict[str, Any]:
+    def _result(self, run: PlannedRun, rank: int) -> dict[str, Any]:
         exchange = {"bytes_sent": 4000, "bytes_received": 6000, "exposed_seconds": 0.5}
         exchange |= {"staleness_mean": rank + 1.0, "staleness_max": 5 * rank}
         more = self.results.get(run.row.name, {})
@@ -181,3 +185,29 @@ def row(results: Mapping[str, Any], name: str, setting: int = 0) -> dict[str, An
     key = results["settings"][setting]["key"]
     found: list[dict[str, Any]] = [each for each in results["rows"] if each["setting"] == key]
     return next(each for each in found if each["row"] == name)
+
+
+SEEDS = (0, 1, 2)
+CALM = (1.0, 1.02, 0.98)
+"""Small differences between seeds, the same in all rows."""
+
+
+def paced(
+    steps: dict[str, float],
+    noise: Mapping[str, tuple[float, ...]] | None = None,
+    waits: dict[str, float] | None = None,
+) -> Replayed:
+    """Returns rows with these seconds per step (default 10 ms) and of waiting (default 5 ms)."""
+
+    def records(run: PlannedRun) -> list[Line]:
+        name = run.row.name
+        factors = (noise or {}).get(name, CALM)
+        exposed = (waits or {}).get(name, 0.005)
+        return record(steps.get(name, 0.01) * factors[run.seed], pause=0.0, exposed=exposed)
+
+    return Replayed(records=records)
+
+
+def verdict(folder: Path, trainer: Replayed, **changes: Any) -> str:
+    found: list[str] = compared(folder, trainer, **{"seeds": SEEDS, **changes})["verdict"]
+    return "\n".join(found)

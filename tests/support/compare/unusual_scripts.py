@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.compare.audited import Script, Training, plain, sgd
+from tests.support.compare.audited import Script, Training, sgd, taking
 
 
 def norms_logged(training: Training, inputs: Tensor, labels: Tensor) -> None:
@@ -21,22 +21,18 @@ def norms_logged(training: Training, inputs: Tensor, labels: Tensor) -> None:
     training.optimizer.step()
 
 
-def norm_of_last_layer(training: Training, inputs: Tensor, labels: Tensor) -> None:
+def norm_of_last_layer(training: Training, inputs: Tensor, labels: Tensor) -> Tensor:
     """Computes some gradients before backward, as GradNorm does."""
-    training.optimizer.zero_grad()
     loss = training.loss(inputs, labels)
     last = list(training.model.parameters())[-1:]
     training.kept["norm"] = float(torch.autograd.grad(loss, last, retain_graph=True)[0].norm())
-    loss.backward()
-    training.optimizer.step()
+    return loss
 
 
-def penalized_gradient(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    training.optimizer.zero_grad()
+def penalized_gradient(training: Training, inputs: Tensor, labels: Tensor) -> Tensor:
     loss = training.loss(inputs, labels)
     gradients = torch.autograd.grad(loss, list(training.model.parameters()), create_graph=True)
-    (loss + 1e-2 * sum((one.square().sum() for one in gradients), torch.zeros(()))).backward()
-    training.optimizer.step()
+    return loss + 1e-2 * sum((one.square().sum() for one in gradients), torch.zeros(()))
 
 
 def assigned(training: Training, inputs: Tensor, labels: Tensor) -> None:
@@ -57,22 +53,17 @@ def by_hand(training: Training, inputs: Tensor, labels: Tensor) -> None:
     training.optimizer.step()
 
 
-def dropped(training: Training, inputs: Tensor, labels: Tensor) -> None:
+def dropped(training: Training) -> None:
     """Leaves out one parameter in every third step."""
-    training.optimizer.zero_grad()
-    training.loss(inputs, labels).backward()
     if training.number % 3 == 0:
         training.layers[0].weight.grad = None
-    training.optimizer.step()
 
 
-def checkpointed(training: Training, inputs: Tensor, labels: Tensor) -> None:
-    training.optimizer.zero_grad()
+def checkpointed(training: Training, inputs: Tensor, labels: Tensor) -> Tensor:
     hidden: Any = torch.utils.checkpoint.checkpoint(
         training.model, inputs.requires_grad_(), use_reentrant=True
     )
-    torch.nn.functional.cross_entropy(hidden, labels).backward()
-    training.optimizer.step()
+    return torch.nn.functional.cross_entropy(hidden, labels)
 
 
 def from_step(number: int, action: Callable[[Training], None]) -> Callable[[Training], None]:
@@ -121,23 +112,20 @@ def swapping(training: Training) -> None:
             one.copy_(old)
 
 
-ADAM = torch.optim.Adam
-
 UNUSUAL: dict[str, Script] = {
     "norms logged": Script(take=norms_logged),
-    "norm of the last layer": Script(take=norm_of_last_layer),
-    "gradient penalty": Script(take=penalized_gradient),
+    "norm of the last layer": Script(take=taking(norm_of_last_layer)),
+    "gradient penalty": Script(take=taking(penalized_gradient)),
     "gradients assigned": Script(take=assigned),
-    "gradients assigned, adam": Script(optimizer=lambda model: ADAM(model.parameters(), 1e-2), take=assigned),
     "gradients by hand": Script(take=by_hand),
-    "gradient dropped": Script(take=dropped, options={"overlap": False}),
-    "checkpointed": Script(take=checkpointed),
+    "gradient dropped": Script(take=taking(after=dropped), options={"overlap": False}),
+    "checkpointed": Script(take=taking(checkpointed)),
     "hooks from step 5 on": Script(before=from_step(5, hooking)),
     "hooks behind autograd from step 5 on": Script(
         before=from_step(5, hooking_behind), options={"overlap": False}
     ),
     "momentum cleared": Script(before=from_step(6, clearing)),
-    "momentum zeroed": Script(optimizer=sgd, take=plain, before=from_step(6, zeroing)),
+    "momentum zeroed": Script(optimizer=sgd, before=from_step(6, zeroing)),
     "parameters swapped": Script(before=from_step(8, swapping), options={"overlap": False}),
 }
 """Scripts that run on every row."""

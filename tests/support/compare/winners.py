@@ -23,18 +23,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from math import comb
 from pathlib import Path
 
-from hubring.workers.compare.judge.answer import answer
-from hubring.workers.compare.judge.scaling import won_from
-from hubring.workers.compare.judge.verdict import verdict
-from hubring.workers.compare.result.comparisons import Comparisons
-from hubring.workers.compare.result.family import Family
-from hubring.workers.compare.result.findings import Entry, Findings
-from hubring.workers.compare.result.load_results import decode
-from hubring.workers.compare.result.ratio import Ratio
+from hubring.workers.compare.decide.decision import Comparison, Comparisons
+from hubring.workers.compare.record.findings import Findings
+from hubring.workers.compare.record.findings_file import decode
 
 FALSE = 0.05
 """Largest share of reports that may name a winner where there is none."""
@@ -47,40 +41,11 @@ EXPERIMENTS = {
 MISSED = 0.025
 """Probability of each end of the interval of a share to lie on the wrong side of it."""
 
-Comparison = tuple[str, tuple[str, str], tuple[str, str]]
-"""A number, and the settings and names of two rows in ascending order."""
-
-
-@dataclass(frozen=True)
-class Noted(Comparisons):
-    """Comparisons that remember what they decided.
-
-    Attributes:
-        decided: Whether the first row of each decided comparison has the larger number.
-    """
-
-    decided: dict[Comparison, bool] = field(default_factory=dict)
-
-    def ratio(self, name: str, first: Entry, second: Entry) -> Ratio | None:
-        found = super().ratio(name, first, second)
-        if found is not None and found.decided:
-            one, other = (first.setting, first.row), (second.setting, second.row)
-            self.decided[name, min(one, other), max(one, other)] = (found.value > 1) is (one < other)
-        return found
-
 
 def winners(findings: Findings) -> dict[Comparison, bool]:
     """Returns what a report calls decided: whether the first row has the larger number."""
-    family = Family()
-
-    def judge() -> dict[Comparison, bool]:
-        compared = Noted(findings, family)
-        won_from(compared)
-        verdict(compared)
-        answer(compared)
-        return compared.decided
-
-    return family.settle(judge)
+    ratios = Comparisons(findings).ratios
+    return {key: each.value > 1 for key, each in ratios.items() if each and each.decided}
 
 
 def said(comparison: Comparison, larger: bool) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
@@ -18,7 +17,8 @@ from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
-from hubring.ps.coordinator.shard_fleet import Fleet, Shard
+from hubring.ps.coordinator.shard_fleet import Fleet, Shard, ShardState
+from hubring.ps.coordinator.status import StatusReporter
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.types import (
     PROTOCOL,
@@ -28,9 +28,8 @@ from hubring.ps.core.types import (
     TensorSpec,
     View,
 )
-from hubring.ps.job.peer_request import SHARD_TOKEN, WORKER_TOKEN
-from hubring.ps.job.plan_protos import bucket_to_proto
-from hubring.ps.security.door import OPEN
+from hubring.ps.job.control_messages import SHARD_TOKEN, WORKER_TOKEN, bucket_to_proto
+from hubring.ps.security.shard_key import NO_KEY_NEEDED
 from hubring.ps.store.consistency import by_name
 from tests.support.fakes.clock import FakeTime
 
@@ -39,7 +38,7 @@ LIMIT = 20.0
 
 T = TypeVar("T")
 
-BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
+BUCKET = BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (4,)),))
 
 
 def worker_token(name: str) -> str:
@@ -74,10 +73,10 @@ class FakeFleet(Fleet):
         self.apart = 0
         """How many rounds the fastest key of a shard is ahead."""
 
-    def add(self, known: Mapping[str, Any], now: float) -> Shard:
+    def add(self, known: ShardState, now: float) -> Shard:
         none: Any = None
-        here = {"host": "here", "pid": 1, "host_id": "host", "addresses": {}, "door": OPEN}
-        shard = Shard(**{**known, **here}, channel=none, stub=none, heard=float("inf"))
+        shard = Shard(known, none, none, float("inf"))
+        shard.host, shard.pid, shard.addresses, shard.key = "here", 1, {}, NO_KEY_NEEDED
         self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
 
@@ -149,17 +148,15 @@ CONTEXT: Any = FakeContext()
 class Hub:
     """A coordinator with its clock and its shards."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        monkeypatch.setattr("hubring.ps.coordinator.coordinator.Fleet", FakeFleet)
+    def __init__(self, fleet: Any = None, **settings: Any) -> None:
         self.time = FakeTime()
         config = ServerConfig(**{"workers": 2, "slice_bytes": 64, **settings})
+        self.fleet: FakeFleet = fleet or FakeFleet(config.lease)
         restored = checkpoint_folder.newest(config.checkpoint_dir) if config.checkpoint_dir else None
         consistency = by_name(config.mode, config.staleness, config.backup)
-        self.coordinator = Coordinator(config, consistency, self.time, restored)
-        self.control = Control(self.coordinator)
-        fleet = self.coordinator.fleet
-        assert isinstance(fleet, FakeFleet)
-        self.fleet = fleet
+        self.coordinator = Coordinator(config, self.fleet, consistency, self.time, restored)
+        self.reporter = StatusReporter(self.coordinator, self.time)
+        self.control = Control(self.coordinator, self.reporter)
 
     async def shard(self, token: str = "s", worker: bytes = b"") -> pb.RegisterShardReply:
         request = pb.RegisterShardRequest(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hubring.ps.compression.gpu_tensor import GpuTensor, Mark
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.store.gpu_tensor import GpuTensor, Mark
 from tests.support.fakes.lazy_device import LazyDevice
 
 GPU = "GPU-fake"

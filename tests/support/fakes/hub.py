@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar
 
@@ -11,10 +11,15 @@ import torch
 
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.messages import Call, Collective, ReduceOp
-from hubring.ps.core.types import Hyper
+from hubring.ps.core.types import Hyper, HyperTable, StepHyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
+from hubring.workers.communicators.base import (
+    CollectiveWork,
+    Communicator,
+    ParameterState,
+    SteppingHub,
+)
 
 T = TypeVar("T")
 Done = Callable[[torch.Tensor], None]
@@ -30,7 +35,7 @@ class FakeHub:
     def __init__(self, size: int, steps_on: Literal["server", "worker"] = "server") -> None:
         self.size = size
         self.steps_on = steps_on
-        self.start = Start()
+        self.start = 0
         self.lock = threading.Lock()
         self.values: dict[int, torch.Tensor] = {}
         self.parts: dict[object, dict[int, Part]] = {}
@@ -57,7 +62,7 @@ class FakeHub:
             return [future.result(LIMIT) for future in futures]
 
 
-class FakeRank(Communicator):
+class FakeRank(Communicator, SteppingHub):
     """One rank's communicator; `log` lists its calls, in order."""
 
     topology = "hub"
@@ -67,6 +72,7 @@ class FakeRank(Communicator):
         self.rank = rank
         self.size = hub.size
         self.steps_on = hub.steps_on
+        self.stepping_hub = self if hub.steps_on == "server" else None
         self.timeout = LIMIT
         self.traffic = Traffic()
         self.log: list[str] = []
@@ -77,7 +83,7 @@ class FakeRank(Communicator):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
 
-    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> int:
         for bucket in buckets:
             whole = self._wait_for(Collective.BROADCAST, bucket.values, f"values {bucket.spec.index}")
             self.hub.values[bucket.spec.index] = whole.clone()
@@ -85,7 +91,8 @@ class FakeRank(Communicator):
         self.log.clear()
         return self.hub.start
 
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+    def push_pull(self, bucket: Bucket, hyper: StepHyper) -> Work:
+        assert not isinstance(hyper, HyperTable), "this hub has one rate for all parameters"
         self.log.append(f"push {bucket.spec.index}")
         self.hypers.append(hyper)
         self.pushed.append(bucket.gradients.clone())
@@ -115,10 +122,14 @@ class FakeRank(Communicator):
 
     def pull(self, bucket: Bucket) -> Work:
         self.log.append(f"pull {bucket.spec.index}")
-        if self.steps_on == "worker":
-            return super().pull(bucket)
         bucket.host_values.copy_(self.hub.values[bucket.spec.index])
         return Work("pull", 0)
+
+    def keep_parameters(self) -> None:
+        """Does nothing: no memory is shared."""
+
+    def write_parameters(self, bucket: Bucket, positions: Collection[int]) -> None:
+        raise NotImplementedError("no test changes parameters of this hub")
 
     def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, torch.Tensor]]:
         return {name: dict(state) for name, state in self.hub.state.items()}

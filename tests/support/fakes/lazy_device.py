@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hubring.ps.store.gpu_tensor import Mark
+from hubring.ps.compression.gpu_tensor import Mark
 
 
 class LazyMark:

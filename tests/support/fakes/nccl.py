@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from hubring.workers.communicators.ring.connections import GroupConnections
-from hubring.workers.communicators.ring.group import RingStore, open_group
+from hubring.workers.communicators.ring.group import GroupConnections, RingStore, open_group
 
 HOST = "127.0.0.1"
 LIMIT = 60.0

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hubring.ps.client.connections import Connections
-from hubring.ps.client.inflight import Inflight
+from hubring.ps.client.connections import ShardConnections
+from hubring.ps.client.requests import Inflight
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.messages import Pull, Push, Values
 from hubring.ps.core.types import Sender
 from hubring.ps.core.work import Work
-from hubring.ps.transport import wire
 from hubring.ps.transport.base import Message
-from hubring.ps.transport.spin_wait import SpinWait
+from hubring.ps.transport.encode import encode_reply, encode_request
+from hubring.ps.transport.polling import SpinWait
 
 SOON = 10.0
 
@@ -46,7 +46,7 @@ class Wire:
 
     def answer(self, *numbers: int) -> None:
         for number in numbers:
-            self.replies.put(wire.encode_reply(Values(0, torch.ones(1), 0, 0, 0), number))
+            self.replies.put(encode_reply(Values(0, torch.ones(1), 0, 0, 0), number))
             self.far_end.send(b"!")
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
@@ -90,7 +90,7 @@ class ScriptedShards:
         self.wires: list[Wire] = []
         self.attended = AnnouncedWait.began
         self.attended.clear()
-        self.connections = Connections(Sender(0, 1), count, self._dial, Traffic())
+        self.connections = ShardConnections(Sender(0, 1), count, self._dial, Traffic())
         self.connections.connected.wait(SOON)
 
     @property
@@ -103,13 +103,13 @@ class ScriptedShards:
 
     def ask(self, number: int, *, shard: int = 0, attended: bool = True) -> Work:
         work = Work(f"call {number}", 1, self.connections.attend if attended else None)
-        message = wire.encode_request(Pull(Sender(0, 1), 0), number)
+        message = encode_request(Pull(Sender(0, 1), 0), number)
         self.connections.submit(Inflight(number, shard, message, None, lambda reply: None, work))
         return work
 
     def push(self, number: int, nbytes: int) -> Work:
         work = Work(f"push {number}", 1, self.connections.attend)
-        message = wire.encode_request(Push(Sender(0, 1), number, 0, torch.ones(nbytes // 4), {}), number)
+        message = encode_request(Push(Sender(0, 1), number, 0, torch.ones(nbytes // 4), {}), number)
         self.connections.submit(Inflight(number, 0, message, None, lambda reply: None, work))
         return work
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.coordinator.failover.standbys import Standbys
-from hubring.ps.coordinator.shard_fleet import Fleet, Shard
-from hubring.ps.security.door import OPEN
+from hubring.ps.coordinator.promotion import Standbys
+from hubring.ps.coordinator.shard_fleet import Fleet, Shard, ShardState
+from hubring.ps.security.shard_key import NO_KEY_NEEDED
 from tests.support.fakes.clock import FakeTime
 
 
@@ -45,10 +44,14 @@ class Channel:
 
 
 def process(index: int, host: str = "here", *, standby: bool = False) -> Shard:
-    none: Any = Channel()
     pid = index + 100 * standby
+    return answering(ShardState(index, f"token {pid}", host, pid, host, {}, NO_KEY_NEEDED, standby=standby))
+
+
+def answering(known: ShardState) -> Shard:
+    channel: Any = Channel()
     stub: Any = Stub()
-    return Shard(index, f"token {pid}", host, pid, host, {}, OPEN, none, stub, 0.0, standby=standby)
+    return Shard(known, channel, stub, 0.0)
 
 
 class Story:
@@ -69,7 +72,7 @@ class Story:
         """Returns the story of a coordinator that takes over with what is on record."""
         later = Story(len(self.fleet.shards))
         for kind in ("shards", "standbys"):
-            known = [replace(each) for each in getattr(self.fleet, kind)]
+            known = [answering(each) for each in getattr(self.fleet, kind)]
             setattr(later.fleet, kind, known)
         later.standbys.take_over()
         return later
@@ -110,4 +113,4 @@ def kill(process: Shard) -> None:
 
 def gives_up(hub: Story, shard: Shard, stream: bytes, *, unreachable: bool = False) -> bool:
     """Whether a shard that asks about a stream hears that its standby is given up."""
-    return hub.standbys.ruling(shard.token, stream, unreachable=unreachable).given_up
+    return hub.standbys.decision_for(shard.token, stream, unreachable=unreachable).given_up

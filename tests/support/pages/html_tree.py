@@ -29,6 +29,11 @@ class Node:
         (found,) = self.all(tag)
         return found
 
+    def section(self, name: str) -> Node:
+        """Returns the section with this id."""
+        (found,) = (each for each in self.all("section") if each.attributes["id"] == name)
+        return found
+
     @property
     def text(self) -> str:
         return "".join(child if isinstance(child, str) else child.text for child in self.children)

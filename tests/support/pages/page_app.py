@@ -8,12 +8,10 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from hubring.ps.observe.journal import Journal
-from hubring.ps.page.broadcast import Broadcast
-from hubring.ps.page.history import History
-from hubring.ps.page.renderer import Renderer
+from hubring.ps.observe.logs import Journal
+from hubring.ps.page.renderer import Broadcast, Renderer
 from hubring.ps.page.routes import app
-from hubring.ps.page.status_reader import StatusReader
+from hubring.ps.page.status_reader import History, StatusReader
 from tests.support.fakes.clock import FakeTime
 from tests.support.pages.asgi import Answer
 from tests.support.pages.status_hub import TOKEN, StatusHub
@@ -22,9 +20,9 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
 def page_app(hub: StatusHub, names: Collection[str] = (), *, public: bool = False) -> ASGIApp:
-    reader = StatusReader(hub)
+    reader = StatusReader(hub.reporter)
     renderer = Renderer(reader, History(), Journal(), FakeTime())
-    return app(hub, reader, renderer, Broadcast(renderer), TOKEN, names, public=public)
+    return app(hub.coordinator, reader, renderer, Broadcast(renderer), TOKEN, names, public=public)
 
 
 def run(story: Coroutine[Any, Any, Answer]) -> Answer:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.page.site import Site
+from hubring.ps.page.site import StatusPage
 from tests.support.pages.status_hub import StatusHub, shard, worker
 
 LIMIT = 60.0
@@ -58,9 +58,9 @@ class ServedPage:
             self._thread.join(LIMIT)
             self._loop.close()
 
-    async def _open(self) -> Site:
-        site = Site(ServerConfig(port=0, page_public=self._public), terminal=True)
-        await site.serve(self.hub)
+    async def _open(self) -> StatusPage:
+        site = StatusPage(ServerConfig(port=0, page_public=self._public), terminal=True)
+        await site.serve(self.hub.coordinator, self.hub.reporter)
         return site
 
     def _do(self, story: Any) -> Any:

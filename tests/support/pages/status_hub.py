@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from hubring.ps.coordinator.coordinator import Coordinator
+from hubring.ps.coordinator.status import StatusReporter
 from hubring.ps.core.errors import HubringError
-from hubring.ps.observe.journal import Journal, LogEntry
-from hubring.ps.page.history import Sample
-from hubring.ps.page.rates import Rates
-from hubring.ps.page.snapshot import Snapshot
+from hubring.ps.observe.logs import Journal, LogEntry
+from hubring.ps.page.snapshot import Rates, Snapshot
+from hubring.ps.page.status_reader import ProgressSample
 
 TOKEN = "a token that is long enough"
 
@@ -109,13 +110,13 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
     return told | changes
 
 
-SAMPLES = tuple(Sample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10))
+SAMPLES = tuple(ProgressSample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10))
 
 
 def snapshot(
     *shards: dict[str, Any],
     log: tuple[LogEntry, ...] = (),
-    samples: Sequence[Sample] = SAMPLES,
+    samples: Sequence[ProgressSample] = SAMPLES,
     **changes: Any,
 ) -> Snapshot:
     """Returns the page's view of a report."""
@@ -123,7 +124,7 @@ def snapshot(
 
 
 class StatusHub:
-    """The hub; `done` lists its requests."""
+    """Stands in for a hub's coordinator and its reporter; `done` lists its requests."""
 
     def __init__(self, workers: int = 4, shards: int = 2) -> None:
         self.told = report(workers)
@@ -133,6 +134,14 @@ class StatusHub:
         self.asked = 0
         self.done: list[str] = []
         self.refusal: HubringError | None = None
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return cast(Coordinator, self)
+
+    @property
+    def reporter(self) -> StatusReporter:
+        return cast(StatusReporter, self)
 
     def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self.told, "workers": [dict(row) for row in self.told["workers"]], "shards": shards}

@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.security.access import find
-from hubring.ps.security.policy import Role
+from hubring.ps.security.access import find_access
+from hubring.ps.security.guard import Role
 from hubring.ps.transport.grpc.channel import open_channel
 from tests.support.processes.fork_server import Forked, ForkServer
-from tests.support.processes.process_tree import command, entry
+from tests.support.processes.process_tree import entry, runs
 from tests.support.processes.stopwatch import Stopwatch
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -30,6 +30,7 @@ MEASURED = str(SCRIPTS / "measured.py")
 PATIENCE = 90.0
 """Stopwatch seconds within which a program must finish its work."""
 LOOK_SECONDS = 0.5
+THEN_RUN = ' && exec "$@"'
 
 
 def measured(steps: int, *more: str) -> list[str]:
@@ -64,14 +65,10 @@ class Program:
         return json.loads(lines[-1])
 
     def children(self, module: str) -> list[int]:
-        """Returns the child processes that run this module; a fork has a short name."""
+        """Returns the child processes that run this module."""
         pid = self.process.pid
         started = map(int, entry(pid, f"task/{pid}/children").split())
-        return [
-            child
-            for child in started
-            if module in command(child) or entry(child, "comm").strip() == module[:15]
-        ]
+        return [child for child in started if runs(child, module)]
 
     def done(self, code: int = 0, timeout: float = PATIENCE) -> dict[str, Any]:
         """Waits until the program ends, asserts the exit code, and returns the last line's object."""
@@ -116,16 +113,16 @@ class Cluster:
     ) -> Program:
         """Starts a module; `within` is a command prefix that runs the module on another host.
 
-        With a prefix the module runs in a new Python process, except for `ip netns exec NAME`, because a fork
-        can enter the namespace.
+        With a prefix the module runs in a new Python process, except for `ip netns exec NAME` and mounts of
+        its own, because a fork can enter such namespaces.
         """
-        fork_server, network, variables = self._fork_server, _network(within), variables or {}
+        fork_server, place, variables = self._fork_server, _namespace(within), variables or {}
         of_python = any(variable.startswith("PYTHON") for variable in variables)  # is read as one starts
-        if fork_server is None or network is None or of_python:
+        if fork_server is None or place is None or of_python:
             return self._start(name, [*within, sys.executable, "-m", module, *arguments], variables)
         environment = {**self._environment(), **variables}
         return self._add(
-            name, lambda out, err: fork_server.start(module, arguments, environment, out, err, network)
+            name, lambda out, err: fork_server.start(module, arguments, environment, out, err, **place)
         )
 
     def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> Program:
@@ -183,7 +180,7 @@ class Cluster:
     @contextmanager
     def asking(self, address: str) -> Iterator[Callable[[], dict[str, Any]]]:
         """Gives `status` as a function that asks on one connection."""
-        with open_channel(address, find(address, Role.READER, None, PATIENCE)) as channel:
+        with open_channel(address, find_access(address, Role.READER, None, PATIENCE)) as channel:
             stub = ControlStub(channel)
             yield lambda: json.loads(stub.Status(pb.StatusRequest(), timeout=PATIENCE).json)
 
@@ -202,11 +199,19 @@ class Cluster:
             print(f"{program.name} said:\n{program.said()}")
 
 
-def _network(within: Sequence[str]) -> str | None:
-    """Returns the network namespace of a command prefix; empty: this one; None: another kind of prefix."""
+def mounted(what: str) -> list[str]:
+    """What runs a command that sees other mounts than other processes; `what` is a shell command."""
+    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    return ["unshare", *as_root, "--mount", "sh", "-c", f"{what}{THEN_RUN}", "sh"]
+
+
+def _namespace(within: Sequence[str]) -> dict[str, str] | None:
+    """Returns the network namespace or the mounts of a command prefix; None: another kind of prefix."""
     match list(within):
         case []:
-            return ""
+            return {}
         case ["ip", "netns", "exec", name]:
-            return name
+            return {"network": name}
+        case ["unshare", "--mount", "sh", "-c", what, "sh"] if what.endswith(THEN_RUN):
+            return {"mounts": what.removesuffix(THEN_RUN)}
     return None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -28,7 +29,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any, BinaryIO, NoReturn, Self
 
 from hubring.ps.config.environment import become, silence_grpc, spare_forks
@@ -40,6 +42,10 @@ _LONGEST = 1 << 17
 """Maximum bytes of a request, which is mostly the environment."""
 _PR_SET_NAME = 15
 _CLONE_NEWNET = 0x40000000
+_CLONE_NEWNS = 0x00020000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_SPARE_DESCRIPTOR = 200
+"""From here on, descriptors on their way; a program inherits lower numbers."""
 
 
 class Forked:
@@ -103,16 +109,25 @@ class ForkServer:
         out: BinaryIO,
         err: BinaryIO,
         network: str = "",
+        mounts: str = "",
     ) -> Forked:
         """Starts a module with exactly these variables.
 
         Python and torch read some variables when they start, and so use the fork server's values. `network`
-        is the name of a network namespace, as in `ip netns`.
+        is the name of a network namespace, as in `ip netns`. `mounts` is a shell command that runs in a mount
+        namespace of the program's own.
         """
         told = {"module": module, "arguments": arguments, "environment": environment}
         files = [0, out.fileno(), err.fileno()]
-        pid = _ask(self._socket, files, stand={"network": network}, **told)
+        pid = _ask(self._socket, files, stand={"network": network, "mounts": mounts}, **told)
         return Forked(pid, [sys.executable, "-m", module, *arguments])
+
+    def execute_child(self) -> Callable[..., None]:
+        """Returns a `subprocess.Popen._execute_child` that starts Python as forks, in this process.
+
+        Also scripts, and code after `-c`.
+        """
+        return _forking(self._socket, ["-m", "-c", ""])
 
     def __enter__(self) -> Self:
         return self
@@ -163,7 +178,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _ask(by: socket.socket, files: Sequence[int], **asked: Any) -> int:
-    """Requests a process with these standard files from a fork server; returns its id."""
+    """Requests a process with these files, the standard ones first, from a fork server; returns its id."""
     socket.send_fds(by, [json.dumps({"folder": os.getcwd(), **asked}).encode()], files)
     pid = int.from_bytes(by.recv(8))
     if not pid:
@@ -174,7 +189,7 @@ def _ask(by: socket.socket, files: Sequence[int], **asked: Any) -> int:
 def _serve(asking: socket.socket) -> dict[str, Any] | None:
     """Serves requests. Returns None in the server when the client has ended, and the request in a fork."""
     while True:
-        request, files, _, _ = socket.recv_fds(asking, _LONGEST, 3)
+        request, files, _, _ = socket.recv_fds(asking, _LONGEST, _SPARE_DESCRIPTOR)
         if not request:
             return None
         ours, theirs = socket.socketpair()
@@ -185,11 +200,8 @@ def _serve(asking: socket.socket) -> dict[str, Any] | None:
                 os._exit(0)
             asking.close()
             ours.close()
-            for target, file in enumerate(files):
-                os.dup2(file, target)
-            for file in files:
-                os.close(file)
             asked: dict[str, Any] = json.loads(request)
+            theirs = _take([*range(3), *asked.pop("passed", ())], files, theirs)
             _stand(**asked.pop("stand"))
             theirs.send(os.getpid().to_bytes(8))
             theirs.recv(1)  # waits for that, since a shard ends if it has another parent
@@ -203,8 +215,20 @@ def _serve(asking: socket.socket) -> dict[str, Any] | None:
             os.close(file)
 
 
-def _stand(session: bool = False, group: int = -1, network: str = "") -> None:
-    """Moves this process into a new session or process group, and into a network namespace."""
+def _take(targets: Sequence[int], files: Sequence[int], ours: socket.socket) -> socket.socket:
+    """Gives the files these numbers, as a started program has them; returns our socket at a number apart."""
+    spare = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _SPARE_DESCRIPTOR) for file in (*files, ours.fileno())]
+    ours.close()
+    for file in files:
+        os.close(file)
+    for target, file in zip(targets, spare, strict=False):
+        os.dup2(file, target)
+        os.close(file)
+    return socket.socket(fileno=spare[-1])
+
+
+def _stand(session: bool = False, group: int = -1, network: str = "", mounts: str = "") -> None:
+    """Moves this process into a new session or process group, and into namespaces."""
     if session:
         os.setsid()
     elif group >= 0:
@@ -213,35 +237,59 @@ def _stand(session: bool = False, group: int = -1, network: str = "") -> None:
         with open(f"/run/netns/{network}") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), f"setns {network}")
+    if mounts:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None):
+            raise OSError(ctypes.get_errno(), "unshare")
+        subprocess.run(["sh", "-c", mounts], check=True)
 
 
 def _run(
-    fork_server: socket.socket, module: str, arguments: list[str], environment: dict[str, str], folder: str
+    fork_server: socket.socket,
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: str,
+    kind: str = "-m",
 ) -> None:
-    """Sets this process up like a new Python process, and runs the module."""
+    """Sets this process up like a new Python process, and runs the module, the code or the script."""
     import torch
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     take_in_orphans()
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, module.encode())
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, module.encode() if kind == "-m" else b"python")
     become(environment)
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     os.chdir(folder)
-    sys.argv = [module, *arguments]
-    _fork_modules(fork_server)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.argv = [kind if kind == "-c" else module, *arguments]
+    popen: Any = subprocess.Popen
+    popen._execute_child = _forking(fork_server, ["-m"])
+    if kind == "-m":
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.path[0] = ""
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(module, "<string>", "exec"), main.__dict__)
+    else:
+        sys.path[0] = str(Path(module).absolute().parent)
+        runpy.run_path(module, run_name="__main__")
 
 
-def _module(command: list[str]) -> list[str]:
-    """Returns the module of a command and its arguments; empty for other commands."""
-    for python in ([sys.executable, "-P", "-m"], [sys.executable, "-m"]):
-        if command[: len(python)] == python:
-            return command[len(python) :]
-    return []
+def _program(command: Sequence[Any], kinds: Sequence[str]) -> list[str]:
+    """Returns how Python gets a program, the program and its arguments; empty for other commands.
+
+    The program is a module after `-m`, code after `-c`, or a script.
+    """
+    python, *words = (os.fsdecode(word) for word in command)
+    if python != sys.executable or not words:
+        return []
+    words = words[1:] if words[0] == "-P" else words
+    found = words if words[0] in ("-m", "-c") else ["", *words]
+    return found if found[0] in kinds and not found[1].startswith("-") else []
 
 
-def _fork_modules(fork_server: socket.socket) -> None:
-    """Makes `subprocess` start Python modules with this process's fork server.
+def _forking(fork_server: socket.socket, kinds: Sequence[str]) -> Callable[..., None]:
+    """Makes `subprocess` start Python with a fork server, if it gets its program in one of these ways.
 
     `_execute_child` is private, but every start of a program calls it, in asyncio too, after the pipes are
     made. Waiting and signals remain `Popen`'s own.
@@ -253,24 +301,28 @@ def _fork_modules(fork_server: socket.socket) -> None:
     def start(process: Any, args: Any, *how: Any) -> None:
         _, preexec, _, pass_fds, folder, environment, *_ = how
         pipes, (session, group) = how[9:15], how[-2:]
-        module = _module(list(args))
-        if not module or preexec or pass_fds or folder:
+        variables = dict(os.environ if environment is None else environment)
+        program = [] if isinstance(args, str | bytes) else _program(list(args), kinds)
+        if not program or preexec or (folder and kinds == ["-m"]) or "PYTHONSAFEPATH" in variables:
             return afresh(process, args, *how)
         stdin, _, _, stdout, _, stderr = pipes
         files = [given if given >= 0 else own for own, given in enumerate((stdin, stdout, stderr))]
         told = {
-            "module": module[0],
-            "arguments": module[1:],
-            "environment": dict(os.environ if environment is None else environment),
+            "kind": program[0],
+            "module": program[1],
+            "arguments": program[2:],
+            "environment": variables,
             "stand": {"session": session, "group": group},
+            "passed": list(pass_fds),
+            "folder": os.fspath(folder or os.getcwd()),
         }
         with one_by_one:
-            process.pid = _ask(fork_server, files, **told)
+            process.pid = _ask(fork_server, [*files, *pass_fds], **told)
         process._child_created = True
         process._close_pipe_fds(*pipes)
         return None
 
-    popen._execute_child = start
+    return start
 
 
 if __name__ == "__main__":

@@ -33,7 +33,12 @@ def below(pid: int) -> list[int]:
 
 def coordinators() -> list[int]:
     """Returns the coordinator below this process and its standby, if it has one, by age."""
-    return sorted(pid for pid in below(os.getpid()) if "hubring.ps.server_process" in command(pid))
+    return sorted(pid for pid in below(os.getpid()) if runs(pid, "hubring.ps.server_process"))
+
+
+def runs(pid: int, module: str) -> bool:
+    """Whether a process runs this module; a fork has no command line of its own, but a short name."""
+    return module in command(pid) or entry(pid, "comm").strip() == module[:15]
 
 
 def children(pid: int) -> list[int]:

@@ -51,13 +51,6 @@ def train(model: Model, optimizer: torch.optim.Optimizer, inner: torch.optim.Opt
         optimizer.zero_grad()
         model.both = number != 1  # no gradient: not stepped
         backward(batch)
-        if number == 2:  # a gradient that is kept
-            kept = [one.grad.detach() for one in model.parameters() if one.grad is not None]
-            optimizer.zero_grad()
-            backward(batch * 2)
-            for one, other in zip(model.parameters(), kept, strict=True):
-                assert one.grad is not None
-                one.grad.data.add_(other, alpha=0.5)
         if number == 3:
             for group in optimizer.param_groups:
                 group["lr"] *= 0.5

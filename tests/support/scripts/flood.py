@@ -25,7 +25,7 @@ from grpc_health.v1 import health_pb2
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.security.access import NO_ACCESS, Access, unproved
+from hubring.ps.security.access import NO_ACCESS, Access, unproved_access
 from hubring.ps.transport.grpc.channel import open_async_channel
 from hubring.ps.transport.zmq.socket import PART_BYTES
 from tests.support.transports.http2 import deaf_calls, unread_calls
@@ -199,7 +199,7 @@ class Flood:
         if port not in self._access:
             self._access[port] = NO_ACCESS
             with suppress(ServerUnreachable):  # a port of ZeroMQ
-                self._access[port] = unproved(address, ANSWER_SECONDS)
+                self._access[port] = unproved_access(address, ANSWER_SECONDS)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
         return open_async_channel(address, self._access[port], options)
 

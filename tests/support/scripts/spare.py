@@ -7,7 +7,7 @@ exclude functions.
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,4 +18,5 @@ def spare_compiler() -> None:
     compiler: Any = ModuleType("torch._dynamo")
     compiler.disable = lambda function, *_, **__: function
     compiler.graph_break = lambda: None
+    compiler.trace_rules = SimpleNamespace(FORCE_SKIP_FILES=set())
     sys.modules[compiler.__name__] = torch._dynamo = compiler

@@ -11,7 +11,9 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import grpc
@@ -21,7 +23,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos import data_pb2
 from hubring.protos.control_pb2_grpc import ControlStub, ShardControlStub
 from hubring.ps.core.types import PROTOCOL
-from hubring.ps.security.access import Access, unproved
+from hubring.ps.security.access import Access, unproved_access
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.checksum import sealed
 from hubring.ps.transport.grpc.channel import open_channel
@@ -129,7 +131,10 @@ def main(server: str, token_file: str, shard: int) -> None:
     ports = [int(row[1].rpartition(":")[2], 16) for row in tcp]
     bound = [row for row in table(shard, "unix") if len(row) > 7 and f"socket:[{row[6]}]" in inodes]
     names = [row[7][1:] for row in bound if row[7][0] == "@"]
-    access = unproved(server, SECONDS)  # its modules are in folders that another user may not read
+    access = unproved_access(server, SECONDS)
+    for module in iter_modules(grpc.__path__, "grpc."):  # another user may not read the folder, even later
+        if module.name.startswith("grpc._"):
+            import_module(module.name)
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -142,7 +147,7 @@ def main(server: str, token_file: str, shard: int) -> None:
                 tries[f"{name} {secret[:1]}"] = outcome(partial(call, ControlStub(channel), name, request))
     for port in ports:
         address = f"{host}:{port}"
-        access = unproved(address, SECONDS)
+        access = unproved_access(address, SECONDS)
         with open_channel(address, access) as channel:
             found = {
                 name: outcome(partial(call, ShardControlStub(channel), name, request))

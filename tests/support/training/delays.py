@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hubring.workers.slowdown.delays import Delays
-from hubring.workers.slowdown.straggler import Kind, Straggler
+from hubring.workers.runtime.slowdown import Delays, Straggler, StragglerKind
 
 
-def delays(kind: Kind, rank: int = 0, seed: int = 0, steps: int = 200, **how: object) -> list[float]:
+def delays(kind: StragglerKind, rank: int = 0, seed: int = 0, steps: int = 200, **how: object) -> list[float]:
     straggler = Straggler(kind=kind, seconds=0.02, **how)  # type: ignore[arg-type]
     made = Delays(straggler, None, seed, rank)
     return [made.lateness(step) for step in range(steps)]

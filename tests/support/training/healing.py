@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from itertools import count
 from typing import Any
 
-from hubring.ps.client.board import RingGeneration, RingMember
+from hubring.ps.client.rendezvous import RingGeneration, RingMember
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.core.types import Member
 from hubring.ps.job.generations import Generations
-from hubring.workers.communicators.ring.healing import HealingRing
-from hubring.workers.communicators.ring.meeting import Meeting
+from hubring.workers.communicators.ring.generations import RingMeeting
+from hubring.workers.communicators.ring.healing_ring import HealingRing
 from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT
 
@@ -24,10 +25,10 @@ class HealingRanks:
 
     Args:
         size: Members of the first generation.
-        compress: As for `Meeting`.
+        compress: As for `RingMeeting`.
 
     Attributes:
-        backend: As for `Meeting`.
+        backend: As for `RingMeeting`.
     """
 
     backend = "gloo"
@@ -54,9 +55,10 @@ class HealingRanks:
             if late:
                 self.live[rank] = self._member(rank)
             size = len(self._generations.current.members)
-        regroup = partial(self.regroup, rank)
-        meeting = Meeting(
-            *(rank, "127.0.0.1", regroup, self.notes),
+        board = copy(self.notes)  # the notes of all; only the way to the meetings is one member's
+        board.regroup = partial(self.regroup, rank)  # type: ignore[method-assign]
+        meeting = RingMeeting(
+            *(rank, "127.0.0.1", board),
             backend=self.backend,
             compress=self.compress,
             timeout=LIMIT,

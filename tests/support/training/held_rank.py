@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hubring.ps.core.errors import DeadlineExceeded
-from hubring.ps.core.types import Hyper
+from hubring.ps.core.types import StepHyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.optimizer.distributed import DistributedOptimizer
@@ -30,7 +30,7 @@ class HeldRank(FakeRank):
         self.holding = False
         self.held: dict[int, Callable[[], None]] = {}
 
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+    def push_pull(self, bucket: Bucket, hyper: StepHyper) -> Work:
         if not self.holding:
             return super().push_pull(bucket, hyper)
         self.log.append(f"push {bucket.spec.index}")
@@ -56,13 +56,28 @@ def crossing(rank: FakeRank, **kwargs: Any) -> tuple[nn.Sequential, DistributedO
     return model, optimizer
 
 
+def under_way(rank: HeldRank, **kwargs: Any) -> tuple[nn.Sequential, DistributedOptimizer]:
+    """Returns the same after its second step, whose answers are delayed."""
+    model, optimizer = crossing(rank, **kwargs)
+    rank.holding = True
+    plain_step(model, optimizer, batches()[1])
+    return model, optimizer
+
+
 def bucket_of(optimizer: DistributedOptimizer, name: str) -> int:
     (index,) = [
         bucket.spec.index
-        for bucket in optimizer._reducers.buckets
+        for bucket in optimizer._trained.reducer.buckets
         if name in {tensor.name for tensor in bucket.spec.tensors}
     ]
     return index
+
+
+def in_flight(optimizer: DistributedOptimizer) -> list[str]:
+    """Returns the parameters whose exchange is under way."""
+    reducer = optimizer._trained.reducer
+    buckets = [one for one in reducer.buckets if reducer.exchange.has_left(one)]
+    return sorted(tensor.name for bucket in buckets for tensor in bucket.spec.tensors)
 
 
 def waits(action: Callable[[], object]) -> bool:

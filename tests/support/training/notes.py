@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from hubring.ps.client.rendezvous import Board
 from hubring.ps.core.errors import DeadlineExceeded, HubringError
 
 
-class SharedNotes:
+class SharedNotes(Board):
     """Notes of ranks that are threads of one process."""
 
     def __init__(self) -> None:
@@ -39,7 +40,8 @@ class SharedNotes:
 
     def forget(self, folder: str) -> None:
         with self._changed:
-            self.values = {key: kept for key, kept in self.values.items() if not key.startswith(f"{folder}/")}
+            for key in [each for each in self.values if each.startswith(f"{folder}/")]:
+                del self.values[key]
 
     def fail(self, error: HubringError) -> None:
         """Ends every wait, as the server does if the job fails."""
@@ -53,7 +55,7 @@ class SharedNotes:
             assert self._changed.wait_for(lambda: len(self.awaited) >= times, timeout)
 
 
-class FileNotes:
+class FileNotes(Board):
     """Notes of ranks that are processes.
 
     Args:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from hubring.workers.communicators.base import Communicator
-from tests.support.training.ranks import LIMIT, HubRanks, Ranks, RingRanks
+from tests.support.training.ranks import LIMIT, HubRanks, LocalRanks, Ranks, RingRanks
 
 T = TypeVar("T")
 
@@ -16,9 +16,8 @@ class RankPool:
     """All ranks of one kind of communicator, until `close`."""
 
     def __init__(self, topology: str, size: int) -> None:
-        kind: type[Ranks] = HubRanks if topology == "hub" else RingRanks
+        kind: type[Ranks] = {"hub": HubRanks, "ring": RingRanks, "local": LocalRanks}[topology]
         self.size = size
-        self.topology = topology
         # The size of the class determines the ranks.
         self._meeting = type(f"{size} on the {topology}", (kind,), {"size": size})()
         self._pool = ThreadPoolExecutor(size)

@@ -13,23 +13,21 @@ from unittest.mock import patch
 
 import torch
 
-from hubring.ps.client.assignment import Assignment
 from hubring.ps.client.client import KVClient
-from hubring.ps.client.session import Session
+from hubring.ps.client.session import Assignment, Session
+from hubring.ps.compression import gpu_tensor
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.types import BucketSpec, Member, Sender, ShardPlan, Slicing, View
 from hubring.ps.job.sharding import plan
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.store import gpu_tensor
 from hubring.ps.store.consistency import BSP, Consistency
 from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import ShardAddress
-from hubring.workers.buckets.device_copies import Device
-from hubring.workers.buckets.device_waiter import DeviceWaiter
-from hubring.workers.buckets.staging import Stage, Staging, ThroughHost
+from hubring.workers.buckets.device import Device, DeviceWaiter
+from hubring.workers.buckets.staging import Staging, ThroughHost
 from hubring.workers.communicators import gpu_sharing
-from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.base import Communicator, SteppingHub
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
@@ -103,6 +101,7 @@ class Seat:
         self.late = late
         self.lockstep = True
         self.mode = "bsp"
+        self.saves = False
         self.shards = [ShardAddress("here", {"inproc": "", **hub.addresses}) for _ in hub.loops]
         self._hub = hub
 
@@ -137,6 +136,7 @@ class HubRanks(Ranks):
         self.threads = [threading.Thread(target=loop.run) for loop in self.loops]
         self.lock = threading.Lock()
         self.shared: ShardPlan | None = None
+        self.averages = False
         for thread in self.threads:
             thread.start()
         self.epochs = count(1)
@@ -159,7 +159,9 @@ class HubRanks(Ranks):
 
     def agree(self, buckets: Sequence[BucketSpec]) -> ShardPlan:
         with self.lock:
-            if self.shared is None:
+            averages = not buckets[0].optimizer
+            if self.shared is None or averages != self.averages:
+                self.averages = averages
                 self.shared = plan(buckets, len(self.loops), self.slice_bytes)
                 for shard, loop in enumerate(self.loops):
                     mine = self.shared.of_shard(shard)
@@ -223,8 +225,8 @@ class StagedRanks(HubRanks):
         self.patch.start()
         super().__init__()
 
-    def stage(self, gradients: torch.Tensor, values: torch.Tensor, reveal: Callable[[], None]) -> Stage:
-        return ThroughHost(gradients, values, self.device(), self.waiter, _zeros, reveal)
+    def stage(self, gradients: torch.Tensor, values: torch.Tensor) -> ThroughHost:
+        return ThroughHost(gradients, values, self.device(), self.waiter, _zeros)
 
     def close(self) -> None:
         super().close()
@@ -257,3 +259,10 @@ class PlacedRanks(StagedRanks):
 
 class PlacedAggregatingRanks(PlacedRanks):
     aggregate = True
+
+
+def hub_of(communicator: Communicator) -> SteppingHub:
+    """Returns the hub that steps for a rank."""
+    hub = communicator.stepping_hub
+    assert hub is not None
+    return hub

@@ -24,7 +24,7 @@ from tests.support.transports.messages import (
     replies,
     request,
 )
-from tests.support.transports.serving import MakeTransport, Serving, echo
+from tests.support.transports.serving import MakeTransport, Serving, connected, echo
 
 
 def answers_many_requests_in_any_order(make_transport: MakeTransport) -> None:
@@ -37,11 +37,7 @@ def answers_many_requests_in_any_order(make_transport: MakeTransport) -> None:
             for one in reversed(held):
                 echo(listener, one)
 
-    transport = make_transport()
-    with (
-        Serving(transport, answer_backward) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
-    ):
+    with connected(make_transport, answer_backward) as (_, line):
         for number in range(count):
             line.send(request(number, noise(number % 100, number)))
         came = replies(line, count)
@@ -113,11 +109,7 @@ def overtakes_only_by_priority(make_transport: MakeTransport) -> None:
                 reply = replace(request(number, payload), priority=priorities[number])
                 listener.send(one.reply_to, reply, stable=True)
 
-    transport = make_transport()
-    with (
-        Serving(transport, answer_all_at_once) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
-    ):
+    with connected(make_transport, answer_all_at_once) as (_, line):
         for number, priority in enumerate(priorities):
             line.send(replace(request(number, payload), priority=priority))
             line.flush()
@@ -234,11 +226,7 @@ def leaves_nothing_behind(make_transport: MakeTransport) -> None:
     """The number of descriptors and threads does not grow, with or without open requests."""
 
     def use() -> None:
-        transport = make_transport()
-        with (
-            Serving(transport) as server,
-            contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
-        ):
+        with connected(make_transport) as (transport, line):
             into = transport.allocate(1 << 20)
             ask(line, request(1, noise(1 << 20)), into)
             ask(line, request(2, into))

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
-from hubring.ps.security.door import OPEN, Door
+from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
-from hubring.ps.transport.bell import Bell
-from hubring.ps.transport.memory import land, plain_memory
-from hubring.ps.transport.shm.segment import Arena
-from hubring.ps.transport.shm.window import Window, Windows
+from hubring.ps.transport.memory.mapping import land, plain_memory
+from hubring.ps.transport.memory.segment import Arena
+from hubring.ps.transport.memory.window import Window, Windows
+from hubring.ps.transport.polling import Bell
 
 _T = TypeVar("_T")
 
@@ -177,7 +177,7 @@ class InprocTransport:
     def listen(self, host: str) -> InprocListener:
         return self._network.add(host)
 
-    def dial(self, address: str, timeout: float, door: Door = OPEN) -> InprocConnection:
+    def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> InprocConnection:
         return self._network.connect(address)
 
     def allocate(self, nbytes: int) -> memoryview:

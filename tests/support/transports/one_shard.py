@@ -14,7 +14,8 @@ from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec,
 from hubring.ps.core.work import Work
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import Consistency
-from hubring.ps.transport.base import Connection, Transport
+from hubring.ps.store.parameter_memory import ParameterMemory
+from hubring.ps.transport.base import Connection, Message, Transport
 from tests.support.transports.inproc import InprocTransport
 from tests.support.transports.relay import Relay
 
@@ -34,17 +35,23 @@ class OneShard:
     """A shard whose key 0 has `numel` elements. The step adds the mean gradient to the parameters."""
 
     def __init__(
-        self, consistency: Consistency, ranks: int, transport: Transport | None = None, numel: int = NUMEL
+        self,
+        consistency: Consistency,
+        ranks: int,
+        transport: Transport | None = None,
+        numel: int = NUMEL,
+        memory: ParameterMemory | None = None,
     ) -> None:
         self.numel = numel
+        self._clients: list[KVClient] = []
         self.transport = transport or InprocTransport()
         self.listener = self.transport.listen("127.0.0.1")
         self.address = self.listener.address
-        self.loop = ShardLoop(consistency, [self.listener])
+        self.loop = ShardLoop(consistency, [self.listener], memory)
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
         members = tuple(Member(rank, rank + 1) for rank in range(ranks))
-        bucket = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (numel,)),))
+        bucket = BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (numel,)),))
         self.tell(lambda: self.loop.store.assign([Slice(0, 0, 0, numel, 0)], [bucket]))
         self.tell(lambda: self.loop.send(self.loop.store.on_view(View(1, members))))
 
@@ -69,15 +76,52 @@ class OneShard:
         self.address = f"{scheme}:{between.port}"
         return between
 
-    def client(self, rank: int, wrap: Callable[[Connection], Connection] = as_it_is) -> KVClient:
-        """Returns a rank's client. `wrap` changes its connections."""
-        return KVClient(Sender(rank, rank + 1), 1, lambda _: wrap(self.transport.dial(self.address, SOON)))
+    def client(
+        self,
+        rank: int,
+        wrap: Callable[[Connection], Connection] = as_it_is,
+        transport: Transport | None = None,
+    ) -> KVClient:
+        """Returns a rank's client, which may have a transport of its own. `wrap` changes its connections."""
+        dial = (transport or self.transport).dial
+        client = KVClient(Sender(rank, rank + 1), 1, lambda _: wrap(dial(self.address, SOON)))
+        self._clients.append(client)
+        return client
 
     def stop(self) -> None:
         """Ends the thread."""
         self.loop.stop()
         self.thread.join(SOON)
         assert not self.thread.is_alive()
+
+    def close(self) -> None:
+        """Closes all clients, and ends the thread."""
+        for client in self._clients:
+            client.close()
+        self.stop()
+
+
+class Passing:
+    """A connection that passes everything on; a test changes something."""
+
+    def __init__(self, inner: Connection) -> None:
+        self.inner = inner
+
+    @property
+    def waitable(self) -> int:
+        return self.inner.waitable
+
+    def send(self, message: Message, into: memoryview | None = None) -> None:
+        self.inner.send(message, into)
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def receive(self) -> list[Message]:
+        return self.inner.receive()
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 def begin(client: KVClient, numel: int = NUMEL) -> torch.Tensor:

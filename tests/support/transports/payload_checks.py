@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hubring.protos import data_pb2 as pb
 from hubring.ps.transport.base import MAX_HEADER, Envelope, Listener, Message
-from hubring.ps.transport.memory import ALIGNMENT, address
+from hubring.ps.transport.memory.mapping import ALIGNMENT, address
 from tests.support.transports.messages import (
     PATIENCE,
     ask,
@@ -21,7 +21,7 @@ from tests.support.transports.messages import (
     replies,
     request,
 )
-from tests.support.transports.serving import MakeTransport, Serving
+from tests.support.transports.serving import MakeTransport, Serving, connected
 
 SIZES = (0, 1, 7, 64 << 10, (5 << 20) + 3)
 """Sizes in bytes: zero, less than a word, one chunk, and more than a chunk with an odd end."""
@@ -29,8 +29,7 @@ SIZES = (0, 1, 7, 64 << 10, (5 << 20) + 3)
 
 def echoes_every_size(make_transport: MakeTransport) -> None:
     """Header and payload return unchanged, for every size."""
-    transport = make_transport()
-    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+    with connected(make_transport) as (_, line):
         for number, size in enumerate(SIZES):
             sent = request(number, noise(size), "a name")
             reply = ask(line, sent)
@@ -41,8 +40,7 @@ def echoes_every_size(make_transport: MakeTransport) -> None:
 
 def carries_headers_up_to_the_bound(make_transport: MakeTransport) -> None:
     """A header of MAX_HEADER bytes is accepted."""
-    transport = make_transport()
-    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+    with connected(make_transport) as (_, line):
         sent = request(1, None, "n" * (MAX_HEADER - 16))
         assert MAX_HEADER - 16 < len(sent.header) <= MAX_HEADER
         assert ask(line, sent).header == sent.header
@@ -50,8 +48,7 @@ def carries_headers_up_to_the_bound(make_transport: MakeTransport) -> None:
 
 def allocates_memory_to_send_from(make_transport: MakeTransport) -> None:
     """Memory from `allocate` is zeroed, aligned and writable, and arrives correctly, in parts too."""
-    transport = make_transport()
-    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+    with connected(make_transport) as (transport, line):
         for number, size in enumerate(SIZES):
             memory = transport.allocate(size)
             assert address(memory) % ALIGNMENT == 0
@@ -64,8 +61,7 @@ def allocates_memory_to_send_from(make_transport: MakeTransport) -> None:
 
 def lands_replies_where_asked_or_brings_them(make_transport: MakeTransport) -> None:
     """With `landed` the bytes are in `into` and not beyond it; without `landed` they are in the payload."""
-    transport = make_transport()
-    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+    with connected(make_transport) as (transport, line):
         payload = noise((3 << 20) + 1)
         exact, roomy, small = (transport.allocate(payload.nbytes + more) for more in (0, 64, -1))
         for number, into in enumerate((exact, roomy, small, memoryview(bytearray(payload.nbytes)))):
@@ -146,11 +142,7 @@ def lands_replies_over_their_own_request(make_transport: MakeTransport) -> None:
         payload = memoryview(content(envelope.message)[::-1])
         listener.send(envelope.reply_to, Message(envelope.message.header, payload), stable=False)
 
-    transport = make_transport()
-    with (
-        Serving(transport, reverse) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
-    ):
+    with connected(make_transport, reverse) as (transport, line):
         memory = transport.allocate(100_000)
         memory[:] = noise(100_000)
         due = bytes(memory)[::-1]
@@ -169,11 +161,7 @@ def keeps_replies_that_change_after_sending(make_transport: MakeTransport) -> No
         listener.send(envelope.reply_to, Message(header.SerializeToString(), scratch), stable=False)
         scratch[:] = bytes(scratch.nbytes)
 
-    transport = make_transport()
-    with (
-        Serving(transport, answer_and_overwrite) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
-    ):
+    with connected(make_transport, answer_and_overwrite) as (transport, line):
         into = transport.allocate(scratch.nbytes)
         for number in range(4):
             line.send(request(number), into if number == 0 else None)

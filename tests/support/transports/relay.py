@@ -46,37 +46,65 @@ class Relay:
         """Held while a change is made, as several connections share it."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._sockets: list[socket.socket] = [self._listener]
-        self._threads = [threading.Thread(target=self._accept, name="relay")]
-        self._threads[0].start()
+        self.forwarded = 0
+        """Bytes that passed, in both directions."""
+        self._sockets: list[socket.socket] = []
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, name="relay")
+        self._accepting.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._far))
-                self._sockets += [near, far]
-                for source, target, change in zip((near, far), (far, near), self._changes, strict=True):
-                    thread = threading.Thread(target=self._pass, args=(source, target, change), name="relay")
-                    self._threads.append(thread)
-                    thread.start()
+                self._connect(self._listener.accept()[0])
+
+    def _connect(self, near: socket.socket) -> None:
+        try:
+            far = socket.create_connection(("127.0.0.1", self._far))
+        except OSError:  # the server has ended
+            near.close()
+            return
+        for end in (near, far):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sockets += [near, far]
+        with self._lock:
+            self._open |= {near, far}
+        for source, target, change in zip((near, far), (far, near), self._changes, strict=True):
+            thread = threading.Thread(target=self._pass, args=(source, target, change), name="relay")
+            self._threads.append(thread)
+            thread.start()
 
     def _pass(self, source: socket.socket, target: socket.socket, change: Change) -> None:
         with contextlib.suppress(OSError):  # either end closed
             while data := source.recv(1 << 16):
                 with self._lock:
+                    self.forwarded += len(data)
                     changed = change(data)
                 target.sendall(changed)
-        for end in (source, target):
-            with contextlib.suppress(OSError):
+                if 0 < len(changed) < len(data):  # a message was cut off
+                    break
+        self._shut(source, target)
+
+    def _shut(self, *ends: socket.socket) -> None:
+        for end in ends:
+            with self._lock, contextlib.suppress(OSError):
+                self._open.discard(end)
                 end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> int:
+        """Ends all connections; returns their number. The relay accepts new ones."""
+        with self._lock:
+            ends = list(self._open)
+        self._shut(*ends)
+        return len(ends) // 2
 
     def close(self) -> None:
         """Ends all connections and threads."""
-        for one in self._sockets:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
+        self._shut(self._listener)
+        self._accepting.join()
+        self.cut()
+        for thread in self._threads:
             thread.join()
-        for one in self._sockets:
+        for one in (self._listener, *self._sockets):
             one.close()

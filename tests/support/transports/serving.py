@@ -6,13 +6,13 @@ import contextlib
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 
-from hubring.ps.core.rejections import Rejections
-from hubring.ps.transport.base import Envelope, Listener, Transport
-from hubring.ps.transport.bell import Bell
+from hubring.ps.core.bounds import Rejections
+from hubring.ps.transport.base import Connection, Envelope, Listener, Transport
+from hubring.ps.transport.polling import Bell
 from tests.support.processes.stopwatch import Stopwatch
 from tests.support.transports.messages import PATIENCE
 
@@ -72,6 +72,17 @@ class Serving:
             for envelope in listener.receive():
                 self._answer(listener, envelope)
             listener.flush()
+
+
+@contextlib.contextmanager
+def connected(make_transport: MakeTransport, answer: Answer = echo) -> Iterator[tuple[Transport, Connection]]:
+    """Gives a transport, and a connection of it to a server that answers so."""
+    transport = make_transport()
+    with (
+        Serving(transport, answer) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        yield transport, line
 
 
 def await_counts(rejections: Rejections, expected: dict[str, int]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.processes.cluster import SMALL, Program
-from tests.system.mishaps.mishap import Mishap, Stage, like_anybody, mounted
+from tests.support.processes.cluster import SMALL, Program, mounted
+from tests.system.mishaps.mishap import Mishap, Stage, like_anybody
 
 AFRESH = "Restore the files or their permissions, or use another --checkpoint-dir to start without"
 WIDE = "4096"
@@ -95,6 +95,16 @@ def no_folder(stage: Stage) -> Program:
     return stage.cluster.run("saving", "hubring.ps.cli", "checkpoint", address)
 
 
+FULL_DISK = Mishap(
+    "the disk is full",
+    "`ps-server checkpoint`",
+    who=r"cannot write .*shard-0\.safetensors",
+    why="No space left on device",
+    fix=r"needs \d+ bytes, but only \d+ bytes are free\. Free some space, or use another disk",
+    code=78,
+    provoke=a_full_disk_by_hand,
+)
+
 CHECKPOINTS = [
     Mishap(
         "a flipped bit in the only checkpoint",
@@ -150,25 +160,14 @@ CHECKPOINTS = [
         code=78,
         provoke=another_model,
     ),
-    Mishap(
+    FULL_DISK.but(
         "the disk is full",
-        "the server, after the job",
+        a_full_disk,
+        program="the server, after the job",
         who=r"checkpoint failed: .*cannot write .*shard-0\.safetensors",
         since="there is no checkpoint yet",
-        why="No space left on device",
-        fix=r"needs \d+ bytes, but only \d+ bytes are free\. Free some space, or use another disk",
-        code=78,
-        provoke=a_full_disk,
     ),
-    Mishap(
-        "the disk is full",
-        "`ps-server checkpoint`",
-        who=r"cannot write .*shard-0\.safetensors",
-        why="No space left on device",
-        fix=r"needs \d+ bytes, but only \d+ bytes are free\. Free some space, or use another disk",
-        code=78,
-        provoke=a_full_disk_by_hand,
-    ),
+    FULL_DISK,
     Mishap(
         "a checkpoint is requested from a server without a folder",
         "`ps-server checkpoint`",

@@ -21,45 +21,37 @@ def a_spoilt_gradient(stage: Stage, factor: str, *flags: str, mode: str = "bsp")
     return first
 
 
+REFUSED = Mishap(
+    "a gradient is NaN",
+    "all workers",
+    who="the gradient of rank 1",
+    since=f"in step {HOLD + 1}",
+    why=r"is not finite.* nan in \d\.\w+ \[",
+    fix=FIX,
+    code=1,
+    provoke=lambda stage: a_spoilt_gradient(stage, "nan"),
+)
+
+TRAINED = Mishap(
+    "a gradient is NaN, under `--aggregate`",
+    "all workers",
+    who="rank 1's parameter",
+    since=f"after step {HOLD + 1}",
+    why=r"\d\.\w+ \[.*\] holds nan",
+    fix=FIX,
+    code=1,
+    provoke=lambda stage: a_spoilt_gradient(stage, "nan", "--aggregate"),
+)
+
 GRADIENTS = [
-    Mishap(
-        "a gradient is NaN",
-        "all workers",
-        who="the gradient of rank 1",
-        since=f"in step {HOLD + 1}",
-        why=r"is not finite.* nan in \d\.\w+ \[",
-        fix=FIX,
-        code=1,
-        provoke=lambda stage: a_spoilt_gradient(stage, "nan"),
+    REFUSED,
+    REFUSED.but(
+        "a gradient is NaN, under `--mode asp`", lambda stage: a_spoilt_gradient(stage, "nan", mode="asp")
     ),
-    Mishap(
-        "a gradient is NaN, under `--mode asp`",
-        "all workers",
-        who="the gradient of rank 1",
-        since=f"in step {HOLD + 1}",
-        why=r"is not finite.* nan in \d\.\w+ \[",
-        fix=FIX,
-        code=1,
-        provoke=lambda stage: a_spoilt_gradient(stage, "nan", mode="asp"),
-    ),
-    Mishap(
+    TRAINED.but(
         "a gradient is NaN, around the ring",
-        "all members",
-        who="rank 1's parameter",
-        since=f"after step {HOLD + 1}",
-        why=r"\d\.\w+ \[.*\] holds nan",
-        fix=FIX,
-        code=1,
-        provoke=lambda stage: a_spoilt_gradient(stage, "nan", "--topology", "ring"),
+        lambda stage: a_spoilt_gradient(stage, "nan", "--topology", "ring"),
+        program="all members",
     ),
-    Mishap(
-        "a gradient is NaN, under `--aggregate`",
-        "all workers",
-        who="rank 1's parameter",
-        since=f"after step {HOLD + 1}",
-        why=r"\d\.\w+ \[.*\] holds nan",
-        fix=FIX,
-        code=1,
-        provoke=lambda stage: a_spoilt_gradient(stage, "nan", "--aggregate"),
-    ),
+    TRAINED,
 ]

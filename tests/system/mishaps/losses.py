@@ -145,17 +145,74 @@ def shard_of(program: Program) -> int:
     return shard
 
 
+KILLED = Mishap(
+    "a worker is killed",
+    "the other workers",
+    who=RANK_1,
+    since=SILENT,
+    why="it was killed, suspended or disconnected.*the job continues with 1 of 2 workers",
+    fix="To replace the worker, start one with --rank 1",
+    code=0,
+    provoke=a_killed_worker,
+)
+
+FEWER = Mishap(
+    "a rank has fewer batches than the others, under `--aggregate`",
+    "the other workers",
+    who=r"rank 0 \(.* pid \d+\)",
+    since=f"finished after {HOLD} steps",
+    why=f"no rank can take step {HOLD + 1}",
+    fix="pass uneven=True to DistributedOptimizer on all ranks",
+    code=78,
+    provoke=lambda stage: fewer_batches(stage, "--aggregate"),
+)
+
+MEMBER_KILLED = Mishap(
+    "a member of the ring is killed",
+    "the other members",
+    who=RANK_1,
+    since=SILENT,
+    why="it was killed, suspended or disconnected.*a ring cannot continue without it",
+    fix="Restart the job",
+    code=69,
+    provoke=lambda stage: a_killed_worker(stage, topology="ring"),
+)
+
+SHARD_KILLED = Mishap(
+    "a shard is killed",
+    "the workers",
+    who=r"a shard process \(pid \d+\)",
+    since=r"at about step \d+",
+    why="was killed by signal 9",
+    fix=RESTART_ALL,
+    code=69,
+    provoke=lambda stage: a_killed_shard(stage, told="worker"),
+)
+
+SHARD_STOPPED = Mishap(
+    "a shard is stopped (SIGSTOP)",
+    "the workers",
+    who=r"shard 0 \(.* pid \d+\)",
+    since=SILENT,
+    why="its part of the parameters is lost",
+    fix=RESTART_ALL,
+    code=69,
+    provoke=a_stopped_shard,
+)
+
+SERVER_KILLED = Mishap(
+    "the server is killed",
+    "the workers",
+    who=r"the server at 127\.0\.0\.1:\d+",
+    since=r"has not answered for \d+\.\d s",
+    why="The server stopped or the network is down",
+    fix=RESTART_ALL,
+    code=69,
+    provoke=lambda stage: a_lost_server(stage, how=signal.SIGKILL),
+)
+
 LOSSES = [
-    Mishap(
-        "a worker is killed",
-        "the other workers",
-        who=RANK_1,
-        since=SILENT,
-        why="it was killed, suspended or disconnected.*the job continues with 1 of 2 workers",
-        fix="To replace the worker, start one with --rank 1",
-        code=0,
-        provoke=a_killed_worker,
-    ),
+    KILLED,
     Mishap(
         "a worker is killed, under `--on-loss wait`",
         "the other workers",
@@ -166,16 +223,7 @@ LOSSES = [
         code=69,
         provoke=lambda stage: a_killed_worker(stage, "--on-loss", "wait"),
     ),
-    Mishap(
-        "a worker is stopped (SIGSTOP)",
-        "the other workers",
-        who=RANK_1,
-        since=SILENT,
-        why="it was killed, suspended or disconnected.*the job continues with 1 of 2 workers",
-        fix="To replace the worker, start one with --rank 1",
-        code=0,
-        provoke=a_stopped_worker,
-    ),
+    KILLED.but("a worker is stopped (SIGSTOP)", a_stopped_worker),
     Mishap(
         "a stopped worker continues (SIGCONT)",
         "that worker",
@@ -214,86 +262,27 @@ LOSSES = [
         code=0,
         provoke=a_worker_that_does_not_come_on,
     ),
-    Mishap(
+    FEWER.but(
         "a rank has fewer batches than the others",
-        "the other workers",
-        who=r"rank 0 \(.* pid \d+\)",
-        since=f"finished after {HOLD} steps",
+        fewer_batches,
         why="the other ranks go on without it",
-        fix="pass uneven=True to DistributedOptimizer on all ranks",
         code=0,
-        provoke=fewer_batches,
     ),
-    Mishap(
-        "a rank has fewer batches than the others, under `--aggregate`",
-        "the other workers",
-        who=r"rank 0 \(.* pid \d+\)",
-        since=f"finished after {HOLD} steps",
-        why=f"no rank can take step {HOLD + 1}",
-        fix="pass uneven=True to DistributedOptimizer on all ranks",
-        code=78,
-        provoke=lambda stage: fewer_batches(stage, "--aggregate"),
-    ),
-    Mishap(
+    FEWER,
+    FEWER.but(
         "a rank has fewer batches than the others, around the ring",
-        "the other members",
-        who=r"rank 0 \(.* pid \d+\)",
-        since=f"finished after {HOLD} steps",
-        why=f"no rank can take step {HOLD + 1}",
-        fix="pass uneven=True to DistributedOptimizer on all ranks",
-        code=78,
-        provoke=lambda stage: fewer_batches(stage, "--topology", "ring"),
+        lambda stage: fewer_batches(stage, "--topology", "ring"),
+        program="the other members",
     ),
-    Mishap(
-        "a member of the ring is killed",
-        "the other members",
-        who=RANK_1,
-        since=SILENT,
-        why="it was killed, suspended or disconnected.*a ring cannot continue without it",
-        fix="Restart the job",
-        code=69,
-        provoke=lambda stage: a_killed_worker(stage, topology="ring"),
+    MEMBER_KILLED,
+    MEMBER_KILLED.but(
+        "a member of the ring is stopped (SIGSTOP)", lambda stage: a_stopped_worker(stage, topology="ring")
     ),
-    Mishap(
-        "a member of the ring is stopped (SIGSTOP)",
-        "the other members",
-        who=RANK_1,
-        since=SILENT,
-        why="it was killed, suspended or disconnected.*a ring cannot continue without it",
-        fix="Restart the job",
-        code=69,
-        provoke=lambda stage: a_stopped_worker(stage, topology="ring"),
+    SHARD_KILLED,
+    SHARD_KILLED.but(
+        "a shard is killed", lambda stage: a_killed_shard(stage, told="server"), program="the server"
     ),
-    Mishap(
-        "a shard is killed",
-        "the workers",
-        who=r"a shard process \(pid \d+\)",
-        since=r"at about step \d+",
-        why="was killed by signal 9",
-        fix=RESTART_ALL,
-        code=69,
-        provoke=lambda stage: a_killed_shard(stage, told="worker"),
-    ),
-    Mishap(
-        "a shard is killed",
-        "the server",
-        who=r"a shard process \(pid \d+\)",
-        since=r"at about step \d+",
-        why="was killed by signal 9",
-        fix=RESTART_ALL,
-        code=69,
-        provoke=lambda stage: a_killed_shard(stage, told="server"),
-    ),
-    Mishap(
-        "a shard is stopped (SIGSTOP)",
-        "the workers",
-        who=r"shard 0 \(.* pid \d+\)",
-        since=SILENT,
-        why="its part of the parameters is lost",
-        fix=RESTART_ALL,
-        code=69,
-        provoke=a_stopped_shard,
-    ),
+    SHARD_STOPPED,
     Mishap(
         "a worker's shard is killed, under `--colocate`",
         "the other workers",
@@ -304,35 +293,10 @@ LOSSES = [
         code=69,
         provoke=a_shard_beside_a_worker,
     ),
-    Mishap(
-        "a host that joined with shards is lost",
-        "the workers",
-        who=r"shard 1 \(.* pid \d+\)",
-        since=SILENT,
-        why="its part of the parameters is lost",
-        fix=RESTART_ALL,
-        code=69,
-        provoke=a_lost_host,
-    ),
-    Mishap(
-        "the server is killed",
-        "the workers",
-        who=r"the server at 127\.0\.0\.1:\d+",
-        since=r"has not answered for \d+\.\d s",
-        why="The server stopped or the network is down",
-        fix=RESTART_ALL,
-        code=69,
-        provoke=lambda stage: a_lost_server(stage, how=signal.SIGKILL),
-    ),
-    Mishap(
-        "the server is stopped (SIGSTOP)",
-        "the workers",
-        who=r"the server at 127\.0\.0\.1:\d+",
-        since=r"has not answered for \d+\.\d s",
-        why="The server stopped or the network is down",
-        fix=RESTART_ALL,
-        code=69,
-        provoke=lambda stage: a_lost_server(stage, how=signal.SIGSTOP),
+    SHARD_STOPPED.but("a host that joined with shards is lost", a_lost_host, who=r"shard 1 \(.* pid \d+\)"),
+    SERVER_KILLED,
+    SERVER_KILLED.but(
+        "the server is stopped (SIGSTOP)", lambda stage: a_lost_server(stage, how=signal.SIGSTOP)
     ),
     Mishap(
         "the server is asked to stop (SIGTERM)",

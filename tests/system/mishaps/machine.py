@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.processes.cluster import Program
-from tests.system.mishaps.mishap import Mishap, Stage, mounted
+from tests.support.processes.cluster import Program, mounted
+from tests.system.mishaps.mishap import Mishap, Stage
 
 TINY = mounted("mount -t tmpfs -o size=256k small /dev/shm")
 

@@ -7,7 +7,8 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.support.processes.stopwatch import Stopwatch
@@ -43,6 +44,10 @@ class Mishap:
     code: int
     provoke: Callable[[Stage], Program]
     since: str = ""
+
+    def but(self, name: str, provoke: Callable[[Stage], Program], **changes: Any) -> Mishap:
+        """Returns another mishap, of which the program prints the same but for the changes."""
+        return replace(self, name=name, provoke=provoke, **changes)
 
     def message(self, said: str) -> str:
         """The first line that says it all; empty if none does."""
@@ -145,12 +150,6 @@ def repeated(message: str, said: str) -> str:
     twice = [place for place in places if places.count(place) > 1]
     bare = re.sub(r" \(\w+\.py line \d+\)$", "", text)
     return next(iter(twice), bare if said.count(bare) > 1 else "")
-
-
-def mounted(what: str) -> list[str]:
-    """What runs a command that sees other mounts than other processes; `what` is a shell command."""
-    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
-    return ["unshare", *as_root, "--mount", "sh", "-c", f'{what} && exec "$@"', "sh"]
 
 
 def like_anybody() -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.security.keyring import make_files
 from tests.support.processes.cluster import SMALL, Program
-from tests.system.mishaps.mishap import Mishap, Stage
+from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
 OLDER = f"import hubring.ps.core.types\nhubring.ps.core.types.PROTOCOL = {PROTOCOL - 1}\n"
 
@@ -45,8 +45,15 @@ def older(stage: Stage) -> dict[str, str]:
 
 
 def another_job(stage: Stage) -> Program:
+    """The job that refused another one goes on."""
     _, address = stage.cluster.server("--workers", "1")
-    stage.hold(address, 1)
+    (first,) = stage.hold(address, 1)
+
+    def goes_on() -> None:
+        stage.go.touch()
+        assert first.done()["steps"] == 3 * HOLD
+
+    stage.afterwards = goes_on
     return stage.worker("--server", address, "--job", "char-lm")
 
 
@@ -121,6 +128,16 @@ def no_values(stage: Stage) -> Program:
     return second
 
 
+OLDER_WORKER = Mishap(
+    "a worker of an older version",
+    "the worker",
+    who=f"the worker uses protocol {PROTOCOL - 1}",
+    why=f"this server uses protocol {PROTOCOL}",
+    fix="install the same version of Hubring on both hosts",
+    code=78,
+    provoke=an_older_worker,
+)
+
 PLACES = [
     Mishap(
         "a worker without a token",
@@ -134,29 +151,18 @@ PLACES = [
     Mishap(
         "a worker with a token of another server",
         "the worker",
-        who=r"the server at 127\.0\.0\.1:\d+ ",
-        why="has another certificate than the token says: it is another server",
-        fix="copy its token file again, or pass --tls-ca, if the server has a certificate of your authority",
+        who=r"certificate mismatch at 127\.0\.0\.1:\d+",
+        why="this token belongs to another server, or the tokens were regenerated",
+        fix="copy the server's token file again, or pass --tls-ca, if the server has a certificate of your",
         code=78,
         provoke=another_token,
     ),
-    Mishap(
-        "a worker of an older version",
-        "the worker",
-        who=f"the worker uses protocol {PROTOCOL - 1}",
-        why=f"this server uses protocol {PROTOCOL}",
-        fix="install the same version of Hubring on both hosts",
-        code=78,
-        provoke=an_older_worker,
-    ),
-    Mishap(
+    OLDER_WORKER,
+    OLDER_WORKER.but(
         "a host that joins with an older version",
-        "the joining host",
+        an_older_shard,
+        program="the joining host",
         who=f"the shard uses protocol {PROTOCOL - 1}",
-        why=f"this server uses protocol {PROTOCOL}",
-        fix="install the same version of Hubring on both hosts",
-        code=78,
-        provoke=an_older_shard,
     ),
     Mishap(
         "the server runs another job",

@@ -101,85 +101,51 @@ def look_for(stage: Stage, listening: socket.socket) -> Program:
     return stage.seeker(f"127.0.0.1:{listening.getsockname()[1]}")
 
 
+NO_ANSWER = Mishap(
+    "no server at the address",
+    "the worker",
+    who=f"no server answers at {ANY}",
+    since="after 10 s",
+    why="no process listens on that port",
+    fix=CHECK,
+    code=69,
+    provoke=no_listener,
+)
+
+NO_ADDRESS = Mishap(
+    "an address without a port",
+    "the worker",
+    who="address 'localhost'",
+    why="expected HOST:PORT",
+    fix=r"as in 127\.0\.0\.1:5555",
+    code=78,
+    provoke=no_port,
+)
+
 REACHING = [
-    Mishap(
-        "no server at the address",
-        "the worker",
-        who=f"no server answers at {ANY}",
-        since="after 10 s",
-        why="no process listens on that port",
-        fix=CHECK,
-        code=69,
-        provoke=no_listener,
-    ),
-    Mishap(
-        "the server is stopped (SIGSTOP)",
-        "the worker",
-        who=f"no server answers at {ANY}",
-        since="after 10 s",
-        why="does not answer; it is stopped",
-        fix=CHECK,
-        code=69,
-        provoke=a_stopped_server,
-    ),
-    Mishap(
+    NO_ANSWER,
+    NO_ANSWER.but("the server is stopped (SIGSTOP)", a_stopped_server, why="does not answer; it is stopped"),
+    NO_ANSWER.but(
         "the port of a web server, or of the status page",
-        "the worker",
-        who=f"no server answers at {ANY}",
-        since="after 10 s",
+        a_web_server,
         why="a web server listens on that port",
-        fix=CHECK,
-        code=69,
-        provoke=a_web_server,
     ),
-    Mishap(
-        "the port of another server that speaks TLS",
-        "the worker",
-        who=f"no server answers at {ANY}",
-        since="after 10 s",
-        why="uses TLS, but is not a ps-server",
-        fix=CHECK,
-        code=69,
-        provoke=a_tls_server,
+    NO_ANSWER.but(
+        "the port of another server that speaks TLS", a_tls_server, why="uses TLS, but is not a ps-server"
     ),
-    Mishap(
+    NO_ANSWER.but(
         "the port of another gRPC service",
-        "the worker",
-        who=f"no server answers at {ANY}",
-        since="after 10 s",
+        another_grpc_service,
         why="uses gRPC without TLS, as ps-server does with --insecure",
-        fix=CHECK,
-        code=69,
-        provoke=another_grpc_service,
     ),
-    Mishap(
+    NO_ANSWER.but(
         "an unknown host name",
-        "the worker",
+        an_unknown_host,
         who="no server answers at no-such-host",
-        since="after 10 s",
         why="cannot resolve the host name 'no-such-host.invalid'",
-        fix=CHECK,
-        code=69,
-        provoke=an_unknown_host,
     ),
-    Mishap(
-        "an address without a port",
-        "the worker",
-        who="address 'localhost'",
-        why="expected HOST:PORT",
-        fix=r"as in 127\.0\.0\.1:5555",
-        code=78,
-        provoke=no_port,
-    ),
-    Mishap(
-        "a URL for an address",
-        "the worker",
-        who=r"address 'https://127\.0\.0\.1:5555'",
-        why="expected HOST:PORT",
-        fix=r"as in 127\.0\.0\.1:5555",
-        code=78,
-        provoke=a_url,
-    ),
+    NO_ADDRESS,
+    NO_ADDRESS.but("a URL for an address", a_url, who=r"address 'https://127\.0\.0\.1:5555'"),
     Mishap(
         "`ps-server status` without a server",
         "`ps-server status`",

@@ -39,17 +39,15 @@ MISHAPS = [mishap for section in SECTIONS.values() for mishap in section]
 
 HEAD = """# Error messages by mistake and mishap
 
-What Hubring prints when something goes wrong. A waiting program reports the cause, here within 15 seconds:
-who is at fault, since when, why, and how to fix it. The last column is the exit code of the program that
-prints the message; 0 means that the program continued and finished.
-[TROUBLESHOOTING.md](TROUBLESHOOTING.md) is sorted by symptom.
+What Hubring prints when something goes wrong; [TROUBLESHOOTING.md](TROUBLESHOOTING.md) is sorted by symptom.
+A waiting program reports the cause, here within 15 seconds. The last column is the exit code of the program
+that prints the message; 0 means that it continued and finished.
 
-A program that is stopped or cut off keeps its connection, so it is noticed after its lease: 90 s by default
-(`--lease`), 8 s in these programs.
+A program that is stopped or cut off is noticed after its lease: 90 s by default (`--lease`), 8 s here.
 
-This page is made from real programs: each row was provoked. Host names, folders, addresses, process ids and
-times are replaced by `HOST`, `DIR` or `N`. `python -m tests.system.mishaps.table` makes the page, and
-tests/system/test_mishaps.py fails if a program prints something else.
+Each row was provoked in real programs. `HOST`, `DIR` and `N` replace host names, folders, addresses, process
+ids and times, and `(LINE)` the line of the script, such as `(train.py line 12)`.
+`python -m tests.system.mishaps.table` makes the page; tests/system/test_mishaps.py checks it.
 """
 COLUMNS = "| what goes wrong | who prints it | message | exit code |\n| --- | --- | --- | ---: |\n"
 
@@ -80,7 +78,7 @@ BLANKS = [
     (r"protocol \d+, but this server uses protocol \d+", "protocol N, but this server uses protocol M"),
     (r"N bytes, expected \d+", "N bytes, expected N"),
     (r"\bstep=?\s?\d+", "step N"),
-    (r"line \d+\)", "line N)"),
+    (r"\(\w+\.py line \d+\)", "(LINE)"),
     (r" \([A-Z_]{5,}: .*?\)(?=[;.,]|$)", ""),  # gRPC's own words
     (r"/torch_\w+", "/torch_N"),
     (r" \(a build without CUDA\)", ""),

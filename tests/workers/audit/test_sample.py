@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from hubring.workers.audit.sample import MOST, MOST_OF_LARGE, MOST_OF_TENSOR, sample
+from hubring.workers.audit.sample import MOST, MOST_OF_LARGE, MOST_OF_TENSOR, local, sample, shard
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (64, 64), (3, 4, 5, 6), (512, 10), (100_003,)])
@@ -59,3 +61,24 @@ def test_every_slice_of_a_large_parameter_has_elements(numel: int, parameters: i
 def test_there_are_bounds_on_the_elements_of_a_large_parameter() -> None:
     assert sample("huge", 10**11, 1).number == MOST_OF_LARGE
     assert sample("large", 1 << 30, 1, 2).number == 2048
+
+
+@pytest.mark.parametrize("rows", [7, 6, 2, 1])
+@pytest.mark.parametrize("rank", range(3))
+def test_a_shard_is_what_torch_holds(rows: int, rank: int) -> None:
+    dist.init_process_group("fake", rank=rank, world_size=3)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (3,))
+        whole = torch.arange(4.0 * rows).reshape(rows, 4)
+        held = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+        first, number = shard(held)
+        assert isinstance(held, DTensor)
+        assert local(held).flatten().tolist() == whole.flatten()[first : first + number].tolist()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_ordinary_tensor_is_a_whole() -> None:
+    tensor = torch.ones(2, 3)
+    assert shard(tensor) == (0, 6)
+    assert local(tensor) is tensor

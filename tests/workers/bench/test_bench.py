@@ -3,55 +3,51 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
 
-import hubring
 from hubring.ps.core.errors import ConfigError, UsageError
-from hubring.workers.bench import cli, shapes
-from hubring.workers.bench.case import TURN_SECONDS, Case, fitting, takes_part
-from hubring.workers.bench.job import Job
-from hubring.workers.bench.report.table import HEAD, entry, trained
-from hubring.workers.bench.rows.hubring import Hubring
-from hubring.workers.bench.rows.row import ROWS, select
-from hubring.workers.bench.team import Turn
-from hubring.workers.communicators.local import LocalCommunicator
-from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.fakes.hub import FakeHub, FakeRank
+from hubring.workers.bench import cli, job
+from hubring.workers.bench.case import (
+    HEAD,
+    TURN_SECONDS,
+    BenchCase,
+    bench_entry,
+    fitting,
+    groups_within,
+    row_bytes,
+    takes_part,
+    trained,
+)
+from hubring.workers.bench.row import ROWS
+from hubring.workers.bench.team import BenchTurn
 from tests.support.processes.cluster import Cluster
 
 # What is asked for.
 
 
 def test_resnet50_has_the_parameters_of_the_paper() -> None:
-    tensors = shapes.resnet50()
+    tensors = job.resnet50()
     assert (len(tensors), sum(prod(dims) for dims in tensors)) == (161, 25_557_032)
     assert (tensors[0], tensors[-2:]) == ((64, 3, 7, 7), [(1000, 2048), (1000,)])
-
-
-def test_a_thousand_tensors_weigh_as_much_as_the_one_beside_them() -> None:
-    assert shapes.nbytes("thousand", 100) == shapes.nbytes("thousand-flat", 100) == 100_000_000
-    assert shapes.nbytes("flat", 100) == 100 * 2**20
-    assert shapes.nbytes("lone", 100) == 4096
 
 
 @pytest.mark.parametrize("shape", ["digits", "mlp"])
 def test_the_shapes_of_what_is_trained_are_its_parameters(shape: str) -> None:
     pytest.importorskip("sklearn")
-    from hubring.workers.bench.rows.train import network
+    from hubring.workers.bench.train import network
 
     with torch.device("meta"):
         net = network(shape)
-    assert [tuple(parameter.shape) for parameter in net.parameters()] == shapes.find(shape).tensors(0)
+    assert [tuple(parameter.shape) for parameter in net.parameters()] == job.find_shape(shape).tensors(0)
 
 
 def test_a_shape_is_exchanged_by_the_rows_it_is_for() -> None:
     def names(shape: str) -> list[str]:
-        return [row.name for row in ROWS.values() if takes_part(row, shapes.find(shape))]
+        return [row.name for row in ROWS.values() if takes_part(row, job.find_shape(shape))]
 
     assert not {"ring-bf16", "train-alone"} & set(names("flat"))
     assert names("coded") == ["hub-zmq", "hub-zmq-bf16", "hub-zmq-int8", "ring", "ring-bf16"]
@@ -59,35 +55,22 @@ def test_a_shape_is_exchanged_by_the_rows_it_is_for() -> None:
     assert "rpc" not in names("mlp")
 
 
-def test_a_hub_is_told_a_size_of_buckets_only_where_it_trains() -> None:
-    told = [
-        [name for name in ("ddp-gloo", "hub-shm", "ring", "rpc", "raw-tcp") if ROWS[name].in_buckets(shape)]
-        for shape in (shapes.find("flat"), shapes.find("mlp"))
-    ]
-    assert told == [["ddp-gloo", "ring"], ["ddp-gloo", "hub-shm", "ring"]]
-
-
-@pytest.mark.parametrize(("topology", "buckets"), [("hub", 1), ("local", 2)])
-def test_our_rows_hand_a_hub_all_at_once(
-    topology: str, buckets: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = FakeRank(FakeHub(1)) if topology == "hub" else LocalCommunicator()
-    wrapped = partial(DistributedOptimizer, communicator=rank)
-    monkeypatch.setattr(hubring, "init", lambda: None)
-    monkeypatch.setattr(hubring, "topology", lambda: topology)
-    monkeypatch.setattr(hubring, "DistributedOptimizer", wrapped)
-    job = Job(shape="resnet50", optimizer="sgd", size=1, directory="", bucket_bytes=60 << 20)
-    assert len(Hubring(job, 0)._optimizer._reducers.buckets) == buckets
-
-
 def test_a_slow_row_takes_fewer_steps_of_a_turn_and_at_least_one() -> None:
-    assert [fitting(Turn([each, 9.0], 0), 3) for each in (0.001, TURN_SECONDS / 2, 5.0)] == [3, 2, 1]
+    assert [fitting(BenchTurn([each, 9.0], 0), 3) for each in (0.001, TURN_SECONDS / 2, 5.0)] == [3, 2, 1]
+
+
+def test_rows_that_do_not_fit_into_memory_run_in_groups() -> None:
+    assert groups_within([3, 3, 3], 9) == [[0, 1, 2]]
+    assert groups_within([3, 3, 3, 2], 6) == [[0, 1], [2, 3]]
+    assert groups_within([9, 1, 9, 1], 2) == [[0], [1], [2], [3]]
+    small, large = (row_bytes(ROWS["hub-shm"], 4, None, nbytes) for nbytes in (0, 100 << 20))
+    assert large - small > (4 + 2) * (100 << 20), "each rank and each shard has the model more than once"
 
 
 def test_cases_are_read_and_the_standard_ones_are_cases() -> None:
     assert cli.cases_of("2:resnet50:adam, 1:lone:sgd") == [
-        Case(2, "resnet50", "adam"),
-        Case(1, "lone", "sgd"),
+        BenchCase(2, "resnet50", "adam"),
+        BenchCase(1, "lone", "sgd"),
     ]
     assert len(cli.cases_of(None)) > 5
 
@@ -98,14 +81,6 @@ def test_a_case_that_means_nothing_is_told(text: str) -> None:
         cli.cases_of(text)
 
 
-def test_rows_are_chosen_by_name_once() -> None:
-    assert [row.name for row in select(["raw-tcp", "mpi"])] == ["raw-tcp", "mpi"]
-    with pytest.raises(UsageError, match="no row 'horovod'"):
-        select(["horovod"])
-    with pytest.raises(UsageError, match="mpi twice"):
-        select(["mpi", "mpi"])
-
-
 def test_a_row_asked_for_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="--rows mpi: mpirun is not installed"):
@@ -113,17 +88,11 @@ def test_a_row_asked_for_that_cannot_be_had_is_an_error(monkeypatch: pytest.Monk
     assert "mpi" not in [row.name for row in cli.rows_of(None)]
 
 
-def test_a_row_that_needs_what_is_not_here_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert "openmpi-bin" in ROWS["mpi"].missing()
-    assert ROWS["gloo+sgd"].missing() == ""
-
-
 # What is shown.
 
 
 def test_a_step_has_nccl_tests_bandwidths() -> None:
-    found = entry([0.004, 0.002, 0.001], n=4, nbytes=8_000_000, **SAID)
+    found = bench_entry([0.004, 0.002, 0.001], n=4, nbytes=8_000_000, **SAID)
     assert (found.median_ms, found.min_ms, found.spread_ms, found.steps) == pytest.approx((2, 1, 3, 3))
     assert (found.algbw, found.busbw) == pytest.approx((4.0, 6.0))
     assert found.as_json().keys() >= {"row", "n", "shape", "optimizer", "median_ms", "min_ms", "wrong"}
@@ -134,13 +103,13 @@ SAID = {"row": "gloo+sgd", "shape": "thousand-flat", "optimizer": "adam", "wrong
 
 @pytest.mark.parametrize("seconds", [0.0001234, 0.1, 12.0])
 def test_a_line_of_the_table_is_as_wide_as_its_head(seconds: float) -> None:
-    line = str(entry([seconds], n=2, nbytes=104857600, **SAID))
+    line = str(bench_entry([seconds], n=2, nbytes=104857600, **SAID))
     assert {len(line)} == {len(part) for part in HEAD.splitlines()}
 
 
 def test_the_exposed_exchange_is_what_a_step_takes_beyond_computing() -> None:
     ddp, alone = (
-        entry([seconds], n=2, nbytes=4, **{**SAID, "row": row})
+        bench_entry([seconds], n=2, nbytes=4, **{**SAID, "row": row})
         for row, seconds in (("ddp-gloo", 0.2), ("train-alone", 0.1))
     )
     found = trained([ddp, alone], samples=16)
@@ -166,4 +135,4 @@ def test_rows_come_out_right_on_real_processes(cluster: Cluster, tmp_path: Path)
     here = cli.rows_of(None)
     for shape in [case.shape for case in cli.cases_of(CASES)]:
         came = [(each["row"], each["wrong"], each["steps"]) for each in found if each["shape"] == shape]
-        assert came == [(row.name, 0, 2) for row in here if takes_part(row, shapes.find(shape))]
+        assert came == [(row.name, 0, 2) for row in here if takes_part(row, job.find_shape(shape))]

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import psutil
 import pytest
 import torch
-from torch import Tensor
 
-import hubring
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.bench import cli, gpus, shapes
+from hubring.workers.bench import cli, job
 from hubring.workers.bench.case import takes_part
-from hubring.workers.bench.job import Job
-from hubring.workers.bench.rows.bound import BoundCuda
-from hubring.workers.bench.rows.ddp import Net, Source
-from hubring.workers.bench.rows.hubring import Hubring
-from hubring.workers.bench.rows.row import ROWS
-from hubring.workers.bench.team import Team
-from hubring.workers.compare.run.process import Processes
-from hubring.workers.compare.run.runner import clean_environment
+from hubring.workers.bench.job import BenchJob
+from hubring.workers.bench.row import ROWS
+from hubring.workers.bench.team import BenchTeam
+from hubring.workers.peers import machine
+from hubring.workers.peers.processes import RunProcesses, clean_environment
 
 ON_GPU = ["ddp-nccl", "hub-cuda", "hub-shm-gpu", "ring-nccl", "bound-cuda"]
 
@@ -45,75 +38,42 @@ def test_rows_on_a_gpu_take_part_where_there_is_one(monkeypatch: pytest.MonkeyPa
     assert [row.name for row in cli.rows_of(None) if row.device == "cuda"] == ON_GPU
 
 
-@pytest.mark.parametrize("shape", shapes.SHAPES)
+@pytest.mark.parametrize("shape", job.SHAPES)
 def test_rows_on_a_gpu_exchange_and_neither_train_nor_stand_beside_codecs(shape: str) -> None:
-    found = shapes.find(shape)
+    found = job.find_shape(shape)
     expected = [] if found.trained or found.coded else ON_GPU
     assert [name for name in ON_GPU if takes_part(ROWS[name], found)] == expected
 
 
 def test_ranks_that_share_a_gpu_claim_hosts_of_their_own() -> None:
-    assert gpus.variables(1, size=2, gpus=2, environment={}) == {}
-    shared = [gpus.variables(rank, size=2, gpus=1, environment={}) for rank in range(2)]
+    assert machine.gpu_variables(1, size=2, gpus=2, environment={}) == {}
+    shared = [machine.gpu_variables(rank, size=2, gpus=1, environment={}) for rank in range(2)]
     assert [one["CUDA_VISIBLE_DEVICES"] for one in shared] == ["0", "0"]
     assert len({one["NCCL_HOSTID"] for one in shared}) == 2
     given = {"CUDA_VISIBLE_DEVICES": "3,4"}
-    assert gpus.variables(0, size=4, gpus=2, environment=given)["CUDA_VISIBLE_DEVICES"] == "3"
+    assert machine.gpu_variables(0, size=4, gpus=2, environment=given)["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 def test_a_peer_on_a_gpu_meets_over_nccl() -> None:
-    job = Job(shape="lone", optimizer="sgd", size=2, directory="")
+    job = BenchJob(shape="lone", optimizer="sgd", size=2, directory="")
     assert job.seat(1).backend == "gloo"
     on_gpu = msgspec.structs.replace(job, device="cuda")
-    assert Job.decode(on_gpu.encode()).seat(1).backend == "nccl"
-
-
-# Where tensors are made: "meta" is a device that every torch has.
-
-
-def of_ddp(job: Job) -> Iterable[Tensor]:
-    source = Source(job)
-    net = Net(job, source)
-    return [*source.take(), *net.weights, net()]
-
-
-def of_ours(job: Job) -> Iterable[Tensor]:
-    return Hubring(job, 0).values()
-
-
-def of_the_limit(job: Job) -> Iterable[Tensor]:
-    side = BoundCuda(job, 0)
-    return [*side.values(), *(side.gradients(rank)[0] for rank in side.ranks)]
-
-
-@pytest.mark.parametrize("tensors", [of_ddp, of_ours, of_the_limit])
-def test_tensors_are_where_the_job_wants_them(
-    tensors: Callable[[Job], Iterable[Tensor]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hubring, "init", lambda: None)
-    monkeypatch.setattr(hubring, "topology", lambda: "hub")
-    monkeypatch.setattr(
-        hubring, "DistributedOptimizer", lambda *_, **__: SimpleNamespace(zero_grad=lambda **_: None)
-    )
-    job = Job(shape="resnet50", optimizer="sgd", size=2, directory="", device="meta")
-    assert {tensor.device.type for tensor in tensors(job)} == {"meta"}
+    assert BenchJob.decode(on_gpu.encode()).seat(1).backend == "nccl"
 
 
 # How they start: the same sides on the CPU, by the path of a row on a GPU.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("row", "gpu"), [("ddp-gloo", "ddp-nccl"), pytest.param("hub-shm", "hub-cuda", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("row", ["ddp-gloo", pytest.param("hub-shm", marks=pytest.mark.full)])
 def test_ranks_of_a_row_on_a_gpu_are_fresh_processes_that_know_theirs(
-    row: str, gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "count", lambda: 1)
-    job = Job(shape="lone", optimizer="sgd", size=2, directory=str(tmp_path))
-    told = replace(ROWS[gpu], server=ROWS[row].server, worker=ROWS[row].worker)
-    with Processes(tmp_path, clean_environment(1), timeout=90) as processes:
-        team = Team(told, job, None, processes, timeout=60)
+    monkeypatch.setattr(machine, "gpu_count", lambda: 1)
+    job = BenchJob(shape="lone", optimizer="sgd", size=2, directory=str(tmp_path))
+    told = replace(ROWS[row], device="cuda")
+    with RunProcesses(tmp_path, clean_environment(1), timeout=90) as processes:
+        team = BenchTeam(told, job, None, processes, timeout=60)
         team.start()
         team.meet()
         turn = team.turn(2)

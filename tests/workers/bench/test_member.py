@@ -13,26 +13,30 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded
-from hubring.workers.bench.job import Job
-from hubring.workers.bench.line import Line
-from hubring.workers.bench.member import Member
-from hubring.workers.bench.rows.bound import Bound, BoundCopy, BoundCuda, BoundOfTwo
-from hubring.workers.bench.rows.expected_parameters import PERIOD, Truth
-from hubring.workers.bench.rows.model import OPTIMIZERS, Bucket, FlatModel, optimizer_of
-from hubring.workers.bench.rows.row_member import Side
+from hubring.workers.bench.job import BenchJob, MemberLine
+from hubring.workers.bench.member import (
+    OPTIMIZERS,
+    PERIOD,
+    BenchMember,
+    ExpectedParameters,
+    FlatModel,
+    RowMember,
+    optimizer_of,
+)
+from hubring.workers.bench.raw import Bound, BoundCopy, BoundCuda, BoundOfTwo
 from hubring.workers.bench.team import wrong_in
 from tests.support.fakes.lazy_device import LazyDevice, LazyMark
 
 TENSORS = [(PERIOD + 7,), (3, 5)]
 
 
-class Mean(Side):
+class Mean(RowMember):
     """Stands for two ranks, of which this is the first; may forget the other, or a step."""
 
     def __init__(
         self, optimizer: str = "sgd", other: float = 1.0, forget: int | None = None, device: str = "cpu"
     ) -> None:
-        super().__init__(Job(shape="lone", optimizer=optimizer, size=2, directory="", device=device), 0)
+        super().__init__(BenchJob(shape="lone", optimizer=optimizer, size=2, directory="", device=device), 0)
         self._model = FlatModel(TENSORS)
         self._theirs = FlatModel(TENSORS)
         self._optimizer = optimizer_of(optimizer, self._model.parameters)
@@ -53,15 +57,18 @@ class Mean(Side):
             self._optimizer.step()
 
 
+Pair = tuple[MemberLine, MemberLine]
+
+
 @pytest.fixture
-def pair() -> Iterator[tuple[Line, Line]]:
-    lines = tuple(Line(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+def pair() -> Iterator[Pair]:
+    lines = tuple(MemberLine(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
     yield lines[0], lines[1]
     for line in lines:
         line.close()
 
 
-def steps(side: Side, count: int) -> int:
+def steps(side: RowMember, count: int) -> int:
     """Takes steps as a member does; returns how many elements are wrong."""
     for _ in range(count):
         for rank in side.ranks:
@@ -69,6 +76,20 @@ def steps(side: Side, count: int) -> int:
         side.step()
         side.check.advance()
     return side.check.wrong(side.values())
+
+
+def after(
+    steps: int, tensors: list[tuple[int]], optimizer: str = "sgd", slack: float = 0.0
+) -> tuple[ExpectedParameters, FlatModel]:
+    """Returns a model after some right steps of one rank, and what it must be."""
+    truth, model = ExpectedParameters(optimizer, 1, slack), FlatModel(tensors)
+    own = optimizer_of(optimizer, model.parameters)
+    for _ in range(steps):
+        truth.write(model.gradient_parts, 0)
+        own.step()
+        truth.advance()
+    assert truth.wrong(model.value_parts) == 0
+    return truth, model
 
 
 # What is wrong.
@@ -93,18 +114,8 @@ SLICE = 2**18
 """Elements; every slice, bucket and page is such a power of two."""
 
 
-def slices_swapped(values: Tensor) -> None:
-    first = values[:SLICE].clone()
-    values[:SLICE] = values[SLICE : 2 * SLICE]
-    values[SLICE : 2 * SLICE] = first
-
-
 def one_slice_repeated(values: Tensor) -> None:
     values[SLICE : 2 * SLICE] = values[:SLICE]
-
-
-def all_moved_by_a_slice(values: Tensor) -> None:
-    values[:-SLICE] = values[SLICE:].clone()
 
 
 def one_page_everywhere(values: Tensor) -> None:
@@ -115,43 +126,25 @@ def one_page_everywhere(values: Tensor) -> None:
 @pytest.mark.parametrize(
     ("misplace", "least"),
     [
-        (slices_swapped, 2 * SLICE),
         (one_slice_repeated, SLICE),
-        (all_moved_by_a_slice, 3 * SLICE),
         (one_page_everywhere, 4 * SLICE - 1024),
     ],
 )
-def test_what_lies_in_anothers_place_is_wrong(
-    optimizer: str, misplace: Callable[[Tensor], None], least: int
-) -> None:
-    truth, model = Truth(optimizer, 1), FlatModel([(4 * SLICE,)])
-    own = optimizer_of(optimizer, model.parameters)
-    for _ in range(3):
-        truth.write(model.gradient_parts, 0)
-        own.step()
-        truth.advance()
-    assert truth.wrong(model.value_parts) == 0
+def test_a_misplaced_slice_is_wrong(optimizer: str, misplace: Callable[[Tensor], None], least: int) -> None:
+    truth, model = after(3, [(4 * SLICE,)], optimizer)
     misplace(model.values)
     assert truth.wrong(model.value_parts) > 0.9 * least
 
 
 def test_tensors_of_one_length_in_each_others_place_are_wrong() -> None:
-    truth, model = Truth("sgd", 1), FlatModel([(5000,), (5000,)])
-    own = optimizer_of("sgd", model.parameters)
-    truth.write(model.gradient_parts, 0)
-    own.step()
-    truth.advance()
+    truth, model = after(1, [(5000,), (5000,)])
     first, second = model.value_parts
     assert truth.wrong([first, second]) == truth.wrong([first, second, first, second]) == 0
     assert truth.wrong([second, first]) == 10_000
 
 
 def test_a_compressed_row_may_be_off_by_what_rounding_gives_and_no_more() -> None:
-    truth, model = Truth("sgd", 1, slack=0.02), FlatModel([(5000,)])
-    own = optimizer_of("sgd", model.parameters)
-    truth.write(model.gradient_parts, 0)
-    own.step()
-    truth.advance()
+    truth, model = after(1, [(5000,)], slack=0.02)
     largest = float(model.values.abs().max())
     model.values[:100] += 0.01 * largest
     assert truth.wrong(model.value_parts) == 0
@@ -160,35 +153,8 @@ def test_a_compressed_row_may_be_off_by_what_rounding_gives_and_no_more() -> Non
     assert truth.wrong(model.value_parts) == 101
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_bucket_steps_with_the_mean_of_what_was_summed(optimizer: str) -> None:
-    bucket = Bucket(optimizer, torch.zeros(5), torch.zeros(5), size=4)
-    parameter = torch.nn.Parameter(torch.zeros(5))
-    own = optimizer_of(optimizer, [parameter])
-    for step in range(3):
-        total = torch.arange(5.0) + step + 1
-        bucket.gradients.copy_(total)
-        bucket.step()
-        parameter.grad = total / 4
-        own.step()
-    torch.testing.assert_close(bucket.values, parameter.detach())
-
-
-def test_one_wrong_element_is_counted_as_one() -> None:
-    side = Mean()
-    steps(side, 1)
-    side.values()[0][PERIOD + 3] += 1e-3
-    assert side.check.wrong(side.values()) == 1
-
-
 def test_a_tensor_longer_than_what_is_compared_at_once_is_compared_to_its_end() -> None:
-    truth = Truth("sgd", 1)
-    model = FlatModel([(600 * PERIOD + 5,)])
-    optimizer = optimizer_of("sgd", model.parameters)
-    truth.write(model.gradient_parts, 0)
-    optimizer.step()
-    truth.advance()
-    assert truth.wrong(model.value_parts) == 0
+    truth, model = after(1, [(600 * PERIOD + 5,)])
     model.values[-1] += 1
     model.values[300 * PERIOD] += 1
     assert truth.wrong(model.value_parts) == 2
@@ -198,7 +164,9 @@ def test_a_tensor_longer_than_what_is_compared_at_once_is_compared_to_its_end() 
 @pytest.mark.parametrize("bound", [Bound, BoundCopy, BoundOfTwo])
 def test_a_bound_does_the_same_work_as_those_it_bounds(bound: type[Bound], size: int) -> None:
     threads = torch.get_num_threads()
-    job = Job(shape="flat", optimizer="adam", size=size, directory="", megabytes=1, slice_bytes=400 * 1024)
+    job = BenchJob(
+        shape="flat", optimizer="adam", size=size, directory="", megabytes=1, slice_bytes=400 * 1024
+    )
     sides = [bound(job, rank) for rank in range(bound.parts)]
     torch.set_num_threads(threads)
     assert [steps(side, 3) for side in sides] == [0] * bound.parts
@@ -209,24 +177,24 @@ def test_a_bound_does_the_same_work_as_those_it_bounds(bound: type[Bound], size:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_limit_on_a_gpu_is_right_by_the_same_calls_on_the_cpu(optimizer: str, size: int) -> None:
-    job = Job(shape="flat", optimizer=optimizer, size=size, directory="", megabytes=1)
+    job = BenchJob(shape="flat", optimizer=optimizer, size=size, directory="", megabytes=1)
     assert steps(BoundCuda(job, 0), 3) == 0
 
 
 def trained_by(ranks: Sequence[int], steps: int) -> list[Tensor]:
-    from hubring.workers.bench.rows.train import Reference
+    from hubring.workers.bench.train import ReferenceTraining
 
-    one = Reference(Job(shape="digits", optimizer="sgd", size=2, directory=""), ranks)
+    one = ReferenceTraining(BenchJob(shape="digits", optimizer="sgd", size=2, directory=""), ranks)
     for _ in range(steps):
         one.advance()
     return one.values()
 
 
-def test_what_was_never_trained_and_what_missed_a_rank_are_wrong_end_to_end() -> None:
+def test_untrained_parameters_and_a_missing_rank_count_as_wrong_end_to_end() -> None:
     pytest.importorskip("sklearn")
-    from hubring.workers.bench.rows.train import Reference
+    from hubring.workers.bench.train import ReferenceTraining
 
-    reference = Reference(Job(shape="digits", optimizer="sgd", size=2, directory=""), [0, 1])
+    reference = ReferenceTraining(BenchJob(shape="digits", optimizer="sgd", size=2, directory=""), [0, 1])
     for _ in range(3):
         reference.advance()
     count = sum(values.numel() for values in reference.values())
@@ -242,23 +210,6 @@ def test_ranks_that_drifted_apart_have_a_whole_model_of_wrong_elements() -> None
 
 
 # Orders.
-
-
-def test_members_begin_and_end_a_step_together(pair: tuple[Line, Line]) -> None:
-    bench, line = pair
-    member = threading.Thread(target=Member(Mean(), line).serve)
-    member.start()
-    bench.tell("2 together")
-    for said in ("ready", "stepped") * 2:
-        assert bench.hear(5) == said
-        bench.tell("go")
-    reply = json.loads(bench.hear(5))
-    assert (len(reply["seconds"]), reply["wrong"]) == (2, 0)
-    bench.tell("3 alone")
-    assert len(json.loads(bench.hear(5))["seconds"]) == 3
-    bench.close()
-    member.join(5)
-    assert not member.is_alive()
 
 
 class Lazy(Mean):
@@ -277,19 +228,23 @@ class Lazy(Mean):
         mark.synchronize()
 
 
-def test_a_step_is_over_once_the_device_has_done_it(pair: tuple[Line, Line]) -> None:
+def test_members_begin_and_end_a_step_together_once_the_device_has_done_it(pair: Pair) -> None:
     bench, line = pair
     side = Lazy()
-    member = threading.Thread(target=Member(side, line).serve)
+    member = threading.Thread(target=BenchMember(side, line).serve)
     member.start()
     bench.tell("2 together")
     for said, awaited in [("ready", 1), ("stepped", 2), ("ready", 3), ("stepped", 4)]:
         assert bench.hear(5) == said
         assert (len(side.device.log), len(side.device.waits)) == (awaited // 2, awaited)
         bench.tell("go")
-    assert json.loads(bench.hear(5))["wrong"] == 0
+    reply = json.loads(bench.hear(5))
+    assert (len(reply["seconds"]), reply["wrong"]) == (2, 0)
+    bench.tell("3 alone")
+    assert len(json.loads(bench.hear(5))["seconds"]) == 3
     bench.close()
     member.join(5)
+    assert not member.is_alive()
 
 
 @pytest.mark.parametrize(("device", "waits"), [("cpu", 0), ("cuda", 1)])
@@ -300,12 +255,12 @@ def test_only_a_gpu_is_awaited(device: str, waits: int, monkeypatch: pytest.Monk
     assert len(calls) == waits
 
 
-def test_a_line_tells_of_silence(pair: tuple[Line, Line]) -> None:
+def test_a_line_tells_of_silence(pair: Pair) -> None:
     with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
         pair[0].hear(0.01)
 
 
-def test_a_line_tells_of_its_end(pair: tuple[Line, Line]) -> None:
+def test_a_line_tells_of_its_end(pair: Pair) -> None:
     pair[1].close()
     with pytest.raises(ConnectionLost):
         pair[0].hear(5)

@@ -13,9 +13,8 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.core.work import Work
 from hubring.ps.transport.shm.transport import ShmTransport
-from hubring.workers.buckets.device_waiter import DeviceWaiter
-from hubring.workers.buckets.pinning import starts_at_page
-from hubring.workers.buckets.staging import OnHost, Staging, ThroughHost
+from hubring.workers.buckets.device import DeviceWaiter, starts_at_page
+from hubring.workers.buckets.staging import Staging, ThroughHost
 from tests.support.fakes.lazy_device import LazyDevice
 
 SOON = 10.0
@@ -62,41 +61,6 @@ def _plain(numel: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(numel, dtype=dtype)
 
 
-def test_what_is_sent_is_what_backward_had_queued(device: LazyDevice, stage: ThroughHost) -> None:
-    gradients = stage._there["gradients"]
-    device.compute("backward", lambda: gradients.fill_(3))
-    wire = Wire(stage)
-    work = stage.push_pull("one", wire.start, "values")
-    wire.answer(stage.values, 5)
-    work.wait(SOON)
-    assert wire.sent == [[3, 3]]
-    assert device.log[:2] == ["backward", "copy out"]
-
-
-def test_forward_reads_the_answer(device: LazyDevice, stage: ThroughHost) -> None:
-    values = stage._there["values"]
-    read: list[list[float]] = []
-    wire = Wire(stage)
-    work = stage.push_pull("one", wire.start, "values")
-    wire.answer(stage.values, 5)
-    work.wait(SOON)
-    stage.arrive()
-    device.compute("forward", lambda: read.append(values.tolist()))
-    device.look(values)
-    assert read == [[5, 5]]
-    assert device.log[-2:] == ["copy in", "forward"]
-
-
-def test_a_mean_lands_in_the_gradients(device: LazyDevice, stage: ThroughHost) -> None:
-    wire = Wire(stage)
-    work = stage.push_pull("one", wire.start, "gradients")
-    wire.answer(stage.gradients, 7)
-    work.wait(SOON)
-    stage.arrive()
-    assert device.look(stage._there["gradients"]).tolist() == [7, 7]
-    assert device.look(stage._there["values"]).tolist() == [0, 0]
-
-
 def test_handing_over_waits_neither_for_the_device_nor_for_the_wire(
     device: LazyDevice, stage: ThroughHost
 ) -> None:
@@ -141,22 +105,6 @@ def test_a_pull_overwrites_nothing_that_is_still_read(device: LazyDevice, stage:
     assert read == [[5, 5]]
 
 
-def test_steps_follow_each_other_without_a_wait_of_the_training_thread(
-    device: LazyDevice, stage: ThroughHost
-) -> None:
-    gradients, values = stage._there["gradients"], stage._there["values"]
-    for step in range(1, 4):
-        device.compute("backward", lambda: torch.add(values, 1, out=gradients))
-        wire = Wire(stage)
-        work = stage.push_pull(f"step {step}", wire.start, "values")
-        assert wire.begun.wait(SOON)
-        wire.answer(stage.values, 10 * step)
-        work.wait(SOON)
-        stage.arrive()
-        assert wire.sent == [[10 * (step - 1) + 1] * 2]
-    assert {thread for thread, _ in device.waits} == {"device waiter"}
-
-
 def test_buckets_are_handed_over_in_order(device: LazyDevice, waiter: DeviceWaiter) -> None:
     begun: list[int] = []
     stages = [ThroughHost(torch.zeros(1), torch.zeros(1), device, waiter, _plain) for _ in range(4)]
@@ -199,16 +147,6 @@ def test_the_waiter_ends_with_its_stages() -> None:
     gc.collect()
     thread.join(SOON)
     assert not thread.is_alive()
-
-
-def test_on_the_cpu_an_exchange_begins_at_once_and_copies_nothing() -> None:
-    gradients, values = torch.ones(2), torch.ones(2)
-    stage = Staging(_plain).stage(gradients, values)
-    assert isinstance(stage, OnHost)
-    work = Work("an exchange")
-    assert stage.push_pull("one", lambda: work, "values") is work
-    assert stage.gradients is gradients
-    assert stage.values is values
 
 
 def test_other_devices_are_refused_by_name() -> None:

@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 import torch
 
-from hubring.ps.store import gpu_tensor
+from hubring.ps.compression import gpu_tensor
 from hubring.ps.transport.registry import ShardAddress
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.device_waiter import DeviceWaiter
-from hubring.workers.buckets.staging import OnHost, ThroughHost
+from hubring.workers.buckets.device import DeviceWaiter
+from hubring.workers.buckets.staging import ThroughHost
 from hubring.workers.communicators import gpu_sharing
 from tests.support.fakes.gpu import GPU, FakeMemory
 from tests.support.fakes.lazy_device import LazyDevice
@@ -39,7 +39,7 @@ def on_device() -> Bucket:
 
 def on_cpu() -> Bucket:
     values = torch.zeros(4)
-    return cast(Bucket, SimpleNamespace(values=values, stage=OnHost(values, values)))
+    return cast(Bucket, SimpleNamespace(values=values, stage=None))
 
 
 def shard(memory: FakeMemory, gpu: str = GPU) -> ShardAddress:

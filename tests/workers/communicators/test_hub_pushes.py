@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from hubring.workers.communicators.base import AppliedPush, Communicator
 from tests.support.compare.audited import KINDS
+from tests.support.training.ranks import hub_of
 
 
 def _one_push(communicator: Communicator) -> tuple[bool, list[AppliedPush], list[AppliedPush]]:
-    record = communicator.record_pushes()
+    record = hub_of(communicator).record_pushes()
     assert record is not None
     client = communicator._client  # type: ignore[attr-defined]
     client.on_push(3, 1, 2)
     client.on_push(4, 0, 2)
-    return communicator.record_pushes() is record, list(record.take()), list(record.take())
+    return hub_of(communicator).record_pushes() is record, list(record.take()), list(record.take())
 
 
 def test_pushes_are_taken_once_and_from_one_recorder() -> None:

@@ -11,10 +11,9 @@ import torch
 
 from hubring.ps.compression.compressor import by_name
 from hubring.ps.core.types import Slice, TensorSpec
-from hubring.ps.job.slice_parameters import parameter_parts
-from hubring.workers.buckets.absence import Absence
+from hubring.ps.job.sharding import parameter_parts
 from hubring.workers.buckets.bucketing import make_buckets
-from hubring.workers.communicators.slice_exchange import SliceCoder, SliceExchange
+from hubring.workers.communicators.slice_exchange import Absence, SliceCoder, SliceExchange
 
 PARTS = parameter_parts(
     Slice(0, 0, 40, 100, 0), (TensorSpec("a", (60,)), TensorSpec("b", (50,)), TensorSpec("c", (90,)))

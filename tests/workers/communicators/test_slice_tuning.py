@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from hubring.ps.client.assignment import Assignment
+from hubring.ps.client.session import Assignment
 from hubring.ps.core.errors import DeadlineExceeded, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
 from hubring.ps.job.sharding import plan
@@ -20,8 +21,7 @@ from hubring.workers.communicators import slice_tuning as slicing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.slice_tuning import SliceTrial
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.contract.models import attached, linear
-from tests.contract.two_groups import train_two_groups
+from tests.contract.models import attached, linear, train_two_groups
 from tests.support.training.ranks import LIMIT, HubRanks, Seat
 
 SIZES = (128, 64, 256, 1 << 20)
@@ -78,18 +78,31 @@ class AskedRanks(HubRanks):
             return drawn
 
 
+def asked(action: Callable[[Communicator], Any] = train, **settings: Any) -> tuple[AskedRanks, list[Any]]:
+    """Runs an action on all ranks; returns them, and their results."""
+    ranks = AskedRanks()
+    vars(ranks).update(settings)
+    try:
+        return ranks, ranks.run(action)
+    finally:
+        ranks.close()
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every size is tried to the end."""
+    monkeypatch.setattr(slicing, "SIZES", SIZES)
+    monkeypatch.setattr(slicing, "BUDGET", LONG)
+
+
+@pytest.mark.usefixtures("sizes")
 def test_every_size_gets_its_turns_and_all_ranks_choose_alike(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slicing, "SIZES", SIZES)
-    monkeypatch.setattr(slicing, "BUDGET", LONG)
-    ranks, plain = AskedRanks(), AskedRanks()
     with caplog.at_level(logging.INFO):
-        first, second = ranks.run(train)
-    ranks.close()
+        ranks, (first, second) = asked()
     monkeypatch.setattr(slicing, "SIZES", SIZES[-1:])
-    untried, _ = plain.run(train)
-    plain.close()
+    plain, (untried, _) = asked()
     assert plain.tried == []
     assert ranks.tried == [*SIZES[:2]] * slice_sizes.TURNS, "larger ones cut the model no differently"
     assert ranks.chosen in [[size] * 2 for size in SIZES[:2]]
@@ -100,15 +113,7 @@ def test_every_size_gets_its_turns_and_all_ranks_choose_alike(
         assert torch.equal(one, without)
 
 
-def test_nothing_is_tried_where_it_makes_no_difference() -> None:
-    ranks = AskedRanks()
-    ranks.run(train)
-    ranks.close()
-    assert ranks.tried == []
-    assert ranks.chosen == [slice_sizes.SIZES[0]] * 2
-
-
-def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_moved_by_a_trial_are_not_counted_as_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     def moved(communicator: Communicator) -> tuple[int, int]:
         train_two_groups(communicator, lambda groups: torch.optim.SGD(groups, lr=0.1))
         return communicator.traffic.bytes_sent, communicator.traffic.bytes_received
@@ -117,9 +122,8 @@ def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(slicing, "BUDGET", LONG)
     for sizes in (SIZES, SIZES[-1:]):
         monkeypatch.setattr(slicing, "SIZES", sizes)
-        ranks = AskedRanks()
-        counts.append(ranks.run(moved))
-        ranks.close()
+        ranks, moves = asked(moved)
+        counts.append(moves)
         assert bool(ranks.tried) == (sizes is SIZES)
     assert counts[0] == counts[1]
 
@@ -131,11 +135,8 @@ def test_nothing_is_tried_in_shared_memory(
     monkeypatch.setattr(slice_sizes, "SIZES_IN_MEMORY", (1 << 20, 32))
     monkeypatch.setattr(slice_sizes, "OVERHEAD", 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    ranks = AskedRanks()
-    ranks.wired = ()
     with caplog.at_level(logging.INFO):
-        ranks.run(train)
-    ranks.close()
+        ranks, _ = asked(wired=())
     assert ranks.tried == []
     assert ranks.chosen == [32] * 2, "larger ones leave one of the two shards with more"
     (line,) = [record.message for record in caplog.records if "in slices of" in record.message]
@@ -150,25 +151,13 @@ def test_in_shared_memory_shards_without_a_core_of_their_own_hold_nothing(
     ends = []
     for cores in (1, 2):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
-        ranks = AskedRanks()
-        ranks.wired = ()
         with caplog.at_level(logging.INFO):
-            ends.append(ranks.run(train)[0])
-        ranks.close()
+            ranks, (first, _) = asked(wired=())
+        ends.append(first)
         assert [loop.store.stats().pushes > 0 for loop in ranks.loops] == [True, cores == 2]
     assert "on 1 of 2 shards" in caplog.text
     for one, two in zip(*ends, strict=True):
         assert torch.equal(one, two)
-
-
-def test_all_ranks_try_where_one_of_them_has_a_wire(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slicing, "SIZES", SIZES)
-    monkeypatch.setattr(slicing, "BUDGET", LONG)
-    ranks = AskedRanks()
-    ranks.wired = (1,)
-    ranks.run(train)
-    ranks.close()
-    assert ranks.tried == [*SIZES[:2]] * slice_sizes.TURNS
 
 
 @pytest.mark.parametrize(
@@ -189,7 +178,7 @@ def test_shared_memory_has_few_slices_that_give_all_shards_alike(
     buckets: list[float], shards: int, size: int
 ) -> None:
     specs = [
-        BucketSpec(index, "float32", 0, "SGD", (TensorSpec("one", (int(mib * (1 << 18)),)),))
+        BucketSpec(index, "float32", "SGD", (TensorSpec("one", (int(mib * (1 << 18)),)),))
         for index, mib in enumerate(buckets)
     ]
     assert slice_sizes.in_memory(specs, shards) == size << 20
@@ -205,20 +194,16 @@ def test_on_a_wire_too_slow_for_one_rank_all_keep_the_default_after_one_slice(
     pulled: list[int] = []
     monkeypatch.setattr(slicing, "SIZES", SIZES)
     monkeypatch.setattr(SliceTrial, "_pull", pull)
-    ranks = AskedRanks()
     with caplog.at_level(logging.INFO):
-        ranks.run(train)
-    ranks.close()
+        ranks, _ = asked()
     assert pulled == [len(ranks.loops)] * 4, "a slice of each shard, to warm up and to count, by two ranks"
     assert ranks.tried == [SIZES[0]]
     assert ranks.chosen == [SIZES[0]] * 2
     assert "takes too long" in caplog.text
 
 
-def test_the_trial_leaves_the_models_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slicing, "SIZES", SIZES)
-    monkeypatch.setattr(slicing, "BUDGET", LONG)
-
+@pytest.mark.usefixtures("sizes")
+def test_the_trial_leaves_the_models_gradients_alone() -> None:
     def action(communicator: Communicator) -> list[torch.Tensor]:
         model = linear(communicator.rank, 64)
         for parameter in model.parameters():
@@ -228,14 +213,13 @@ def test_the_trial_leaves_the_models_gradients_alone(monkeypatch: pytest.MonkeyP
         )
         return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
-    ranks = AskedRanks()
-    for gradients in ranks.run(action):
+    ranks, results = asked(action)
+    for gradients in results:
         assert [bool((gradient == 7.0).all()) for gradient in gradients] == [True, True]
-    ranks.close()
     assert len(ranks.tried) > 1
 
 
-def test_who_comes_late_asks_again_until_the_others_have_chosen() -> None:
+def test_a_late_worker_asks_again_until_the_others_have_chosen() -> None:
     ranks = AskedRanks()
     seat = AskingSeat(ranks, 0, late=True)
     communicator = ranks.seated(seat)
@@ -246,22 +230,19 @@ def test_who_comes_late_asks_again_until_the_others_have_chosen() -> None:
     assert ranks.tried == []
 
 
-def test_who_comes_late_gives_up_on_others_who_never_choose() -> None:
+def test_a_late_worker_times_out_if_the_others_never_choose() -> None:
     ranks = AskedRanks()
     communicator = ranks.seated(AskingSeat(ranks, 0, late=True))
     communicator.timeout = -1.0
-    with pytest.raises(DeadlineExceeded, match="did not choose a slice size"):
+    with pytest.raises(DeadlineExceeded, match="did not complete a step"):
         attached(communicator)
     communicator.close(finished=False)
     ranks.close()
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("how", ["dropped", "failed"])
-def test_a_rank_lost_before_its_turn_does_not_hold_up_the_others(
-    monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(slicing, "SIZES", SIZES)
-    monkeypatch.setattr(slicing, "BUDGET", LONG)
+def test_a_rank_lost_before_its_turn_does_not_hold_up_the_others(how: str) -> None:
     ranks = AskedRanks()
 
     def lose(loop: ShardLoop) -> None:
@@ -288,9 +269,3 @@ def test_a_rank_lost_before_its_turn_does_not_hold_up_the_others(
     else:
         assert told.startswith(JobFailed.__name__)
         assert "rank 1 is gone" in told
-
-
-def test_a_large_model_is_tried_in_part() -> None:
-    specs = [BucketSpec(index, "float32", 0, "", (TensorSpec("w", (64,)),)) for index in range(2)]
-    sizes = [[spec.numel for spec in slice_sizes.up_to(nbytes, specs)] for nbytes in (8, 260, 100_000)]
-    assert sizes == [[2], [64, 1], [64, 64]]

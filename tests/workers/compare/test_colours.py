@@ -42,7 +42,7 @@ def lab(light: Vector) -> Vector:
 
 def colours(theme: str) -> dict[str, str]:
     names = r"(--paper|--soft|--ink|--good|--bad|\.accent-\d)(?:: | \{ --accent: )(#[0-9a-f]{6})"
-    return dict(re.findall(names, themed("hubring.workers.compare.page", theme)))
+    return dict(re.findall(names, themed("hubring.workers.compare.show", theme)))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

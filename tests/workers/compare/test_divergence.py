@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from hubring.ps.core.errors import NonFinite
-from hubring.workers.compare.experiment.experiment import FaultTable
-from hubring.workers.compare.experiment.plan import Run
-from hubring.workers.compare.experiment.row import ROWS
-from hubring.workers.compare.experiment.setting import Setting
-from hubring.workers.compare.run.outcome import Line, Outcome, divergence, read
-from hubring.workers.compare.run.process import Process, ProcessFailed, Start
+from hubring.workers.compare.plan.experiment import FaultTable
+from hubring.workers.compare.plan.row import ROWS
+from hubring.workers.compare.plan.run_order import PlannedRun
+from hubring.workers.compare.plan.setting import Setting
+from hubring.workers.compare.run.outcome import Line, RunOutcome, divergence, read
 from hubring.workers.compare.run.runner import Runner
 from hubring.workers.compare.run.site import ThisMachine
+from hubring.workers.peers.processes import LocalProcess, ProcessFailed, StartProgram
 from tests.support.compare.replayed import Replayed, carried_out, experiment, record, row
 from tests.support.pages.html_tree import html_tree
 
@@ -34,9 +34,9 @@ class Diverging(Replayed):
     """Some runs, by label, diverge: all but the last two reports of theirs are there, and no parameters."""
 
     diverging: Collection[str] = ()
-    left: Callable[[Run], list[Line]] = field(default=lambda run: record(0.01)[:-2])
+    left: Callable[[PlannedRun], list[Line]] = field(default=lambda run: record(0.01)[:-2])
 
-    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+    def run(self, run: PlannedRun, folder: Path, progress: Callable[[Line], None]) -> RunOutcome:
         whole = Replayed.run(self, run, folder, progress)
         if run.label not in self.diverging:
             return whole
@@ -54,7 +54,7 @@ def page_text(folder: Path) -> str:
     return html_tree((folder / "report.html").read_text()).text
 
 
-def test_who_said_that_it_diverged_is_told_without_the_mend() -> None:
+def test_a_divergence_is_reported_without_the_fix() -> None:
     assert divergence([{"steps": 50}, LAST], {"error": ERROR}) == SAID
     assert divergence([None, {}], {"steps": 41, "error": ERROR}) == SAID.replace("worker 1", "server")
 
@@ -100,13 +100,6 @@ def test_a_row_that_the_fault_leaves_alone_does_not_fail_after_it(tmp_path: Path
     assert f"ring failed in 1 of 2 runs: {SAID}." in results["verdict"]
 
 
-def test_a_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
-    first = carried_out(tmp_path, Diverging(diverging=["n2 k1 hub-asp seed1"]))[0]
-    idle = Replayed()
-    assert carried_out(tmp_path, idle)[0] == first
-    assert idle.ran == []
-
-
 def test_where_the_reference_diverged_the_next_row_is_measured_against(tmp_path: Path) -> None:
     trainer = Diverging(diverging=["n2 k1 ring seed1", "n2 k1 hub-bsp seed0 turn1"])
     rows = ("ring", "hub-bsp", "hub-aggregate")
@@ -119,27 +112,22 @@ def test_where_the_reference_diverged_the_next_row_is_measured_against(tmp_path:
     ]
 
 
-def test_rows_that_diverge_with_different_seeds_leave_a_report(tmp_path: Path) -> None:
-    results, _ = carried_out(tmp_path, Diverging(diverging=["n2 k1 ring seed0", "n2 k1 hub-bsp seed1"]))
-    assert {name for name in ("ring", "hub-bsp") if row(results, name)["failed"]} == {"ring", "hub-bsp"}
-
-
 @dataclass(frozen=True, slots=True)
 class Scripted(ThisMachine):
     """Starts a piece of Python in place of every program."""
 
     code: str
 
-    def starter(self, threads: int) -> Start:
-        return lambda name, command, folder, environment: Process(
+    def starter(self, threads: int) -> StartProgram:
+        return lambda name, command, folder, environment: LocalProcess(
             name, [sys.executable, "-c", self.code], folder, environment
         )
 
 
-def scripted(folder: Path, last: dict[str, Any], **changes: Any) -> Outcome:
+def scripted(folder: Path, last: dict[str, Any], **changes: Any) -> RunOutcome:
     """What is left of a run of one process that ends so."""
     code = f"import sys; print({json.dumps(last)!r}); print('the cause', file=sys.stderr); sys.exit(1)"
-    run = Run(Setting(workers=2), ROWS["local"], seed=0)
+    run = PlannedRun(Setting(workers=2), ROWS["local"], seed=0)
     return Runner(experiment(**changes), site=Scripted(code)).run(run, folder / "run", lambda line: None)
 
 

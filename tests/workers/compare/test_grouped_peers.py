@@ -14,16 +14,16 @@ import torch
 import torch.distributed as dist
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.types import Hyper
+from hubring.ps.core.types import StepHyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.compare.hardship.hosts import Hosts
-from hubring.workers.compare.peers.fsdp2 import blocks_of
-from hubring.workers.compare.peers.grouped import GroupedOptimizer
-from hubring.workers.compare.peers.peer import Peer
-from hubring.workers.compare.peers.programs import PeerPrograms
-from hubring.workers.peers.rows import find
-from hubring.workers.peers.seat import Seat
+from hubring.workers.compare.run.peers.fsdp2 import blocks_of
+from hubring.workers.compare.run.peers.grouped import GroupedOptimizer
+from hubring.workers.compare.run.peers.peer import PeerCommunicator
+from hubring.workers.compare.run.programs import PeerPrograms
+from hubring.workers.compare.run.site import LocalHosts
+from hubring.workers.peers.rendezvous import PeerRendezvous
+from hubring.workers.peers.rows import find_peer
 from hubring.workers.runtime import context
 
 # The group's end.
@@ -58,6 +58,7 @@ if GRADIENTS:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_pythons")
 @pytest.mark.parametrize(
     ("name", "gradients"),
     [
@@ -71,7 +72,7 @@ def test_a_group_ends_with_its_threads_although_the_script_keeps_its_model(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(LEFT_BEHIND.replace("GRADIENTS", str(gradients)))
-    told = PeerPrograms(find(name), 1, tmp_path, Hosts())
+    told = PeerPrograms(find_peer(name), 1, tmp_path, LocalHosts())
     (worker,) = told.worker_programs(lambda _: [str(script)])
     ended = subprocess.run(worker.argv, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
@@ -81,7 +82,7 @@ def test_a_group_ends_with_its_threads_although_the_script_keeps_its_model(
 # The first parameters.
 
 
-class Sharing(Peer):
+class Sharing(PeerCommunicator):
     """Rank 1 of two ranks. Records what is gathered."""
 
     topology = "sharing"
@@ -89,7 +90,7 @@ class Sharing(Peer):
     optimizer = GroupedOptimizer
 
     def __init__(self, theirs: object = None) -> None:
-        super().__init__(Seat(rank=1, size=2, meet="/table"))
+        super().__init__(PeerRendezvous(rank=1, size=2, meet="/table"))
         self.gathered: list[object] = []
         self._theirs = theirs
 
@@ -97,7 +98,7 @@ class Sharing(Peer):
         self.gathered.append(value)
         return [self._theirs or value, value]
 
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+    def push_pull(self, bucket: Bucket, hyper: StepHyper) -> Work:
         raise AssertionError("nothing is trained here")
 
     def close(self, *, finished: bool) -> None:
@@ -182,6 +183,7 @@ optimizer.step()
 
 @pytest.mark.slow
 @pytest.mark.full
+@pytest.mark.usefixtures("forked_pythons")
 @pytest.mark.parametrize(
     ("optimizer", "says"),
     [
@@ -192,7 +194,7 @@ optimizer.step()
 def test_fsdp2_refuses_what_it_cannot_shard(tmp_path: Path, optimizer: str, says: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(UNUSED.replace("OPTIMIZER", optimizer))
-    told = PeerPrograms(find("fsdp2"), 1, tmp_path, Hosts())
+    told = PeerPrograms(find_peer("fsdp2"), 1, tmp_path, LocalHosts())
     (worker,) = told.worker_programs(lambda _: [str(script)])
     assert subprocess.run(worker.argv, capture_output=True, timeout=120).returncode != 0
     assert re.search(says, told.result(0)["error"])

@@ -13,20 +13,19 @@ import torch
 
 from hubring.ps.core.errors import ConfigError, HubringError, UsageError
 from hubring.ps.core.messages import ReduceOp
-from hubring.ps.core.types import Hyper
+from hubring.ps.core.types import StepHyper
 from hubring.ps.core.work import Work
 from hubring.workers import collectives
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.compare.experiment.experiment import Experiment, LinkTable
-from hubring.workers.compare.hardship.hosts import Hosts
-from hubring.workers.compare.peers.after_backward import AfterBackward
-from hubring.workers.compare.peers.peer import Peer
-from hubring.workers.compare.peers.programs import PeerPrograms, Program
-from hubring.workers.compare.peers.served import Answer, Served
-from hubring.workers.peers.rows import find
-from hubring.workers.peers.seat import Seat
+from hubring.workers.compare.plan.experiment import Experiment, LinkTable
+from hubring.workers.compare.run.peers.peer import PeerCommunicator
+from hubring.workers.compare.run.peers.served import AfterBackward, PendingExchange, Served
+from hubring.workers.compare.run.programs import PeerPrograms, Program
+from hubring.workers.compare.run.site import LocalHosts
+from hubring.workers.peers.rendezvous import PeerRendezvous
+from hubring.workers.peers.rows import find_peer
 
 SIZE = 3
 
@@ -45,7 +44,7 @@ class Apart:
 
 
 def programs(name: str, **told: Any) -> PeerPrograms:
-    return PeerPrograms(find(name), 2, Path("/run"), **{"hosts": Hosts(), **told})
+    return PeerPrograms(find_peer(name), 2, Path("/run"), **{"hosts": LocalHosts(), **told})
 
 
 def start(told: PeerPrograms) -> list[Program]:
@@ -97,13 +96,6 @@ def test_behind_links_every_program_runs_on_its_host_and_is_told_its_address() -
     assert mpirun.argv.count("on") == 3
 
 
-def test_a_result_is_what_the_worker_wrote(tmp_path: Path) -> None:
-    told = PeerPrograms(find("mpi"), 1, tmp_path, Hosts())
-    (program,) = start(told)
-    Path(value(program.argv, "--result")).write_text('{"steps": 5}')
-    assert told.result(0) == {"steps": 5}
-
-
 def test_ray_is_refused_behind_links() -> None:
     with pytest.raises(UsageError, match="row ray needs one machine"):
         Experiment(job="digits", rows=("local", "ray"), link=LinkTable(rate=(1e9,)))
@@ -120,7 +112,7 @@ class Table:
         self.barrier = threading.Barrier(SIZE)
 
 
-class Seated(Peer):
+class Seated(PeerCommunicator):
     """A peer whose ranks are threads."""
 
     topology = "threads"
@@ -128,7 +120,7 @@ class Seated(Peer):
     optimizer = AfterBackward
 
     def __init__(self, rank: int, table: Table) -> None:
-        super().__init__(Seat(rank=rank, size=SIZE, meet="/table", timeout=10))
+        super().__init__(PeerRendezvous(rank=rank, size=SIZE, meet="/table", timeout=10))
         self._table = table
 
     def gather(self, value: Any) -> list[Any]:
@@ -138,7 +130,7 @@ class Seated(Peer):
         self._table.barrier.wait(10)
         return everything
 
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+    def push_pull(self, bucket: Bucket, hyper: StepHyper) -> Work:
         raise AssertionError("nothing is trained here")
 
     def close(self, *, finished: bool) -> None:
@@ -191,20 +183,6 @@ def buckets_of(model: torch.nn.Module) -> list[Bucket]:
     )
 
 
-def test_all_ranks_begin_with_rank_0s_parameters() -> None:
-    def action(peer: Communicator) -> list[float]:
-        model = torch.nn.Linear(2, 1, bias=False)
-        torch.nn.init.constant_(model.weight, peer.rank + 5.0)
-        buckets = buckets_of(model)
-        peer.attach(buckets)
-        with torch.no_grad():
-            buckets[0].hand_out()
-        values: list[float] = model.weight.flatten().tolist()
-        return values
-
-    assert on_all_ranks(action) == [[5.0, 5.0]] * SIZE
-
-
 def test_another_model_is_refused() -> None:
     def action(peer: Communicator) -> None:
         with pytest.raises(ConfigError, match="rank 1 trains another model than rank 0"):
@@ -213,7 +191,7 @@ def test_another_model_is_refused() -> None:
     on_all_ranks(action)
 
 
-def test_what_cannot_travel_is_refused() -> None:
+def test_an_unsupported_dtype_is_refused() -> None:
     with pytest.raises(ConfigError, match="float32 and float64, and bias is bfloat16"):
         Seated(0, Table()).attach(buckets_of(torch.nn.Linear(2, 1).bfloat16()))
 
@@ -221,13 +199,13 @@ def test_what_cannot_travel_is_refused() -> None:
 class Keeper:
     """Servers of one worker, which take what they get and answer nothing."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: PeerRendezvous) -> None:
         """Connects to nothing."""
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def hold(self, number: int, values: torch.Tensor, optimizer: str) -> None:
+    def hold(self, number: int, values: torch.Tensor, optimizer: str, parameters: list[slice]) -> None:
         """Takes a slice."""
 
 
@@ -243,7 +221,9 @@ def test_servers_that_keep_their_state_leave_the_dict_its_groups(
     adam = torch.optim.Adam(model.parameters(), lr=0.5)
     model(torch.ones(2)).sum().backward()
     adam.step()
-    optimizer = AfterBackward(adam, model, communicator=OnServers(Seat(rank=0, size=1, meet="/table")))
+    optimizer = AfterBackward(
+        adam, model, communicator=OnServers(PeerRendezvous(rank=0, size=1, meet="/table"))
+    )
     assert caplog.text.count("keeps its own state, not the loaded one") == 1
     saved = optimizer.state_dict()
     assert (saved["state"], saved["param_groups"][0]["lr"]) == ({}, 0.5)
@@ -254,52 +234,11 @@ def test_servers_that_keep_their_state_leave_the_dict_its_groups(
 # When gradients go, and how answers come.
 
 
-class Alone(Seated):
-    """One rank, which notes what it is asked for."""
-
-    def __init__(self, events: list[str]) -> None:
-        super().__init__(0, Table())
-        self.size = 1
-        self.events = events
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        self.events.append("push")
-        return Work("nothing", 0)
-
-
-def test_nothing_is_exchanged_before_backward_has_ended() -> None:
-    events: list[str] = []
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
-    peer = Alone(events)
-    optimizer = AfterBackward(
-        torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=peer, bucket_bytes=1
-    )
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-    assert events == [*["gradient"] * 4, *["push"] * 4] * 2
-
-
-def test_an_answer_is_fetched_once_by_whoever_waits() -> None:
-    fetched: list[int] = []
-    answer = Answer("the exchange", lambda: fetched.append(1))
-    assert not fetched
-    answer.wait()
-    answer.wait()
-    assert fetched == [1]
-
-
 def test_a_failed_answer_says_of_which_exchange_each_time() -> None:
     def fetch() -> None:
         raise OSError("gone")
 
-    answer = Answer("the exchange of bucket 3", fetch)
+    answer = PendingExchange("the exchange of bucket 3", fetch)
     for _ in range(2):
         with pytest.raises(HubringError, match="the exchange of bucket 3 failed: gone"):
             answer.wait()

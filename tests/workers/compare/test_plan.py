@@ -1,14 +1,19 @@
-"""Runs come in a fair order, and none twice."""
+"""Settings are conditions of a run; runs come in a fair order, and none twice."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
-from hubring.workers.compare.experiment.experiment import FaultTable, LinkTable
-from hubring.workers.compare.experiment.plan import AGAIN, again, runs
-from hubring.workers.compare.experiment.row import ROWS
-from hubring.workers.compare.experiment.setting import Fault, Link, Setting
-from hubring.workers.slowdown.straggler import Straggler
+import pytest
+from msgspec import json
+
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.plan.experiment import FaultTable, LinkTable
+from hubring.workers.compare.plan.row import EVERY, ROWS
+from hubring.workers.compare.plan.run_order import AGAIN, again, runs
+from hubring.workers.compare.plan.setting import Fault, Link, Setting
+from hubring.workers.runtime.slowdown import Straggler
 from tests.support.compare.replayed import experiment
 
 
@@ -37,7 +42,7 @@ def test_settings_are_interleaved_too_and_change_direction() -> None:
     assert [run.setting.servers for run in found if not run.turn] == [1, 2, 4, 4, 2, 1]
 
 
-def test_what_makes_no_difference_to_a_row_is_not_run_again() -> None:
+def test_a_row_is_not_run_again_for_a_setting_that_does_not_affect_it() -> None:
     found = runs(experiment(rows=("local", "ring", "hub-bsp"), seeds=(0,), servers=(1, 2), link=LINK))
     assert Counter(run.row.name for run in found) == {"local": 1, "ring": 2, "hub-bsp": 5}
 
@@ -71,3 +76,63 @@ def test_without_hub_bsp_another_row_with_several_workers_runs_twice() -> None:
     assert [[(run.row.name, run.seed, run.turn) for run in pair] for pair in pairs] == [
         [("hub-asp", seed, turn) for turn in (0, 1)] for seed in (0, 1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("row", "server", "worker"),
+    [
+        ("local", None, ""),
+        ("ddp", None, ""),
+        ("ring", "", "--topology ring"),
+        ("ring-heals", "", "--topology ring --min-workers 1"),
+        ("ring-int8", "", "--topology ring --compress int8"),
+        ("hub-ssp", "--mode ssp --staleness 2", ""),
+        ("hub-aggregate", "--mode bsp", "--aggregate"),
+        ("hub-backup", "--mode backup --backup 1", ""),
+        ("hub-standby", "--mode bsp --standby 1", ""),
+        ("hub-colocated", "--mode bsp --colocate", ""),
+        ("hub-zmq", "--mode bsp", "--transport zmq"),
+        ("hub-powersgd:4", "--mode bsp", "--compress powersgd:4 --aggregate"),
+    ],
+)
+def test_the_flags_of_the_programs_follow_from_the_row(row: str, server: str | None, worker: str) -> None:
+    told = EVERY[row].server
+    assert (None if told is None else " ".join(told)) == server
+    assert " ".join(EVERY[row].worker) == worker
+
+
+HARD = Setting(
+    workers=4,
+    servers=2,
+    link=Link(rate=2e8, latency=5e-3, jitter=1e-3),
+    straggler=Straggler(kind="pareto", seconds=0.02, ranks=(1, 2)),
+    fault=Fault(rank=3, step=50),
+    compute=0.05,
+)
+
+
+def test_a_key_says_what_differs_from_a_plain_machine() -> None:
+    assert Setting(workers=2).key == "n2 k1"
+    assert HARD.key == "n4 k2 200mbit 5ms +-1ms pareto20ms@1,2 kill3@50 compute50ms"
+
+
+def test_a_setting_is_the_same_after_json() -> None:
+    assert json.decode(json.encode(HARD), type=Setting) == HARD
+    assert json.decode(json.encode(Setting(workers=1)), type=Setting) == Setting(workers=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Link(rate=0.0), "rate 0 bit/s; expected a rate above 0"),
+        (lambda: Link(latency=0.001, jitter=0.002), "expected a jitter from 0 to the latency"),
+        (lambda: Straggler(kind="pareto", seconds=1.0, shape=1.0), "a shape above 1"),
+        (lambda: Straggler(kind="often", seconds=1.0), "expected one of constant, pareto, host"),  # type: ignore[arg-type]  # what is refused
+        (lambda: Setting(workers=0), "expected at least 1 of each"),
+        (lambda: Setting(workers=2, fault=Fault(rank=2, step=0)), "from 0 to 1"),
+        (lambda: Setting(workers=2, straggler=Straggler(kind="host", seconds=1.0, ranks=(4,))), "rank 4"),
+    ],
+)
+def test_an_invalid_setting_is_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make()

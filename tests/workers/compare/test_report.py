@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hubring.ps.config import terminal
 from hubring.ps.core.errors import DeadlineExceeded
+from hubring.workers.compare import cli
 from hubring.workers.compare.comparison import Comparison
-from hubring.workers.compare.experiment.plan import Run
-from hubring.workers.compare.page import page
-from hubring.workers.compare.run.child_reaper_start import Lifeline
-from hubring.workers.compare.run.outcome import Line, Outcome, latest, read_record
-from hubring.workers.compare.run.process import Process, Processes, ProcessFailed
-from tests.support.compare.replayed import Replayed, carried_out, compared
-from tests.support.compare.results import read
+from hubring.workers.compare.plan.run_order import PlannedRun
+from hubring.workers.compare.run.outcome import Line, RunOutcome, latest, read_record
+from hubring.workers.peers.processes import Lifeline, LocalProcess, ProcessFailed, RunProcesses
+from tests.support.compare.replayed import Replayed, carried_out, experiment
 from tests.support.pages.html_tree import html_tree
 
 LOUD = "import sys; print('the cause', file=sys.stderr); sys.exit(3)"
-STUBBORN = """
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("deaf", flush=True)
-time.sleep(600)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_page_leads_with_the_verdict_and_has_the_command(tmp_path: Path) -> None:
-    results = compared(tmp_path, rows=("ddp", "hub-bsp"))
-    tree = html_tree(page(read(results)))
-    assert "hub-bsp" in results["answer"]
-    lead = tree.one("h1")
-    assert lead.text.replace("\u00a0", " ") == results["answer"]
-    assert lead.one("span").text == "hub-bsp"  # no line ends within it
-    assert next(tree.all("code")).text == results["command"]
-
-
 class Edited(Replayed):
     """Changes the script after every run."""
 
-    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+    def run(self, run: PlannedRun, folder: Path, progress: Callable[[Line], None]) -> RunOutcome:
         left = Replayed.run(self, run, folder, progress)
         assert self.script is not None
         self.script.write_text(f"# {run.label}")
@@ -108,7 +90,7 @@ def test_the_latest_report_is_the_last_whole_line(tmp_path: Path) -> None:
     assert read_record(file) == [{"step": 1}, {"step": 2}]
 
 
-def run_to_the_end(processes: Processes, *, expendable: bool = False) -> None:
+def run_to_the_end(processes: RunProcesses, *, expendable: bool = False) -> None:
     with processes:
         for name, code in (("patient", "import time; time.sleep(600)"), ("loud", LOUD)):
             processes.start(name, [sys.executable, "-c", code]).expendable = expendable
@@ -117,47 +99,35 @@ def run_to_the_end(processes: Processes, *, expendable: bool = False) -> None:
 
 
 def test_a_failed_child_is_shown_by_the_end_of_its_log_and_the_others_end(tmp_path: Path) -> None:
-    processes = Processes(tmp_path, dict(os.environ), timeout=60)
+    processes = RunProcesses(tmp_path, dict(os.environ), timeout=60)
     with pytest.raises(ProcessFailed, match=r"(?s)loud exited with 3.*the cause"):
         run_to_the_end(processes)
     assert [process.code for process in processes.started] == [-signal.SIGTERM, 3]
 
 
+def test_a_child_that_was_killed_is_named_before_those_that_lost_it(tmp_path: Path) -> None:
+    with RunProcesses(tmp_path, dict(os.environ), timeout=60) as processes:
+        for name, code in (("bereft", "exit(69)"), ("killed", "import os; os.kill(os.getpid(), 9)")):
+            processes.start(name, [sys.executable, "-c", code]).end(30)
+        with pytest.raises(ProcessFailed, match=r"killed was killed by signal 9 \(SIGKILL\)"):
+            processes.running()
+
+
 def test_children_that_take_too_long_are_named_and_end(tmp_path: Path) -> None:
-    processes = Processes(tmp_path, dict(os.environ), timeout=0)
+    processes = RunProcesses(tmp_path, dict(os.environ), timeout=0)
     with pytest.raises(DeadlineExceeded, match=r"(?s)waited 0 s .* for the end.*patient is still running"):
         run_to_the_end(processes, expendable=True)
     assert None not in [process.code for process in processes.started]
 
 
-@pytest.mark.slow
-def test_a_child_that_will_not_stop_is_killed_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hubring.workers.compare.run.process.GRACE_SECONDS", 0.0)
-    with Processes(tmp_path, dict(os.environ), timeout=60) as processes:
-        stubborn = processes.start("stubborn", [sys.executable, "-c", STUBBORN])
-        while "deaf" not in stubborn.out.read_text():
-            processes.pause("its first word")
-    assert stubborn.code == -signal.SIGKILL
-
-
 def test_a_result_that_is_no_json_object_is_an_error_with_the_log(tmp_path: Path) -> None:
-    with Processes(tmp_path, dict(os.environ), timeout=60) as processes:
+    with RunProcesses(tmp_path, dict(os.environ), timeout=60) as processes:
         child = processes.start("child", [sys.executable, "-c", "print('done')"])
         child.end(60)
     with pytest.raises(ProcessFailed, match="child ended without a JSON object"):
         child.result()
 
 
-def test_the_program_imports_torch_only_once_it_is_needed() -> None:
-    code = (
-        "import sys, hubring.workers.compare.cli; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -166,31 +136,40 @@ def test_the_program_imports_torch_only_once_it_is_needed() -> None:
         (["report", "nowhere"], "nowhere has no experiment.json"),
     ],
 )
-def test_what_does_not_exist_is_a_usage_error(words: list[str], said: str, tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "hubring.workers.compare.cli", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert ended.returncode == 2
-    assert said in json.loads(ended.stdout)["error"]
+def test_a_path_that_does_not_exist_is_a_usage_error(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        terminal.run(cli.app, "ps-compare", words)
+    assert ended.value.code == 2
+    assert said in json.loads(capsys.readouterr().out)["error"]
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_the_list_names_rows_jobs_experiments_and_results(tmp_path: Path) -> None:
-    carried_out(tmp_path / "mine", Replayed())
-    command = [sys.executable, "-m", "hubring.workers.compare.cli", "list", str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    found = json.loads(ended.stdout)
+def test_the_list_names_rows_jobs_experiments_and_results(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, tmp_path / "done")
+    Comparison.begin(experiment(), tmp_path / "mine", "ps-compare run mine.toml --out results/mine")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "experiment.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        cli.show_list(tmp_path)
+    said = capsys.readouterr()
+    found = json.loads(said.out.splitlines()[-1])
     assert {"ring", "hub-asp"} < set(found["rows"])
     assert "digits" in found["jobs"]
     assert "digits" in found["experiments"]
-    assert found["results"] == ["mine"]
-    assert "finished, 10 runs" in ended.stderr
+    assert found["results"] == ["done", "mine", "odd"]
+    assert "finished, 10 runs" in said.err
+    resume = f"to resume, run: ps-compare run mine.toml --out {tmp_path / 'mine'}\n"
+    assert f"not finished, 0 runs so far; {resume}" in said.err
+    assert "experiment.json is damaged ('command')" in said.err
 
 
 class Heard(Lifeline):
@@ -206,7 +185,7 @@ class Heard(Lifeline):
         self.told.append(("release", pid))
 
 
-class Stubborn(Process):
+class Stubborn(LocalProcess):
     """Once it has ended, an error tells so."""
 
     def end(self, timeout: float) -> None:
@@ -216,7 +195,7 @@ class Stubborn(Process):
 
 def test_a_process_is_off_the_lifeline_at_its_end_whatever_becomes_of_the_next(tmp_path: Path) -> None:
     heard, own = Heard(), dict(os.environ)
-    processes = Processes(tmp_path, own, 60, heard)
+    processes = RunProcesses(tmp_path, own, 60, heard)
     first = processes.start("first", ("sleep", "600"))
     second = processes.add(Stubborn("second", ("sleep", "600"), tmp_path, own))
     with pytest.raises(InterruptedError):

@@ -5,35 +5,27 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import math
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from hubring.ps.core.errors import HubringError, UsageError
-from hubring.workers.compare import comparison
-from hubring.workers.compare.command import resume_command
-from hubring.workers.compare.commands import run as command
-from hubring.workers.compare.commands.list import show_list
+from hubring.workers.compare import cli as command
 from hubring.workers.compare.comparison import Comparison
-from hubring.workers.compare.cost.calibrate import calibration
-from hubring.workers.compare.experiment.experiment import LinkTable
-from hubring.workers.compare.experiment.job import Job
-from hubring.workers.compare.experiment.plan import Run, runs
-from hubring.workers.compare.judge.measure import Numbers, measure
-from hubring.workers.compare.result.load_results import decode
-from hubring.workers.compare.run import child_reaper, machine
-from hubring.workers.compare.run.child_reaper_start import Lifeline
-from hubring.workers.compare.run.noise import Noise
-from hubring.workers.compare.run.outcome import Line, Outcome
+from hubring.workers.compare.plan.experiment import LinkTable
+from hubring.workers.compare.plan.run_order import PlannedRun, resume_command, runs
+from hubring.workers.compare.predict import calibrate
+from hubring.workers.compare.run.noise import RunNoise
+from hubring.workers.compare.run.outcome import Line, RunOutcome
 from hubring.workers.compare.run.runner import Runner
+from hubring.workers.peers import machine
+from hubring.workers.peers.processes import Lifeline
 from tests.support.compare.replayed import MACHINE, Heard, Replayed, carried_out, experiment, record
 
 LABELS = [run.label for run in runs(experiment())]
@@ -42,7 +34,7 @@ LABELS = [run.label for run in runs(experiment())]
 class Interrupted(Replayed):
     """Is interrupted in its fourth run, of which only half is written."""
 
-    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+    def run(self, run: PlannedRun, folder: Path, progress: Callable[[Line], None]) -> RunOutcome:
         if len(self.ran) == 3:
             folder.mkdir(parents=True)
             (folder / "record 0.jsonl").write_text('{"step": 1, "sec')
@@ -50,21 +42,8 @@ class Interrupted(Replayed):
         return Replayed.run(self, run, folder, progress)
 
 
-def test_a_report_measures_every_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    carried_out(tmp_path, Replayed(), rows=("ring",), seeds=(0, 1))
-    measured: list[str] = []
-
-    def counted(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
-        measured.append(outcome.run.label)
-        return measure(outcome, job, warmup)
-
-    monkeypatch.setattr(comparison, "measure", counted)
-    Comparison.open(tmp_path).report()
-    assert measured == ["n2 k1 ring seed0", "n2 k1 ring seed1"]
-
-
 @pytest.mark.slow
-def test_what_was_finished_is_kept_and_the_rest_is_run(tmp_path: Path) -> None:
+def test_finished_runs_are_kept_and_the_rest_is_run(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         carried_out(tmp_path, Interrupted())
     assert not (tmp_path / "results.json").exists()
@@ -76,16 +55,7 @@ def test_what_was_finished_is_kept_and_the_rest_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_experiment_trains_nothing_and_comes_out_the_same(tmp_path: Path) -> None:
-    first, _ = carried_out(tmp_path, Replayed())
-    idle = Replayed()
-    again, _ = carried_out(tmp_path, idle)
-    assert idle.ran == []
-    assert again == first
-
-
-@pytest.mark.slow
-def test_who_goes_on_with_a_script_that_was_changed_is_warned(tmp_path: Path) -> None:
+def test_resuming_with_a_changed_script_logs_a_warning(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     own = {"job": None, "script": script, "metric": "loss", "rising": False, "arguments": ("{seed}",)}
@@ -104,7 +74,7 @@ def test_a_link_that_cannot_be_had_is_refused_before_anything_is_measured(
 ) -> None:
     linked = experiment(rows=("ring",), link=LinkTable(rate=(2e8,)))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(calibration, "calibrate", lambda tell: pytest.fail("it was calibrated"))
+    monkeypatch.setattr(calibrate, "calibrate", lambda tell: pytest.fail("it was calibrated"))
     with pytest.raises(UsageError, match=r"the link 200mbit is not available here: .*need root"):
         command._here(linked, tmp_path)
 
@@ -119,19 +89,11 @@ def test_only_what_is_predicted_is_calibrated(
     assert asked == [calibrates]
 
 
-def test_what_is_missing_is_what_was_not_finished(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        carried_out(tmp_path, Interrupted())
-    assert [run.label for run in Comparison.open(tmp_path).missing] == LABELS[3:]
-    carried_out(tmp_path, Replayed())
-    assert Comparison.open(tmp_path).missing == []
-
-
 @pytest.mark.slow
 def test_another_experiment_in_the_same_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
-    carried_out(tmp_path, Replayed())
+    carried_out(tmp_path, Replayed(), rows=("ring",))
     with pytest.raises(UsageError, match=r"seeds was \[0, 1\] and is now \[0, 2\]\..*another --out"):
-        carried_out(tmp_path, Replayed(), seeds=(0, 2))
+        carried_out(tmp_path, Replayed(), rows=("ring",), seeds=(0, 2))
 
 
 def cluster(host: str) -> dict[str, Any]:
@@ -143,7 +105,6 @@ def cluster(host: str) -> dict[str, Any]:
     ("begun", "now", "words"),
     [
         (MACHINE, cluster("b"), "on one machine without a launcher, and this is slurm's b .ranks 0, 1;"),
-        (cluster("a"), MACHINE, "on slurm's a .*, and this is one machine without a launcher"),
         (cluster("a"), cluster("b"), r"on slurm's a .* this is slurm's b .*\. Resume there, or .* --out"),
         (
             MACHINE,
@@ -152,11 +113,9 @@ def cluster(host: str) -> dict[str, Any]:
         ),
         (MACHINE, MACHINE | {"gpus": "8 x NVIDIA H100"}, "gpus was None and is now 8 x NVIDIA H100"),
         (MACHINE, MACHINE | {"torch": "3.0"}, "with other versions: torch was None and is now 3.0"),
-        (MACHINE, MACHINE | {"python": "3.14.1"}, "python was None and is now 3.14.1"),
-        (MACHINE, MACHINE | {"system": "Linux-7"}, "system was None and is now Linux-7"),
     ],
 )
-def test_what_was_begun_elsewhere_does_not_go_on_here(
+def test_a_comparison_started_on_another_machine_or_version_is_refused(
     tmp_path: Path, begun: dict[str, Any], now: dict[str, Any], words: str
 ) -> None:
     Comparison.begin(experiment(), tmp_path, "ps-compare run", begun)
@@ -177,23 +136,17 @@ def test_gpus_are_part_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "2 cores, an abacus, 2 x NVIDIA H100, Linux" in machine.name_site(described)
 
 
-def test_what_was_begun_on_a_cluster_goes_on_there(tmp_path: Path) -> None:
-    for _ in range(2):
-        begun = Comparison.begin(experiment(), tmp_path, "ps-compare run", cluster("a"))
-    assert begun.machine == cluster("a")
-
-
 @pytest.mark.slow
 def test_another_name_timeout_or_tolerance_is_not_another_experiment(tmp_path: Path) -> None:
-    carried_out(tmp_path, Replayed())
+    carried_out(tmp_path, Replayed(), rows=("ring",))
     idle = Replayed()
-    carried_out(tmp_path, idle, name="renamed", timeout=1e4, tolerance=1e-3)
+    carried_out(tmp_path, idle, rows=("ring",), name="renamed", timeout=1e4, tolerance=1e-3)
     assert idle.ran == []
 
 
 @pytest.mark.slow
 def test_the_folder_can_be_copied_and_reported_elsewhere(tmp_path: Path) -> None:
-    results, _ = carried_out(tmp_path / "here", Replayed())
+    results, _ = carried_out(tmp_path / "here", Replayed(), rows=("ring",))
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     shutil.rmtree(tmp_path / "here")
     (tmp_path / "there" / "results.json").unlink()
@@ -209,15 +162,6 @@ def test_a_report_judges_by_another_tolerance_what_was_run(tmp_path: Path) -> No
     assert again.gate.passed
     assert again.command == "ps-compare run --tolerance 0.01"
     assert not Comparison.open(tmp_path).report().gate.passed
-
-
-@pytest.mark.slow
-def test_a_later_report_judges_by_the_tolerance_of_the_last_run(tmp_path: Path) -> None:
-    apart = {f"n2 k1 hub-bsp seed0{turn}": 1.001 for turn in ("", " turn1")}
-    asked = {"rows": ("ring", "hub-bsp"), "seeds": (0,)}
-    carried_out(tmp_path, Replayed(parameters=apart), **asked)
-    carried_out(tmp_path, Replayed(), tolerance=0.01, **asked)
-    assert Comparison.open(tmp_path).report().gate.passed
 
 
 def test_a_tolerance_that_allows_nothing_is_refused(tmp_path: Path) -> None:
@@ -245,27 +189,6 @@ def test_the_command_that_goes_on_is_the_one_typed_but_for_its_folder(typed: str
     assert resume_command(typed, Path("out")) == goes_on
 
 
-def test_the_list_tells_how_what_is_not_finished_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Comparison.begin(experiment(), tmp_path / "mine", "ps-compare run mine.toml --out results/mine")
-    with pytest.raises(SystemExit):
-        show_list(tmp_path)
-    command = f"ps-compare run mine.toml --out {tmp_path / 'mine'}"
-    said = f"not finished, 0 runs so far; to resume, run: {command}\n"
-    assert said in capsys.readouterr().err
-
-
-def test_the_list_names_an_experiment_that_is_damaged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "experiment.json").write_text("{}")
-    with pytest.raises(SystemExit):
-        show_list(tmp_path)
-    assert "experiment.json is damaged ('command')" in capsys.readouterr().err
-
-
 def test_a_run_that_reports_too_little_is_run_again_once_its_script_is_mended(tmp_path: Path) -> None:
     mute = Replayed(records=lambda run: [line for line in record(0.01) if "test_accuracy" not in line])
     with pytest.raises(HubringError, match="rank 0 did not report 'test_accuracy'"):
@@ -275,41 +198,7 @@ def test_a_run_that_reports_too_little_is_run_again_once_its_script_is_mended(tm
     assert mended.ran == mute.ran == ["n2 k1 ring seed0"]
 
 
-def test_results_that_are_not_finite_do_not_replace_those_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    carried_out(tmp_path, Replayed(), rows=("ring",), seeds=(0,))
-    good = (tmp_path / "results.json").read_bytes()
-
-    odd = replace(decode(good), machine={"ghz": math.inf})
-    monkeypatch.setattr(comparison, "results", lambda *asked: odd)
-    with pytest.raises(HubringError, match=r"machine\.ghz is inf"):
-        Comparison.open(tmp_path).report()
-    assert (tmp_path / "results.json").read_bytes() == good
-
-
-def test_a_run_that_reports_no_number_does_not_lock_its_folder(tmp_path: Path) -> None:
-    asked = {"rows": ("ring",), "seeds": (0,), "target": 0.5}
-    odd = Replayed(records=lambda run: [{**line, "test_accuracy": None} for line in record(0.01)])
-    with pytest.raises(UsageError, match="ring seed0: rank 0 reported test_accuracy = None after step 0"):
-        carried_out(tmp_path, odd, **asked)
-    assert not list(tmp_path.glob("runs/*/outcome.json"))
-    carried_out(tmp_path, Replayed(), **asked)
-
-
-def test_whatever_keeps_a_run_from_being_measured_discards_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise TypeError("a hole in the check")
-
-    monkeypatch.setattr(comparison, "measure", broken)
-    with pytest.raises(TypeError):
-        carried_out(tmp_path, Replayed(), rows=("ring",), seeds=(0,))
-    assert not list(tmp_path.glob("runs/*/outcome.json"))
-
-
-def test_what_an_earlier_version_left_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_record_of_an_earlier_version_is_refused_before_any_training(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         carried_out(tmp_path, Interrupted())
     record = tmp_path / "runs" / LABELS[2] / "record 0.jsonl"
@@ -320,14 +209,9 @@ def test_what_an_earlier_version_left_is_refused_before_anything_is_trained(tmp_
     assert later.ran == []
 
 
-def test_a_folder_without_an_experiment_is_no_comparison(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no experiment.json, so it holds no experiment"):
-        Comparison.open(tmp_path)
-
-
 @pytest.mark.slow
 def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
-    carried_out(tmp_path, Replayed())
+    carried_out(tmp_path, Replayed(), rows=("local",))
     (tmp_path / "runs" / LABELS[0] / "outcome.json").write_text("{")
     with pytest.raises(HubringError, match=r"outcome.json is damaged .*; delete it to repeat the run"):
         Comparison.open(tmp_path).report()
@@ -366,34 +250,22 @@ def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_disturbed_run_is_named_at_once_and_in_the_verdict(tmp_path: Path) -> None:
-    results, heard = carried_out(tmp_path, Replayed(noise=Noise((0.0, 0.0), 0.4)))
+    results, heard = carried_out(tmp_path, Replayed(noise=RunNoise((0.0, 0.0), 0.4)), rows=("local",))
     assert f"{LABELS[0]}: other programs used 40% of the machine" in heard.warnings
     assert not results["noise"]["quiet"]
     assert any("runs were disturbed: in n2 k1 local seed0" in sentence for sentence in results["verdict"])
 
 
-def test_the_lifeline_kills_what_is_held_and_not_what_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group))
-    child_reaper.reap(["+5\n", "+6\n", "-5\n", "+7\n"])
-    assert killed == [6, 7]
-
-
-def test_the_lifeline_starts_though_nothing_is_installed_and_the_environment_is_bad(
+def test_the_lifeline_kills_what_it_holds_though_nothing_is_installed_and_the_environment_is_bad(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as sleeper:
+    sleep = partial(subprocess.Popen, ["sleep", "600"], start_new_session=True)
+    with sleep() as held, sleep() as released:
         with Lifeline() as line:
-            line.hold(sleeper.pid)
-        assert sleeper.wait(60) == -9
-
-
-@pytest.mark.slow
-def test_the_lifeline_ends_a_session_when_its_pipe_closes() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
-    ) as sleeper:
-        with Lifeline() as line:
-            line.hold(sleeper.pid)
-        assert sleeper.wait(60) == -9
+            for each in (held, released):
+                line.hold(each.pid)
+            line.release(released.pid)
+        assert held.wait(60) == -9
+        assert released.poll() is None
+        released.kill()

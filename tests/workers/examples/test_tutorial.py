@@ -14,7 +14,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
-def test_what_the_tutorial_shows_is_in_its_script() -> None:
+def test_the_code_in_the_tutorial_is_in_its_script() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
     shown = [line.strip() for block in blocks for line in block.splitlines() if line.strip(" .")]
     script = [line.strip() for line in lines(FOLDER / "tutorial_after.py")]

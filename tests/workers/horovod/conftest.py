@@ -35,7 +35,7 @@ class Everybody:
     """Runs one function on all ranks at once."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self.size = ranks.size
 
     def __call__(self, action: Callable[[], T]) -> list[T]:
@@ -45,7 +45,7 @@ class Everybody:
             lifecycle.begin(communicator, Placement(), thread=True)
             return action()
 
-        return self._ranks.run(live)
+        return self.ranks.run(live)
 
 
 def everybody(kind: type[Ranks]) -> Iterator[Everybody]:

@@ -53,13 +53,20 @@ def trained(make: Make, rank: int, size: int, wrap: Callable[..., Any], steps: i
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
-@pytest.mark.parametrize("arguments", [{}, {"groups": 2}, {"gradient_predivide_factor": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"groups": 2}, {"groups": "first and last"}, {"gradient_predivide_factor": 2.0}],
+    ids=str,
+)
 def test_ranks_train_as_one_process_with_the_whole_batch(
     on_two: Everybody, make: Make, arguments: dict[str, Any]
 ) -> None:
     def act() -> list[torch.Tensor]:
         def wrap(optimizer: torch.optim.Optimizer, named_parameters: Any) -> Any:
-            return hvd.DistributedOptimizer(optimizer, named_parameters, **arguments)
+            (first, *_, last), options = optimizer.param_groups[0]["params"], dict(arguments)
+            if options.get("groups") == "first and last":
+                options["groups"] = [[first, last]]
+            return hvd.DistributedOptimizer(optimizer, named_parameters, **options)
 
         return trained(make, hvd.rank(), hvd.size(), wrap)
 
@@ -70,7 +77,7 @@ def test_ranks_train_as_one_process_with_the_whole_batch(
         torch.testing.assert_close(one, expected)
 
 
-def test_it_is_an_instance_of_the_wrapped_class_and_shares_its_state(on_two: Everybody) -> None:
+def test_the_optimizer_is_an_instance_of_the_wrapped_class_and_shares_its_state(on_two: Everybody) -> None:
     def act() -> None:
         model = network()
         inner = sgd(model.parameters())
@@ -94,12 +101,21 @@ def test_it_is_an_instance_of_the_wrapped_class_and_shares_its_state(on_two: Eve
     on_two(act)
 
 
+def one_weight(value: float = 0.0, **options: Any) -> tuple[nn.Linear, Any]:
+    """A layer whose gradient is its input, and an optimizer that subtracts the gradient."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, value)
+    return layer, hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), **options)
+
+
+def backward(layer: nn.Module, value: float) -> None:
+    layer(torch.full((1, 1), float(value))).sum().backward()
+
+
 def test_gradients_are_the_means_after_synchronize_so_that_clipping_works(on_two: Everybody) -> None:
     def act() -> tuple[float, float]:
-        layer = nn.Linear(1, 1, bias=False)
-        nn.init.ones_(layer.weight)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0))
-        layer(torch.full((1, 1), 2.0 + 4 * hvd.rank())).sum().backward()
+        layer, optimizer = one_weight(1.0)
+        backward(layer, 2 + 4 * hvd.rank())
         optimizer.synchronize()
         assert layer.weight.grad is not None
         mean = layer.weight.grad.item()
@@ -115,10 +131,8 @@ def test_gradients_are_the_means_after_synchronize_so_that_clipping_works(on_two
 
 def test_synchronize_without_skip_is_warned_of_and_does_no_harm(on_two: Everybody) -> None:
     def act() -> float:
-        layer = nn.Linear(1, 1, bias=False)
-        nn.init.ones_(layer.weight)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0))
-        layer(torch.full((1, 1), 1.0 + hvd.rank())).sum().backward()
+        layer, optimizer = one_weight(1.0)
+        backward(layer, 1 + hvd.rank())
         optimizer.synchronize()
         optimizer.step()
         return layer.weight.item()
@@ -130,34 +144,31 @@ def test_synchronize_without_skip_is_warned_of_and_does_no_harm(on_two: Everybod
 
 def test_a_missing_gradient_counts_as_zeros(on_two: Everybody) -> None:
     def act() -> list[float]:
-        branches = [nn.Linear(1, 1, bias=False) for _ in range(3)]
-        model = nn.ModuleList(branches)
-        for branch in branches:
-            nn.init.zeros_(branch.weight)
+        model = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3))
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters()
         )
-        branches[hvd.rank()](torch.ones(1, 1)).sum().backward()  # nobody reaches the last
+        backward(model[hvd.rank()], 1)  # no rank reaches the last
         optimizer.step()
-        return [branch.weight.item() for branch in branches]
+        return [parameter.item() for parameter in model.parameters()]
 
     assert on_two(act) == [[-0.5, -0.5, 0.0]] * 2
 
 
-def test_sum_and_several_passes_add_up(on_two: Everybody) -> None:
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16])
+def test_sum_and_several_passes_add_up(on_two: Everybody, compression: Any) -> None:
     def act() -> float:
-        layer = nn.Linear(1, 1, bias=False)
-        nn.init.zeros_(layer.weight)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(layer.parameters(), lr=1.0), backward_passes_per_step=2, op=hvd.Sum
-        )
-        for value in (1.0, 10.0):
-            layer(torch.full((1, 1), value)).sum().backward()
+        layer, optimizer = one_weight(backward_passes_per_step=2, op=hvd.Sum, compression=compression)
+        for value in (1, 10):
+            backward(layer, value)
         optimizer.step()
         optimizer.zero_grad()
         optimizer.set_backward_passes_per_step(1)
-        layer(torch.full((1, 1), 100.0)).sum().backward()
+        backward(layer, 100)
         optimizer.step()
+        assert layer.weight.dtype == torch.float32
         return layer.weight.item()
 
     assert on_two(act) == [-222.0, -222.0]
@@ -165,11 +176,10 @@ def test_sum_and_several_passes_add_up(on_two: Everybody) -> None:
 
 def test_more_passes_than_promised_are_an_assertion(on_two: Everybody) -> None:
     def act() -> None:
-        layer = nn.Linear(1, 1)
-        optimizer = hvd.DistributedOptimizer(sgd(layer.parameters()), layer.named_parameters())
-        layer(torch.ones(1, 1)).sum().backward()
+        layer, optimizer = one_weight()
+        backward(layer, 1)
         with pytest.raises(AssertionError, match="more than backward_passes_per_step"):
-            layer(torch.ones(1, 1)).sum().backward()
+            backward(layer, 1)
         with pytest.raises(AssertionError, match=r"zero_grad\(\) was called after"):
             optimizer.zero_grad()
         optimizer.step()
@@ -182,39 +192,22 @@ def test_names_must_be_unique_and_complete(on_two: Everybody) -> None:
     def act() -> None:
         model = network()
         named = list(model.named_parameters())
-        optimizer = sgd(model.parameters())
-        with pytest.raises(ValueError, match="Found duplicates: same"):
-            hvd.DistributedOptimizer(optimizer, [("same", parameter) for _, parameter in named])
-        with pytest.raises(ValueError, match="1 of the optimizer's parameters were not named"):
-            hvd.DistributedOptimizer(optimizer, named[:-1])
-        with pytest.raises(ValueError, match="sequence of tuples"):
-            hvd.DistributedOptimizer(optimizer, [parameter for _, parameter in named])  # type: ignore[misc]
-        with pytest.raises(ValueError, match="backward_passes_per_step is 0"):
-            hvd.DistributedOptimizer(optimizer, named, backward_passes_per_step=0)
-        with pytest.raises(ValueError, match="gradient_predivide_factor"):
-            hvd.DistributedOptimizer(optimizer, named, op=hvd.Sum, gradient_predivide_factor=2.0)
-        with pytest.raises(ValueError, match="non-negative integer"):
-            hvd.DistributedOptimizer(optimizer, named, groups=-1)
-        with pytest.raises(ValueError, match="appear once"):
-            hvd.DistributedOptimizer(optimizer, named, groups=[[named[0][1]], [named[0][1]]])
-        with pytest.raises(ValueError, match="op is 17"):
-            hvd.DistributedOptimizer(optimizer, named, op=17)
+        optimizer, twice = sgd(model.parameters()), [[named[0][1]], [named[0][1]]]
+        refused: list[tuple[str, Any, dict[str, Any]]] = [
+            ("Found duplicates: same", [("same", parameter) for _, parameter in named], {}),
+            ("1 of the optimizer's parameters were not named", named[:-1], {}),
+            ("sequence of tuples", [parameter for _, parameter in named], {}),
+            ("backward_passes_per_step is 0", named, {"backward_passes_per_step": 0}),
+            ("gradient_predivide_factor", named, {"op": hvd.Sum, "gradient_predivide_factor": 2.0}),
+            ("non-negative integer", named, {"groups": -1}),
+            ("appear once", named, {"groups": twice}),
+            ("op is 17", named, {"op": 17}),
+        ]
+        for told, names, options in refused:
+            with pytest.raises(ValueError, match=told):
+                hvd.DistributedOptimizer(optimizer, names, **options)
 
     on_two(act)
-
-
-def test_groups_may_be_lists_of_parameters(on_two: Everybody) -> None:
-    def act() -> list[torch.Tensor]:
-        model = network()
-        chosen = [[model.get_parameter("0.weight"), model.get_parameter("2.bias")]]
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), groups=chosen)
-        x, y = batch(0, hvd.rank(), hvd.size())
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-        return [parameter.detach() for parameter in model.parameters()]
-
-    for one, other in zip(*on_two(act), strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("sparse_as_dense", [False, True])
@@ -261,22 +254,6 @@ def test_a_closure_has_its_gradients_reduced_each_time(on_two: Everybody) -> Non
         assert torch.equal(one, other)
 
 
-def test_fp16_compression_trains_in_the_parameters_dtype(on_two: Everybody) -> None:
-    def act() -> torch.Tensor:
-        layer = nn.Linear(2, 1, bias=False)
-        nn.init.zeros_(layer.weight)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(layer.parameters(), lr=1.0), compression=hvd.Compression.fp16
-        )
-        layer(torch.full((1, 2), 0.5 + hvd.rank())).sum().backward()
-        optimizer.step()
-        return layer.weight.detach()
-
-    for weight in on_two(act):
-        assert weight.dtype == torch.float32
-        assert weight.tolist() == [[-1, -1]]
-
-
 def test_under_adasum_changes_are_reduced_and_not_gradients(on_two: Everybody) -> None:
     def act() -> list[float]:
         weights = nn.Parameter(torch.zeros(2))
@@ -293,15 +270,60 @@ def test_under_adasum_changes_are_reduced_and_not_gradients(on_two: Everybody) -
 
 def test_only_members_of_a_set_exchange_gradients(on_three: Everybody) -> None:
     def act() -> float:
-        some = hvd.add_process_set([0, 2])
-        layer = nn.Linear(1, 1, bias=False)
-        nn.init.zeros_(layer.weight)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), process_set=some)
-        layer(torch.full((1, 1), float(hvd.rank()))).sum().backward()
+        layer, optimizer = one_weight(process_set=hvd.add_process_set([0, 2]))
+        backward(layer, hvd.rank())
         optimizer.step()
         return layer.weight.item()
 
     assert on_three(act) == [-1.0, -1.0, -1.0]  # the mean of 0 and 2; rank 1 alone
+
+
+def test_a_memory_format_survives_training(on_two: Everybody) -> None:
+    def act() -> list[float]:
+        model = nn.utils.convert_conv2d_weight_memory_format(nn.Conv2d(2, 3, 2), torch.channels_last)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        samples = torch.full((1, 2, 3, 3), hvd.rank() + 1.0).to(memory_format=torch.channels_last)
+        model(samples).sum().backward()
+        optimizer.step()
+        assert model.weight.is_contiguous(memory_format=torch.channels_last)
+        return model.weight.flatten().tolist()
+
+    first, second = on_two(act)
+    assert first == second
+
+
+def test_parameters_may_be_frozen_and_freed_between_steps(on_two: Everybody) -> None:
+    def act() -> None:
+        models = [nn.Linear(2, 2), nn.Linear(2, 1)]
+        optimizers = [
+            hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters()) for model in models
+        ]
+        for turn in (0, 1, 0, 1):
+            for index, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                model.requires_grad_(index == turn)
+                optimizer.zero_grad()
+            models[1](models[0](torch.ones(3, 2))).sum().backward()
+            assert [model.weight.grad is None for model in models] == [turn == 1, turn == 0]
+            optimizers[turn].step()
+
+    on_two(act)
+
+
+def test_fresh_optimizers_have_zero_gradients_once_their_state_was_broadcast(on_two: Everybody) -> None:
+    def act() -> None:
+        frozen, dense = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
+        hvd.broadcast_optimizer_state(sgd([frozen, dense]), root_rank=0)
+        assert frozen.grad is None
+        assert dense.grad is not None
+        assert dense.grad.tolist() == [0, 0]
+        table = nn.Embedding(4, 2, sparse=True)
+        hvd.broadcast_optimizer_state(torch.optim.SGD(table.parameters(), lr=0.1), 0, model=table)
+        table(torch.tensor([1])).sum().backward()
+        assert table.weight.grad is not None
+        assert table.weight.grad.is_sparse
+
+    on_two(act)
 
 
 @pytest.mark.parametrize("make", [sgd, adam])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hubring.horovod as hvd
-from hubring.workers.horovod.optimizer.distributed import _DistributedAdasumOptimizer, _DistributedOptimizer
+from hubring.workers.horovod.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer
 from tests.workers.horovod.conftest import Everybody
 
 
@@ -50,23 +50,30 @@ def test_names_compression_and_running_gradients_are_shown(on_two: Everybody) ->
     on_two(act)
 
 
-def test_unnamed_parameters_have_horovods_names(on_two: Everybody) -> None:
+@pytest.mark.parametrize(
+    ("op", "wrapper"),
+    [
+        (hvd.Average, _DistributedOptimizer),
+        (hvd.Sum, _DistributedOptimizer),
+        (hvd.Adasum, _DistributedAdasumOptimizer),
+    ],
+)
+def test_both_wrappers_have_the_attributes(on_two: Everybody, op: int, wrapper: type) -> None:
     def act() -> None:
         model = two_layers()
         groups = [{"params": [parameter]} for parameter in model.parameters()]
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), op=op)
+        assert issubclass(type(optimizer), wrapper)
         assert list(optimizer._parameter_names.values()) == ["allreduce.noname.0.0", "allreduce.noname.1.0"]
-
-    on_two(act)
-
-
-def test_a_gradient_before_its_bucket_is_complete_has_no_handle(on_two: Everybody) -> None:
-    def act() -> None:
-        model = two_layers()
-        optimizer = hvd.DistributedOptimizer(decaying(model), model.named_parameters())
+        assert optimizer._requires_update == set(model.parameters())
+        assert (optimizer.op, optimizer.backward_passes_per_step) == (op, 1)
+        assert optimizer.process_set is hvd.global_process_set
         model["used"](torch.ones(1, 2)).sum().backward()
-        assert optimizer._handles == {model["used"].weight: (None, None)}
+        assert optimizer._handles == {model["used"].weight: (None, None)}  # the bucket is not complete
         optimizer.step()
+        assert not optimizer._handles
+        optimizer.set_backward_passes_per_step(2)
+        assert optimizer.backward_passes_per_step == 2
 
     on_two(act)
 
@@ -123,21 +130,6 @@ def test_a_derived_class_trains_as_the_function_does(on_two: Everybody) -> None:
                 optimizer.zero_grad()
         for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
             assert torch.equal(one, other)
-
-    on_two(act)
-
-
-def test_adasums_wrapper_has_the_attributes_too(on_two: Everybody) -> None:
-    def act() -> None:
-        model = two_layers()
-        optimizer = hvd.DistributedOptimizer(decaying(model), model.named_parameters(), op=hvd.Adasum)
-        assert isinstance(optimizer, _DistributedAdasumOptimizer)
-        model["used"](torch.ones(1, 2)).sum().backward()
-        assert optimizer._handles == {model["used"].weight: (None, None)}
-        assert set(optimizer._parameter_names.values()) == {"used.weight", "idle.weight"}
-        assert optimizer._requires_update == set(model.parameters())
-        optimizer.step()
-        assert not optimizer._handles
 
     on_two(act)
 

@@ -1,25 +1,25 @@
-"""What stands on no communicator: hosts, buckets, aliases, variables, the launcher's reading of hosts."""
+"""Hosts, buckets, the names of Horovod's modules, and the helpers of `horovod.common`."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 import hubring.horovod as hvd
-from hubring.ps.core.errors import UsageError
 from hubring.workers.horovod import alias
-from hubring.workers.horovod.optimizer.gradient_group import pack
-from hubring.workers.horovod.world.build import check_build, split_list
-from hubring.workers.horovod.world.hosts import Neighbourhood, neighbourhood
-from hubring.workers.horovod.world.variables import variables
-from hubring.workers.localrun import host
-from hubring.workers.programs.ps_run import app
+from hubring.workers.horovod.gradient_groups import Groups, pack
+from hubring.workers.horovod.world.build import (
+    HorovodBasics,
+    check_build,
+    get_average_backwards_compatibility_fun,
+    is_version_greater_equal_than,
+)
+from hubring.workers.horovod.world.world import Neighbourhood, neighbourhood, variables
+from tests.workers.horovod.conftest import Everybody
 
 
 def test_local_and_cross_ranks_count_hosts_as_horovod_does() -> None:
@@ -43,19 +43,14 @@ def test_variables_are_those_of_horovodrun() -> None:
 
 def test_buckets_fill_in_the_order_of_backward() -> None:
     names = {torch.zeros(count): f"p{count}" for count in (1, 2, 3, 4)}
-    filled = [[len(one) for one in bucket.parameters] for bucket in pack(names, None, 5 * 4)]
-    assert filled == [[4], [3, 2], [1]]
-    assert [bucket.name for bucket in pack(names, None, 5 * 4)] == ["p4", "p3..p2", "p1"]
-    assert [[len(one) for one in bucket.parameters] for bucket in pack(names, 3, 0)] == [[4, 3], [2], [1]]
-    assert len(pack(names, 9, 0)) == 4
     one, *_, last = names
-    listed = [[len(one) for one in bucket.parameters] for bucket in pack(names, [[one, last]], 0)]
-    assert listed == [[1, 4], [3], [2]]
-
-
-def test_lists_are_split_as_evenly_as_can_be() -> None:
-    assert split_list(list(range(5)), 3) == [[0, 1], [2, 3], [4]]
-    assert split_list([1], 3) == [[1], [], []]
+    cases: list[tuple[Groups, int, list[list[int]]]] = [
+        (None, 5 * 4, [[4], [3, 2], [1]]),
+        (3, 0, [[4, 3], [2], [1]]),
+        ([[one, last]], 0, [[1, 4], [3], [2]]),
+    ]
+    for groups, size, expected in cases:
+        assert [[len(each) for each in bucket.parameters] for bucket in pack(names, groups, size)] == expected
 
 
 @pytest.fixture
@@ -100,7 +95,6 @@ NAMES = {
     "horovod.common.util": "is_version_greater_equal_than get_average_backwards_compatibility_fun split_list"
     " check_extension extension_available gpu_available nccl_built num_rank_is_power_2 env is_iterable",
     "horovod.runner.elastic.worker": "HostUpdateResult WorkerNotificationManager",
-    "horovod.runner.common.util.hosts": "get_host_assignments parse_hosts HostInfo SlotInfo",
 }
 
 
@@ -117,16 +111,6 @@ def test_a_script_that_imports_hubring_horovod_has_the_same_names(name: str) -> 
     for part in name.split(".")[2:]:
         module = getattr(module, part)
     assert [one for one in NAMES[name].split() if not hasattr(module, one)] == []
-
-
-@pytest.mark.usefixtures("horovod")
-def test_horovod_torch_brings_its_modules() -> None:
-    theirs = importlib.import_module("horovod.torch")
-    assert theirs.mpi_ops.Sum == hvd.mpi_ops.Sum == hvd.Sum
-    assert theirs.optimizer._DistributedOptimizer is hvd.optimizer._DistributedOptimizer
-    assert theirs.optimizer is importlib.import_module("horovod.torch.optimizer")
-    assert theirs.elastic.state is importlib.import_module("horovod.torch.elastic.state")
-    assert not hasattr(importlib.import_module("horovod.torch.functions"), "annotations")
 
 
 @pytest.mark.usefixtures("horovod")
@@ -150,28 +134,31 @@ def test_check_build_lays_out_what_there_is() -> None:
     assert "    [X] Hub" in lines
 
 
-def test_ps_run_too_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        app(["-np", "2", "nosuch.py"], standalone_mode=False)
-    told = capsys.readouterr()
-    assert told.err.startswith("ps-run: script nosuch.py does not exist")
-    assert json.loads(told.out) == {"error": told.err.strip().removeprefix("ps-run: "), "exit_code": 2}
+def test_versions_are_compared_as_numbers() -> None:
+    assert is_version_greater_equal_than("2.10.0", "2.9.0")
+    assert not is_version_greater_equal_than("1.9.1", "1.10.0")
+    for wrong in [("2.1.0", "2.1"), (2, "2.1.0")]:
+        with pytest.raises(ValueError, match=r"major\.minor\.patch"):
+            is_version_greater_equal_than(*wrong)  # type: ignore[arg-type]
 
 
-def test_hosts_are_this_machine_alone(tmp_path: Path) -> None:
-    assert host.room(None, None, None) is None
-    assert host.room("localhost:4", None, None) == 4
-    assert host.room("localhost,127.0.0.1:2", None, None, default=3) == 5
-    with pytest.raises(
-        UsageError, match=r"'node7' is another machine.*srun, torchrun, mpirun, or Kubernetes"
-    ):
-        host.room("localhost:2,node7:2", None, None)
-    with pytest.raises(UsageError, match="expected HOST:SLOTS"):
-        host.room("localhost:many", None, None)
-    hostfile = tmp_path / "hosts"
-    hostfile.write_text("# mine\nlocalhost slots=3\n")
-    assert host.room(None, hostfile, None) == 3
-    with pytest.raises(UsageError, match="the file does not exist"):
-        host.room(None, tmp_path / "none", None)
-    with pytest.raises(UsageError, match="--hosts and --hostfile both set the hosts"):
-        host.room("localhost", hostfile, None)
+def test_the_older_average_is_translated() -> None:
+    chosen = get_average_backwards_compatibility_fun(HorovodBasics)
+    assert [chosen(None, None), chosen(hvd.Max, None)] == [hvd.Average, hvd.Max]
+    with pytest.warns(DeprecationWarning, match="average="):
+        assert chosen(None, False) == hvd.Sum
+    with pytest.raises(ValueError, match="supersedes average"):
+        chosen(hvd.Sum, True)
+
+
+def test_basics_show_the_world(on_two: Everybody) -> None:
+    def act() -> None:
+        basics = HorovodBasics("horovod/torch/mpi_ops.py", "mpi_lib_v2")
+        assert (basics.rank(), basics.size(), basics.Adasum) == (hvd.rank(), 2, hvd.Adasum)
+        assert basics.is_initialized()
+        some = hvd.add_process_set([1])
+        assert basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [1]}
+        hvd.remove_process_set(some)
+        assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1]}
+
+    on_two(act)

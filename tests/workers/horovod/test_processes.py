@@ -13,7 +13,7 @@ from threading import Lock
 
 import pytest
 
-from hubring.workers.horovod.runner.run import run
+from hubring.workers.horovod.run_function import run
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.process_tree import GRACE, descendants, ends_by
 
@@ -28,24 +28,83 @@ def final_loss(said: str) -> float:
     return float(match[1])
 
 
+def ps_run(cluster: Cluster, *arguments: str) -> Program:
+    return cluster.run("run", "hubring.workers.programs.ps_run", *arguments)
+
+
 @pytest.mark.timeout(300)
-def test_an_unedited_script_ends_in_the_same_loss_on_hub_and_ring(cluster: Cluster, tmp_path: Path) -> None:
-    losses = {}
-    for topology in ("hub", "ring"):
-        server, address = cluster.server("--workers", "2", "--once", name=f"server-{topology}")
-        flags = ["--as-horovod", "--topology", topology, PUBLISHED]
-        flags += ["--checkpoint", str(tmp_path / f"{topology}.pt"), "--gradient-clip", "1.0"]
-        workers = [cluster.worker(address, *flags, name=f"{topology}{rank}") for rank in range(2)]
-        for worker in workers:
-            assert worker.done()["steps"] == 18
-        server.done()
-        losses[topology] = final_loss("".join(worker.out.read_text() for worker in workers))
-        assert (tmp_path / f"{topology}.pt").exists()
-    assert losses["hub"] == pytest.approx(losses["ring"], abs=2e-6)
+def test_an_unedited_script_ends_in_the_same_loss_by_ps_worker_on_a_hub_and_by_ps_run_on_a_ring(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    server, address = cluster.server("--workers", "2", "--once")
+    script = [PUBLISHED, "--checkpoint", str(tmp_path / "checkpoint.pt"), "--gradient-clip", "1.0"]
+    workers = [cluster.worker(address, "--as-horovod", *script, name=f"hub{rank}") for rank in range(2)]
+    assert [worker.done()["steps"] for worker in workers] == [18, 18]
+    server.done()
+    on_hub = final_loss("".join(worker.out.read_text() for worker in workers))
+    assert (tmp_path / "checkpoint.pt").exists()
+
+    trace, outputs = tmp_path / "trace.json", tmp_path / "outputs"
+    program = ps_run(
+        cluster,
+        *("-np", "2", "-H", "localhost:2", "--topology", "ring", "--output-filename", str(outputs)),
+        *("--gloo", "--mpi", "--cycle-time-ms", "3.5", "--network-interface", "lo", "--disable-cache"),
+        *("--fusion-threshold-mb", "1", "--timeline-filename", str(trace), "python", *script),
+    )
+    assert program.wait() == 0, program.said()
+    lines = program.out.read_text().splitlines()
+    assert all(re.match(r"\[[01]\]<stdout>:", line) for line in lines)
+    assert final_loss(program.out.read_text()) == pytest.approx(on_hub, abs=2e-6)
+    assert "--gloo, --mpi: no effect" in program.said()
+    assert "final loss" in (outputs / "rank.0" / "stdout").read_text()
+    assert (outputs / "rank.1" / "stderr").exists()
+    traced = {(event["name"], event.get("args", {}).get("tensor")) for event in json.loads(trace.read_text())}
+    assert {(name, "allreduce.avg_loss") for name in ("NEGOTIATE_ALLREDUCE", "ALLREDUCE")} <= traced
 
 
-def ps_run(cluster: Cluster, *arguments: str, name: str = "run") -> Program:
-    return cluster.run(name, "hubring.workers.programs.ps_run", *arguments)
+def test_a_plain_python_process_takes_its_place_from_mpiruns_variables(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import hubring, hubring.horovod as hvd, torch\n"
+        "hvd.init()\n"
+        "ranks = hvd.allgather(torch.tensor([hvd.rank()]), name='ranks').tolist()\n"
+        "print(hubring.rank(), hubring.size(), hvd.rank(), hvd.size(), hvd.local_rank(), ranks)\n"
+    )
+    server, address = cluster.server("--workers", "2", "--once")
+    programs = []
+    for rank in (1, 0):
+        place = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
+        variables = {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in place.items()}
+        command = [sys.executable, str(script)]
+        programs.append(cluster.start(f"plain{rank}", command, variables | {"PS_SERVER": address}))
+    for rank, program in zip((1, 0), programs, strict=True):
+        assert program.wait() == 0, program.said()
+        assert program.out.read_text() == f"{rank} 2 {rank} 2 {rank} [0, 1]\n"
+    assert server.done()["finished"] == [0, 1]
+
+
+@pytest.mark.full
+def test_workers_know_who_started_them_and_the_first_failure_ends_all(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import json, subprocess, sys\n"
+        "import horovod.torch as hvd, torch\n"
+        "hvd.init()\n"
+        "command = [sys.executable, '-m', 'hubring.workers.programs.ps_worker', 'env', '--json']\n"
+        "said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)\n"
+        "print(said['launcher']['value'], said['rank']['value'], said['world size']['value'], flush=True)\n"
+        "hvd.barrier()\n"
+        "if hvd.rank() == 1: sys.exit(7)\n"
+        "hvd.allreduce(torch.ones(1))\n"
+    )
+    program = ps_run(cluster, "-np", "2", str(script))
+    assert program.wait() == 7, program.said()
+    assert "rank 1 exited with 7" in program.said()
+    assert "[1]<stdout>:ps-run 1 2" in program.out.read_text()
 
 
 @pytest.mark.full
@@ -72,43 +131,7 @@ def test_init_can_be_called_again_after_a_process_set_was_refused(cluster: Clust
     assert program.out.read_text().count("done") == 2
 
 
-@pytest.mark.parametrize("topology", ["hub", "ring"])
-def test_ps_run_starts_all_and_marks_what_they_say(cluster: Cluster, tmp_path: Path, topology: str) -> None:
-    trace, outputs = tmp_path / "trace.json", tmp_path / "outputs"
-    program = ps_run(
-        cluster,
-        *("-np", "2", "-H", "localhost:2", "--topology", topology, "--output-filename", str(outputs)),
-        *("--gloo", "--mpi", "--cycle-time-ms", "3.5", "--network-interface", "lo", "--disable-cache"),
-        *("--fusion-threshold-mb", "1", "--timeline-filename", str(trace), "python", PUBLISHED),
-        *("--checkpoint", str(tmp_path / "c.pt"), "--fp16-allreduce"),
-    )
-    assert program.wait() == 0, program.said()
-    lines = program.out.read_text().splitlines()
-    assert all(re.match(r"\[[01]\]<stdout>:", line) for line in lines)
-    assert final_loss(program.out.read_text())
-    assert "--gloo, --mpi: no effect" in program.said()
-    assert "final loss" in (outputs / "rank.0" / "stdout").read_text()
-    assert (outputs / "rank.1" / "stderr").exists()
-    assert "allreduce.avg_loss" in {
-        event.get("args", {}).get("tensor") for event in json.loads(trace.read_text())
-    }
-
-
-def test_the_first_failure_ends_all_and_is_the_exit_code(cluster: Cluster, tmp_path: Path) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text(
-        "import horovod.torch as hvd, torch, sys\n"
-        "hvd.init()\n"
-        "if hvd.rank() == 1: sys.exit(7)\n"
-        "hvd.allreduce(torch.ones(1))\n"
-        "import time\n"
-        "time.sleep(600)\n"
-    )
-    program = ps_run(cluster, "-np", "2", str(script))
-    assert program.wait() == 7, program.said()
-    assert "rank 1 exited with 7" in program.said()
-
-
+@pytest.mark.full
 def test_a_signal_reaches_the_workers(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text(
@@ -118,13 +141,6 @@ def test_a_signal_reaches_the_workers(cluster: Cluster, tmp_path: Path) -> None:
     program.until(lambda: program.out.read_text().count("here") == 2, "start of both")
     program.process.send_signal(signal.SIGTERM)
     assert program.wait() == 75, program.said()
-
-
-def test_another_machine_is_refused_with_the_way_to_go(cluster: Cluster) -> None:
-    program = ps_run(cluster, "-np", "2", "-H", "node1:1,node2:1", PUBLISHED)
-    assert program.wait() == 2
-    assert "another machine" in program.said()
-    assert "srun, torchrun, mpirun" in program.said()
 
 
 def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path: Path) -> None:
@@ -149,6 +165,7 @@ def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("forked_pythons")
 def test_a_function_that_does_not_call_init_knows_its_rank_and_the_server_is_not_waited_for() -> None:
     def rank_and_size() -> tuple[str, str]:
         import os
@@ -174,6 +191,7 @@ caller.wait()
 """
 
 
+@pytest.mark.usefixtures("forked_pythons")
 def test_workers_of_horovod_run_end_with_the_caller() -> None:
     with subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None
@@ -184,26 +202,12 @@ def test_workers_of_horovod_run_end_with_the_caller() -> None:
         assert ends_by(int(worker), time.monotonic() + GRACE)
 
 
+@pytest.mark.usefixtures("forked_pythons")
 def test_a_call_that_cannot_be_sent_leaves_no_worker() -> None:
     before = descendants()
     with pytest.raises(TypeError, match="pickle"):
         run(Lock().acquire, num_proc=2)
     assert descendants() == before
-
-
-def test_workers_of_ps_run_know_who_started_them(cluster: Cluster, tmp_path: Path) -> None:
-    script = tmp_path / "asks.py"
-    script.write_text(
-        "import json, subprocess, sys\n"
-        "import horovod.torch as hvd\n"
-        "hvd.init()\n"  # or the server waits for somebody to come
-        "command = [sys.executable, '-m', 'hubring.workers.programs.ps_worker', 'env', '--json']\n"
-        "said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)\n"
-        "print(said['launcher']['value'], said['rank']['value'], said['world size']['value'])\n"
-    )
-    program = ps_run(cluster, "-np", "1", str(script))
-    assert program.wait() == 0, program.said()
-    assert "[0]<stdout>:ps-run 0 1" in program.out.read_text()
 
 
 @pytest.mark.timeout(300)
@@ -236,3 +240,37 @@ def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Pa
     assert program.wait() == 0, program.said()
     assert "rank 0 was killed by signal 9 (SIGKILL); restarting it" in program.said()
     assert program.out.read_text().count("all 2.0 [2, 1, 2]") == 2
+
+
+# import hubring.horovod.as_horovod
+
+
+def python(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(script)
+    command = [sys.executable, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
+
+
+@pytest.mark.usefixtures("forked_pythons")
+def test_horovod_is_found_once_it_is_asked_for_and_not_before(tmp_path: Path) -> None:
+    done = python(
+        tmp_path,
+        "import importlib.util, sys\n"
+        "import hubring.horovod\n"
+        "finders = list(sys.meta_path)\n"
+        "before = importlib.util.find_spec('horovod')\n"
+        "import hubring.horovod.as_horovod\n"
+        "import horovod, horovod.torch as hvd\n"
+        "from horovod.torch.mpi_ops import Average\n"
+        "print(before, len(sys.meta_path) - len(finders), hvd.allreduce is hubring.horovod.allreduce)\n",
+    )
+    assert done.stdout == "None 1 True\n", done.stderr
+
+
+@pytest.mark.usefixtures("forked_pythons")
+def test_after_horovod_itself_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "horovod.py").touch()
+    done = python(tmp_path, "import horovod\nimport hubring.horovod.as_horovod\n")
+    assert done.returncode == 1
+    assert f"horovod was imported from {tmp_path / 'horovod.py'} before" in done.stderr

@@ -17,7 +17,7 @@ from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.workers.localrun import functions
 from hubring.workers.localrun.functions import _Caller
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_pythons")]
 
 
 def trained(topology: str, scale: float) -> list[tuple[int, str, float]]:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import ConfigError
+from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import settle
 
 
@@ -41,14 +43,20 @@ def test_workers_get_settings_as_variables_too() -> None:
             {"PS_MODE": "async"},
             "PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup",
         ),
-        ({}, {"PS_TOPOLOGY": "star"}, "PS_TOPOLOGY='star' in the environment: expected one of hub, ring"),
         ({}, {"PS_STANDBY": "1"}, "Unset PS_STANDBY, or use ps-server start --standby 1"),
         ({"mode": "async"}, {}, "--mode async: expected one of bsp"),
-        ({"staleness": 2}, {}, "--staleness 2 requires --mode ssp"),
         ({"topology": "ring", "aggregate": True}, {}, "--aggregate requires --topology hub"),
         ({"stalness": 2}, {}, "did you mean staleness"),
     ],
 )
-def test_what_is_invalid_is_named(given: dict[str, object], variables: dict[str, str], told: str) -> None:
+def test_an_invalid_setting_is_named(given: dict[str, object], variables: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         settle(given, 2, variables)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_pythons")
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_server_that_refuses_its_settings_is_quoted(verbose: bool) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)the server did not start:\n.*--mode foo: expected one"):
+        LocalServer(1, ["--mode", "foo"], environment(), verbose=verbose)

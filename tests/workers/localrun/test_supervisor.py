@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.workers.localrun.report import Report
 from hubring.workers.localrun.settings import settle
-from hubring.workers.localrun.supervisor import Ending, Supervisor
+from hubring.workers.localrun.supervisor import AttemptEnd, JobReport, Supervisor
 
-KILLED = Ending(137, "rank 1 was killed by signal 9 (SIGKILL)")
+KILLED = AttemptEnd(137, "rank 1 was killed by signal 9 (SIGKILL)")
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +24,10 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def supervisor(most: int, folder: Path | None) -> Supervisor:
-    return Supervisor(most, folder, Report(2, settle({}, 2, {})))
+    return Supervisor(most, folder, JobReport(2, settle({}, 2, {})))
 
 
-def run(supervisor: Supervisor, endings: Iterator[Ending]) -> Ending:
+def run(supervisor: Supervisor, endings: Iterator[AttemptEnd]) -> AttemptEnd:
     return supervisor.run(endings.__next__)
 
 
@@ -41,7 +40,9 @@ def test_each_restart_is_one_line_with_cause_step_and_what_is_left(
 ) -> None:
     save(tmp_path, 1, 40)
     job = supervisor(3, tmp_path)
-    assert run(job, iter([KILLED, Ending(69, "the server exited with 69"), Ending(0)])) == Ending(0)
+    assert run(job, iter([KILLED, AttemptEnd(69, "the server exited with 69"), AttemptEnd(0)])) == AttemptEnd(
+        0
+    )
     assert capsys.readouterr().err.splitlines() == [
         "ps-run: rank 1 was killed by signal 9 (SIGKILL); restarting the job in 1 s from the checkpoint of"
         " step 40 (2 restarts left)",
@@ -62,11 +63,11 @@ def test_restarts_without_progress_run_out(tmp_path: Path, capsys: pytest.Captur
 def test_a_newer_checkpoint_allows_all_restarts_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def endings() -> Iterator[Ending]:
+    def endings() -> Iterator[AttemptEnd]:
         for number in range(1, 6):
             save(tmp_path, number, 10 * number)
             yield KILLED
-        yield Ending(0)
+        yield AttemptEnd(0)
 
     job = supervisor(1, tmp_path)
     assert run(job, endings()).code == 0
@@ -76,9 +77,11 @@ def test_a_newer_checkpoint_allows_all_restarts_again(
     ]
 
 
-@pytest.mark.parametrize("ending", [Ending(1, "rank 0 exited with 1"), Ending(78), Ending(75, asked=True)])
+@pytest.mark.parametrize(
+    "ending", [AttemptEnd(1, "rank 0 exited with 1"), AttemptEnd(78), AttemptEnd(75, asked=True)]
+)
 def test_a_failure_and_a_wish_are_not_restarted(
-    tmp_path: Path, ending: Ending, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ending: AttemptEnd, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(supervisor(3, tmp_path), iter([ending])) == ending
     assert capsys.readouterr().err == ""
@@ -92,7 +95,7 @@ def test_a_lost_job_without_checkpoints_says_what_would_restart_it(
 
 
 def test_a_server_that_does_not_start_is_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse() -> Ending:
+    def refuse() -> AttemptEnd:
         raise ServerUnreachable("the server did not start")
 
     with pytest.raises(ServerUnreachable):
@@ -103,4 +106,4 @@ def test_a_server_that_does_not_start_is_a_loss(tmp_path: Path, capsys: pytest.C
 def test_a_signal_while_it_waits_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     monkeypatch.setattr(time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
-    assert run(supervisor(3, tmp_path), iter([KILLED])) == Ending(75, asked=True)
+    assert run(supervisor(3, tmp_path), iter([KILLED])) == AttemptEnd(75, asked=True)

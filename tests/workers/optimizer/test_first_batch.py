@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from hubring.workers.optimizer.first_batch import FirstBatch
+from hubring.workers.optimizer.rank_checks import FirstBatch
 from tests.support.fakes.hub import FakeHub, FakeRank
 from tests.support.training.training_scripts import batches, build, loss_of, plain_step, wrap
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer.same_parameters import EVERY, check_same_parameters, due
+from hubring.workers.optimizer.rank_checks import EVERY, check_same_parameters, due
 from tests.support.training.ranks import AggregatingRanks, Ranks, RingRanks
+from tests.support.training.training_scripts import batches, build, wrap
 
 
 @pytest.fixture(params=[RingRanks, AggregatingRanks])
@@ -74,6 +75,45 @@ def test_a_nan_of_one_rank_is_a_difference(stepping: Ranks) -> None:
             own["scalar"].fill_(torch.nan)
         with pytest.raises(ConfigError, match=r"rank 1 and rank 0 .* scalar,"):
             check_same_parameters(own, communicator)
+
+    stepping.run(action)
+
+
+def halve(communicator: Communicator, optimizer: torch.optim.Optimizer) -> None:
+    if communicator.rank:
+        optimizer.param_groups[0]["lr"] /= 2
+
+
+def scale(communicator: Communicator, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad *= communicator.rank + 1
+
+
+def write(communicator: Communicator, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"][-1].data += communicator.rank
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (halve, r"rank 0 has param_groups\[0\]\[lr\] 0.1, and rank 1 has param_groups\[0\]\[lr\] 0.05; set"),
+        (
+            scale,
+            r"the mean gradient of \S+ was the same on all ranks, and a script or an optimizer has changed",
+        ),
+        (write, r"make the same changes to parameters, gradients, hyperparameters and optimizer state"),
+    ],
+)
+def test_what_a_rank_does_otherwise_is_named_as_the_cause(
+    stepping: Ranks, change: Callable[[Communicator, torch.optim.Optimizer], None], cause: str
+) -> None:
+    def action(communicator: Communicator) -> None:
+        model = build()
+        optimizer = wrap(model, communicator, inner=torch.optim.SGD(model.parameters(), lr=0.1))
+        model(batches()[0]).square().mean().backward()
+        change(communicator, optimizer)
+        with pytest.raises(ConfigError, match=rf"have different values of parameter .*: {cause}"):
+            optimizer.step()
 
     stepping.run(action)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer.same_state import check_same_state
+from hubring.workers.optimizer.rank_checks import check_same_state
 from tests.support.training.ranks import RingRanks
 
 
@@ -25,7 +25,7 @@ def stepped(loss: float) -> torch.optim.Optimizer:
     return optimizer
 
 
-def test_what_is_no_tensor_or_number_may_differ() -> None:
+def test_state_that_is_no_tensor_or_number_may_differ() -> None:
     def check(communicator: Communicator) -> None:
         optimizer = stepped(1.0)
         for state in optimizer.state.values():

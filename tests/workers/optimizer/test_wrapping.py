@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +13,8 @@ from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.training_scripts import (
-    assert_same,
     batches,
     build,
-    parameters_of,
     plain_step,
     sgd,
     single_server,
@@ -24,49 +22,17 @@ from tests.support.training.training_scripts import (
 )
 
 
-def test_it_is_an_optimizer_that_shares_everything_with_the_wrapped_one() -> None:
+def test_the_wrapped_optimizer_shares_its_state_with_the_inner_one() -> None:
     model = build()
     inner = torch.optim.Adam(model.parameters(), lr=0.1)
     optimizer = DistributedOptimizer(inner, model, communicator=LocalCommunicator())
-    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert isinstance(optimizer, torch.optim.Adam)
     plain_step(model, optimizer, batches()[0])
     assert optimizer.param_groups is inner.param_groups
     assert optimizer.state is inner.state
     assert optimizer.state
     assert optimizer.defaults is inner.defaults
     assert repr(optimizer).startswith("DistributedOptimizer(Adam (")
-
-
-def test_its_state_can_be_loaded_into_another() -> None:
-    def adam(model: nn.Module) -> DistributedOptimizer:
-        inner = torch.optim.Adam(model.parameters(), lr=0.1)
-        return DistributedOptimizer(inner, model, communicator=LocalCommunicator())
-
-    first, second = build(), build()
-    optimizer, resumed = adam(first), adam(second)
-    begin, *rest = batches()
-    plain_step(first, optimizer, begin)
-    second.load_state_dict(first.state_dict())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for batch in rest:
-        plain_step(first, optimizer, batch)
-        plain_step(second, resumed, batch)
-    assert_same(parameters_of(first), parameters_of(second))
-
-
-def test_state_is_saved_from_and_loaded_into_the_hub() -> None:
-    model = build()
-    inner = torch.optim.Adam(model.parameters(), lr=0.1)
-    plain_step(model, inner, batches()[0])
-    saved = copy.deepcopy(inner.state_dict())
-    rank = single_server()
-    optimizer = DistributedOptimizer(inner, model, communicator=rank)
-    assert not optimizer.state, "the hub begins with it, so that it is not here"
-    optimizer.load_state_dict(saved)
-    assert rank.hub.state.keys() == dict(model.named_parameters()).keys()
-    found = optimizer.state_dict()
-    assert not optimizer.state
-    torch.testing.assert_close(found, saved)
 
 
 def test_step_hooks_and_state_dict_hooks_are_called_once() -> None:
@@ -91,11 +57,56 @@ def test_a_group_with_a_parameter_that_the_model_lacks_is_not_added() -> None:
     assert len(optimizer.param_groups) == 1
 
 
-def test_it_is_not_wrapped_twice() -> None:
+def test_an_optimizer_is_not_wrapped_twice() -> None:
     model = build()
     optimizer = wrap(model, LocalCommunicator())
     with pytest.raises(ConfigError, match="already a DistributedOptimizer"):
         DistributedOptimizer(optimizer, model, communicator=LocalCommunicator())
+
+
+class KerasLike:
+    """Has hyperparameters, and no groups."""
+
+    learning_rate = 0.1
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda model: torch.optim.SGD,
+            r"is the class SGD, .*: make one, as in SGD\(model.parameters\(\), lr",
+        ),
+        (lambda model: [sgd(model)], r"is a list, .*: make a DistributedOptimizer for each optimizer in it"),
+        (lambda model: torch.optim.lr_scheduler.StepLR(sgd(model), 1), r"StepLR, .*: pass its attribute opt"),
+        (lambda model: model, r"Sequential, .*: call DistributedOptimizer\(optimizer, model\), the opt"),
+        (lambda model: KerasLike(), r"KerasLike, .*, or a subclass of torch.optim.Optimizer; for the"),
+        (lambda model: None, r"NoneType, not a torch.optim.Optimizer"),
+    ],
+    ids=["class", "list", "scheduler", "model", "other", "none"],
+)
+def test_what_is_no_optimizer_is_named_with_what_to_pass(make: Callable[[nn.Module], Any], told: str) -> None:
+    model = build()
+    with pytest.raises(ConfigError, match=f"the optimizer .*{told}"):
+        DistributedOptimizer(make(model), model, communicator=LocalCommunicator())
+
+
+@pytest.mark.parametrize("kind", [dict, lambda pairs: [one for _, one in pairs]], ids=["dict", "list"])
+def test_named_parameters_that_are_no_pairs_are_refused(kind: Callable[..., Any]) -> None:
+    model = build()
+    with pytest.raises(ConfigError, match="not a pair of a name and a parameter"):
+        DistributedOptimizer(
+            sgd(model), named_parameters=kind(model.named_parameters()), communicator=LocalCommunicator()
+        )
+
+
+def test_parameters_that_the_model_does_not_have_are_passed_by_name_without_it() -> None:
+    model = build()
+    copies = [nn.Parameter(one.detach().clone()) for one in model.parameters()]
+    with pytest.raises(ConfigError, match=r"such as float32 copies, pass .*named_parameters="):
+        DistributedOptimizer(torch.optim.SGD(copies), model, communicator=LocalCommunicator())
+    with pytest.raises(ConfigError, match="leave the model out"):
+        DistributedOptimizer(sgd(model), model, named_parameters=[], communicator=LocalCommunicator())
 
 
 def test_a_model_that_is_none_is_refused_with_the_call_that_was_meant() -> None:
@@ -117,27 +128,6 @@ def test_another_optimizer_of_the_same_name_is_not_taken_for_torchs_on_the_hub()
         """Steps in some way of its own."""
 
     model = build()
-    with pytest.raises(ConfigError, match="--aggregate"):
+    with pytest.raises(ConfigError, match="the script's optimizer is tests"):
         wrap(model, single_server(), inner=SGD(model.parameters(), lr=0.1))
     wrap(model, LocalCommunicator(), inner=SGD(model.parameters(), lr=0.1))
-
-
-def test_a_group_of_frozen_parameters_alone_changes_nothing() -> None:
-    model = build()
-    frozen, *rest = model.parameters()
-    frozen.requires_grad_(False)
-    groups: list[dict[str, Any]] = [{"params": [frozen], "lr": 0.5}, {"params": rest}]
-    optimizer = wrap(model, single_server(), inner=torch.optim.SGD(groups, lr=0.1))
-    before = frozen.clone()
-    plain_step(model, optimizer, batches()[0])
-    assert torch.equal(frozen, before)
-    assert optimizer.completed_steps == 1
-
-
-def test_a_model_that_was_converted_is_found_out_in_step() -> None:
-    model = build()
-    optimizer = wrap(model, single_server(), overlap=False)
-    plain_step(model, optimizer, batches()[0])
-    model.double()
-    with pytest.raises(ConfigError, match=r"parameter .* was moved or converted"):
-        plain_step(model, optimizer, batches()[1].double())

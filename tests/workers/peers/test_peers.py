@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from hubring.ps.core import extras
+from hubring.ps.core import packages
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.types import Hyper
 from hubring.ps.optim.hyperparameters import hyper_of
-from hubring.workers.peers import interface, ray, rows, rpc
+from hubring.workers.peers import ray, rendezvous, rows
 from hubring.workers.peers.ray import Array
-from hubring.workers.peers.rows import find
-from hubring.workers.peers.seat import Seat
-from hubring.workers.peers.server import Gathering, Round
+from hubring.workers.peers.rendezvous import PeerRendezvous
+from hubring.workers.peers.rows import find_peer
+from hubring.workers.peers.rpc import SliceRound
 
 SIZE = 3
 
@@ -28,7 +28,7 @@ SIZE = 3
 
 def test_a_peer_that_does_not_exist_is_named_with_those_that_do() -> None:
     with pytest.raises(UsageError, match="no peer 'nccl'; expected one of ddp, fsdp2, zero1, mpi, rpc, ray"):
-        find("nccl")
+        find_peer("nccl")
 
 
 @pytest.mark.parametrize(("name", "extra"), [("mpi", "peers-mpi"), ("ray", "ray")])
@@ -36,48 +36,48 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     name: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "which", lambda _: "/usr/bin/mpirun")
-    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    monkeypatch.setattr(packages, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=rf"row {name}: .* is not installed; .* pip install '\.\[{extra}\]'"):
-        find(name).check()
+        find_peer(name).check()
 
 
 def test_without_mpirun_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "which", lambda _: None)
     with pytest.raises(UsageError, match="apt install openmpi-bin"):
-        find("mpi").check()
+        find_peer("mpi").check()
 
 
 def test_a_seat_outside_the_team_is_refused() -> None:
     with pytest.raises(UsageError, match="--rank 2 of --world-size 2"):
-        Seat(rank=2, size=2, meet="/run/meet")
+        PeerRendezvous(rank=2, size=2, meet="/run/meet")
 
 
 def test_an_address_has_its_interface_and_a_strange_one_is_named() -> None:
-    assert interface.interface("127.0.0.1") == "lo"
+    assert rendezvous.interface("127.0.0.1") == "lo"
     with pytest.raises(
         ConfigError, match=r"192\.0\.2\.77: no interface has that address; expected one of .*lo 127\.0\.0\.1"
     ):
-        interface.interface("192.0.2.77")
+        rendezvous.interface("192.0.2.77")
 
 
 def test_talking_through_an_address_tells_every_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in interface._VARIABLES:
+    for name in rendezvous._VARIABLES:
         monkeypatch.setenv(name, "")
-    interface.talk_through(None)
-    assert {os.environ[name] for name in interface._VARIABLES} == {""}
-    interface.talk_through("127.0.0.1")
-    assert {os.environ[name] for name in interface._VARIABLES} == {"lo"}
+    rendezvous.talk_through(None)
+    assert {os.environ[name] for name in rendezvous._VARIABLES} == {""}
+    rendezvous.talk_through("127.0.0.1")
+    assert {os.environ[name] for name in rendezvous._VARIABLES} == {"lo"}
 
 
 def test_nccl_keeps_the_interface_that_a_ring_has_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ring leaves it to the user's variable, or to NCCL."""
-    for name in interface._VARIABLES:
+    for name in rendezvous._VARIABLES:
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
-    interface.talk_through("127.0.0.1")
+    rendezvous.talk_through("127.0.0.1")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
-    interface.talk_through("127.0.0.1")
+    rendezvous.talk_through("127.0.0.1")
     assert "NCCL_SOCKET_IFNAME" not in os.environ
 
 
@@ -114,7 +114,7 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_round_averages_for_workers_that_step_and_writes_only_to_what_it_keeps(keeps: bool) -> None:
-    held = Round(SIZE, torch.zeros(2), "", keeps=keeps)
+    held = SliceRound(SIZE, torch.zeros(2), "", keeps=keeps)
     for _ in range(2):
         came: list[torch.Tensor] = []
         given = [torch.tensor(one) for one in GRADIENTS]
@@ -125,37 +125,12 @@ def test_a_round_averages_for_workers_that_step_and_writes_only_to_what_it_keeps
         assert ([one.tolist() for one in given] == GRADIENTS) is not keeps
 
 
-def test_a_gathering_is_in_rank_order_and_begins_anew() -> None:
-    gathering = Gathering(2)
-    for word in ("first", "second"):
-        came: list[list[str]] = []
-        gathering.give(1, f"{word} 1", came.append)
-        assert not came
-        gathering.give(0, f"{word} 0", came.append)
-        assert came == [[f"{word} 0", f"{word} 1"]] * 2
-
-
-def test_rpcs_server_answers_all_once_the_last_rank_has_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "_GATHERING", [Gathering(SIZE)])
-    monkeypatch.setattr(rpc, "_ROUNDS", {})
-    expected, hyper = stepped()
-    names = [rpc.gather(rank, f"rank {rank}") for rank in reversed(range(SIZE))]
-    assert [one.wait() for one in names] == [["rank 0", "rank 1", "rank 2"]] * SIZE
-    rpc.hold(0, SIZE, torch.zeros(2), "SGD")
-    for _ in range(2):
-        answers = [rpc.push_pull(rank, 0, torch.tensor(GRADIENTS[rank]), hyper) for rank in range(SIZE - 1)]
-        assert not any(answer.done() for answer in answers)
-        answers.append(rpc.push_pull(SIZE - 1, 0, torch.tensor(GRADIENTS[-1]), hyper))
-        came = [answer.wait().tolist() for answer in answers]
-    assert came == [pytest.approx(expected)] * SIZE
-
-
 @pytest.mark.usefixtures("threads")
 def test_rays_actor_steps_and_gathers_as_rpcs_server() -> None:
     expected, hyper = stepped()
 
     async def train() -> None:
-        actor = ray.Actor(SIZE)
+        actor = ray.RayActor(SIZE)
         names = await asyncio.gather(*(actor.gather(rank, f"rank {rank}") for rank in reversed(range(SIZE))))
         assert names == [["rank 0", "rank 1", "rank 2"]] * SIZE
         await actor.hold(0, np.zeros(2, np.float32), "SGD")

@@ -40,7 +40,7 @@ def test_a_setting_is_told_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> N
     assert explain.gather({})["rank"] == {"value": 1, "source": "PS_RANK='1' in the environment"}
 
 
-def test_what_nobody_says_is_left_to_the_server() -> None:
+def test_a_rank_that_is_not_set_is_assigned_by_the_server() -> None:
     report = explain.gather({})
     assert report["rank"]["value"] is None
     assert "the server assigns it" in report["rank"]["source"]

@@ -46,9 +46,7 @@ def test_a_launcher_that_starts_one_a_host_says_which() -> None:
         (Placement(), {"nr": 1}, "--nr 1 of 1 node"),
     ],
 )
-def test_what_contradicts_the_launcher_is_refused(
-    outer: Placement, flags: dict[str, int], words: str
-) -> None:
+def test_flags_against_the_launcher_are_refused(outer: Placement, flags: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         placements(outer, gpus=2, **flags)
 

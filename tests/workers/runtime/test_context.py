@@ -14,15 +14,22 @@ import torch
 
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import NonFinite, RingBroken, ServerUnreachable
+from hubring.ps.core.timing import Waiting
 from hubring.ps.core.trace import Trace
 from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.observe import logs
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import context, topology
-from hubring.workers.runtime.in_flight import FlightRecorder
-from hubring.workers.runtime.record import MOST_SAMPLES, Record
+from hubring.workers.runtime.training_record import MOST_SAMPLES, FlightRecorder, Record
 from hubring.workers.runtime.worker import Worker
+from tests.support.fakes.cuda import has_gpus
+
+
+def worker(session: Any = None, record: Record | None = None, config: WorkerConfig | None = None) -> Worker:
+    """A worker that trains alone, with a session and a record of the test."""
+    place = Placement(), LocalCommunicator(), torch.device("cpu")
+    return Worker(config or WorkerConfig(), *place, session, record or Record(None), logs.LogOrigin())
 
 
 @pytest.mark.parametrize(
@@ -51,8 +58,7 @@ def test_a_worker_has_its_gpu_in_every_topology_if_a_comparison_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, own_gpu: bool, device: str
 ) -> None:
     chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    has_gpus(monkeypatch, 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     config, place = WorkerConfig(own_gpu=own_gpu), Placement(local_rank=1)
     worker = context._alone(config, logs.LogOrigin(), place)
@@ -62,15 +68,7 @@ def test_a_worker_has_its_gpu_in_every_topology_if_a_comparison_asks_for_it(
 
 def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
-    alone = Worker(
-        WorkerConfig(),
-        Placement(),
-        LocalCommunicator(),
-        torch.device("cpu"),
-        None,
-        Record(file),
-        logs.LogOrigin(),
-    )
+    alone = worker(record=Record(file))
     alone.report({"loss": 2.0})
     alone.recorder = FlightRecorder(Trace(tmp_path, "worker 0"))
     alone.report({"loss": 1.0})
@@ -86,16 +84,15 @@ def test_the_wait_for_exchanges_is_told_where_the_host_sees_it(
 ) -> None:
     """A work of NCCL is done for the host once it is queued; a hub's also waits for the GPU to compute."""
     file = tmp_path / "record.jsonl"
-    place = Placement(), LocalCommunicator(), torch.device("cpu")
-    worker = Worker(WorkerConfig(), *place, None, Record(file), logs.LogOrigin())
-    worker.recorder = FlightRecorder(Trace(tmp_path, "worker 0"))
+    alone = worker(record=Record(file))
+    alone.recorder = FlightRecorder(Trace(tmp_path, "worker 0"))
     weight: Any = SimpleNamespace(device=torch.device(where))
     trainer: Any = SimpleNamespace(named_parameters={"weight": weight}, exchange_seconds=1.5)
-    worker.adopt(trainer)
-    worker.report({"loss": 1.0})
-    result = worker.result()
-    worker.recorder.close()
-    worker.record.close()
+    alone.adopt(trainer)
+    alone.report({"loss": 1.0})
+    result = alone.result()
+    alone.recorder.close()
+    alone.record.close()
     line = json.loads(file.read_text())
     for found in (line, result["exchange"]):
         times = found["exposed_seconds"], found["hidden_seconds"]
@@ -104,23 +101,22 @@ def test_the_wait_for_exchanges_is_told_where_the_host_sees_it(
 
 
 def test_a_heartbeat_carries_reports_usage_and_the_learning_rate() -> None:
-    place = Placement(), LocalCommunicator(), torch.device("cpu")
-    session: Any = SimpleNamespace()
-    worker = Worker(WorkerConfig(), *place, session, Record(None), logs.LogOrigin())
+    session: Any = SimpleNamespace(waiting=Waiting())
+    alone = worker(session)
     assert session.telemetry().metrics == {}
     groups = [{"lr": 0.25}, {"lr": 0.5}]
-    worker.trainers.append(SimpleNamespace(param_groups=groups, exchange_seconds=0.0))
-    worker.report({"loss": torch.tensor(0.5), "samples": 32, "total_steps": 40})
-    worker.report({"accuracy": 0.75, "samples": 32.0, "note": "text"})
-    worker.report({"accuracy": 0.5, "samples": None})
-    worker.completed_steps = 10
+    alone.trainers.append(SimpleNamespace(param_groups=groups, exchange_seconds=0.0))
+    alone.report({"loss": torch.tensor(0.5), "samples": 32, "total_steps": 40})
+    alone.report({"accuracy": 0.75, "samples": 32.0, "note": "text"})
+    alone.report({"accuracy": 0.5, "samples": None})
+    alone.completed_steps = 10
     sent = session.telemetry()
     assert sent.metrics == {"lr": 0.25, "accuracy": 0.5}
     assert (sent.samples, sent.progress, session.loss) == (64, 0.25, 0.5)
     assert sent.cpu_seconds > 0
     assert sent.memory_bytes > 10 << 20
     groups[0]["lr"] = torch.tensor(0.1)  # type: ignore[assignment]  # Read from a GPU, it would stop the step
-    worker.report({"lr": 0.125})
+    alone.report({"lr": 0.125})
     assert session.telemetry().metrics["lr"] == 0.125, "the script knows better"
 
 
@@ -134,8 +130,7 @@ def test_a_heartbeat_carries_at_most_the_samples_that_it_can(samples: float) -> 
 
 
 def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often() -> None:
-    place = Placement(), LocalCommunicator(), torch.device("cpu")
-    alone = Worker(WorkerConfig(), *place, None, Record(None), logs.LogOrigin())
+    alone = worker()
     reports = [*["nan"] * 9, "1.0", "inf"]
     looks: list[bool] = []
     trainer: Any = SimpleNamespace(
@@ -151,20 +146,18 @@ def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often()
 
 def test_only_its_own_parts_are_looked_at_where_parameters_are_divided() -> None:
     """Other ranks may have finite metrics: they would not take part in gathering."""
-    place = Placement(), LocalCommunicator(), torch.device("cpu")
-    worker = Worker(WorkerConfig(), *place, None, Record(None), logs.LogOrigin())
+    alone = worker()
     trainer: Any = SimpleNamespace(shards={"weight": torch.zeros(2)}, exchange_seconds=0.0)
-    worker.trainers.append(trainer)
-    worker.report({"loss": math.nan})
+    alone.trainers.append(trainer)
+    alone.report({"loss": math.nan})
     trainer.shards["weight"][1] = math.inf
     with pytest.raises(NonFinite, match=r"parameter weight \[2\] holds inf"):
-        worker.report({"loss": math.nan})
+        alone.report({"loss": math.nan})
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_a_result_is_json_whatever_a_metric_is(value: str) -> None:
-    place = Placement(), LocalCommunicator(), torch.device("cpu")
-    alone = Worker(WorkerConfig(), *place, None, Record(None), logs.LogOrigin())
+    alone = worker()
     alone.report({"loss": float(value), "accuracy": 0.5})
     result = json.loads(json.dumps(alone.result(), allow_nan=False))
     assert result["metrics"] == {"loss": value, "accuracy": 0.5}
@@ -178,9 +171,7 @@ def test_a_session_is_left_at_exit_even_if_init_fails_after_it_began(
 
     config, place = WorkerConfig(trace=tmp_path), logs.LogOrigin()
     session: Any = SimpleNamespace(clock_offset=unheard)
-    joined = Worker(
-        config, Placement(), LocalCommunicator(), torch.device("cpu"), session, Record(None), place
-    )
+    joined = worker(session, config=config)
     registered: list[object] = []
     monkeypatch.setattr(context, "_current", None)
     monkeypatch.setattr(context, "_prepared", (config, place, "job"))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +19,14 @@ def samples(length: int, rank: int, size: int, epoch: int = 0, **kwargs: object)
     sampler = ShardedSampler(range(length), rank=rank, size=size, **kwargs)  # type: ignore[arg-type]
     sampler.set_epoch(epoch)
     return list(sampler)
+
+
+@pytest.mark.parametrize("dataset", [DataLoader(TensorDataset(torch.zeros(4))), iter(range(4))])
+def test_a_dataset_whose_samples_have_no_numbers_is_refused(dataset: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"the dataset is a \w+, whose samples have no numbers: pass the dataset"
+    ):
+        ShardedSampler(dataset, rank=0, size=1)
 
 
 @given(length=lengths, size=sizes, seed=st.integers(0, 5), shuffle=st.booleans())

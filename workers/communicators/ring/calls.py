@@ -12,12 +12,11 @@ from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.ps.core.messages import Call, Collective
 from hubring.ps.core.work import Work
 from hubring.ps.store.collective import ROOTED
-from hubring.workers.communicators.base import CollectiveWork, Communicator
-from hubring.workers.communicators.ring.call_log import Result
+from hubring.workers.communicators.base import CollectiveWork, Communicator, moved, receiver
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
-from hubring.workers.communicators.ring.meeting import Agreed
-from hubring.workers.communicators.ring.transfers import ConfirmedWork, Held
-from hubring.workers.communicators.transfer_call import moved, receiver
+from hubring.workers.communicators.ring.generations import Agreed
+from hubring.workers.communicators.ring.scheduler import CallResult
+from hubring.workers.communicators.ring.transfers import ConfirmedWork, ReceivedTensor
 
 Broke = Callable[[AllreduceCommunicator], None]
 """Called when an operation of a generation fails because a member is lost."""
@@ -99,7 +98,7 @@ class Calls:
         """
         lost = {member for rank, member in enumerate(before) if rank not in agreed.stays}
         sends = {member: note.sends for member, note in zip(agreed.members, agreed.notes, strict=True)}
-        done: list[tuple[_Pending, Held]] = []
+        done: list[tuple[_Pending, ReceivedTensor]] = []
         with self._lock:
             for pending in self._pending:
                 pending.members = tuple(LOST if one in lost else one for one in pending.members)
@@ -121,7 +120,7 @@ class Calls:
             else:
                 self._end(pending, error)
 
-    def take_over(self, results: Sequence[Result]) -> None:
+    def take_over(self, results: Sequence[CallResult]) -> None:
         """Ends calls with results that another member has given."""
         for result in results:
             pending = next((one for one in self._pending if one.call.name == result.name), None)
@@ -193,6 +192,7 @@ class Calls:
                 with self._lock:
                     if pending in self._pending:
                         self._drop(pending)
+                pending.work.began = passed.began
                 if work.error is None:
                     pending.work.deliver(passed.result)
                 else:

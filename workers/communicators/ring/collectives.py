@@ -1,6 +1,20 @@
-"""Collectives on a ring whose members have agreed on the operation.
+"""What a ring computes: the mean of one bucket's gradients, and collectives that its members have agreed on.
 
-torch.distributed runs an operation if it supports the operation and the dtype. Otherwise all
+The mean, by codec:
+
+    no codec             summed around the ring
+    bf16, fp16           summed around the ring in that dtype
+    int8, sign, topk:F   every rank gathers all payloads, decodes them, and sums
+
+Only bf16 and fp16 can be added without decoding. They are divided by the number of ranks
+first, so the sum cannot overflow unless the mean does. Every addition rounds to the codec's
+dtype: for n ranks the error is at most about n half units in the last place of the largest
+partial sum. Parameters are not affected; they stay in full precision.
+
+Gathered payloads are summed in rank order, so a rerun gives the same bits. Each payload goes
+to all ranks: a rank sends n-1 payloads, where a sum sends 2(n-1)/n tensors.
+
+torch.distributed runs a collective if it supports the operation and the dtype. Otherwise all
 parts are gathered and every member reduces them with the hub's code. That is also done if
 torch.distributed is inexact (Gloo loses NaN in a minimum) and for small tensors, where only
 the number of messages matters.
@@ -10,18 +24,117 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import prod
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hubring.ps.core.messages import Call, Collective, ReduceOp
-from hubring.ps.core.types import Layout
-from hubring.ps.store.collective import dealt_rows, rows_for
-from hubring.ps.store.collective_reduction import WIDER, averaged, reduced
+from hubring.ps.compression import compressor
+from hubring.ps.compression.codecs import Half
+from hubring.ps.compression.compressor import Compressor, ErrorFeedback
+from hubring.ps.core.messages import Call, Coded, Collective, ReduceOp
+from hubring.ps.core.types import DtypeAndShape
+from hubring.ps.core.work import Work
+from hubring.ps.store.collective import WIDER, averaged, dealt_rows, reduced, rows_for
 from hubring.workers.communicators.ring.process_group import Ring
+from hubring.workers.communicators.ring.work import RingWork
+
+PIECE = 1 << 20
+"""Elements that are encoded together. With their residual they fit in the cache, as the hub's slices do."""
+
+_LINE = 64
+"""Alignment of pieces in a payload, in bytes."""
+
+
+class Summed:
+    """Sums in place, in the gradients' dtype or in that of a half-precision codec.
+
+    Attributes:
+        travels: Bytes that each rank sends and receives.
+    """
+
+    def __init__(self, ring: Ring, gradients: Tensor, codec: Half | None) -> None:
+        self._ring = ring
+        self._half = (
+            None if codec is None else torch.empty(gradients.numel(), dtype=codec.dtype, device="cpu")
+        )
+        summed = gradients if self._half is None else self._half
+        self.travels = 2 * (ring.size - 1) * summed.nbytes // ring.size
+
+    def start(self, what: str, gradients: Tensor) -> Work:
+        """Starts to replace the gradients with their mean over all ranks. Their memory may differ by step."""
+        size, half = self._ring.size, self._half
+        if not gradients.numel():
+            return Work(what, 0)
+        if half is None:
+            work, tensor = RingWork(what, lambda: gradients.div_(size)), gradients
+        else:
+            work, tensor = RingWork(what, lambda: gradients.copy_(half)), half
+            for begin in range(0, half.numel(), PIECE):
+                piece = slice(begin, begin + PIECE)
+                half[piece].copy_(gradients[piece].mul(1 / size))
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
+        self._ring.start(work, lambda group: group.allreduce([tensor], options))
+        return work
+
+
+class Gathered:
+    """Gathers payloads of a codec, with error feedback: the residual is added in the next step.
+
+    Attributes:
+        travels: As for `Summed`.
+    """
+
+    def __init__(self, ring: Ring, gradients: Tensor, codec: Compressor) -> None:
+        self._ring = ring
+        self._codec = codec
+        pieces = torch.split(gradients, PIECE)
+        self._feedback = [ErrorFeedback(codec, piece.numel(), piece.dtype) for piece in pieces]
+        lengths = [codec.nbytes(piece.numel()) for piece in pieces]
+        ends = list(accumulate(ceil(length / _LINE) * _LINE for length in lengths))
+        begins = [0, *ends[:-1]]
+        self._places = [slice(begin, begin + length) for begin, length in zip(begins, lengths, strict=True)]
+        self._payloads = [torch.zeros(ends[-1], dtype=torch.uint8, device="cpu") for _ in range(ring.size)]
+        self._mine = torch.zeros(ends[-1], dtype=torch.uint8, device="cpu")
+        self._scratch = torch.empty_like(pieces[0])
+        self.travels = (ring.size - 1) * ends[-1]
+
+    def start(self, what: str, gradients: Tensor) -> Work:
+        """Starts as `Summed` does."""
+        pieces = torch.split(gradients, PIECE)
+        for piece, place, feedback in zip(pieces, self._places, self._feedback, strict=True):
+            feedback.encode(piece, self._mine[place])
+        work = RingWork(what, lambda: self._average(pieces))
+        self._ring.start(work, lambda group: group.allgather([self._payloads], [self._mine]))
+        return work
+
+    @property
+    def residuals(self) -> list[Tensor]:
+        """The residuals of the pieces."""
+        return [feedback.residual for feedback in self._feedback]
+
+    def _average(self, pieces: Sequence[Tensor]) -> None:
+        for piece, place in zip(pieces, self._places, strict=True):
+            coded = [
+                Coded(self._codec.name, payload[place], piece.numel(), piece.dtype)
+                for payload in self._payloads
+            ]
+            compressor.mean_into(piece, self._codec, coded, self._scratch)
+
+
+RingMean = Summed | Gathered
+"""One bucket's exchange."""
+
+
+def ring_mean(ring: Ring, gradients: Tensor, codec: Compressor | None) -> RingMean:
+    """Returns the mean of tensors like `gradients` for a codec; None: no codec."""
+    if codec is None or isinstance(codec, Half):
+        return Summed(ring, gradients, codec)
+    return Gathered(ring, gradients, codec)
+
 
 REDUCTIONS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -163,7 +276,7 @@ def _joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 def _gathered_at_root(operation: Operation) -> list[Tensor]:
     lengths = [_nbytes(call.layouts) for call in operation.calls]
-    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     padded[: lengths[operation.ring.rank]] = bundle(operation.tensors)
     pieces = [torch.empty_like(padded) for _ in lengths] if operation.at_root else []
     options: Any = dist.GatherOptions()
@@ -182,7 +295,9 @@ def _gathered_at_root(operation: Operation) -> list[Tensor]:
 def _broadcast(operation: Operation) -> list[Tensor]:
     layouts = operation.calls[operation.root].layouts
     memory = (
-        bundle(operation.tensors) if operation.at_root else torch.empty(_nbytes(layouts), dtype=torch.uint8)
+        bundle(operation.tensors)
+        if operation.at_root
+        else torch.empty(_nbytes(layouts), dtype=torch.uint8, device="cpu")
     )
     broadcast_into(operation.ring, memory, operation.root, operation.what)
     return unbundle(memory, layouts)
@@ -190,7 +305,7 @@ def _broadcast(operation: Operation) -> list[Tensor]:
 
 def _scattered(operation: Operation) -> list[Tensor]:
     layouts = operation.calls[operation.root].layouts
-    mine = torch.empty(max(layout.nbytes for layout in layouts), dtype=torch.uint8)
+    mine = torch.empty(max(layout.nbytes for layout in layouts), dtype=torch.uint8, device="cpu")
     pieces = [torch.zeros_like(mine) for _ in layouts] if operation.at_root else []
     for piece, tensor in zip(pieces, operation.tensors, strict=False):
         piece[: tensor.nbytes] = bundle([tensor])
@@ -208,30 +323,30 @@ def _exchanged(operation: Operation) -> list[Tensor]:
     received = [counts[operation.ring.rank] for counts in splits]
     layout = operation.call.layouts[0]
     width = prod(layout.shape[1:]) * getattr(torch, layout.dtype).itemsize
-    memory = torch.empty(sum(received) * width, dtype=torch.uint8)
+    memory = torch.empty(sum(received) * width, dtype=torch.uint8, device="cpu")
     given = [width * count for count in splits[operation.ring.rank]]
     taken = [width * count for count in received]
     if width and any(map(sum, splits)):
         own = bundle(operation.tensors)
         operation.ring.run(operation.what, lambda group: group.alltoall_base(memory, own, taken, given))
-    rows = Layout(layout.dtype, (sum(received), *layout.shape[1:]))
-    return [*unbundle(memory, [rows]), torch.tensor(received)]
+    rows = DtypeAndShape(layout.dtype, (sum(received), *layout.shape[1:]))
+    return [*unbundle(memory, [rows]), torch.tensor(received, device="cpu")]
 
 
 # Conversion between tensors and one flat tensor of bytes.
 
 
-def _nbytes(layouts: Sequence[Layout]) -> int:
+def _nbytes(layouts: Sequence[DtypeAndShape]) -> int:
     return sum(layout.nbytes for layout in layouts)
 
 
 def bundle(tensors: Sequence[Tensor]) -> Tensor:
     """Returns a new flat uint8 tensor."""
     flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
-    return torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
+    return torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-def unbundle(memory: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
+def unbundle(memory: Tensor, layouts: Sequence[DtypeAndShape]) -> list[Tensor]:
     """Returns the tensors that `bundle` has made bytes of."""
     ends = list(accumulate(layout.nbytes for layout in layouts))
     tensors = []

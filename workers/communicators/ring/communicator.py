@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
+from itertools import zip_longest
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
+from hubring.ps.compression.codecs import Half
 from hubring.ps.compression.compressor import codec_for
-from hubring.ps.compression.quantization import Half
-from hubring.ps.core.codecs import parse
 from hubring.ps.core.counters import Traffic
-from hubring.ps.core.errors import HubringError, RingBroken
+from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.ps.core.messages import Call, Collective
-from hubring.ps.core.types import Hyper
+from hubring.ps.core.types import BucketSpec, StepHyper, parse_codec
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, Start
+from hubring.workers.communicators import residuals
+from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState
 from hubring.workers.communicators.powersgd import LowRankMean
+from hubring.workers.communicators.residuals import Residual, residuals_in
 from hubring.workers.communicators.ring import collectives
-from hubring.workers.communicators.ring.call_log import Results
-from hubring.workers.communicators.ring.gradient_mean import RingMean, ring_mean
+from hubring.workers.communicators.ring.collectives import PIECE, Gathered, RingMean, ring_mean
 from hubring.workers.communicators.ring.group import RingStore
-from hubring.workers.communicators.ring.nccl.witness import Witness
-from hubring.workers.communicators.ring.process_group import Ring
-from hubring.workers.communicators.ring.same_model import check_same_model
-from hubring.workers.communicators.ring.scheduler import RingScheduler
+from hubring.workers.communicators.ring.process_group import Ring, Witness
+from hubring.workers.communicators.ring.scheduler import CallResults, RingScheduler
 from hubring.workers.communicators.ring.transfers import Transfers
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class AllreduceCommunicator(Communicator):
 
     `traffic` is computed, not counted. Per step, a rank sends and receives 2(n-1)/n of the
     gradients' bytes; with a codec whose payloads are gathered
-    (`hubring.workers.communicators.ring.gradient_mean`), n-1 payloads.
+    (`hubring.workers.communicators.ring.collectives`), n-1 payloads.
 
     Args:
         rank: This worker's rank.
@@ -51,7 +51,7 @@ class AllreduceCommunicator(Communicator):
         backend: `gloo`, or `nccl` if every rank has its own GPU.
         device: The model's device.
         timeout: Seconds that one exchange may take.
-        compress: Codec of the gradients, as in `hubring.ps.core.codecs`; empty: no compression.
+        compress: Codec of the gradients, as in `hubring.ps.core.types`; empty: no compression.
         connect_timeout: Seconds that connecting may take; None: `timeout`.
         results: Keeps results of collectives among all ranks, for ranks that lack them after a loss. With it,
             `abort` may be called.
@@ -77,7 +77,7 @@ class AllreduceCommunicator(Communicator):
         timeout: float = 300.0,
         compress: str = "",
         connect_timeout: float | None = None,
-        results: Results | None = None,
+        results: CallResults | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -94,6 +94,8 @@ class AllreduceCommunicator(Communicator):
         self._open = partial(
             self._connect, rank, size, backend=backend, device=torch.device(device), host=host
         )
+        self._attached = 0
+        """How often buckets were attached: two optimizers can have parameters of one name."""
         self._results = results
         self._store, self._host = store, host
         witness = None
@@ -118,7 +120,7 @@ class AllreduceCommunicator(Communicator):
         self._users: Counter[tuple[int, ...]] = Counter()
         self._met: Counter[tuple[int, ...]] = Counter()
 
-    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> Start:
+    def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> int:
         check_same_model(
             [bucket.spec for bucket in buckets],
             self._compress,
@@ -128,14 +130,15 @@ class AllreduceCommunicator(Communicator):
             # All ranks must start a ring's operations in the same order. Second phases start when first
             # phases end: in order among themselves, but at any time. So they use a second ring.
             self._rings.append(self._open(store=self._store.within("second")))
+        self._attached += 1
         for bucket in buckets:
             what = f"the first parameters of bucket {bucket.spec.index}"
             collectives.broadcast_into(self.ring, bucket.values, 0, what)
             self._prepare(bucket)
         self._warn_of_waste(buckets)
-        return Start()
+        return 0
 
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+    def push_pull(self, bucket: Bucket, hyper: StepHyper) -> Work:
         index = bucket.spec.index
         if bucket not in self._means:  # a joined bucket
             self._prepare(bucket)
@@ -144,7 +147,7 @@ class AllreduceCommunicator(Communicator):
         self.traffic.bytes_received += means.travels
         if means.presence is not None:  # operations end in order, so this one ends before the bucket's work
             assert bucket.presence is not None
-            means.presence.start(f"who has gradients of bucket {index}", bucket.presence)
+            means.presence.start(f"which ranks have gradients of bucket {index}", bucket.presence)
         low_rank = means.low_rank
         if low_rank is None:
             flat = bucket.memory if means.presence is None else bucket.gradients
@@ -153,6 +156,20 @@ class AllreduceCommunicator(Communicator):
             bucket.gradients,
             lambda phase: means.phases[phase].start(f"the factors of bucket {index}", low_rank.phases[phase]),
         )
+
+    def read_residuals(self) -> dict[str, torch.Tensor]:
+        return residuals.read(self._residuals())
+
+    def write_residuals(self, whole: Mapping[str, torch.Tensor]) -> bool:
+        return residuals.write(self._residuals(), whole)
+
+    def _residuals(self) -> Iterator[Residual]:
+        for bucket, means in self._means.items():
+            if means.low_rank is not None:
+                yield from means.low_rank.residuals(means.prefix)
+            elif isinstance(mean := means.phases[0], Gathered):
+                for number, residual in enumerate(mean.residuals):
+                    yield from residuals_in(residual, number * PIECE, bucket.spec.tensors, means.prefix)
 
     def average(self, what: str, flat: torch.Tensor) -> Work:
         """Starts to replace a flat tensor with its mean over all ranks, sent in the codec's dtype."""
@@ -212,6 +229,9 @@ class AllreduceCommunicator(Communicator):
         cpu = torch.device("cpu")
         return self._connect(rank, size, store, backend="gloo", device=cpu, host=self._host, patient=True)
 
+    def is_held(self) -> bool:
+        return self._transfers.idle and not any(one.runs for one in list(self._schedulers.values()))
+
     def fail(self, error: HubringError) -> None:
         """Fails every exchange. The session calls it, from any thread, when the ring cannot continue."""
         for ring in [*self._rings, *[scheduler.ring for scheduler in list(self._schedulers.values())]]:
@@ -237,17 +257,22 @@ class AllreduceCommunicator(Communicator):
         gradients = bucket.gradients
         presence = None if bucket.presence is None else ring_mean(self.ring, bucket.presence, None)
         if self._compress.startswith("powersgd:"):
-            rank = int(parse(self._compress).argument)
+            rank = int(parse_codec(self._compress).argument)
             low_rank = LowRankMean(bucket.spec, gradients.dtype, rank, self.allocate)
             pairs = zip(self._rings, low_rank.phases, strict=True)
             phases = [ring_mean(ring, phase, None) for ring, phase in pairs]
-            self._means[bucket] = _Means(phases, presence, low_rank)
+            self._means[bucket] = _Means(phases, presence, low_rank, self._prefix)
             return
         codec = codec_for(self._compress, gradients.numel(), gradients.dtype)
         if codec is None or isinstance(codec, Half):  # the presence behind the gradients is summed with them
             self._means[bucket] = _Means([ring_mean(self.ring, bucket.memory, codec)])
         else:
-            self._means[bucket] = _Means([ring_mean(self.ring, gradients, codec)], presence)
+            mean = ring_mean(self.ring, gradients, codec)
+            self._means[bucket] = _Means([mean], presence, prefix=self._prefix)
+
+    @property
+    def _prefix(self) -> str:
+        return "" if self._attached == 1 else f"{self._attached}: "
 
     def _warn_of_waste(self, buckets: list[Bucket]) -> None:
         """Warns if compression does not reduce traffic: gathered payloads can be more than summed tensors."""
@@ -271,13 +296,47 @@ class _Means(NamedTuple):
         phases: The means of its exchange: one, or with PowerSGD two, one after the other.
         presence: The sum of its presence, if that does not travel with the gradients.
         low_rank: PowerSGD's factors.
+        prefix: Begins the names of its residuals.
     """
 
     phases: list[RingMean]
     presence: RingMean | None = None
     low_rank: LowRankMean | None = None
+    prefix: str = ""
 
     @property
     def travels(self) -> int:
         """Bytes that each rank sends and receives."""
         return sum(mean.travels for mean in self.phases)
+
+
+Gather = Callable[[Tensor], Sequence[Tensor]]
+"""Returns every rank's flat uint8 tensor, in rank order."""
+
+
+def check_same_model(specs: Sequence[BucketSpec], compress: str, gather: Gather) -> None:
+    """Compares this rank's buckets with those of the other ranks, which all call it.
+
+    Raises:
+        ConfigError: Two ranks differ. The error names the first difference.
+    """
+    mine = [f"--compress {compress or 'not given'}", *(line for spec in specs for line in _lines(spec))]
+    first, *others = [bytes(text.tolist()).decode().split("\n") for text in gather(_encode(mine))]
+    for rank, other in enumerate(others, start=1):
+        for here, there in zip_longest(first, other, fillvalue="nothing more"):
+            if here != there:
+                raise ConfigError(
+                    f"rank {rank} and rank 0 train different models: rank {rank} has {there}, rank 0 has"
+                    f" {here}; start all ranks with the same script and arguments"
+                )
+
+
+def _lines(spec: BucketSpec) -> list[str]:
+    """Returns one line per parameter with everything that ranks must agree on."""
+    return [
+        f"{tensor.name} {spec.dtype}{list(tensor.shape)} (bucket {spec.index})" for tensor in spec.tensors
+    ]
+
+
+def _encode(lines: list[str]) -> Tensor:
+    return torch.frombuffer(bytearray("\n".join(lines).encode()), dtype=torch.uint8)

@@ -1,35 +1,32 @@
 """Connects the ranks of a ring: a store in which they find each other, then a process group.
 
+A Gloo group that must end has its sockets shut down (`GroupConnections`), here and thereby on the other
+members: Gloo has no call that ends a pending operation, and it ends one within milliseconds if its connection
+closes.
+
 Groups are made directly, not with `init_process_group`. That function allows one default
 group per process, which the script may need.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import threading
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from hubring.ps.client.rendezvous import Board
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.ring.connections import GroupConnections
-from hubring.workers.communicators.ring.nccl import groups
-
-
-class Notes(Protocol):
-    """What the workers of a job publish for each other; `hubring.ps.client.board.Board`."""
-
-    def publish(self, key: str, value: str) -> None: ...
-
-    def look_around(self, key: str, timeout: float, generation: int = 0) -> Mapping[str, str]: ...
-
-    def forget(self, folder: str) -> None: ...
 
 
 class RingStore(Store):
@@ -38,31 +35,31 @@ class RingStore(Store):
     torch calls it from C++, and only while this object lives: keep a reference as long as the group.
 
     Args:
-        notes: What the workers publish.
+        board: Where the workers publish.
         folder: Begins the group's keys. All ranks give the same.
         timeout: Seconds that one wait may take, unless torch gives a limit.
         generation: The generation of a ring that heals; 0 for none.
     """
 
-    def __init__(self, notes: Notes, folder: str, timeout: float, generation: int = 0) -> None:
+    def __init__(self, board: Board, folder: str, timeout: float, generation: int = 0) -> None:
         super().__init__()
-        self._notes, self._folder = notes, folder
+        self._board, self._folder = board, folder
         self._timeout, self._generation = timeout, generation
         self._known: dict[str, str] = {}
 
     def within(self, name: str) -> RingStore:
         """Returns the store of another group."""
-        return RingStore(self._notes, f"{self._folder}.{name}", self._timeout, self._generation)
+        return RingStore(self._board, f"{self._folder}.{name}", self._timeout, self._generation)
 
     def forget(self) -> None:
         """Removes what the ranks have set. Call it once all have connected, on one rank."""
-        self._notes.forget(self._folder)
+        self._board.forget(self._folder)
 
     # What torch calls.
 
     def set(self, key: str, value: bytes | str) -> None:
         text = b64encode(value if isinstance(value, bytes) else value.encode()).decode()
-        self._notes.publish(f"{self._folder}/{key}", text)
+        self._board.publish(f"{self._folder}/{key}", text)
         self._known[f"{self._folder}/{key}"] = text
 
     def get(self, key: str) -> bytes:
@@ -86,7 +83,7 @@ class RingStore(Store):
         if full in self._known:
             return
         try:
-            self._known.update(self._notes.look_around(full, timeout, self._generation))
+            self._known.update(self._board.look_around(full, timeout, self._generation))
         except DeadlineExceeded as error:  # the last part of a key is the rank that sets it
             text = f"rank {key.rpartition('/')[2]} did not publish where it listens"
             raise DeadlineExceeded(text) from error
@@ -96,6 +93,78 @@ def gist(cause: Exception) -> str:
     """Returns the message of a torch error without source location, advice and stack."""
     first = str(cause).split("\n")[0].split(" This is typically")[0]
     return re.sub(r"^\[\S+:\d+\] ", "", first).rstrip(". ")
+
+
+ATTEMPTS = 10
+"""How often a device is made until no other thread opens a listener meanwhile."""
+
+Address = tuple[Any, ...]
+
+_opening = threading.Lock()
+"""Held while a device is made, so that its port can be distinguished from those of other rings."""
+
+
+class GroupConnections:
+    """The connections of one member.
+
+    Args:
+        host: This member's address for the others.
+
+    Attributes:
+        device: Gloo's device, for the group's options.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._own, self.device = _listening_device(host)
+        self._others: set[Address] = set()
+
+    def introduce(self, store: Store, rank: int, size: int) -> None:
+        """Exchanges the listeners' addresses with the other members, before the group connects."""
+        host, port = self._own[:2]
+        store.set(f"listener/{rank}", f"{host} {port}")
+        for other in range(size):
+            name, number = store.get(f"listener/{other}").decode().split()
+            if other != rank:
+                self._others.add((name, int(number)))
+
+    def cut(self) -> None:
+        """Shuts all connections down. Pending and later operations of the group then fail on all members."""
+        for one in _sockets():
+            with closing(one), suppress(OSError):
+                peer = one.getpeername()[:2]  # the listener has none; Gloo would end the process without it
+                if one.getsockname()[:2] == self._own[:2] or peer in self._others:
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+def _listening_device(host: str) -> tuple[Address, Any]:
+    own = {place[0] for *_, place in socket.getaddrinfo(host, None)}
+    for _ in range(ATTEMPTS):
+        with _opening:
+            before = set(_listeners())
+            device = dist.ProcessGroupGloo.create_device(hostname=host)
+            made = [one for one in set(_listeners()) - before if one[0] in own]
+        if len(made) == 1:
+            return made[0], device
+    raise RingBroken(f"cannot find the port on which Gloo listens at {host}; other threads open ports")
+
+
+def _listeners() -> Iterator[Address]:
+    for one in _sockets():
+        with closing(one):
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                yield one.getsockname()
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yields a duplicate of each TCP socket of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                one = socket.socket(fileno=os.dup(int(name)))
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                    yield one
+                else:
+                    one.close()
 
 
 def open_group(
@@ -136,9 +205,9 @@ def open_group(
                 store.forget()
             return group
         if backend == "nccl":
-            group = groups.open_nccl(rank, size, store, device, timeout)
+            group = open_nccl(rank, size, store, device, timeout)
             if watch is not None:
-                groups.connect(group, store, device, timeout, watch)
+                connect_nccl(group, store, device, timeout, watch)
                 if rank == 0 and isinstance(store, RingStore):
                     store.forget()
             return group
@@ -148,3 +217,58 @@ def open_group(
             f" {gist(cause)}"
         ) from cause
     raise ConfigError(f"the ring's backend is {backend!r}; use gloo or nccl")
+
+
+def open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout: float) -> Any:
+    """Opens a group that connects in its first operation.
+
+    Raises:
+        ConfigError: torch has no NCCL, or the device is no GPU.
+    """
+    if not dist.is_nccl_available():
+        raise ConfigError("backend nccl: this torch was built without NCCL; use gloo")
+    if device.type != "cuda":
+        raise ConfigError(f"backend nccl needs a GPU, but the device is {device}; use gloo")
+    torch.cuda.set_device(device)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout)
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def connect_nccl(group: Any, store: Store, device: torch.device, timeout: float, watch: Work) -> None:
+    """Connects a group. NCCL itself waits without limit for a member that is lost.
+
+    Args:
+        group: The group.
+        store: Its store, which must live as long as NCCL uses it.
+        device: The GPU.
+        timeout: Seconds.
+        watch: Fails when a member is lost.
+
+    Raises:
+        RingBroken: NCCL has failed, or a member is lost.
+        DeadlineExceeded: A member did not connect in time.
+    """
+    connected = Work("connecting over NCCL")
+    watch.when_done(lambda ended: connected.fail(ended.error) if ended.error is not None else None)
+
+    def first_operation(_: Store) -> None:
+        torch.cuda.set_device(device)
+        try:
+            group.allreduce(
+                [torch.zeros(1, dtype=torch.float32, device=device)]
+            ).wait()  # torch does not keep the tensor
+        except RuntimeError as cause:
+            connected.fail(RingBroken(str(cause)))
+        else:
+            connected.complete_part()
+        if connected.error is not None:  # the caller has given up
+            group.abort()
+
+    threading.Thread(target=first_operation, args=(store,), name="connecting over NCCL", daemon=True).start()
+    try:
+        connected.wait(timeout)
+    except DeadlineExceeded as error:
+        connected.fail(error)
+        if connected.error is not None:  # otherwise it has connected just now
+            raise

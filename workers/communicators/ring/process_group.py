@@ -4,6 +4,11 @@ Gloo notices within milliseconds that a peer's connection is closed. It does not
 that is stopped or unreachable, and an operation cannot be cancelled. Then the code that watches
 the ranks calls `fail`. A failed group is never destroyed: destroying it waits for the pending
 operation or aborts the process, even at exit.
+
+NCCL's operations wait without end for a lost member. When they are aborted they end as if they were complete,
+and the last signals of an aborted operation can also end those of other members, with wrong sums. So each
+member keeps a receive over Gloo pending, which fails when its neighbor's connection closes, and an operation
+counts once all members have reported over Gloo that theirs has ended. See `Witness`.
 """
 
 from __future__ import annotations
@@ -12,21 +17,17 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hubring.ps.core.errors import HubringError, RingBroken
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.ring.connections import GroupConnections
-from hubring.workers.communicators.ring.group import gist, open_group
-from hubring.workers.communicators.ring.nccl.confirmed_wait import ConfirmedWait
-from hubring.workers.communicators.ring.work import Operations, RingWork
-
-if TYPE_CHECKING:
-    from hubring.workers.communicators.ring.nccl.witness import Witness
+from hubring.workers.communicators.ring.group import GroupConnections, gist, open_group
+from hubring.workers.communicators.ring.work import ConfirmedWait, Operations, RingWork
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class Ring:
         if lengths is not None:
             return self._gather_padded(what, data, lengths)
         first = torch.zeros(_WORD + FIRST_BYTES, dtype=torch.uint8, device=self.device)
-        first[:_WORD] = torch.tensor([data.numel()]).view(torch.uint8)
+        first[:_WORD] = torch.tensor([data.numel()], device="cpu").view(torch.uint8)
         first[_WORD : _WORD + data.numel()] = data[:FIRST_BYTES]
         firsts = self._gather_equal(what, first)
         lengths = [int(one[:_WORD].clone().view(torch.int64).item()) for one in firsts]
@@ -241,3 +242,61 @@ def _bounded(abort: Callable[[], None]) -> None:
     thread = threading.Thread(target=attempt, name="NCCL abort", daemon=True)
     thread.start()
     thread.join(ABORT_SECONDS)
+
+
+LEAVE_SECONDS = 2.0
+"""How long a member that leaves waits for the others."""
+
+
+class Witness:
+    """One member's side.
+
+    Args:
+        ring: A ring over Gloo for this only, which can be aborted.
+
+    Attributes:
+        watch: Fails when a member is lost or leaves. Otherwise it does not end.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.watch = RingWork("the watch over the ring")
+        before = (ring.rank - 1) % ring.size
+        if before != ring.rank:
+            ring.start(
+                self.watch,
+                lambda group: group.recv([torch.zeros(1, dtype=torch.float32, device="cpu")], before, 0),
+            )
+
+    def confirm(self) -> None:
+        """Waits until all members have called it as often.
+
+        Raises:
+            RingBroken: A member is lost, leaves, or has aborted.
+        """
+        if self._count_leavers(leaves=False):
+            raise RingBroken("a member of the ring leaves before this operation has ended")
+
+    def leave(self) -> None:
+        """Waits until all members leave, at most `LEAVE_SECONDS`; call it before `abort`.
+
+        A member that has ended its last operation may otherwise fail the confirmation of one that has not.
+        """
+
+        def until_all_leave() -> None:
+            with suppress(HubringError):
+                self._count_leavers(leaves=True)
+
+        thread = threading.Thread(target=until_all_leave, name="leaving the ring", daemon=True)
+        thread.start()
+        thread.join(LEAVE_SECONDS)
+
+    def _count_leavers(self, *, leaves: bool) -> int:
+        """Returns how many members leave, once all have called this."""
+        leavers = torch.tensor([float(leaves)], dtype=torch.float32, device="cpu")
+        self._ring.exchange(Work("a confirmation"), lambda group: group.allreduce([leavers]))
+        return int(leavers.item())
+
+    def abort(self, error: HubringError) -> None:
+        """Closes the connections, which all members notice."""
+        self._ring.abort(error)

@@ -1,19 +1,27 @@
 """Schedules the collectives of one group of a ring, so that all members run them in one order.
 
-All members of a process group must start operations in the same order, but a script's
-collectives can start in any order. So a thread of each member gathers the pending calls of all
-members and runs the calls that all of them have (`hubring.workers.communicators.ring.collective_order`).
-This costs a round of small messages. Without it, members that disagree would hang, crash or mix up
-bytes. A member without a pending call does not gather, so an idle ring sends nothing; the other
-members wait in the gather for it.
+All members of a process group must start operations in the same order, but a script's collectives can start
+in any order. So a thread of each member gathers the pending calls of all members and runs the calls that all
+of them have. Every member computes these from the same lists, so all start the same operations in the same
+order: that of the lowest rank that has not joined. This costs a round of small messages. Without it, members
+that disagree would hang, crash or mix up bytes. A member without a pending call does not gather, so an idle
+ring sends nothing; the other members wait in the gather for it.
+
+Law of results, on a ring that heals: a generation's members run the same collectives in one order. A member
+that fails in one keeps its call. What other members have completed, they give it: results that are alike on
+all members. The rest is run again by the members of the next generation. A result that differs by member, as
+of a scatter, cannot be given.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -21,11 +29,10 @@ from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.ps.core.messages import Call, Collective
-from hubring.ps.store.collective import objection, zeros
+from hubring.ps.core.types import DtypeAndShape
+from hubring.ps.store.collective import layout_of, objection, zeros
 from hubring.workers.communicators.base import CollectiveWork
-from hubring.workers.communicators.ring.call_log import Results
-from hubring.workers.communicators.ring.collective_order import Step, next_steps
-from hubring.workers.communicators.ring.collectives import Operation, perform
+from hubring.workers.communicators.ring.collectives import Operation, bundle, perform, unbundle
 from hubring.workers.communicators.ring.process_group import Ring
 
 log = logging.getLogger(__name__)
@@ -35,6 +42,96 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 only its own member."""
 
 _calls = msgspec.json.Decoder(list[Call])
+
+
+ALIKE = {
+    Collective.ALLREDUCE,
+    Collective.ALLGATHER,
+    Collective.BROADCAST,
+    Collective.BARRIER,
+    Collective.JOIN,
+}
+"""Collectives whose result is the same on all members."""
+
+
+class CallResult(NamedTuple):
+    """What a collective has brought.
+
+    Attributes:
+        number: Counts the collectives of a generation.
+        name: The call's name.
+        given: Whether the tensors are the same on all members.
+        refusal: Why the calls did not fit together; empty if they did.
+    """
+
+    number: int
+    name: str
+    given: bool
+    refusal: str
+    tensors: Sequence[Tensor]
+
+
+class CallResults:
+    """The results of a generation that some member may lack: those since the members last met in a gather."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kept: list[CallResult] = []
+
+    def begin_round(self) -> None:
+        """Drops all results: every member has them, or it could not have come to the next gather."""
+        self._kept.clear()
+
+    def note(self, call: Call, refusal: str, tensors: Sequence[Tensor]) -> None:
+        """Keeps the result of the next collective."""
+        self.count += 1
+        given = call.collective in ALIKE
+        self._kept.append(
+            CallResult(
+                self.count, call.name, given, refusal, [one.clone() for one in tensors] if given else []
+            )
+        )
+
+    def extend(self, results: Sequence[CallResult]) -> None:
+        """Adds results that another member has given."""
+        self._kept += results
+        self.count = results[-1].number if results else self.count
+
+    def after(self, count: int) -> Tensor:
+        """Returns the results after the first `count` collectives as flat bytes."""
+        kept = [result for result in self._kept if result.number > count]
+        heads = [_Head(*result[:4], tuple(map(layout_of, result.tensors))) for result in kept]
+        head = msgspec.json.encode(heads)
+        parts = [
+            torch.tensor([len(head)], device="cpu").view(torch.uint8),
+            torch.frombuffer(bytearray(head), dtype=torch.uint8),
+        ]
+        return torch.cat([*parts, *(bundle(result.tensors) for result in kept)])
+
+
+class _Head(NamedTuple):
+    number: int
+    name: str
+    given: bool
+    refusal: str
+    layouts: tuple[DtypeAndShape, ...]
+
+
+_heads = msgspec.json.Decoder(list[_Head])
+
+
+def results_of(memory: Tensor) -> list[CallResult]:
+    """Returns the results that `CallResults.after` has made bytes of."""
+    memory = memory.cpu()
+    length = int(memory[:8].clone().view(torch.int64).item())
+    heads = _heads.decode(bytes(memory[8 : 8 + length].numpy()))
+    results, start = [], 8 + length
+    for number, name, given, refusal, layouts in heads:
+        nbytes = sum(layout.nbytes for layout in layouts)
+        piece = memory[start : start + nbytes].clone()
+        results.append(CallResult(number, name, given, refusal, unbundle(piece, layouts)))
+        start += nbytes
+    return results
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +150,7 @@ class RingScheduler:
         results: Keeps results for members that lack them after a loss; None: not.
     """
 
-    def __init__(self, ring: Ring, members: Sequence[int], results: Results | None = None) -> None:
+    def __init__(self, ring: Ring, members: Sequence[int], results: CallResults | None = None) -> None:
         self.ring = ring
         self.members = members
         self._rank = members[ring.rank]
@@ -80,6 +177,11 @@ class RingScheduler:
                 self._changed.notify()
         if end is not None:
             work.fail(end)
+
+    @property
+    def runs(self) -> bool:
+        """Whether a collective runs, which all members have called."""
+        return self._carried is not None
 
     def close(self) -> None:
         """Leaves the group. Pending calls fail here and may never end on the other members."""
@@ -152,7 +254,7 @@ class RingScheduler:
                 self._joined.setdefault(rank, self._gatherings)
         return pending
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: MatchedCalls) -> None:
         """Runs one operation, with this member's call or, after its join, with zeros."""
         own = None if self._rank in step.joined else self._claim(step.calls[self._rank])
         refusal = objection(step.calls, step.joined)
@@ -166,12 +268,12 @@ class RingScheduler:
         elif own is not None and refusal is not None:
             own.work.fail(ConfigError(refusal.text))
 
-    def _do(self, step: Step, own: _Pending | None) -> Sequence[Tensor]:
+    def _do(self, step: MatchedCalls, own: _Pending | None) -> Sequence[Tensor]:
         if step.call.collective is Collective.JOIN:
-            return [torch.tensor([self._last_to_join()])]
+            return [torch.tensor([self._last_to_join()], device="cpu")]
         return perform(self._operation(step, own))
 
-    def _operation(self, step: Step, own: _Pending | None) -> Operation:
+    def _operation(self, step: MatchedCalls, own: _Pending | None) -> Operation:
         calls = [step.calls.get(rank, step.call) for rank in self.members]
         call = calls[self.ring.rank]
         root = self.members.index(call.root) if call.root in self.members else 0
@@ -187,9 +289,68 @@ class RingScheduler:
                 ):
                     self._pending.remove(one)
                     self._carried = one
+                    one.work.began = time.perf_counter_ns()
                     return one
         return None
 
     def _last_to_join(self) -> int:
         joined, self._joined = self._joined, {}
         return max(joined, key=lambda rank: (joined[rank], rank))
+
+
+class MatchedCalls(NamedTuple):
+    """One operation."""
+
+    calls: dict[int, Call]
+    """The calls of the members that called it, by rank."""
+    joined: tuple[int, ...] = ()
+    """The other members, which have joined."""
+
+    @property
+    def call(self) -> Call:
+        """The call of the lowest rank that called it."""
+        return next(iter(self.calls.values()))
+
+
+def next_steps(pending: Mapping[int, Sequence[Call]]) -> list[MatchedCalls]:
+    """Returns the operations that can start now, in order.
+
+    Args:
+        pending: Each member's calls by rank, in the order in which it made them. After a member's join
+            call, the other members do not wait for it. The joins themselves become one operation once
+            all members have joined.
+    """
+    waited_for = [rank for rank, calls in pending.items() if not _joined(calls)]
+    queues = {rank: _by_name(calls) for rank, calls in pending.items()}
+    steps: list[MatchedCalls] = []
+    begun: defaultdict[str, int] = defaultdict(int)
+    for leader in waited_for[:1] or pending:
+        for name, calls in queues[leader].items():
+            shortest = min((len(queues[rank].get(name, [])) for rank in waited_for), default=len(calls))
+            for turn in range(begun[name], shortest):
+                steps.append(_step(queues, name, turn))
+            begun[name] = max(begun[name], shortest)
+    if not waited_for:
+        steps.append(MatchedCalls({rank: next(filter(_joins, calls)) for rank, calls in pending.items()}))
+    return steps
+
+
+def _joins(call: Call) -> bool:
+    return call.collective is Collective.JOIN
+
+
+def _joined(calls: Sequence[Call]) -> bool:
+    return any(map(_joins, calls))
+
+
+def _by_name(calls: Sequence[Call]) -> dict[str, list[Call]]:
+    queues: dict[str, list[Call]] = {}
+    for call in calls:
+        if not _joins(call):
+            queues.setdefault(call.name, []).append(call)
+    return queues
+
+
+def _step(queues: Mapping[int, Mapping[str, Sequence[Call]]], name: str, turn: int) -> MatchedCalls:
+    calls = {rank: queue[name][turn] for rank, queue in queues.items() if len(queue.get(name, [])) > turn}
+    return MatchedCalls(calls, tuple(rank for rank in queues if rank not in calls))

@@ -26,17 +26,16 @@ from torch import Tensor
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.core.messages import Call
-from hubring.ps.core.types import Layout
+from hubring.ps.core.types import DtypeAndShape
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.communicators.base import CollectiveWork, Communicator, receiver
 from hubring.workers.communicators.ring.process_group import Ring
-from hubring.workers.communicators.transfer_call import receiver
 
 HEAD_BYTES = 2048
 """Size of the header before each tensor: its name and layout, padded with spaces."""
 
 
-class Held(NamedTuple):
+class ReceivedTensor(NamedTuple):
     """A received tensor.
 
     Attributes:
@@ -64,12 +63,12 @@ class ConfirmedWork(CollectiveWork):
         super().__init__(call, list, communicator)
         self.accept = accept
         self.number = 0
-        self.held: Held | None = None
+        self.held: ReceivedTensor | None = None
 
 
 class _Head(NamedTuple):
     name: str
-    layout: Layout
+    layout: DtypeAndShape
     number: int
 
 
@@ -146,16 +145,16 @@ class Transfers:
         work.deliver([])
 
     def _take(self, call: Call, work: CollectiveWork) -> None:
-        head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
+        head = torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu")
         self._receive(work, head, call.root, call)
         name, (dtype, shape), number = _heads.decode(bytes(head.numpy()))
         if name != call.name:
             raise HubringError(f"transfers {name!r} and {call.name!r} have the same tag: rename one of them")
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
         if tensor.numel():
             self._receive(work, tensor.view(-1).view(torch.uint8), call.root, call)
         if isinstance(work, ConfirmedWork):
-            work.held = Held(number, tensor)
+            work.held = ReceivedTensor(number, tensor)
             self._send(work, _byte(), call.root, call)
             self._receive(work, _byte(), call.root, call)
         work.deliver([tensor])
@@ -172,7 +171,7 @@ def _tag(call: Call) -> int:
 
 
 def _byte() -> Tensor:
-    return torch.zeros(1, dtype=torch.uint8)
+    return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
 _heads = msgspec.json.Decoder(_Head)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from hubring.workers.compare.run import machine
+from hubring.workers.peers import machine
 
 IDLE_LOAD = 0.5
 """Load per core before the first run above which the machine counts as busy."""
@@ -39,7 +39,7 @@ _MEMORY = Path("/proc/pressure/memory")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-class Noise(Struct, frozen=True):
+class RunNoise(Struct, frozen=True):
     """Noise of one run on one machine. A value is None if the system does not report it.
 
     Attributes:
@@ -86,7 +86,7 @@ class Noise(Struct, frozen=True):
         return ""
 
 
-class Sample(Struct, frozen=True):
+class ProcessCounts(Struct, frozen=True):
     """Counts of one of our processes on its machine.
 
     Attributes:
@@ -110,7 +110,7 @@ class Sample(Struct, frozen=True):
     megahertz: float | None = None
 
 
-class Listener:
+class NoiseListener:
     """Measures noise from its creation to a call of `sample`. Our programs must have ended by that call."""
 
     def __init__(self) -> None:
@@ -120,12 +120,12 @@ class Listener:
         self._ended = threading.Event()
         threading.Thread(target=self._watch_clock, name="clock rate", daemon=True).start()
 
-    def sample(self) -> Sample:
+    def sample(self) -> ProcessCounts:
         """Returns the counts so far, and ends the measurement."""
         self._ended.set()
         seconds, after = time.monotonic() - self._began, _counts()
         busy, stolen, stalled = (_growth(*pair) for pair in zip(self._before, after, strict=True))
-        return Sample(
+        return ProcessCounts(
             load=(self._load, os.getloadavg()[0]),
             available=seconds * (os.cpu_count() or 1),
             busy=busy,
@@ -166,7 +166,7 @@ class BusyClock:
         self._busy = busy
 
 
-def of_machine(samples: Sequence[Sample], name: str = "") -> Noise:
+def of_machine(samples: Sequence[ProcessCounts], name: str = "") -> RunNoise:
     """Returns the noise of one machine; load and busy time are those of the first sample.
 
     Args:
@@ -175,10 +175,10 @@ def of_machine(samples: Sequence[Sample], name: str = "") -> Noise:
     """
     first = samples[0]
     if first.available <= 0:
-        return Noise(first.load, None, machine=name)
+        return RunNoise(first.load, None, machine=name)
     own = sum(sample.own for sample in samples)
     others = None if first.busy is None else max(0.0, first.busy - own)
-    return Noise(
+    return RunNoise(
         load=first.load,
         foreign=_share(others, first.available),
         stolen=_share(first.stolen, first.available),

@@ -18,9 +18,9 @@ from typing import Any
 from msgspec import ValidationError, convert, to_builtins
 
 from hubring.ps.core.errors import HubringError, NonFinite
-from hubring.workers.compare.experiment.plan import Run
-from hubring.workers.compare.result.clock import Clock
-from hubring.workers.compare.run.noise import Noise
+from hubring.workers.compare.plan.run_order import PlannedRun
+from hubring.workers.compare.run.noise import RunNoise
+from hubring.workers.compare.run.timeline import HostClock
 
 Line = Mapping[str, Any]
 """One report of a job: `step`, `seconds` since training began, and its finite metrics."""
@@ -35,7 +35,7 @@ EARLY = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """A finished run.
 
     Attributes:
@@ -54,16 +54,16 @@ class Outcome:
             earlier version did not record it.
     """
 
-    run: Run
+    run: PlannedRun
     folder: Path
     commands: Sequence[str]
     began: str
     seconds: float
-    noise: Sequence[Noise]
+    noise: Sequence[RunNoise]
     results: Sequence[Mapping[str, Any] | None]
     server: Mapping[str, Any] | None
     failed: str | None = None
-    clocks: Sequence[Clock] = ()
+    clocks: Sequence[HostClock] = ()
     script: str = ""
 
     @cached_property
@@ -148,7 +148,7 @@ def discard(folder: Path) -> None:
     (folder / FILE).unlink()
 
 
-def read(folder: Path, run: Run) -> Outcome:
+def read(folder: Path, run: PlannedRun) -> RunOutcome:
     """Reads the outcome of a run.
 
     Raises:
@@ -156,11 +156,11 @@ def read(folder: Path, run: Run) -> Outcome:
     """
     try:
         content = json.loads((folder / FILE).read_text())
-        return Outcome(
+        return RunOutcome(
             run=run,
             folder=folder,
-            noise=convert(content.get("noise") or [_noise_of_old(content)], list[Noise]),
-            clocks=convert(content.get("clocks", []), list[Clock]),
+            noise=convert(content.get("noise") or [_noise_of_old(content)], list[RunNoise]),
+            clocks=convert(content.get("clocks", []), list[HostClock]),
             script=content.get("script", ""),
             **{
                 name: content[name]
@@ -173,7 +173,7 @@ def read(folder: Path, run: Run) -> Outcome:
 
 def _noise_of_old(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the noise of an outcome that was written when it held that of one machine."""
-    return {name: content[name] for name in Noise.__struct_fields__ if name in content}
+    return {name: content[name] for name in RunNoise.__struct_fields__ if name in content}
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

@@ -1,21 +1,126 @@
-"""The programs of a run as command lines. All of their options are on the command line."""
+"""The programs of a run as command lines, ours and those of peers.
+
+All of their options are on the command line. This module does not import torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from hubring.ps.config.address import is_loopback
-from hubring.ps.process.command import module_command
-from hubring.workers.compare.experiment.experiment import PLACEHOLDER, Experiment
-from hubring.workers.compare.experiment.plan import Run
-from hubring.workers.compare.peers.programs import Hosts, PeerPrograms
+from hubring.ps.config.values import is_loopback
+from hubring.ps.process.launch import module_command
+from hubring.workers.compare.plan.experiment import PLACEHOLDER, Experiment
+from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.run.outcome import EARLY, audit_file
-from hubring.workers.slowdown.delays import Slowness
+from hubring.workers.peers.rows import PeerRow, mpirun, spelt
+from hubring.workers.runtime.slowdown import SlowdownSettings
+
+
+class Hosts(Protocol):
+    """The hosts of programs; see `compare.run.site` and `compare.run.cluster`."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether each program has its own host, which others reach only by address."""
+
+    def local_rank(self, rank: int) -> int:
+        """Returns a worker's number among those of its host."""
+
+    def command(self, role: str, argv: Sequence[str]) -> list[str]:
+        """Returns the command that runs a program on its role's host."""
+
+    def address(self, role: str) -> str:
+        """Returns the address of a role's host for the others."""
+
+
+class Program(NamedTuple):
+    """A program to start: its name among the run's processes, and its command line."""
+
+    name: str
+    argv: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPrograms:
+    """The programs of one run of a peer.
+
+    Attributes:
+        row: The peer.
+        size: Number of workers.
+        servers: Number of servers, if the peer has any; Ray's actor is one.
+        folder: The run's folder; an absolute path without a file `meet`.
+        hosts: Hosts of the programs.
+        backend: Backend of torch's process group.
+    """
+
+    row: PeerRow
+    size: int
+    folder: Path
+    hosts: Hosts
+    servers: int = 1
+    backend: str = "gloo"
+
+    @property
+    def meet(self) -> Path:
+        """File through which all find each other. With `row.leads`, workers start once it exists."""
+        return self.folder / "meet"
+
+    def server_programs(self) -> list[Program]:
+        """Returns the servers, which must start first; empty for a peer without servers."""
+        count = (1 if self.row.leads else self.servers) if self.row.served else 0
+        return [self._server(number, count) for number in range(count)]
+
+    def worker_programs(self, words: Callable[[int], Sequence[str]]) -> list[Program]:
+        """Returns the workers: one program each, or one for all under mpirun.
+
+        Args:
+            words: Returns a rank's flags of `ps-worker` (record, save-parameters and so on) and the job, as
+                `--job NAME -- ARGS` or `SCRIPT ARGS`, without rank, size, server and backend.
+        """
+        argvs = [self._worker(rank, words(rank)) for rank in range(self.size)]
+        if self.row.launched:
+            return [Program("workers", self._launched(argvs))]
+        return [Program(f"worker {rank}", argv) for rank, argv in enumerate(argvs)]
+
+    def result(self, rank: int) -> Mapping[str, Any]:
+        """Returns a worker's last line once all have ended."""
+        line: dict[str, Any] = json.loads(self._result(rank).read_text())
+        return line
+
+    def _server(self, number: int, count: int) -> Program:
+        role = "server" if number == 0 else f"shard {number}"
+        return Program(role, self._command(role, self.row.serve(self.size, self.meet, number, count)))
+
+    def _worker(self, rank: int, words: Sequence[str]) -> list[str]:
+        role = f"worker {rank}"
+        flags = {"peer": self.row.name, "rank": rank, "world-size": self.size}
+        flags |= {"meet": self.meet, "result": self._result(rank), "servers": len(self.server_programs())}
+        if not self.row.launched:  # mpirun sets it
+            flags["local-rank"] = self.hosts.local_rank(rank)
+        if self.row.grouped:
+            flags["backend"] = self.backend
+        return self._command(role, ["hubring.workers.compare.run.peers.run", *spelt(flags)], words)
+
+    def _launched(self, argvs: Sequence[Sequence[str]]) -> list[str]:
+        if not self.hosts.apart:
+            return mpirun(argvs)
+        # Ranks report to mpirun over loopback by default, which hosts do not share.
+        reached = f"PMIX_MCA_ptl_base_if_include={self.hosts.address('server')}/31"  # PMIx 4 makes /32 of all
+        variables = ["env", "PMIX_MCA_ptl_base_remote_connections=1", reached]
+        return self.hosts.command("server", [*variables, *mpirun(argvs)])
+
+    def _command(self, role: str, module: Sequence[str], words: Sequence[str] = ()) -> list[str]:
+        host = ["--host", self.hosts.address(role)] if self.hosts.apart else []
+        return self.hosts.command(role, module_command(*module, *host, *words))
+
+    def _result(self, rank: int) -> Path:
+        return self.folder / f"result {rank}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +135,7 @@ class Programs:
     """
 
     experiment: Experiment
-    run: Run
+    run: PlannedRun
     folder: Path
     hosts: Hosts
 
@@ -72,14 +177,14 @@ class Programs:
             flags["shards"] = setting.servers - self.apart
         if self.experiment.slice_bytes is not None:
             flags["slice-bytes"] = self.experiment.slice_bytes
-        words = _spell({**flags, "address-file": self.address_file, "trace": self.traces})
+        words = spelt({**flags, "address-file": self.address_file, "trace": self.traces})
         words = ["start", "--once", "--no-page", *self._listening("server"), *words, *row.server]
         return self.hosts.command("server", module_command("hubring.ps.cli", *words))
 
     def shard(self, number: int, server: str) -> list[str]:
         """Returns the command of a shard on another host."""
         role = f"shard {number}"
-        flags = _spell({"shards": 1, "trace": self.traces})
+        flags = spelt({"shards": 1, "trace": self.traces})
         words = ["start", "--join", server, *flags, *self._listening(role)]
         return self.hosts.command(role, module_command("hubring.ps.cli", *words))
 
@@ -96,13 +201,13 @@ class Programs:
             local = self.hosts.local_rank(rank)
             flags |= {"server": server, "rank": rank, "world-size": self.workers, "local-rank": local}
         if self.run.row.on_hub:
-            if not self.run.row.wired:
+            if not self.run.row.transport:
                 flags["transport"] = self._transport()
         elif server is not None:
             flags["backend"] = self.experiment.backend
         plain = [] if server is None else self._plain("server")
         gpu = ["--own-gpu"] if self.experiment.backend == "nccl" else []  # rows must not differ in devices
-        words = [*_spell(flags), *gpu, *plain, *self.run.row.worker, *self._job()]
+        words = [*spelt(flags), *gpu, *plain, *self.run.row.worker, *self._job()]
         return self.hosts.command(
             f"worker {rank}", module_command("hubring.workers.programs.ps_worker", *words)
         )
@@ -123,7 +228,7 @@ class Programs:
 
     def peer_words(self, rank: int) -> list[str]:
         """Returns the arguments that a peer's worker shares with ours."""
-        return [*_spell(self._written(rank)), *self._job()]
+        return [*spelt(self._written(rank)), *self._job()]
 
     @property
     def hardship(self) -> Path:
@@ -134,7 +239,7 @@ class Programs:
         """Writes that file if the setting emulates anything."""
         setting = self.run.setting
         if setting.emulated:
-            slowness = Slowness(setting.straggler, setting.compute_of(self.workers), self.run.seed)
+            slowness = SlowdownSettings(setting.straggler, setting.compute_of(self.workers), self.run.seed)
             self.hardship.write_bytes(msgspec.json.encode(slowness))
 
     def _written(self, rank: int) -> dict[str, object]:
@@ -167,13 +272,9 @@ class Programs:
             words = [_filled(word, given) for word in self.experiment.arguments]
             return [str(self.experiment.script), *words]
         renamed = {"batch-size" if name == "batch" else name: value for name, value in given.items()}
-        flags = _spell({name: value for name, value in renamed.items() if value is not None})
+        flags = spelt({name: value for name, value in renamed.items() if value is not None})
         return ["--job", str(self.experiment.job), "--", *flags, *self.experiment.arguments]
 
 
 def _filled(word: str, given: Mapping[str, Any]) -> str:
     return PLACEHOLDER.sub(lambda found: str(given[found[1]]), word)
-
-
-def _spell(flags: Mapping[str, object]) -> list[str]:
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]

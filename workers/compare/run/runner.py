@@ -1,47 +1,122 @@
-"""Runs one training: starts the server and the workers, waits, and writes the outcome."""
+"""Runs one training: starts the server and the workers, waits, and writes the outcome.
+
+Law: a worker's record shows how many steps it has completed. When it reaches the fault's step, the victim
+gets SIGKILL. The worker can complete more steps between its report and the signal, so `ProcessLoss.step`
+holds the last reported step rather than the fault's.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import HubringError
-from hubring.workers.compare.experiment.experiment import Experiment
-from hubring.workers.compare.experiment.plan import Run
-from hubring.workers.compare.experiment.setting import Fault
-from hubring.workers.compare.hardship.loss import Loss, outlived
+from hubring.workers.compare.plan.experiment import Experiment
+from hubring.workers.compare.plan.run_order import PlannedRun
+from hubring.workers.compare.plan.setting import Fault
 from hubring.workers.compare.run import timeline
-from hubring.workers.compare.run.child_reaper_start import Lifeline
-from hubring.workers.compare.run.outcome import Line, Outcome, digest, divergence, latest
-from hubring.workers.compare.run.process import Processes, ProcessFailed, RunProcess
+from hubring.workers.compare.run.outcome import Line, RunOutcome, digest, divergence, latest
 from hubring.workers.compare.run.programs import Programs
-from hubring.workers.compare.run.site import Site, ThisMachine
-
-_OF_LAUNCHERS = (
-    "PS_",
-    "SLURM_",
-    "OMPI_",
-    "PMI",
-    "MPI_LOCAL",
-    "TORCHELASTIC_",
-    "HOROVOD_",
-    "HUBRING_LAUNCHER",
+from hubring.workers.compare.run.site import RunSite, ThisMachine
+from hubring.workers.peers.processes import (
+    Lifeline,
+    ProcessFailed,
+    RunProcess,
+    RunProcesses,
+    await_address,
+    clean_environment,
 )
-_OF_TORCHRUN = {
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME"),
-    *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"),
-}
-_OF_PODS = {"JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST"}
+
+LOOK_SECONDS = 0.002
+"""Interval of reading the record: a step of the smallest job."""
+
+
+class ProcessLoss:
+    """Watches a worker's record during the `with` block and kills the victim at its step.
+
+    Args:
+        fault: When to kill it.
+        record: The file that the worker writes.
+        find: Returns the victim's process, once training has begun. It may take longer than many steps.
+
+    Attributes:
+        step: Last reported step when it was killed; None: it ended before its step, so nothing was lost.
+    """
+
+    def __init__(self, fault: Fault, record: Path, find: Callable[[], int]) -> None:
+        self.step: int | None = None
+        self._fault = fault
+        self._record = record
+        self._find = find
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="loss", daemon=True)
+
+    def __enter__(self) -> ProcessLoss:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._record.exists():
+            if self._over.wait(LOOK_SECONDS):
+                return
+        with self._record.open() as lines:
+            begun, victim = "", None
+            while not self._over.wait(LOOK_SECONDS):
+                *whole, begun = (begun + lines.read()).split("\n")
+                if not whole:
+                    continue
+                victim = victim or self._find()
+                if (step := json.loads(whole[-1])["step"]) >= self._fault.step:
+                    self._kill(victim, step)
+                    return
+
+    def _kill(self, victim: int, step: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, so nothing was lost
+            os.kill(victim, signal.SIGKILL)
+            self.step = step
+
+
+def outlived(
+    codes: Sequence[int], results: Sequence[Mapping[str, Any] | None], lost: int | None
+) -> str | None:
+    """Returns what a run lost besides the killed process.
+
+    Args:
+        codes: Every worker's exit code, by rank; negative for a signal.
+        results: Every worker's last line, by rank; None where it printed none.
+        lost: Rank of the killed worker; None if another process was killed.
+
+    Returns:
+        None if all other workers finished; else what failed, for a table.
+    """
+    failed = [rank for rank, code in enumerate(codes) if code and rank != lost]
+    if not failed:
+        return None
+    ended = [results[rank] or {} for rank in failed]
+    if any(each.get("topology") == "ring" for each in ended):
+        return "the ring broke"
+    return f"also failed: {', '.join(f'worker {rank}' for rank in failed)}"
+
 
 Progress = Callable[[Line], None]
 """Receives rank 0's latest report, a few times a second."""
@@ -62,13 +137,13 @@ class Runner:
 
     experiment: Experiment
     lifeline: Lifeline | None = None
-    site: Site = ThisMachine()  # noqa: RUF009 - it holds nothing
+    site: RunSite = ThisMachine()  # noqa: RUF009 - it holds nothing
 
     def busy(self) -> list[str]:
         """Returns the site's machines that are not idle before the first run."""
         return self.site.busy()
 
-    def run(self, run: Run, folder: Path, progress: Progress) -> Outcome:
+    def run(self, run: PlannedRun, folder: Path, progress: Progress) -> RunOutcome:
         """Trains once in a new folder; writes `outcome.json` last.
 
         A training that diverges also has an outcome.
@@ -101,7 +176,7 @@ class Runner:
         lost = None if run.setting.fault is None else outlived(codes, results, victim)
         merged = timeline.merge(programs.traces, folder / "trace.json", self.site.clocks())
         shutil.rmtree(programs.traces, ignore_errors=True)  # a peer can have none
-        outcome = Outcome(
+        outcome = RunOutcome(
             run=run,
             folder=folder,
             commands=[shlex.join(process.command) for process in processes.started],
@@ -117,10 +192,10 @@ class Runner:
         outcome.write()
         return outcome
 
-    def _processes(self, run: Run, folder: Path) -> Processes:
+    def _processes(self, run: PlannedRun, folder: Path) -> RunProcesses:
         threads = self.experiment.threads or self.site.threads(run.setting.workers)
         own, timeout = clean_environment(threads), self.experiment.timeout
-        return Processes(folder, own, timeout, self.lifeline, self.site.starter(threads))
+        return RunProcesses(folder, own, timeout, self.lifeline, self.site.starter(threads))
 
 
 def _empty(folder: Path) -> None:
@@ -162,7 +237,7 @@ def _last_line(read: Callable[[], Mapping[str, Any]], *, partly: bool) -> Mappin
         return {}
 
 
-def _start(programs: Programs, processes: Processes) -> tuple[RunProcess | None, list[RunProcess]]:
+def _start(programs: Programs, processes: RunProcesses) -> tuple[RunProcess | None, list[RunProcess]]:
     """Starts the server, its shards on other hosts, and the workers."""
     if programs.run.row.peer is not None:
         return _start_peer(programs, processes)
@@ -178,7 +253,7 @@ def _start(programs: Programs, processes: Processes) -> tuple[RunProcess | None,
     return server, [processes.start(f"worker {rank}", programs.worker(rank, address)) for rank in ranks]
 
 
-def _start_peer(programs: Programs, processes: Processes) -> tuple[RunProcess | None, list[RunProcess]]:
+def _start_peer(programs: Programs, processes: RunProcesses) -> tuple[RunProcess | None, list[RunProcess]]:
     """Starts a peer's servers, if any, and its workers: one process each, or one for all."""
     peers = programs.peers
     servers = [processes.start(*each) for each in peers.server_programs()]
@@ -188,7 +263,7 @@ def _start_peer(programs: Programs, processes: Processes) -> tuple[RunProcess | 
     return servers[0] if servers else None, team
 
 
-def _await_shards(programs: Programs, processes: Processes, address: str) -> None:
+def _await_shards(programs: Programs, processes: RunProcesses, address: str) -> None:
     """Waits until all shards have joined: a job starts with the shards that joined before it."""
     wanted = programs.run.setting.servers
     while len(_status(programs, address).get("shards", ())) < wanted:
@@ -206,7 +281,7 @@ def _status(programs: Programs, address: str) -> dict[str, Any]:
 
 def _await_end(
     programs: Programs,
-    processes: Processes,
+    processes: RunProcesses,
     server: RunProcess | None,
     team: list[RunProcess],
     progress: Progress,
@@ -219,7 +294,7 @@ def _await_end(
     for process in processes.started:
         process.expendable = True  # their failures are part of the result
     watched = 0 if fault.worker is None else fault.worker
-    with Loss(fault, programs.record(watched), lambda: _pid(programs, fault, team)) as loss:
+    with ProcessLoss(fault, programs.record(watched), lambda: _pid(programs, fault, team)) as loss:
         _watch(programs, processes, progress)
     if loss.step is None:
         raise HubringError(
@@ -241,29 +316,8 @@ def _pid(programs: Programs, fault: Fault, team: list[RunProcess]) -> int:
     return int(shard["pid"] if fault.victim == "shard" else shard["standby"]["pid"])
 
 
-def _watch(programs: Programs, processes: Processes, progress: Progress) -> None:
+def _watch(programs: Programs, processes: RunProcesses, progress: Progress) -> None:
     while running := processes.running():
         processes.pause(f"{', '.join(process.name for process in running)} to end")
         if (line := latest(programs.record(0))) is not None:
             progress(line)
-
-
-def clean_environment(threads: int) -> dict[str, str]:
-    """Returns this process's variables without settings and launchers, so that command lines decide.
-
-    Args:
-        threads: PyTorch threads of every process.
-    """
-    rest = {
-        name: value
-        for name, value in environment().items()
-        if name not in _OF_TORCHRUN | _OF_PODS and not name.startswith(_OF_LAUNCHERS)
-    }
-    return rest | {"OMP_NUM_THREADS": str(threads)}
-
-
-def await_address(processes: Processes, file: Path) -> str:
-    """Waits for the address that a server writes into `file`; raises as `Processes.pause`."""
-    while not file.exists() or not (address := file.read_text().strip()):
-        processes.pause("the server's address")
-    return address

@@ -1,7 +1,7 @@
-"""One timeline of a run: the traces of all its processes in one file for Perfetto.
+"""One timeline of a run: the traces of all its processes in one file for Perfetto, and the hosts' clocks.
 
 Traces of several hosts are moved to the coordinator's clock by measured offsets
-(`ps/core/clock_offset.py`). Processes measure them as they begin, and on a cluster the conductor measures
+(`ps/core/timing.py`). Processes measure them as they begin, and on a cluster the conductor measures
 them after each run, also for rows without a coordinator. All traces of a host move by the offset with the
 shortest round trip, so they keep their relative times. Traces of one host do not move, so its timeline is
 exact. Between hosts the error is half of that round trip plus the drift of the clocks since the measurement.
@@ -20,11 +20,63 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
-from hubring.ps.core.clock_offset import Offset
+from hubring.ps.core.timing import ClockOffset
 from hubring.ps.core.trace import CLOCK_OFFSET
-from hubring.workers.compare.result.clock import Clock
+
+
+class HostClock(Struct, frozen=True):
+    """A host's clock.
+
+    Attributes:
+        name: The host's name.
+        moved_us: What was added to its times, to have them on the coordinator's clock.
+        error_us: Half of the round trip in which the offset was measured; None: it was not measured.
+        drift_us: By how much it differed at the start and the end of the run; None: it was measured once.
+    """
+
+    name: str
+    moved_us: float = 0.0
+    error_us: float | None = None
+    drift_us: float | None = None
+
+    @property
+    def aligned(self) -> bool:
+        return self.error_us is not None
+
+    def __str__(self) -> str:
+        if self.error_us is None:
+            return f"{self.name} unknown, so its processes are marked as unaligned"
+        error, then = self.error_us + (self.drift_us or 0.0), " when it was measured"
+        found = f"{self.name} {self.moved_us / 1e6:+.6f} s, with an error of at most {error / 1e3:.3f} ms"
+        return found + then if self.drift_us is None else found
+
+
+def worst_clock(runs: Iterable[Sequence[HostClock]]) -> list[HostClock]:
+    """Returns the largest move, error and drift of each host over all runs with several hosts."""
+    found: dict[str, HostClock] = {}
+    for clock in (clock for run in runs if len(run) > 1 for clock in run):
+        before = found.get(clock.name, clock)
+        found[clock.name] = HostClock(
+            clock.name,
+            max(before.moved_us, clock.moved_us, key=abs),
+            _larger(before.error_us, clock.error_us),
+            _larger(before.drift_us, clock.drift_us),
+        )
+    return list(found.values())
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else max(one, other)
+
+
+def clock_sentence(clocks: Sequence[HostClock]) -> str:
+    """Returns how the hosts' clocks differ, and how certain that is; empty for one host."""
+    if not clocks:
+        return ""
+    return f"Clocks, and what the timelines add to them: {'; '.join(map(str, clocks))}."
+
 
 Event = dict[str, Any]
 
@@ -36,17 +88,17 @@ class _Trace:
     events: list[Event]
     host: str
     name: str
-    offset: Offset | None
+    offset: ClockOffset | None
 
 
 class Merged(NamedTuple):
     """The number of processes, and the clock of each host."""
 
     processes: int
-    clocks: list[Clock]
+    clocks: list[HostClock]
 
 
-def merge(folder: Path, into: Path, measured: Mapping[str, Offset] | None = None) -> Merged:
+def merge(folder: Path, into: Path, measured: Mapping[str, ClockOffset] | None = None) -> Merged:
     """Merges the traces in `folder` in the order of their names. Time begins with the first span.
 
     The file's `otherData` holds by how much each host's traces moved, and the error. Of several hosts, the
@@ -60,7 +112,7 @@ def merge(folder: Path, into: Path, measured: Mapping[str, Offset] | None = None
     Returns:
         What was merged; without any process no file is written.
     """
-    traces = [_read(path) for path in sorted(folder.glob("*.trace.json"))]
+    traces = [_read_trace(path) for path in sorted(folder.glob("*.trace.json"))]
     clocks = _clocks(traces, measured or {})
     several = len(clocks) > 1
     placed = [
@@ -93,17 +145,17 @@ def _whole(line: str) -> Event | None:
     return event
 
 
-def _read(path: Path) -> _Trace:
+def _read_trace(path: Path) -> _Trace:
     found = events(path)
     rest = [event for event in found if event["name"] != CLOCK_OFFSET]
     noted: Mapping[str, Any] = next((event["args"] for event in found if event["name"] == CLOCK_OFFSET), {})
     compared = "ahead_ns" in noted
-    offset = Offset(noted["ahead_ns"], noted["round_trip_ns"]) if compared else None
+    offset = ClockOffset(noted["ahead_ns"], noted["round_trip_ns"]) if compared else None
     host = noted.get("host", "unknown")
     return _Trace(rest, host, noted.get("name", host), offset)
 
 
-def _clocks(traces: Iterable[_Trace], measured: Mapping[str, Offset]) -> Mapping[str, Clock]:
+def _clocks(traces: Iterable[_Trace], measured: Mapping[str, ClockOffset]) -> Mapping[str, HostClock]:
     """Returns the clock of each host, by the offset with the shortest round trip.
 
     Args:
@@ -111,13 +163,13 @@ def _clocks(traces: Iterable[_Trace], measured: Mapping[str, Offset]) -> Mapping
         measured: Offsets of its end.
     """
     names: dict[str, str] = {}
-    begun: dict[str, Offset] = {}
+    begun: dict[str, ClockOffset] = {}
     for trace in traces:
         names.setdefault(trace.host, trace.name)
         if trace.offset is not None:
             begun[trace.host] = _shortest([trace.offset, begun.get(trace.host, trace.offset)])
     if len(names) == 1:
-        return {host: Clock(name, error_us=0.0, drift_us=0.0) for host, name in names.items()}
+        return {host: HostClock(name, error_us=0.0, drift_us=0.0) for host, name in names.items()}
     often = Counter(names.values())
     return {
         host: _clock(
@@ -128,21 +180,21 @@ def _clocks(traces: Iterable[_Trace], measured: Mapping[str, Offset]) -> Mapping
     }
 
 
-def _clock(name: str, offsets: Sequence[Offset]) -> Clock:
+def _clock(name: str, offsets: Sequence[ClockOffset]) -> HostClock:
     """Returns the clock of a host with these offsets, of the start and then of the end of the run."""
     if not offsets:
-        return Clock(name)
+        return HostClock(name)
     best = _shortest(offsets)
     drift = abs(offsets[0].ahead - offsets[-1].ahead) / 1000 if len(offsets) > 1 else None
     same = best.round_trip == 0  # it is the clock with which the others are compared
-    return Clock(name, best.ahead / 1000, best.round_trip / 2000, 0.0 if same else drift)
+    return HostClock(name, best.ahead / 1000, best.round_trip / 2000, 0.0 if same else drift)
 
 
-def _shortest(offsets: Sequence[Offset]) -> Offset:
+def _shortest(offsets: Sequence[ClockOffset]) -> ClockOffset:
     return min(offsets, key=lambda offset: offset.round_trip)
 
 
-def _placed(trace: _Trace, number: int, clock: Clock, several: bool) -> Iterator[Event]:
+def _placed(trace: _Trace, number: int, clock: HostClock, several: bool) -> Iterator[Event]:
     """Returns the events of one process, which gets a number: process ids can repeat across hosts."""
     yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
     for event in trace.events:

@@ -1,19 +1,20 @@
-"""Horovod's allgather: concatenates the tensors of all ranks."""
+"""Horovod's allgather and alltoall, which concatenate rows of all ranks, and its sparse allreduce.
+
+A sparse allreduce is an allgather of indices and values; repeated indices add up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, overload
 
 import torch
 
 from hubring.workers import collectives
-from hubring.workers.horovod.collectives.allreduce import allreduce, gradient_name, grouped_allreduce
-from hubring.workers.horovod.collectives.sendable import sendable
-from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.reduce_ops import Average
-from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
-from hubring.workers.horovod.world.world import current
+from hubring.workers.horovod.collectives.allreduce import allreduce, grouped_allreduce
+from hubring.workers.horovod.collectives.operation import Average, Sum, gradient_name, sendable, synchronize
+from hubring.workers.horovod.world.world import ProcessSet, checked, current, global_process_set
 
 Tensor = torch.Tensor
 
@@ -22,14 +23,8 @@ def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts an allgather, and returns a handle. Arguments and errors are those of `allgather`."""
-    world, members, given = current(), checked(process_set), sendable(tensor)
-
-    def start(full: str) -> Any:
-        return [
-            collectives.allgather_async(given, full, group=members.group, communicator=world.communicator)
-        ]
-
-    return world.begin("allgather", name, members, start, lambda result: result)
+    start = partial(collectives.allgather_async, sendable(tensor))
+    return current().begin("allgather", name, process_set, start)
 
 
 def allgather(
@@ -57,16 +52,10 @@ def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts the allgather of many tensors in one exchange; `synchronize` returns a tuple."""
-    world, members = current(), checked(process_set)
     if not tensors:
         raise ValueError("grouped_allgather got no tensors; pass at least one")
-    given = [sendable(tensor) for tensor in tensors]
-
-    def start(full: str) -> Any:
-        here = world.communicator
-        return [collectives.grouped_allgather_async(given, full, group=members.group, communicator=here)]
-
-    return world.begin("grouped_allgather", name, members, start, tuple)
+    start = partial(collectives.grouped_allgather_async, [sendable(tensor) for tensor in tensors])
+    return current().begin("grouped_allgather", name, process_set, start, tuple)
 
 
 def grouped_allgather(
@@ -111,7 +100,149 @@ def _own_rows(
     wholes: Sequence[Tensor], shapes: Sequence[torch.Size], name: str | None, members: ProcessSet
 ) -> list[Tensor]:
     """Returns this rank's rows of each tensor; the ranks exchange their lengths to find them."""
-    lengths = torch.tensor([[shape[0] if shape else 1 for shape in shapes]])
+    lengths = torch.tensor([[shape[0] if shape else 1 for shape in shapes]], device="cpu")
     before = synchronize(allgather_async(lengths, name, members))[: members.rank()].sum(0)
     rows = zip(wholes, before.tolist(), lengths[0].tolist(), shapes, strict=True)
     return [whole.narrow(0, start, length).reshape(shape) for whole, start, length, shape in rows]
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Starts the sum or the average of sparse tensors with the same shape.
+
+    Args:
+        tensor: In torch's COO layout. The ranks can have different elements, or none.
+        name: Matches the operation across ranks.
+        op: `hvd.Average` or `hvd.Sum`.
+        process_set: The ranks that take part.
+
+    Returns:
+        A function that waits and returns the result, a sparse tensor whose indices can repeat.
+
+    Raises:
+        ValueError: `op` is another reduction, this rank is not a member of the set, or an operation with this
+            name is running.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
+    """
+    if op not in (Average, Sum):
+        raise ValueError(f"sparse_allreduce_async: op is {op!r}; expected one of hvd.Average, hvd.Sum")
+    members = checked(process_set)
+    rows = tensor._indices().transpose(0, 1).contiguous()
+    indices = allgather_async(rows, f"{name}.indices", members)
+    values = allgather_async(tensor._values().contiguous(), f"{name}.values", members)
+
+    def result() -> torch.Tensor:
+        where, what = synchronize(indices).transpose(0, 1), synchronize(values)
+        if op == Average:
+            what = what / len(members.ranks)
+        return torch.sparse_coo_tensor(where, what, tensor.shape, device=what.device, check_invariants=False)
+
+    return result
+
+
+Splits = Tensor | Sequence[int] | None
+
+
+def alltoall_async(
+    tensor: Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts an alltoall. Arguments and errors are those of `alltoall`.
+
+    Returns:
+        A handle; `synchronize` returns (output, received_splits), even without `splits`.
+    """
+    world, members = current(), checked(process_set)
+    counts = _counts(tensor, splits, len(members.ranks))
+    start = partial(collectives.alltoall_async, sendable(tensor)[: sum(counts)], counts)
+
+    def finish(result: tuple[Tensor, Any]) -> tuple[Tensor, Tensor]:
+        output, received = result
+        return output, torch.as_tensor(received, dtype=torch.int32, device="cpu")
+
+    return world.begin("alltoall", name, members, start, finish)
+
+
+@overload
+def alltoall(
+    tensor: Tensor, splits: None = None, name: str | None = None, process_set: ProcessSet = ...
+) -> Tensor: ...
+@overload
+def alltoall(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int],
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> tuple[Tensor, Tensor]: ...
+def alltoall(
+    tensor: Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Sends a part of this rank's rows to every rank, and concatenates the received rows. Differentiable.
+
+    Args:
+        tensor: The same dtype, and the same shape except for the first dimension, on all ranks.
+        splits: Number of rows for each rank, in rank order, as torch.int32 or a list; None: equal parts.
+        name: Matches the operation across ranks; None: the call order of operations without a name.
+        process_set: The ranks that take part.
+
+    Returns:
+        The rows from all ranks, in rank order; with `splits` also the number of rows from each rank.
+
+    Raises:
+        ValueError: The splits do not fit the tensor and the ranks, this rank is not a member of the set, or
+            an operation with this name is running.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
+    """
+    result: Tensor | tuple[Tensor, Tensor] = HorovodAlltoall.apply(tensor, splits, name, process_set)
+    return result
+
+
+class HorovodAlltoall(torch.autograd.Function):
+    """`alltoall`. Gradients return to the ranks that sent the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Any:
+        output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
+        ctx.received, ctx.shape, ctx.name, ctx.process_set = received, tensor.shape, name, process_set
+        if splits is None:
+            return output
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        name = gradient_name(ctx.name)
+        back, _ = synchronize(alltoall_async(gradients[0].contiguous(), ctx.received, name, ctx.process_set))
+        rest = ctx.shape[0] - back.shape[0]  # rows that are in no split were not sent
+        return torch.cat([back, back.new_zeros(rest, *ctx.shape[1:])]), None, None, None
+
+
+def _counts(tensor: Tensor, splits: Splits, ranks: int) -> list[int]:
+    """Returns the number of rows for each rank."""
+    if tensor.dim() == 0:
+        raise ValueError("alltoall of a 0-d tensor: expected at least one dimension; reshape it to (1,)")
+    rows = tensor.shape[0]
+    if splits is None:
+        if rows % ranks:
+            raise ValueError(
+                f"alltoall without splits: {rows} rows do not divide evenly among {ranks} ranks; pass splits"
+            )
+        return [rows // ranks] * ranks
+    if isinstance(splits, Tensor) and (splits.dtype is not torch.int32 or splits.dim() != 1):
+        raise ValueError(
+            f"alltoall: splits are {splits.dtype} with {splits.dim()} dimension(s);"
+            " expected numbers of rows as torch.int32 with one dimension"
+        )
+    counts = [int(count) for count in splits]
+    if len(counts) != ranks or min(counts) < 0 or sum(counts) > rows:
+        raise ValueError(
+            f"alltoall: splits are {counts}; expected {ranks} numbers of at least 0, one for each rank,"
+            f" that add up to at most the {rows} rows of the tensor"
+        )
+    return counts

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from hubring.workers import collectives
-from hubring.workers.horovod.collectives.reduction import Reduction
-from hubring.workers.horovod.collectives.sendable import sendable
-from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.collectives.operation import (
+    Reduction,
+    begin_reduction,
+    chosen,
+    gradient_name,
+    synchronize,
+    written,
+)
 from hubring.workers.horovod.compression import Compression, Compressor
-from hubring.workers.horovod.reduce_ops import chosen
-from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
-from hubring.workers.horovod.world.world import current
+from hubring.workers.horovod.world.world import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
+
+START = collectives.grouped_allreduce_async
 
 
 def allreduce_async(
@@ -34,7 +40,7 @@ def allreduce_async(
         A handle; `synchronize` returns a new tensor.
     """
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-    return _begin(tensor, how, name, process_set, lambda result: result)
+    return begin_reduction("allreduce", START, [tensor], how, name, process_set, itemgetter(0))
 
 
 def allreduce_async_(
@@ -48,7 +54,9 @@ def allreduce_async_(
 ) -> int:
     """Like `allreduce_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-    return _begin(tensor, how, name, process_set, lambda result: written(tensor, result))
+    return begin_reduction(
+        "allreduce", START, [tensor], how, name, process_set, lambda results: written(tensor, results[0])
+    )
 
 
 def allreduce(
@@ -114,7 +122,7 @@ def grouped_allreduce_async(
 ) -> int:
     """Starts the allreduce of many tensors in one exchange; `synchronize` returns a tuple."""
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-    return _begin_group(tensors, how, name, process_set, tuple)
+    return begin_reduction("grouped_allreduce", START, tensors, how, name, process_set, tuple)
 
 
 def grouped_allreduce_async_(
@@ -132,7 +140,7 @@ def grouped_allreduce_async_(
     def write(results: list[Tensor]) -> tuple[Tensor, ...]:
         return tuple(written(*pair) for pair in zip(tensors, results, strict=True))
 
-    return _begin_group(tensors, how, name, process_set, write)
+    return begin_reduction("grouped_allreduce", START, tensors, how, name, process_set, write)
 
 
 def grouped_allreduce(
@@ -169,17 +177,6 @@ def grouped_allreduce_(
     )
 
 
-def written(tensor: Tensor, result: Tensor) -> Tensor:
-    """Overwrites a tensor outside of autograd, and returns it. The tensor can be a parameter."""
-    tensor.detach().copy_(result.reshape(tensor.shape))
-    return tensor
-
-
-def gradient_name(name: str | None) -> str | None:
-    """Returns the name of the exchange of an operation's gradient."""
-    return None if name is None else f"{name}.gradient"
-
-
 class HorovodAllreduce(torch.autograd.Function):
     """`allreduce` without compression. The gradient is the same reduction of the ranks' gradients.
 
@@ -199,8 +196,9 @@ class HorovodAllreduce(torch.autograd.Function):
     ) -> Tensor:
         op = chosen(op, average)
         ctx.rest = None, gradient_name(name), op, prescale_factor, postscale_factor, process_set
-        how = Reduction(op, prescale_factor, postscale_factor)
-        return synchronize(_begin(tensor, how, name, process_set, lambda result: result))
+        return synchronize(
+            allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -223,50 +221,11 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     ) -> Any:
         op = chosen(op, average)
         ctx.rest = None, gradient_name(name), op, prescale_factor, postscale_factor, process_set
-        how = Reduction(op, prescale_factor, postscale_factor)
-        return synchronize(_begin_group(tensors, how, name, process_set, tuple))
+        return synchronize(
+            grouped_allreduce_async(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         given = [gradient.contiguous() for gradient in gradients]
         return *[None] * len(ctx.rest), *HorovodGroupedAllreduce.apply(*ctx.rest, *given)
-
-
-def _begin(
-    tensor: Tensor,
-    how: Reduction,
-    name: str | None,
-    process_set: ProcessSet,
-    finish: Callable[[Tensor], Tensor],
-) -> int:
-    world, members = current(), checked(process_set)
-    how.check(members)
-    given = how.before(sendable(tensor))
-
-    def start(full: str) -> Any:
-        op, here = how.wire([given]), world.communicator
-        return [collectives.allreduce_async(given, op, full, group=members.group, communicator=here)]
-
-    ranks = len(members.ranks)
-    return world.begin("allreduce", name, members, start, lambda got: finish(how.after([got], ranks)[0]))
-
-
-def _begin_group(
-    tensors: Sequence[Tensor],
-    how: Reduction,
-    name: str | None,
-    process_set: ProcessSet,
-    finish: Callable[[list[Tensor]], Any],
-) -> int:
-    world, members = current(), checked(process_set)
-    how.check(members)
-    if not tensors:
-        raise ValueError("grouped_allreduce got no tensors; pass at least one")
-    given = [how.before(sendable(tensor)) for tensor in tensors]
-
-    def start(full: str) -> Any:
-        op, here = how.wire(given), world.communicator
-        return [collectives.grouped_allreduce_async(given, op, full, group=members.group, communicator=here)]
-
-    ranks = len(members.ranks)
-    return world.begin("grouped_allreduce", name, members, start, lambda got: finish(how.after(got, ranks)))

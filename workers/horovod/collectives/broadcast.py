@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from hubring.workers import collectives
-from hubring.workers.horovod.collectives.allreduce import allreduce, gradient_name, written
-from hubring.workers.horovod.collectives.sendable import sendable
-from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.reduce_ops import Average
-from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
-from hubring.workers.horovod.world.world import current
+from hubring.workers.horovod.collectives.allreduce import allreduce
+from hubring.workers.horovod.collectives.operation import (
+    Average,
+    gradient_name,
+    sendable,
+    synchronize,
+    written,
+)
+from hubring.workers.horovod.world.world import ProcessSet, checked, current, global_process_set
 
 Tensor = torch.Tensor
 
@@ -108,12 +112,7 @@ def _begin(
     process_set: ProcessSet,
     finish: Callable[[Tensor], Tensor],
 ) -> int:
-    world, members, given = current(), checked(process_set), tensor.detach()
-    members.check_root(root_rank)
-    root = world.members[root_rank]
-
-    def start(full: str) -> Any:
-        here = world.communicator
-        return [collectives.broadcast_async(given, root, full, group=members.group, communicator=here)]
-
-    return world.begin("broadcast", name, members, start, finish)
+    world = current()
+    checked(process_set).check_root(root_rank)
+    start = partial(collectives.broadcast_async, tensor.detach(), world.members[root_rank])
+    return world.begin("broadcast", name, process_set, start, finish)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from hubring.workers import collectives
 from hubring.workers.horovod.collectives.allgather import allgather_async, grouped_allgather_async
-from hubring.workers.horovod.collectives.allreduce import gradient_name
-from hubring.workers.horovod.collectives.reduction import Reduction, scaled
-from hubring.workers.horovod.collectives.sendable import sendable
-from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.collectives.operation import (
+    Average,
+    Reduction,
+    Sum,
+    begin_reduction,
+    gradient_name,
+    scaled,
+    synchronize,
+)
 from hubring.workers.horovod.compression import Compression, Compressor
-from hubring.workers.horovod.errors import Refused
-from hubring.workers.horovod.reduce_ops import Average, Sum
-from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
-from hubring.workers.horovod.world.world import current
+from hubring.workers.horovod.errors import RefusedCall
+from hubring.workers.horovod.world.world import ProcessSet, current, global_process_set
 
 Tensor = torch.Tensor
 
@@ -32,7 +36,7 @@ def reducescatter_async(
 ) -> int:
     """Starts a reducescatter, and returns a handle. Arguments and errors are those of `reducescatter`."""
     how = Reduction(op, prescale_factor, postscale_factor)
-    return _begin("reducescatter", [tensor], how, name, process_set)
+    return _begin("reducescatter", [tensor], how, name, process_set, itemgetter(0))
 
 
 def reducescatter(
@@ -58,7 +62,7 @@ def reducescatter(
         postscale_factor: Multiplies the result.
 
     Raises:
-        Refused: `op` is another reduction.
+        RefusedCall: `op` is another reduction.
         ValueError: The tensor is 0-d, sparse, not contiguous or has an unsupported dtype; this rank is not a
             member of the set; or an operation with this name is running.
         HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
@@ -78,7 +82,7 @@ def grouped_reducescatter_async(
 ) -> int:
     """Starts the reducescatter of many tensors; `synchronize` returns a tuple."""
     how = Reduction(op, prescale_factor, postscale_factor)
-    return _begin("grouped_reducescatter", tensors, how, name, process_set)
+    return _begin("grouped_reducescatter", tensors, how, name, process_set, tuple)
 
 
 def grouped_reducescatter(
@@ -116,7 +120,7 @@ class HorovodReducescatter(torch.autograd.Function):
     ) -> Any:
         how = Reduction(op, prescale_factor, postscale_factor)
         ctx.how, ctx.name, ctx.process_set = how, gradient_name(name), process_set
-        return synchronize(_begin("reducescatter", [tensor], how, name, process_set))
+        return synchronize(_begin("reducescatter", [tensor], how, name, process_set, itemgetter(0)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -139,7 +143,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     ) -> Any:
         how = Reduction(op, prescale_factor, postscale_factor)
         ctx.how, ctx.name, ctx.process_set = how, gradient_name(name), process_set
-        return synchronize(_begin("grouped_reducescatter", tensors, how, name, process_set))
+        return synchronize(_begin("grouped_reducescatter", tensors, how, name, process_set, tuple))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -154,25 +158,17 @@ def _grown(gradients: Sequence[Tensor], how: Reduction, members: ProcessSet) -> 
 
 
 def _begin(
-    kind: str, tensors: Sequence[Tensor], how: Reduction, name: str | None, process_set: ProcessSet
+    kind: str,
+    tensors: Sequence[Tensor],
+    how: Reduction,
+    name: str | None,
+    process_set: ProcessSet,
+    finish: Callable[[list[Tensor]], Any],
 ) -> int:
-    world, members = current(), checked(process_set)
+    current()
     if how.op not in (Average, Sum):
-        raise Refused(f"reducescatter: op is {how.op!r}; expected one of hvd.Average, hvd.Sum")
-    if not tensors or any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError(f"{kind}: expected at least one tensor, and tensors of at least one dimension")
-    given = [how.before(sendable(tensor)) for tensor in tensors]
-
-    def start(full: str) -> Any:
-        op, here = how.wire(given), world.communicator
-        return [
-            collectives.grouped_reduce_scatter_async(given, op, full, group=members.group, communicator=here)
-        ]
-
-    ranks = len(members.ranks)
-
-    def finish(got: list[Tensor]) -> Any:
-        results = how.after(got, ranks)
-        return results[0] if kind == "reducescatter" else tuple(results)
-
-    return world.begin(kind, name, members, start, finish)
+        raise RefusedCall(f"reducescatter: op is {how.op!r}; expected one of hvd.Average, hvd.Sum")
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise ValueError(f"{kind}: expected tensors of at least one dimension")
+    call = collectives.grouped_reduce_scatter_async
+    return begin_reduction(kind, call, tensors, how, name, process_set, finish)

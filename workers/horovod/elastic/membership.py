@@ -1,32 +1,157 @@
-"""The members of an elastic job, which agree on the members in one exchange.
+"""The members of an elastic job, on a hub and on a ring that heals. They agree in one exchange.
 
-The rule: every member sends its rank and its id, and all members receive the same list. The hub closes the
-exchange without lost members. The lowest member's row names one waiting newcomer. Since all members receive
-the same list, all compute the same ranks.
+The rule: every member sends its id, and all members receive the same list. The hub, or the ring,
+completes the exchange without lost members. The row of the lowest member says which newcomer waits, or on
+a ring whether newcomers wait. Since all members receive the same list, all compute the same ranks, and
+let newcomers in together.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import sys
 import time
+from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 
 from hubring.workers import collectives
-from hubring.workers.horovod.elastic.newcomers import OVER, UNDER_WAY, Board, Lives
-from hubring.workers.horovod.elastic.notification import HostUpdateResult, notification_manager
-from hubring.workers.horovod.elastic.ring_membership import RingMembership
+from hubring.workers.horovod.elastic.notification import (
+    OVER,
+    UNDER_WAY,
+    HostUpdateResult,
+    Lives,
+    NewcomerBoard,
+    notification_manager,
+)
 from hubring.workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, translated
-from hubring.workers.horovod.world.world import World, current
+from hubring.workers.horovod.world.world import HorovodWorld, current
 from hubring.workers.runtime import context
 
 log = logging.getLogger(__name__)
 
+
+class _Row(NamedTuple):
+    """What one member reports.
+
+    Attributes:
+        life: Its id.
+        newcomers: Whether newcomers wait, as far as it knows.
+        update: Bits of `HostUpdateResult`.
+        resets: Whether it returns to the last commit already.
+    """
+
+    life: int
+    newcomers: int
+    update: int
+    resets: int
+
+
+class RingMembership:
+    """The members that one worker knows.
+
+    Args:
+        world: The world whose ranks the members become.
+
+    Attributes:
+        root: The rank from which the others get the state.
+    """
+
+    root = 0
+
+    def __init__(self, world: HorovodWorld) -> None:
+        self._world = world
+        members = world.communicator.members
+        assert members is not None
+        self._changing = members
+        self._life = secrets.randbits(62)
+        self._lives: tuple[int, ...] = ()
+        self._rows: list[_Row] = []
+        """What `check` has received, until `adopt` uses it."""
+
+    def enter(self) -> None:
+        """Joins, and learns the other members. `elastic.run` calls this first."""
+        with translated():
+            if self._world.communicator.late:
+                self._changing.enter()
+        self._continue_with_newcomers()
+
+    def leave(self) -> None:
+        """Records that training is over. `elastic.run` calls this last."""
+
+    def check(self, update: int = 0) -> None:
+        """Checks for lost and new members. Every member must call this at the same point.
+
+        Args:
+            update: Bits of `HostUpdateResult`; those of the first member count.
+
+        Raises:
+            HorovodInternalError: A member is lost, or has returned to the last commit.
+            HostsUpdatedInterrupt: A newcomer waits or there is an update, and no member is lost.
+        """
+        self._rows = self._gather(update)
+        lost = len(set(self._lives) - {row.life for row in self._rows})
+        if lost or any(row.resets for row in self._rows):
+            raise HorovodInternalError(f"lost {lost} worker(s) of the ring")
+        first = self._rows[0]
+        if first.newcomers or first.update:
+            raise HostsUpdatedInterrupt(not first.newcomers and first.update == HostUpdateResult.removed)
+        self._rows = []
+
+    def adopt(self) -> None:
+        """Continues with the members that `check` found, or otherwise with those of a new exchange."""
+        rows, self._rows = self._rows or self._gather(resets=True), []
+        if rows[0].newcomers:
+            with translated():
+                self._changing.let_in()
+            self._continue_with_newcomers()
+        else:
+            self._continue_with(tuple(row.life for row in rows), self._world.generation + 1)
+
+    def _continue_with_newcomers(self) -> None:
+        mine = torch.tensor([[self._life, self._world.generation]], device="cpu")
+        with translated():
+            rows = collectives.allgather(
+                mine, "horovod.entry", communicator=self._world.communicator
+            ).tolist()
+            self._changing.between_steps(sys.maxsize)  # one that has just been let in may be lost
+        self._continue_with(tuple(life for life, _ in rows), 1 + max(generation for _, generation in rows))
+
+    def _continue_with(self, lives: tuple[int, ...], generation: int) -> None:
+        before, self._lives = set(self._lives), lives
+        size = self._world.communicator.size
+        self._world.change_members(tuple(range(size)), generation)
+        if not before:
+            return
+        lost = before - set(lives)
+        log.log(_level(lost), "elastic: continuing with %d worker(s)", size)
+        if change := HostUpdateResult.of(lost, set(lives) - before):
+            notification_manager.handle_hosts_updated(time.time(), change)
+
+    def _gather(self, update: int = 0, *, resets: bool = False) -> list[_Row]:
+        """Returns the rows of the members that are left, by rank."""
+        here = self._world.communicator
+        mine = torch.tensor(
+            [_Row(self._life, int(self._changing.newcomers_wait), update, int(resets))], device="cpu"
+        )
+        name = f"horovod.members.{self._world.generation}"
+        with translated():
+            rows = collectives.allgather(mine, name, communicator=here).tolist()
+            self._changing.between_steps(sys.maxsize)  # ranks change here, where all members are
+        return [_Row(*row) for row in rows]
+
+
+def _level(lost: Collection[int]) -> int:
+    """Returns the level of what is logged when the members continue."""
+    return logging.WARNING if lost else logging.INFO
+
+
 NO_RANK = -1
 
 
-class Membership:
+class HubMembership:
     """The members that one worker knows.
 
     Args:
@@ -37,7 +162,7 @@ class Membership:
         root: The rank from which the others get the state.
     """
 
-    def __init__(self, world: World, board: Board | None) -> None:
+    def __init__(self, world: HorovodWorld, board: NewcomerBoard | None) -> None:
         self.root = 0
         self._world = world
         self._board = board
@@ -112,7 +237,9 @@ class Membership:
 
     def _continue_with(self, lives: Lives, generation: int, newcomer: int | None = None) -> None:
         if generation > 1:
-            log.warning("elastic: continuing with %d worker(s), ranks %s of the job", len(lives), list(lives))
+            lost = set(self._lives.values()) - set(lives.values())
+            text = "elastic: continuing with %d worker(s), ranks %s of the job"
+            log.log(_level(lost), text, len(lives), list(lives))
         change = _change(self._lives, lives) if generation > 1 else HostUpdateResult.no_update
         self._lives = lives
         self._known |= set(lives.values())
@@ -126,7 +253,9 @@ class Membership:
         world = self._world
         here = world.communicator
         waiting = self._waiting() if self._is_lowest() else None
-        mine = torch.tensor([[here.rank, self._lives[here.rank], *(waiting or (NO_RANK, 0)), update]])
+        mine = torch.tensor(
+            [[here.rank, self._lives[here.rank], *(waiting or (NO_RANK, 0)), update]], device="cpu"
+        )
         name = f"horovod.members.{world.generation}"
         with translated():
             rows = collectives.allgather(mine, name, group=world.group, communicator=here)
@@ -153,17 +282,17 @@ def _change(before: Lives, after: Lives) -> int:
     return HostUpdateResult.of(before.items() - after.items(), after.items() - before.items())
 
 
-Members = Membership | RingMembership
+Members = HubMembership | RingMembership
 
 
 def of_process() -> Members:
     """Returns this worker's membership, and creates it on the first call."""
     world = current()
     if world.membership is None:
-        heals = world.communicator.heals
-        world.membership = RingMembership(world) if heals else Membership(world, _board(world))
-    assert isinstance(world.membership, Membership | RingMembership)
-    return world.membership
+        heals = world.communicator.members is not None
+        world.membership = RingMembership(world) if heals else HubMembership(world, _board(world))
+    members: Members = world.membership
+    return members
 
 
 def check(update: int = 0) -> None:
@@ -179,10 +308,10 @@ def root() -> int:
     return of_process().root if current().membership is not None else 0
 
 
-def _board(world: World) -> Board | None:
+def _board(world: HorovodWorld) -> NewcomerBoard | None:
     place = context.started()
     if place is None or place.session is None or place.communicator is not world.communicator:
         return None
     if world.communicator.topology != "hub":
         return None
-    return Board(place.session, place.config.timeout)
+    return NewcomerBoard(place.session, place.config.timeout)

@@ -1,19 +1,22 @@
-"""TorchState: elastic state with models, optimizers and samplers."""
+"""TorchState: elastic state with models, optimizers and samplers.
+
+A registry holds the handlers that save and synchronize values of one type.
+"""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-from hubring.workers.horovod.elastic.object_state import ObjectState
+import torch
+
+from hubring.workers.horovod.elastic import membership
+from hubring.workers.horovod.elastic.run import ObjectState
 from hubring.workers.horovod.elastic.sampler import ElasticSampler
-from hubring.workers.horovod.elastic.state_handlers import (
-    ModelStateHandler,
-    OptimizerStateHandler,
-    SamplerStateHandler,
-    StateHandler,
-    get_handler_registry,
-    handler_of,
-    set_handler_registry,
+from hubring.workers.horovod.functions import (
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
 )
 
 __all__ = [
@@ -27,6 +30,99 @@ __all__ = [
     "get_handler_registry",
     "set_handler_registry",
 ]
+
+
+class StateHandler:
+    """The interface: one value of an elastic state, and the saved copy of what it holds.
+
+    A script can derive a class and add it with `set_handler_registry`.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Saves a copy of what the value holds."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Restores the saved copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Copies what the value holds from a rank that is not a newcomer to all ranks."""
+        raise NotImplementedError
+
+    def set_value(self, value: Any) -> None:
+        """Replaces the value, and saves what it holds immediately."""
+        self.value = value
+        self.save()
+
+
+class StateDictHandler(StateHandler):
+    """A value with `state_dict` and `load_state_dict`, saved immediately."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+
+class ModelStateHandler(StateDictHandler):
+    """A module's parameters and buffers."""
+
+    def sync(self) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank=membership.root())
+        self.save()
+
+
+class OptimizerStateHandler(StateDictHandler):
+    """An optimizer, wrapped or not."""
+
+    def sync(self) -> None:
+        broadcast_optimizer_state(self.value, root_rank=membership.root())
+        self.save()
+
+
+class SamplerStateHandler(StateDictHandler):
+    """An `ElasticSampler`."""
+
+    def sync(self) -> None:
+        self.value.load_state_dict(
+            broadcast_object(self.value.state_dict(), membership.root(), "elastic.sampler")
+        )
+        self.save()
+
+
+Registry = list[tuple[type, type[StateHandler]]]
+"""Types and their handlers. The first type that a value is an instance of counts."""
+
+_registry: Registry = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """Returns the registry of this process; changes of the list count for later states."""
+    return _registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Replaces the registry of this process, for states that are made later."""
+    global _registry
+    _registry = registry
+
+
+def handler_of(value: Any) -> StateHandler | None:
+    """Returns a handler for the value; None if its type has none."""
+    return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
 
 
 class TorchState(ObjectState):

@@ -1,4 +1,7 @@
-"""The functions of `horovod.common.util` that scripts use: build information and small helpers."""
+"""The names of `horovod.common` that scripts use: build information, small helpers, and HorovodBasics.
+
+HorovodBasics has the functions that do not depend on a framework, as methods of one object.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,14 @@ import torch
 from packaging.version import parse
 
 from hubring.ps.config.environment import become, environment, export
-from hubring.workers.horovod.world import capability
+from hubring.workers.horovod.collectives import operation
+from hubring.workers.horovod.world import lifecycle, world
+from hubring.workers.horovod.world.lifecycle import ccl_built as ccl_built
+from hubring.workers.horovod.world.lifecycle import cuda_built as cuda_built
+from hubring.workers.horovod.world.lifecycle import ddl_built as ddl_built
+from hubring.workers.horovod.world.lifecycle import gloo_built as gloo_built
+from hubring.workers.horovod.world.lifecycle import mpi_built as mpi_built
+from hubring.workers.horovod.world.lifecycle import rocm_built as rocm_built
 
 T = TypeVar("T")
 
@@ -41,39 +51,9 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return ext_base_name == "torch" and torch.cuda.is_available()
 
 
-def mpi_built(verbose: bool = False) -> bool:
-    """See `hvd.mpi_built`."""
-    return capability.mpi_built()
-
-
-def gloo_built(verbose: bool = False) -> bool:
-    """See `hvd.gloo_built`."""
-    return capability.gloo_built()
-
-
 def nccl_built(verbose: bool = False) -> bool:
     """Whether this torch has NCCL."""
-    return capability.nccl_built() > 0
-
-
-def cuda_built(verbose: bool = False) -> bool:
-    """See `hvd.cuda_built`."""
-    return capability.cuda_built()
-
-
-def rocm_built(verbose: bool = False) -> bool:
-    """See `hvd.rocm_built`."""
-    return capability.rocm_built()
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    """See `hvd.ddl_built`."""
-    return capability.ddl_built()
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """See `hvd.ccl_built`."""
-    return capability.ccl_built()
+    return lifecycle.nccl_built() > 0
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
@@ -159,3 +139,52 @@ def check_build() -> str:
             *(f"    [{'X' if there else ' '}] {name}" for name, there in found.items()),
         ]
     return "\n".join(lines)
+
+
+class HorovodBasics:
+    """Horovod's world for one framework's extension. All objects show the same world.
+
+    Args:
+        pkg_path: Accepted, but has no effect: there is no compiled extension to load.
+        args: As `pkg_path`.
+    """
+
+    Average = operation.Average
+    Sum = operation.Sum
+    Adasum = operation.Adasum
+    Min = operation.Min
+    Max = operation.Max
+    Product = operation.Product
+
+    init = staticmethod(lifecycle.init)
+    shutdown = staticmethod(lifecycle.shutdown)
+    is_initialized = staticmethod(lifecycle.is_initialized)
+    start_timeline = staticmethod(lifecycle.start_timeline)
+    stop_timeline = staticmethod(lifecycle.stop_timeline)
+
+    rank = staticmethod(lifecycle.rank)
+    size = staticmethod(lifecycle.size)
+    local_rank = staticmethod(lifecycle.local_rank)
+    local_size = staticmethod(lifecycle.local_size)
+    cross_rank = staticmethod(lifecycle.cross_rank)
+    cross_size = staticmethod(lifecycle.cross_size)
+    is_homogeneous = staticmethod(lifecycle.is_homogeneous)
+
+    mpi_threads_supported = staticmethod(lifecycle.mpi_threads_supported)
+    mpi_enabled = staticmethod(lifecycle.mpi_enabled)
+    mpi_built = staticmethod(lifecycle.mpi_built)
+    gloo_enabled = staticmethod(lifecycle.gloo_enabled)
+    gloo_built = staticmethod(lifecycle.gloo_built)
+    nccl_built = staticmethod(lifecycle.nccl_built)
+    ddl_built = staticmethod(lifecycle.ddl_built)
+    ccl_built = staticmethod(lifecycle.ccl_built)
+    cuda_built = staticmethod(lifecycle.cuda_built)
+    rocm_built = staticmethod(lifecycle.rocm_built)
+
+    def __init__(self, pkg_path: str = "", *args: Any) -> None: ...
+
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        """Returns the ranks of every process set by its number; 0 is the set of all ranks."""
+        added = {one.process_set_id: list(ranks) for ranks, one in world.current().process_sets.items()}
+        numbered = {number: ranks for number, ranks in added.items() if number is not None}
+        return {0: world.global_process_set.ranks, **numbered}

@@ -1,4 +1,8 @@
-"""`init`, `shutdown` and the timeline."""
+"""`init`, `shutdown` and the timeline; ranks and sizes; and which of Horovod's build options are available.
+
+The functions for ranks and sizes raise ValueError before `init`. Hubring has no MPI. The ring runs on
+torch's Gloo and NCCL; the hub needs neither.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,117 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hubring.ps.config.environment import environment, export
 from hubring.workers import collectives
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.horovod.errors import HorovodInternalError, translated
-from hubring.workers.horovod.timeline import Timeline
 from hubring.workers.horovod.world import world as worlds
-from hubring.workers.horovod.world.hosts import Neighbourhood, neighbourhood
-from hubring.workers.horovod.world.process_set import ProcessSet, add_process_set
-from hubring.workers.horovod.world.variables import variables
-from hubring.workers.horovod.world.world import World, current
+from hubring.workers.horovod.world.operations import Timeline
+from hubring.workers.horovod.world.world import (
+    HorovodWorld,
+    Neighbourhood,
+    ProcessSet,
+    add_process_set,
+    current,
+    neighbourhood,
+    variables,
+)
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import context
+
+
+def mpi_threads_supported() -> bool:
+    """Raises ValueError, as Horovod does without MPI.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError("Hubring has no MPI; use a hub, or a ring on Gloo or NCCL")
+
+
+def mpi_enabled() -> bool:
+    """Returns False, since Hubring has no MPI."""
+    return False
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Returns False, since Hubring has no MPI."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether a ring can run on Gloo."""
+    return gloo_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """Whether this torch has Gloo."""
+    return dist.is_available() and dist.is_gloo_available()
+
+
+def nccl_built() -> int:
+    """Returns NCCL's version as a number, for example 22105 for 2.21.5; 0 if this torch has no NCCL."""
+    if not (dist.is_available() and dist.is_nccl_available()):
+        return 0
+    version: tuple[int, ...] = torch.cuda.nccl.version()
+    return version[0] * 10000 + version[1] * 100 + version[2]
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """Returns False, since Hubring does not use IBM's DDL."""
+    return False
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """Returns False, since Hubring does not use Intel's oneCCL."""
+    return False
+
+
+def cuda_built(verbose: bool = False) -> bool:
+    """Whether this torch was built for CUDA."""
+    return torch.backends.cuda.is_built() and torch.version.cuda is not None
+
+
+def rocm_built(verbose: bool = False) -> bool:
+    """Whether this torch was built for ROCm."""
+    return torch.version.hip is not None
+
+
+def rank() -> int:
+    """Returns this process's rank, from 0 to `size() - 1`."""
+    return current().rank
+
+
+def size() -> int:
+    """Returns the number of ranks."""
+    return current().size
+
+
+def local_rank() -> int:
+    """Returns this process's rank among the processes on its host."""
+    return current().neighbourhood.local_rank
+
+
+def local_size() -> int:
+    """Returns the number of processes on this host."""
+    return current().neighbourhood.local_size
+
+
+def cross_rank() -> int:
+    """Returns this host's index among the hosts with this local rank."""
+    return current().neighbourhood.cross_rank
+
+
+def cross_size() -> int:
+    """Returns the number of hosts with this local rank."""
+    return current().neighbourhood.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of processes."""
+    return current().neighbourhood.is_homogeneous
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -79,10 +181,10 @@ def is_initialized() -> bool:
     return worlds.started() is not None
 
 
-def begin(communicator: Communicator, placement: Placement, *, thread: bool = False) -> World:
+def begin(communicator: Communicator, placement: Placement, *, thread: bool = False) -> HorovodWorld:
     """Creates a world on a communicator. Ranks that start together exchange their hosts."""
     members = tuple(range(communicator.size))
-    world = World(communicator, _look_around(communicator, placement), members)
+    world = HorovodWorld(communicator, _look_around(communicator, placement), members)
     worlds.enter(world, thread=thread)
     if not thread:
         export(variables(world.rank, world.size, world.neighbourhood))
@@ -150,7 +252,7 @@ def _check_comm(comm: Any) -> None:
 def _look_around(communicator: Communicator, placement: Placement) -> Neighbourhood:
     if communicator.size == 1 or communicator.late:  # a late worker missed the exchange
         return Neighbourhood(placement.local_rank, placement.local_size, placement.node_rank)
-    mine = torch.tensor([[communicator.rank, zlib.crc32(socket.gethostname().encode())]])
+    mine = torch.tensor([[communicator.rank, zlib.crc32(socket.gethostname().encode())]], device="cpu")
     with translated():
         rows = collectives.allgather(mine, "horovod.hosts", communicator=communicator)
     hosts: dict[int, int] = dict(rows.tolist())

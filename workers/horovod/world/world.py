@@ -1,53 +1,80 @@
-"""World: the state of this rank from `init` to `shutdown`.
+"""World: the state of this rank from `init` to `shutdown`, its place among the hosts, and process sets.
 
-A process has one world. A thread can enter its own world: tests that run all ranks in one process do so.
+A process set is a part of the ranks that runs operations together. A process has one world. A thread can
+enter its own world: tests that run all ranks in one process do so.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import count
+from typing import Any
 
-from hubring.ps.core.work import Work
-from hubring.workers.collectives.group import Group
-from hubring.workers.communicators.base import Communicator
-from hubring.workers.horovod.collectives.handles import Handles, Pending
-from hubring.workers.horovod.errors import HorovodInternalError, Refused, translated
-from hubring.workers.horovod.timeline import Timeline
-from hubring.workers.horovod.world.hosts import Neighbourhood
-
-Start = Callable[[str], Sequence[Work]]
-"""Starts an operation under its full name; the operations of the ranks are matched by this name."""
+from hubring.workers import collectives
+from hubring.workers.collectives import Group
+from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.horovod.errors import HorovodInternalError, RefusedCall, translated
+from hubring.workers.horovod.world.operations import Handles, Pending, Timeline
 
 
-class ElasticMembers(Protocol):
-    """The part of an elastic job's membership that `init` uses."""
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """A rank's index on its host, and the host's index among the hosts.
 
-    def adopt(self) -> None:
-        """Continues the world with the members that are left or join."""
+    Attributes:
+        local_rank: Number of lower ranks on this host.
+        local_size: Number of ranks on this host.
+        cross_rank: Index of this host among the hosts with this local rank.
+        cross_size: Number of hosts with this local rank.
+        is_homogeneous: Whether every host has the same number of ranks.
+    """
+
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    is_homogeneous: bool = True
 
 
-class Members(Protocol):
-    """The part of a process set that a world uses."""
+def neighbourhood(rank: int, hosts: Sequence[Hashable]) -> Neighbourhood:
+    """Returns the neighbourhood of `rank`; `hosts` holds the host of every rank, in rank order."""
+    here = hosts[rank]
+    counts = Counter(hosts)
+    local_rank = list(hosts[:rank]).count(here)
+    # A Counter preserves the order in which hosts first appear, which is the order of their lowest ranks.
+    having = [host for host, count in counts.items() if count > local_rank]
+    return Neighbourhood(
+        local_rank,
+        counts[here],
+        having.index(here),
+        len(having),
+        len(set(counts.values())) == 1,
+    )
 
-    process_set_id: int | None
 
-    @property
-    def members_only(self) -> tuple[int, ...]:
-        """The ranks; empty for the set of all ranks."""
+def variables(rank: int, size: int, around: Neighbourhood) -> dict[str, str]:
+    """Returns HOROVOD_RANK and the like, as `horovodrun` sets them."""
+    numbers = {
+        "RANK": rank,
+        "SIZE": size,
+        "LOCAL_RANK": around.local_rank,
+        "LOCAL_SIZE": around.local_size,
+        "CROSS_RANK": around.cross_rank,
+        "CROSS_SIZE": around.cross_size,
+    }
+    return {f"HOROVOD_{name}": str(number) for name, number in numbers.items()}
 
-    def check_included(self) -> None:
-        """Raises ValueError if this process cannot use the set."""
 
-    def forget(self) -> None:
-        """Deactivates the set without an exchange with other ranks."""
+Start = Callable[..., CollectiveWork]
+"""Starts an exchange from its name, which matches it across ranks, its group and its communicator."""
 
 
 @dataclass
-class World:
+class HorovodWorld:
     """The members of a job, and the running operations.
 
     Attributes:
@@ -69,9 +96,9 @@ class World:
     group: Group | None = None
     generation: int = 0
     handles: Handles = field(default_factory=Handles)
-    process_sets: dict[tuple[int, ...], Members] = field(default_factory=dict)
+    process_sets: dict[tuple[int, ...], ProcessSet] = field(default_factory=dict)
     timeline: Timeline | None = None
-    membership: ElasticMembers | None = None
+    membership: Any = None
     active: bool = True
     _unnamed: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
 
@@ -84,7 +111,12 @@ class World:
         return len(self.members)
 
     def begin(
-        self, kind: str, name: str | None, process_set: Members, start: Start, finish: Callable[[Any], Any]
+        self,
+        kind: str,
+        name: str | None,
+        process_set: ProcessSet,
+        start: Start,
+        finish: Callable[[Any], Any] = lambda result: result,
     ) -> int:
         """Starts an operation, and returns its handle.
 
@@ -92,8 +124,8 @@ class World:
             kind: The kind of operation; operations of different kinds can have the same name.
             name: Matches the operation across ranks; None: a counter of the operations without a name.
             process_set: The ranks that take part.
-            start: Starts the exchanges.
-            finish: Computes the operation's result from the result of one exchange, or the list of several.
+            start: Starts the exchange.
+            finish: Computes the operation's result from that of the exchange.
 
         Raises:
             ValueError: This rank is not a member of the set, or an operation with this name is running.
@@ -103,16 +135,17 @@ class World:
             raise HorovodInternalError(
                 "this worker joined a running job; call operations only within hvd.elastic.run"
             )
-        process_set.check_included()
+        checked(process_set).check_included()
         full = self._full_name(kind, name, process_set)
         self.handles.check_free(full)
+        called = time.perf_counter_ns()
         with translated():
-            works = list(start(full))
+            work = start(full, group=process_set.group, communicator=self.communicator)
         if self.timeline is not None:
-            self.timeline.follow(kind, full, works)
-        return self.handles.add(Pending(full, works, lambda: finish(_results(works))))
+            self.timeline.follow(kind, full, work, called)
+        return self.handles.add(Pending(full, work, finish))
 
-    def _full_name(self, kind: str, name: str | None, process_set: Members) -> str:
+    def _full_name(self, kind: str, name: str | None, process_set: ProcessSet) -> str:
         ranks = process_set.members_only
         if name is None:
             self._unnamed[kind, ranks] += 1
@@ -140,16 +173,11 @@ class World:
         self.recount_unnamed()
 
 
-def _results(works: Sequence[Work]) -> Any:
-    results = [getattr(work, "result", None) for work in works]
-    return results[0] if len(results) == 1 else results
+_of_process: HorovodWorld | None = None
+_of_thread: ContextVar[HorovodWorld | None] = ContextVar("world", default=None)
 
 
-_of_process: World | None = None
-_of_thread: ContextVar[World | None] = ContextVar("world", default=None)
-
-
-def enter(world: World | None, *, thread: bool = False) -> None:
+def enter(world: HorovodWorld | None, *, thread: bool = False) -> None:
     """Makes `world` the current world: in the whole process, or only in this thread."""
     global _of_process
     if thread:
@@ -158,24 +186,192 @@ def enter(world: World | None, *, thread: bool = False) -> None:
         _of_process = world
 
 
-def started() -> World | None:
+def started() -> HorovodWorld | None:
     """Returns the current world; None without one, or after its shutdown."""
     world = latest()
     return world if world is not None and world.active else None
 
 
-def latest() -> World | None:
+def latest() -> HorovodWorld | None:
     """Returns the current world, or the one that was shut down last; None without one."""
     return _of_thread.get() or _of_process
 
 
-def current() -> World:
+def current() -> HorovodWorld:
     """Returns the current world.
 
     Raises:
-        Refused: `init` was not called.
+        RefusedCall: `init` was not called.
     """
     world = started()
     if world is None:
-        raise Refused("Horovod has not been initialized; use hvd.init().")
+        raise RefusedCall("Horovod has not been initialized; use hvd.init().")
     return world
+
+
+class ProcessSet:
+    """Ranks that run operations together. Pass the set to `init` or `add_process_set` before you use it.
+
+    Attributes:
+        ranks: The members, in order.
+        process_set_id: The set's number; None until the set is added.
+
+    Raises:
+        ValueError: The argument is not a list of ranks.
+    """
+
+    mpi_comm = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        if not isinstance(ranks_or_comm, Iterable):
+            raise ValueError(
+                f"ProcessSet({ranks_or_comm!r}): expected a list of ranks; Hubring has no MPI communicators"
+            )
+        ranks = list(ranks_or_comm)
+        if any(not isinstance(rank, int) for rank in ranks):
+            raise ValueError(f"ProcessSet({ranks}): expected a list of whole numbers")
+        self.ranks = sorted(ranks)
+        self.process_set_id: int | None = None
+        self._group: Group | None = None
+
+    def size(self) -> int | None:
+        """Returns the number of ranks; None until the set is added."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """Returns this process's index in the set; None until the set is added.
+
+        Raises:
+            ValueError: This process is not a member.
+        """
+        if self.process_set_id is None:
+            return None
+        self.check_included()
+        return self.ranks.index(current().rank)
+
+    def included(self) -> bool:
+        """Whether this process is a member."""
+        return current().rank in self.ranks
+
+    @property
+    def group(self) -> Group | None:
+        """The communicator's group of the members; None: all ranks."""
+        return self._group
+
+    @property
+    def members_only(self) -> tuple[int, ...]:
+        """The ranks; empty for the set of all ranks."""
+        return tuple(self.ranks)
+
+    def check_included(self) -> None:
+        """Checks that this process can use the set.
+
+        Raises:
+            ValueError: The set was not added, or this rank is not a member.
+        """
+        if self.process_set_id is None:
+            raise ValueError(f"{self} was not added; pass it to hvd.init() or hvd.add_process_set() first")
+        if not self.included():
+            raise ValueError(f"rank {current().rank} is not a member of {self}; only members can use the set")
+
+    def check_root(self, root_rank: int) -> None:
+        """Checks that the root is a member.
+
+        Raises:
+            ValueError: The root is not a member.
+        """
+        if root_rank not in self.ranks:
+            raise ValueError(f"root_rank is {root_rank}; expected one of the members {self.ranks}")
+
+    def begin(self, number: int) -> None:
+        """Activates the set under this number. All ranks must call this at the same point of the script."""
+        world = current()
+        members = [world.members[rank] for rank in self.ranks]
+        with translated():
+            self._group = collectives.new_group(members, communicator=world.communicator)
+        self.process_set_id = number
+
+    def end(self) -> None:
+        """Deactivates the set. All ranks must call this at the same point of the script."""
+        group = self._group
+        self.forget()
+        if group is not None:
+            with translated():
+                collectives.remove_group(group, communicator=current().communicator)
+
+    def forget(self) -> None:
+        """Deactivates the set without an exchange with other ranks."""
+        self._group = self.process_set_id = None
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
+
+
+class _AllRanks(ProcessSet):
+    """The set of all ranks of the current world."""
+
+    def __init__(self) -> None:
+        self.process_set_id = 0
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]
+        world = started()
+        return [] if world is None else list(range(world.size))
+
+    def size(self) -> int | None:
+        return current().size
+
+    @property
+    def group(self) -> Group | None:
+        return current().group
+
+    @property
+    def members_only(self) -> tuple[int, ...]:
+        return ()
+
+
+global_process_set = _AllRanks()
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Adds a process set. All ranks of the job must call this at the same point, members or not.
+
+    Unlike Horovod, this does not need HOROVOD_DYNAMIC_PROCESS_SETS=1, since it has no cost here.
+
+    Raises:
+        ValueError: A set with these ranks exists, or a rank does not exist.
+        HorovodInternalError: Ranks pass different sets, or a rank is lost or has called `join`.
+    """
+    world = current()
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    ranks = tuple(process_set.ranks)
+    outside = [rank for rank in ranks if not 0 <= rank < world.size]
+    if outside or not ranks or len(set(ranks)) < len(ranks):
+        raise ValueError(f"{process_set}: expected different ranks from 0 to {world.size - 1}, at least one")
+    if process_set.process_set_id is not None or ranks in world.process_sets or len(ranks) == world.size:
+        raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
+    taken = {other.process_set_id for other in world.process_sets.values()}
+    process_set.begin(next(number for number in count(1) if number not in taken))
+    world.process_sets[ranks] = process_set
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a process set. All ranks must call this. Returns False for the global set or one not added."""
+    if process_set.process_set_id is None or process_set is global_process_set:
+        return False
+    del current().process_sets[tuple(process_set.ranks)]
+    process_set.end()
+    return True
+
+
+def checked(process_set: Any) -> ProcessSet:
+    """Returns the argument `process_set`.
+
+    Raises:
+        ValueError: The argument is not a ProcessSet.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"process_set is {process_set!r}; expected a hvd.ProcessSet")
+    return process_set

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from hubring.ps.core.errors import JobFailed, RingBroken
-from hubring.workers.communicators.ring.group import Notes, RingStore, open_group
+from hubring.workers.communicators.ring.group import RingStore, open_group
 from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT
 from tests.support.training.rings import CPU, on_threads, ring_of
@@ -29,7 +29,7 @@ def opened(rank: int, size: int, store: RingStore, timeout: float = LIMIT) -> fl
     return float(total)
 
 
-def test_what_torch_sets_is_read_by_other_ranks() -> None:
+def test_keys_that_torch_sets_are_read_by_other_ranks() -> None:
     notes = SharedNotes()
     one, other = (distributed.PrefixStore("p", RingStore(notes, "ring", 0.1)) for _ in range(2))  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="Not implemented"):
@@ -136,9 +136,9 @@ def test_the_store_asks_for_each_rank_only_if_it_must() -> None:
             super().look_around(key, timeout, generation)
             return dict(self.values)
 
-    notes: Notes = Generous()
+    notes = Generous()
     stores = [RingStore(notes, "ring", LIMIT) for _ in range(4)]
     for rank, store in enumerate(stores):
         store.set(f"listener/{rank}", f"{rank}")
     assert [stores[0].get(f"listener/{rank}") for rank in range(4)] == [b"0", b"1", b"2", b"3"]
-    assert notes.awaited == ["ring/listener/1"]  # type: ignore[attr-defined]
+    assert notes.awaited == ["ring/listener/1"]

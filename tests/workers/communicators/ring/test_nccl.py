@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from hubring.ps.config.environment import let_nccl_heal
-from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
+from hubring.ps.core.errors import DeadlineExceeded, RingBroken
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.ring.group import RingStore
-from hubring.workers.communicators.ring.nccl import groups, witness
-from hubring.workers.communicators.ring.nccl.confirmed_wait import ConfirmedWait
-from hubring.workers.communicators.ring.nccl.witness import Witness
-from hubring.workers.communicators.ring.work import Operations, RingWork
+from hubring.workers.communicators.ring import process_group
+from hubring.workers.communicators.ring.group import RingStore, connect_nccl
+from hubring.workers.communicators.ring.process_group import Witness
+from hubring.workers.communicators.ring.work import ConfirmedWait, Operations, RingWork
 from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT
 from tests.support.training.rings import CPU, on_threads, ring_of
@@ -50,14 +49,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def connect(group: Group, timeout: float = LIMIT, watch: Work | None = None) -> None:
     store = RingStore(SharedNotes(), "ring", LIMIT)
-    groups.connect(group, store, CPU, timeout, watch or Work("a watch"))
-
-
-def test_a_group_connects_in_its_first_operation(devices: list[object]) -> None:
-    group = Group(lambda: None)
-    connect(group)
-    assert devices == [CPU]
-    assert not group.aborted.is_set()
+    connect_nccl(group, store, CPU, timeout, watch or Work("a watch"))
 
 
 def test_an_error_of_nccl_breaks_the_ring() -> None:
@@ -88,11 +80,6 @@ def test_a_member_that_does_not_come_ends_the_wait_in_time() -> None:
         connect(group, timeout=0.05)
     come.set()
     assert group.aborted.wait(LIMIT)
-
-
-def test_without_a_gpu_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"built without NCCL|needs a GPU"):
-        groups.open_nccl(0, 1, RingStore(SharedNotes(), "ring", LIMIT), CPU, LIMIT)
 
 
 class Stream:
@@ -178,50 +165,6 @@ def witnesses() -> list[Witness]:
     return [each.result(LIMIT) for each in opened]
 
 
-def test_a_confirmation_waits_for_all_members() -> None:
-    first, second = witnesses()
-    confirmed = threading.Event()
-
-    def confirm() -> None:
-        first.confirm()
-        confirmed.set()
-
-    thread = threading.Thread(target=confirm)
-    thread.start()
-    assert not confirmed.wait(0.2)
-    second.confirm()
-    thread.join(LIMIT)
-    assert confirmed.is_set()
-    for each in (first, second):
-        each.abort(RingBroken("the test is over"))
-
-
-def test_a_lost_member_fails_the_watch_and_confirmations() -> None:
-    first, second = witnesses()
-    second.abort(RingBroken("killed"))
-    with pytest.raises(RingBroken, match="the watch over the ring failed"):
-        first.watch.wait(LIMIT)
-    with pytest.raises(RingBroken):
-        first.confirm()
-    first.abort(RingBroken("the test is over"))
-
-
-def test_members_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witness, "LEAVE_SECONDS", 10 * LIMIT)
-    both, left = witnesses(), [threading.Event(), threading.Event()]
-
-    def leave(rank: int) -> None:
-        both[rank].leave()
-        left[rank].set()
-
-    threading.Thread(target=leave, args=(0,), daemon=True).start()
-    assert not left[0].wait(0.2)
-    threading.Thread(target=leave, args=(1,), daemon=True).start()
-    assert all(each.wait(LIMIT) for each in left)
-    for each in both:
-        each.abort(RingBroken("the test is over"))
-
-
 def test_nothing_is_confirmed_by_a_member_that_leaves() -> None:
     first, second = witnesses()
     thread = threading.Thread(target=first.leave)
@@ -234,21 +177,13 @@ def test_nothing_is_confirmed_by_a_member_that_leaves() -> None:
 
 
 def test_a_member_that_leaves_alone_does_not_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witness, "LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr(process_group, "LEAVE_SECONDS", 0.05)
     first, second = witnesses()
     first.leave()
     first.abort(RingBroken("left"))
     with pytest.raises(RingBroken):
         second.confirm()
     second.abort(RingBroken("the test is over"))
-
-
-def test_a_ring_of_one_watches_nobody() -> None:
-    alone = Witness(ring_of(0, RingStore(SharedNotes(), "ring", LIMIT), size=1))
-    alone.confirm()
-    alone.leave()
-    alone.abort(RingBroken("the test is over"))
-    assert not alone.watch.done
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "0"), ("1", "1")])

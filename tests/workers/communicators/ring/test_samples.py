@@ -2,11 +2,67 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from itertools import islice
 
+import pytest
 import torch
+from torch import Tensor
 
-from hubring.workers.communicators.ring.samples import Samples
+from hubring.workers.communicators.ring.samples import Change, Epoch, Samples, shares
+
+
+def lists(length: int, epoch: Epoch) -> list[list[int]]:
+    return [share.tolist() for share in shares(length, epoch)]
+
+
+def replay(length: int, epoch: Epoch) -> dict[int, int]:
+    """Returns how often each position of an epoch is trained on, by every rank from its entry to its loss."""
+    counts: dict[int, int] = dict.fromkeys(range(length), 0)
+    entered = [0] * epoch.size
+    before = epoch._replace(changes=())
+    for number, change in enumerate(epoch.changes, start=1):
+        for rank, share in enumerate(shares(length, before)):
+            if rank not in change.stays:
+                _count(counts, share[entered[rank] : change.trained])
+        entered = [entered[rank] for rank in change.stays]
+        entered += [change.trained] * (change.size - len(change.stays))
+        before = epoch._replace(changes=epoch.changes[:number])
+    for rank, share in enumerate(shares(length, before)):
+        _count(counts, share[entered[rank] :])
+    return counts
+
+
+def _count(counts: dict[int, int], positions: Tensor) -> None:
+    for position in positions.tolist():
+        counts[position] += 1
+
+
+def test_a_newcomer_first_gets_what_the_others_have_drawn_ahead() -> None:
+    epoch = Epoch(0, 2, (Change(1, 3, (0, 1), 3),))
+    assert lists(14, epoch) == [[0, 2, 4, 8, 11], [1, 3, 5, 9, 12], [0, 6, 7, 10, 13]]
+    assert set(replay(14, epoch).values()) == {1}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_sample_is_lost_or_trained_on_twice(seed: int) -> None:
+    """The last ranks' remainder is all that is missing."""
+    chance = random.Random(seed)
+    length, size, trained = chance.randrange(300, 500), chance.randrange(2, 6), 0
+    first, changes = size, []
+    for _ in range(chance.randrange(1, 8)):
+        trained += chance.randrange(4)
+        stays = tuple(rank for rank in range(size) if rank == 0 or chance.random() < 0.7)
+        size = len(stays) + chance.randrange(0, 3)
+        drawn = trained + chance.randrange(3)
+        changes.append(Change(trained, drawn, stays, size))
+        trained = drawn
+    epoch = Epoch(0, first, tuple(changes))
+    counts = Counter(replay(length, epoch).values())
+    assert set(counts) <= {0, 1}
+    assert counts[0] < size
+    assert len({len(share) for share in shares(length, epoch)}) == 1
 
 
 def made(rank: int, size: int, length: int = 24) -> Samples:
@@ -45,7 +101,7 @@ def test_a_member_that_has_all_means_counts_the_step_before_it_uses_them() -> No
     assert member.freeze(3).trained == 9  # the third exchange is complete
 
 
-def test_what_is_left_of_the_last_batch_is_drawn_after_the_end() -> None:
+def test_the_rest_of_the_last_batch_is_drawn_after_the_end() -> None:
     members = [made(rank, 2, 10) for rank in range(2)]
     draws = [member.begin(0, 0) for member in members]
     for draw, member in zip(draws, members, strict=True):

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from hubring.workers.compare.cluster import conductor
-from hubring.workers.compare.cluster.conductor import Conductor
-from hubring.workers.compare.cluster.member import Member
-from hubring.workers.compare.experiment.plan import Run, runs
-from hubring.workers.compare.page import page
+from hubring.workers.compare.plan.run_order import PlannedRun, runs
 from hubring.workers.compare.run import noise
-from hubring.workers.compare.run.noise import BusyClock, Noise, Sample, of_machine
+from hubring.workers.compare.run.noise import BusyClock, ProcessCounts, RunNoise, of_machine
 from hubring.workers.compare.run.outcome import read
-from tests.support.compare.hellos import TWO
-from tests.support.compare.paced import SEEDS, paced
-from tests.support.compare.replayed import Replayed, compared, experiment
+from hubring.workers.compare.show.page import page
+from tests.support.compare.replayed import SEEDS, Replayed, compared, experiment, paced
 from tests.support.compare.results import read as findings_of
 from tests.support.pages.html_tree import html_tree
 
 CALM = (0.1, 0.1)
 
 
-def clocked(megahertz: Callable[[Run], Sequence[Noise]]) -> dict[str, Any]:
+def clocked(megahertz: Callable[[PlannedRun], Sequence[RunNoise]]) -> dict[str, Any]:
     """Returns rows of which the ring takes twice as long, with this noise."""
     trainer = paced({"ring": 0.02})
     trainer.noises = megahertz
@@ -35,14 +29,14 @@ def clocked(megahertz: Callable[[Run], Sequence[Noise]]) -> dict[str, Any]:
 
 def test_a_row_that_keeps_more_cores_busy_is_not_disturbed_by_its_clock_rate(tmp_path: Path) -> None:
     rate = {"ring": 3500.0, "hub-bsp": 3200.0}
-    found = compared(tmp_path, **clocked(lambda run: [Noise(CALM, 0.01, megahertz=rate[run.row.name])]))
+    found = compared(tmp_path, **clocked(lambda run: [RunNoise(CALM, 0.01, megahertz=rate[run.row.name])]))
     assert found["noise"]["quiet"]
     assert "the hub is 2.00 times as fast as the ring" in found["answer"]
 
 
 def test_a_run_with_a_lower_clock_rate_than_others_of_its_row_is_disturbed(tmp_path: Path) -> None:
-    def slowed(run: Run) -> list[Noise]:
-        return [Noise(CALM, 0.01, megahertz=3200.0 if run.label == "n2 k1 ring seed1" else 3500.0)]
+    def slowed(run: PlannedRun) -> list[RunNoise]:
+        return [RunNoise(CALM, 0.01, megahertz=3200.0 if run.label == "n2 k1 ring seed1" else 3500.0)]
 
     found = compared(tmp_path, **clocked(slowed))
     assert "the processor ran at 91% of its rate in equal runs in 1 of 3 runs of ring" in found["answer"]
@@ -86,64 +80,18 @@ def test_other_programs_are_related_to_the_cores_that_the_run_used(
     cores: int, own: float, foreign: float, said: str
 ) -> None:
     seconds = 20.0
-    sample = Sample(CALM, cores * seconds, (own + foreign) * seconds, own * seconds, seconds)
+    sample = ProcessCounts(CALM, cores * seconds, (own + foreign) * seconds, own * seconds, seconds)
     assert of_machine([sample]).disturbance() == said
 
 
-class Follower:
-    """A member that only counts."""
-
-    def __init__(self, sample: Sample) -> None:
-        self._sample = sample
-
-    def listen(self) -> None:
-        pass
-
-    def sample(self) -> Sample:
-        return self._sample
-
-    def start(self, order: object) -> None:
-        pass
-
-
-def heard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Sample, there: Sample, programs: Sequence[str]
-) -> list[Noise]:
-    """Returns the noise of the machines `a` and `b`, on which these programs ran."""
-    monkeypatch.setattr(conductor, "Listener", lambda: SimpleNamespace(sample=lambda: here))
-    monkeypatch.setattr(conductor, "Process", lambda *_: None)
-    members = {rank: cast("Member", Follower(here if rank == 1 else there)) for rank in (1, 2, 3)}
-    site = Conductor(TWO, members)
-    listening = site.listen()
-    for name in programs:
-        site.starter(1)(name, (), tmp_path, {})
-    return list(listening())
-
-
-def sample(own: float, foreign: float, megahertz: float) -> Sample:
-    """Returns the counts of ten seconds on four cores."""
-    return Sample(CALM, 40.0, 10 * (2 * own + foreign), 10 * own, 10.0, megahertz=megahertz)
-
-
-def test_each_machine_of_a_cluster_has_its_own_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = heard(
-        tmp_path, monkeypatch, sample(1.0, 0.08, 3500), sample(1.0, 0.04, 1750), ("worker 0", "worker 2")
-    )
-    assert [(each.machine, each.megahertz) for each in found] == [("a", 3500), ("b", 1750)]
-
-
-def test_a_machine_without_programs_of_the_run_does_not_disturb_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = heard(tmp_path, monkeypatch, sample(1.0, 0.0, 3500), sample(0.0, 3.0, 3500), ("worker 0",))
-    assert [each.machine for each in found] == ["a"]
-
-
 def test_a_machine_is_compared_with_its_own_other_runs(tmp_path: Path) -> None:
-    def slowed(run: Run) -> list[Noise]:
+    def slowed(run: PlannedRun) -> list[RunNoise]:
         slow = run.label == "n2 k1 hub-bsp seed2"
-        here = Noise(CALM, 0.02, megahertz=3500.0, cores=(3.0, 0.08), machine="a")
-        return [here, Noise(CALM, 0.01, megahertz=1000.0 if slow else 2000.0, cores=(3.0, 0.04), machine="b")]
+        here = RunNoise(CALM, 0.02, megahertz=3500.0, cores=(3.0, 0.08), machine="a")
+        return [
+            here,
+            RunNoise(CALM, 0.01, megahertz=1000.0 if slow else 2000.0, cores=(3.0, 0.04), machine="b"),
+        ]
 
     found = compared(tmp_path, **clocked(slowed))
     assert (
@@ -163,7 +111,7 @@ def test_the_outcome_of_an_earlier_version_has_the_noise_of_one_machine(tmp_path
     )
     file.write_text(old)
     (found,) = read(tmp_path, run).noise
-    assert found == Noise((1, 2), 0.3)
+    assert found == RunNoise((1, 2), 0.3)
     assert found.disturbance() == "other programs used 30% of the machine"
 
 

@@ -1,0 +1,231 @@
+"""What a worker learns of the others through the server: where the shards are, and what workers publish.
+
+A shard that is lost moves to its standby.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+import grpc
+
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.core.bounds import clean_message
+from hubring.ps.core.errors import BY_EXIT_CODE, DeadlineExceeded, HubringError, JobFailed, RingBroken
+from hubring.ps.security.certificate import Identity
+from hubring.ps.transport.registry import ShardAddress
+
+log = logging.getLogger(__name__)
+
+ASK_SECONDS = 2.0
+"""How long the coordinator may take to answer. The caller asks again."""
+
+
+class ShardLocations:
+    """The addresses of the shards. Safe from any thread.
+
+    Args:
+        stub: The coordinator's stub.
+        identity: The worker's rank and incarnation, as on the wire.
+        shards: The addresses at the start of the job.
+        own: The certificate that the worker shows to shards; None for none.
+
+    Attributes:
+        shards: The last known addresses, in the order of the shards' numbers.
+    """
+
+    def __init__(
+        self,
+        stub: ControlStub,
+        identity: tuple[int, bytes],
+        shards: Iterable[pb.ShardAddress],
+        own: Identity | None = None,
+    ) -> None:
+        self._own = own
+        self.shards = list(map(self._address, shards))
+        self._stub = stub
+        self._identity = identity
+        self._failovers = 0
+        self._on_move: Callable[[int], None] | None = None
+
+    def on_move(self, callback: Callable[[int], None]) -> None:
+        """Calls `callback` with the number of each shard that has moved, in the heartbeat's thread."""
+        self._on_move = callback
+
+    def locate(self, number: int) -> ShardAddress:
+        """Asks where a shard is; returns the last known address if the coordinator does not answer."""
+        self._refresh()
+        return self.shards[number]
+
+    def note(self, failovers: int) -> None:
+        """Notes how often a standby has replaced a shard, from the reply to a heartbeat."""
+        if failovers == self._failovers:
+            return
+        before = list(self.shards)
+        if self._refresh():
+            self._failovers = failovers
+        if self._on_move is not None:
+            for number, (old, new) in enumerate(zip(before, self.shards, strict=True)):
+                if new != old:
+                    self._on_move(number)
+
+    def _refresh(self) -> bool:
+        """Returns whether the coordinator answered."""
+        rank, incarnation = self._identity
+        try:
+            reply = self._stub.Shards(
+                pb.ShardsRequest(rank=rank, incarnation=incarnation), timeout=ASK_SECONDS
+            )
+        except grpc.RpcError as error:
+            log.debug("the coordinator did not return the shards' addresses: %s", error.code().name)
+            return False
+        if reply is not None and len(reply.shards) == len(self.shards):
+            self.shards[:] = map(self._address, reply.shards)
+            return True
+        return False
+
+    def _address(self, shard: pb.ShardAddress) -> ShardAddress:
+        return ShardAddress.from_proto(shard, self._own)
+
+
+_T = TypeVar("_T")
+
+LOOK_SECONDS = 2.0
+"""How long one call waits."""
+
+
+class RingMember(NamedTuple):
+    """A member of a ring that heals.
+
+    Attributes:
+        rank: Its rank in the job, which it keeps.
+        note: What it tells the others.
+        newcomer: Whether it has just entered.
+    """
+
+    rank: int
+    note: str
+    newcomer: bool
+
+
+class RingGeneration(NamedTuple):
+    """A generation of a ring that heals.
+
+    Attributes:
+        members: In the order of their ranks in the ring.
+        boundary: Whether all members are between the same two steps.
+    """
+
+    number: int
+    members: tuple[RingMember, ...]
+    boundary: bool
+
+
+class Board:
+    """One worker's view of what the workers of its job tell each other.
+
+    Args:
+        stub: The gRPC stub of the server.
+        identity: The worker's rank, and its incarnation as bytes.
+        call: Calls the server, and translates errors.
+        patience: Seconds that the server may take beyond the wait.
+        failure: Returns why this worker cannot continue; None if it can.
+    """
+
+    def __init__(
+        self,
+        stub: ControlStub,
+        identity: tuple[int, bytes],
+        call: Callable[[Callable[[], _T]], _T],
+        patience: float,
+        failure: Callable[[], HubringError | None],
+    ) -> None:
+        self._stub = stub
+        self._identity = identity
+        self._call: Callable[[Callable[[], object]], object] = call  # type: ignore[assignment]
+        self._patience = patience
+        self._failure = failure
+
+    def publish(self, key: str, value: str) -> None:
+        """Publishes `value` under `key` for the other workers."""
+        self._rendezvous(pb.RendezvousRequest(key=key, value=value))
+
+    def lookup(self, key: str, timeout: float) -> str:
+        """Waits for the value that a worker publishes under `key`, and returns it.
+
+        Raises:
+            DeadlineExceeded: No worker published it within `timeout` seconds.
+        """
+        return self.look_around(key, timeout)[key]
+
+    def look_around(self, key: str, timeout: float, generation: int = 0) -> Mapping[str, str]:
+        """Waits for the value under `key`, and returns it with others of its folder, by key.
+
+        Args:
+            key: `FOLDER/NAME`, or a name without a folder.
+            timeout: Seconds that it may take.
+            generation: The generation of a ring that heals whose members look for each other; 0 for none.
+
+        Raises:
+            DeadlineExceeded: No worker published it within `timeout` seconds.
+            RingBroken: The generation must end, because a member is lost.
+        """
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0 and self._failure() is None:
+            request = pb.RendezvousRequest(
+                key=key, generation=generation, wait_seconds=min(left, LOOK_SECONDS)
+            )
+            reply = self._rendezvous(request)
+            if reply.value:
+                folder = "".join(key.rpartition("/")[:2])
+                return {key: reply.value, **{folder + name: value for name, value in reply.folder.items()}}
+            if reply.broken:
+                raise RingBroken("a member of the ring is lost")
+        raise self._failure() or DeadlineExceeded(
+            f"no rank published {key!r} within {timeout:g} s (--timeout)"
+        )
+
+    def forget(self, folder: str) -> None:
+        """Removes what workers published under the keys of a folder."""
+        self._rendezvous(pb.RendezvousRequest(forget=folder))
+
+    def regroup(self, generation: int, note: str, *, boundary: bool) -> RingGeneration:
+        """Waits for the next generation of a ring that heals, without a limit: a member may be busy.
+
+        Args:
+            generation: The generation that this worker leaves; 0 for none.
+            note: What the other members must know.
+            boundary: Whether this worker is between two steps, where newcomers can enter.
+
+        Raises:
+            HubringError: The job has failed, this worker has lost its place, or the server is gone.
+        """
+        rank, incarnation = self._identity
+        request = pb.RegroupRequest(
+            rank=rank,
+            incarnation=incarnation,
+            generation=generation,
+            boundary=boundary,
+            note=note,
+            wait_seconds=LOOK_SECONDS,
+        )
+        while (failure := self._failure()) is None:
+            reply = self._call(lambda: self._stub.Regroup(request, timeout=LOOK_SECONDS + self._patience))
+            assert isinstance(reply, pb.RegroupReply)
+            if reply.failed:
+                raise BY_EXIT_CODE.get(reply.exit_code, JobFailed)(clean_message(reply.failed))
+            if reply.generation:
+                members = (RingMember(one.rank, one.note, one.newcomer) for one in reply.members)
+                return RingGeneration(reply.generation, tuple(members), reply.boundary)
+        raise failure
+
+    def _rendezvous(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
+        request.rank, request.incarnation = self._identity
+        patience = request.wait_seconds + self._patience
+        reply = self._call(lambda: self._stub.Rendezvous(request, timeout=patience))
+        assert isinstance(reply, pb.RendezvousReply)
+        return reply

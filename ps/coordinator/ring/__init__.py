@@ -1,1 +1,0 @@
-"""Where the members of a ring find each other."""

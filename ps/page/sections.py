@@ -1,0 +1,368 @@
+"""The sections of the page, except its picture; the changes between two versions, and a cache of markup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVarTuple, Unpack
+
+from markupsafe import Markup
+
+from hubring.ps.observe.logs import LogEntry
+from hubring.ps.page.kit.chart import Axis, LinearScale, bins, path
+from hubring.ps.page.kit.figures import NOTHING, duration, grouped, loss, number, percent, size
+from hubring.ps.page.kit.templating import Templates
+from hubring.ps.page.snapshot import Snapshot, WorkerSnapshot, WorkerState
+from hubring.ps.page.status_reader import ProgressSample, progress_sample
+
+Shown = TypeVarTuple("Shown")
+
+
+class MarkupCache:
+    """Pieces of a page by name. A piece that is not used in a turn is dropped.
+
+    Attributes:
+        made: How many pieces were rendered so far.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._before: dict[str, tuple[object, Markup]] = {}
+        self._now: dict[str, tuple[object, Markup]] = {}
+
+    def turn(self) -> None:
+        """Begins a new rendering of the page."""
+        self._before, self._now = self._now, {}
+
+    def __call__(self, name: str, make: Callable[[Unpack[Shown]], Markup], *shown: *Shown) -> Markup:
+        """Returns the piece `name`, which is `make(*shown)`."""
+        known = self._before.get(name)
+        if known is None or known[0] != shown:
+            self.made += 1
+            known = (shown, make(*shown))
+        self._now[name] = known
+        return known[1]
+
+
+TEMPLATES = Templates(__package__)
+"""The page's templates. Every section has one, with macros for the section and its rows."""
+
+ROWS = "<!-- rows -->"
+"""Marks the place of the rows in a section's markup. Text cannot contain it, because text is escaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The content under one heading.
+
+    Attributes:
+        frame: One element, which contains `ROWS` if the section has rows.
+        rows: Elements that can be replaced separately, by id.
+    """
+
+    frame: Markup
+    rows: Mapping[str, Markup] = field(default_factory=dict)
+
+    @property
+    def html(self) -> Markup:
+        rows = "".join(self.rows.values())
+        return Markup(str(self.frame).replace(ROWS, rows))  # noqa: S704 - all of it is markup
+
+
+def changes(before: Mapping[str, Section], after: Mapping[str, Section]) -> dict[str, Markup]:
+    """Returns the changed elements by id: single rows where possible, otherwise whole sections.
+
+    Args:
+        before: The old sections, by id.
+        after: The new sections, with the same ids.
+    """
+    changed: dict[str, Markup] = {}
+    for name, section in after.items():
+        old = before[name]
+        if section.frame != old.frame or section.rows.keys() != old.rows.keys():
+            changed[name] = section.html
+        else:
+            changed |= {row: html for row, html in section.rows.items() if html != old.rows[row]}
+    return changed
+
+
+_WORKERS = TEMPLATES.macros("workers.html")
+
+
+def workers_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
+    """Renders one row per rank."""
+    rows = {f"worker-{each.rank}": _worker_row(each, cache) for each in snapshot.workers}
+    return Section(cache("workers", _WORKERS.section, bool(rows)), rows)
+
+
+def _worker_row(worker: WorkerSnapshot, cache: MarkupCache) -> Markup:
+    figures = (NOTHING,) * 7
+    if worker.present:
+        samples = NOTHING if worker.samples is None else number(worker.samples)
+        speed = grouped(worker.step), number(worker.rate), samples, loss(worker.loss)
+        figures = *speed, *usage_cells(worker.cores, worker.memory, worker.gpu)
+    shown = (
+        worker.rank,
+        state_class(worker.state),
+        worker.doing,
+        worker.replace,
+        figures,
+        worker.where or NOTHING,
+    )
+    return cache(f"worker-{worker.rank}", _WORKERS.row, *shown)
+
+
+def usage_cells(cores: float, memory: int, gpu: int) -> tuple[str, str, str]:
+    """Returns the cells of a process's CPU, memory and GPU memory."""
+    return f"{cores:.2f}", size(memory) if memory else NOTHING, size(gpu) if gpu else NOTHING
+
+
+def state_class(state: WorkerState) -> str:
+    """Returns the CSS class that sets a state's colour."""
+    return f"is-{state.replace(' ', '-')}"
+
+
+_SUMMARY = TEMPLATES.macros("summary.html")
+
+MOST_ALARMS = 3
+"""How many silent workers get their own alarm; one more alarm counts the rest."""
+
+
+def summary_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
+    """Renders the page's first section."""
+    return Section(_SUMMARY.section(headline(snapshot), alarms(snapshot), _main_figures(snapshot)))
+
+
+def headline(snapshot: Snapshot) -> str:
+    """Returns the job's state in a few words."""
+    report, count = snapshot.report, len(snapshot.present)
+    if not report["job"]:
+        return "No job yet: waiting for the first worker"
+    if report["failure"]:
+        return f"{report['job']} has failed"
+    if not report["started"]:
+        return f"{report['job']}: {report['state']}"
+    if not count:
+        return f"{report['job']} has ended"
+    who = f"{report['job']}: {count} worker{'s' if count > 1 else ''}"
+    if report["draining"]:
+        return f"{who} finish{'es' if count == 1 else ''} the step and leave"
+    topology = "on the ring" if snapshot.on_ring else f"through the hub ({report['mode']})"
+    return f"{who} train{'s' if count == 1 else ''} {topology}"
+
+
+def alarms(snapshot: Snapshot) -> Iterator[str]:
+    """Yields the problems that a user should know."""
+    report = snapshot.report
+    if report["failure"]:
+        yield report["failure"]
+    yield from snapshot.troubles
+    for worker in snapshot.silent[:MOST_ALARMS]:
+        yield (
+            f"Rank {worker.rank} ({worker.where}) has been {worker.doing}; after"
+            f" {report['lease_seconds']:g} s it is lost."
+        )
+    if len(snapshot.silent) > MOST_ALARMS:
+        yield f"{len(snapshot.silent) - MOST_ALARMS} more workers are silent; see the table of workers."
+    for shard in snapshot.shards:
+        if shard.silent:
+            yield f"Shard {shard.index} ({shard.where}) has been silent for {int(shard.silent)} s."
+    held = [worker for worker in snapshot.workers if worker.state == "blocked"]
+    if held:
+        longest = int(max(worker.waiting for worker in held))
+        who = f"the slowest worker is {report['slowest']}" if report["slowest"] else "no worker is slower"
+        number_of = "1 worker has" if len(held) == 1 else f"{len(held)} workers have"
+        yield f"{number_of} been blocked for up to {longest} s; {who}."
+
+
+def _main_figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    report, present = snapshot.report, snapshot.present
+    now = progress_sample(report)
+    yield "Step", f"{report['step']:,}" if report["job"] else NOTHING
+    if report["progress"] is not None:
+        yield "Done", percent(report["progress"])
+        left = report["seconds_left"]
+        yield "Time left, about", NOTHING if left is None else duration(left)
+    yield "Loss", loss(now.loss)
+    yield "Steps/s per worker", number(now.rate / len(present)) if present else NOTHING
+    yield "Steps/s in total", number(now.rate) if present else NOTHING
+    if now.samples_rate:
+        yield "Samples/s in total", number(now.samples_rate)
+    yield "Workers", f"{len(present)} of {report['world_size'] or '?'}"
+    yield "Shards", NOTHING if snapshot.on_ring else f"{len(snapshot.shards)} of {report['shards_wanted']}"
+    yield "Epoch", str(report["epoch"])
+    if report["failovers"]:
+        yield "Failovers", str(report["failovers"])
+    if report["ring_generation"]:
+        yield "Generation", str(report["ring_generation"])
+    age = report["checkpoint_age"]
+    yield "Since checkpoint", NOTHING if age is None else duration(age)
+    yield "Uptime", duration(report["seconds_up"])
+
+
+MOST_ROWS = 24
+"""Limit on the table's rows: the last sample, and evenly spaced samples before it."""
+
+_CURVES = TEMPLATES.macros("course.html")
+
+
+def curve(
+    name: str, title: str, points: Sequence[tuple[float, float]], write: Callable[[float], str]
+) -> dict[str, Any]:
+    """Returns the template's values for one curve.
+
+    Args:
+        name: Prefix of the ids.
+        title: The curve's title.
+        points: Pairs of seconds and value, with rising seconds.
+        write: Formats a value.
+    """
+    if not points:
+        return {"title": title, "path": ""}
+    scale = LinearScale.around((value for _, value in points), most=5)
+    (begin, first), (end, last) = points[0], points[-1]
+    across = end - begin or 1.0
+    # A single sample becomes a horizontal line, because a line of length 0 is invisible.
+    drawn = points if len(points) > 1 else [(begin, first), (begin + across, first)]
+    return {
+        "name": name,
+        "title": title,
+        "path": path(((at - begin) / across, scale.place(value)) for at, value in drawn),
+        "levels": Axis(scale, write=write).ticks,
+        "begin": begin,
+        "end": end,
+        "across": across,
+        "first": write(first),
+        "last": write(last),
+        # For the script, which shows the value under the pointer.
+        "times": " ".join(f"{at:.0f}" for at, _ in points),
+        "readings": " ".join(write(value) for _, value in points),
+    }
+
+
+def curves_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
+    """Renders the curves, and the same samples as a table."""
+    names = _metric_names(snapshot.samples)
+    rows = {
+        _sample_id(each): cache(
+            _sample_id(each), _CURVES.row, _sample_id(each), each, _sample_cells(each, names)
+        )
+        for each in _listed_samples(snapshot.samples)
+    }
+    return Section(cache("course", _curves_markup, snapshot.samples), rows)
+
+
+def _curves_markup(samples: tuple[ProgressSample, ...]) -> Markup:
+    made: Markup = _CURVES.section(tuple(_curves(samples)) if samples else (), _metric_names(samples))
+    return made
+
+
+def _curves(samples: tuple[ProgressSample, ...]) -> Iterator[dict[str, Any]]:
+    losses = [(each.seconds, each.loss) for each in samples if each.loss is not None]
+    yield curve("loss", "Loss, mean over workers", losses, loss)
+    rates = [(each.seconds, each.rate) for each in samples]
+    yield curve("rate", "Steps per second, all workers together", rates, number)
+    if any(each.samples_rate for each in samples):
+        speeds = [(each.seconds, each.samples_rate) for each in samples]
+        yield curve("speed", "Samples per second, all workers together", speeds, number)
+    for index, name in enumerate(_metric_names(samples)):
+        points = [(each.seconds, value) for each in samples for known, value in each.metrics if known == name]
+        yield curve(f"metric-{index}", name, points, loss)
+
+
+def _metric_names(samples: tuple[ProgressSample, ...]) -> tuple[str, ...]:
+    """Returns the names of the metrics that workers report now."""
+    return tuple(name for name, _ in samples[-1].metrics) if samples else ()
+
+
+def _sample_cells(sample: ProgressSample, names: tuple[str, ...]) -> tuple[str, ...]:
+    values = dict(sample.metrics)
+    return tuple(loss(values.get(name)) for name in names)
+
+
+def _listed_samples(samples: tuple[ProgressSample, ...]) -> tuple[ProgressSample, ...]:
+    """Returns the table's samples, newest first. All but the newest are stable until the spacing grows."""
+    apart = -(-len(samples) // MOST_ROWS)
+    return tuple(dict.fromkeys((*samples[-1:], *samples[:: apart or 1][::-1])))
+
+
+def _sample_id(sample: ProgressSample) -> str:
+    return f"sample-{1000 * sample.seconds:.0f}"
+
+
+_STALENESS = TEMPLATES.macros("staleness.html")
+
+
+def staleness_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
+    """Renders a histogram."""
+    return Section(cache("staleness", _STALENESS.section, bins(snapshot.staleness), snapshot.on_ring))
+
+
+_WAITS = TEMPLATES.macros("waits.html")
+
+
+def waits_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
+    """Renders one row per worker in the job."""
+    present = snapshot.present
+    longest = max((each.holding for each in present), default=0.0)
+    rows = {
+        f"wait-{each.rank}": cache(
+            f"wait-{each.rank}", _WAITS.row, *_wait_cells(each, longest), snapshot.on_ring
+        )
+        for each in present
+    }
+    return Section(
+        cache("waits", _WAITS.section, _waiting_ranks(snapshot), snapshot.on_ring, bool(rows)), rows
+    )
+
+
+def _waiting_ranks(snapshot: Snapshot) -> str:
+    waiting = [each for each in snapshot.present if each.state == "blocked"]
+    if snapshot.silent:
+        silent = ", ".join(str(each.rank) for each in snapshot.silent)
+        return f"Silent, so other workers may be waiting for it: rank {silent}."
+    if not waiting:
+        return "No worker is blocked."
+    ranks = ", ".join(str(each.rank) for each in waiting)
+    return f"Blocked: rank {ranks}. Slowest worker: {snapshot.report['slowest'] or 'none; all are blocked'}."
+
+
+def _wait_cells(worker: WorkerSnapshot, longest: float) -> tuple[int, int, float, str]:
+    """Returns a row's values, rounded so that the row is rendered only on a visible change."""
+    share = worker.holding / longest if longest else 0.0
+    return worker.rank, int(worker.waiting), round(20 * share) / 20, f"{worker.holding:.2f}"
+
+
+_SHARDS = TEMPLATES.macros("shards.html")
+
+
+def shards_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
+    """Renders one row per shard; a ring has none."""
+    shown = () if snapshot.on_ring else snapshot.shards
+    total = sum(each.bytes_in + each.bytes_out for each in shown) or 1
+    rows = {}
+    for each in shown:
+        share = round((each.bytes_in + each.bytes_out) / total, 3)
+        cells = usage_cells(each.cores, each.memory, each.gpu)
+        rows[f"shard-{each.index}"] = cache(f"shard-{each.index}", _SHARDS.row, each, share, cells)
+    return Section(cache("shards", _SHARDS.section, bool(rows), snapshot.on_ring), rows)
+
+
+SHOWN_LINES = 60
+"""How many of the newest log lines the page shows."""
+
+_LOG = TEMPLATES.macros("log.html")
+_LOG_FRAME = _LOG.section()
+
+
+def log_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
+    """Renders the log, newest line first."""
+    newest = snapshot.entries[::-1][:SHOWN_LINES]
+    rows = {f"entry-{each.number}": cache(f"entry-{each.number}", _log_row, each) for each in newest}
+    return Section(_LOG_FRAME, rows)
+
+
+def _log_row(entry: LogEntry) -> Markup:
+    made: Markup = _LOG.row(entry, datetime.fromtimestamp(entry.time, UTC))
+    return made

@@ -1,0 +1,262 @@
+"""The rounds of pushes of one store, and the reads that follow them, on a primary and on its standby.
+
+Law: a primary forwards each round before it steps, and its standby applies the same step. Then the standby's
+ledger equals the primary's, except that in lockstep modes it expects every live worker's next push in the
+open round. A worker whose push the primary dropped learns this when it sends the push again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from hubring.ps.core.counters import Stats
+from hubring.ps.core.messages import Change, ClosedRound, Coded, Contributor, Delivery, Push, Values
+from hubring.ps.core.types import Hyper, HyperTable, Sender, View
+from hubring.ps.optim.sums import finite_sum, summed
+from hubring.ps.store.consistency import Consistency
+from hubring.ps.store.key_state import Contribution, KeyEntry, Reader, Settled
+from hubring.ps.store.parameter_memory import ParameterMemory
+from hubring.ps.store.push_ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+
+class ViewChange(NamedTuple):
+    """The changes of one view. A rank with a new incarnation has both left and joined."""
+
+    left: Sequence[Sender]
+    joined: Sequence[Sender]
+
+
+class LiveWorkers:
+    """The live workers of one store, from the coordinator's last view.
+
+    Attributes:
+        live: Incarnations by rank.
+        epoch: Epoch of the last view.
+        founders: The ranks of the first view with members.
+        finished: As `View.finished`.
+    """
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+        self.epoch = View().epoch
+        self.founders: tuple[int, ...] = ()
+        self.finished = ""
+
+    def senders(self) -> list[Sender]:
+        """Returns all live workers."""
+        return [Sender(rank, incarnation) for rank, incarnation in self.live.items()]
+
+    def update(self, view: View) -> ViewChange | None:
+        """Applies a view; ignores a view older than the last and returns None."""
+        if view.epoch < self.epoch:
+            return None
+        before = self.live
+        self.epoch, self.finished = view.epoch, view.finished
+        self.live = {member.rank: member.incarnation for member in view.members}
+        self.founders = self.founders or view.ranks
+        left = [Sender(rank, one) for rank, one in before.items() if self.live.get(rank) != one]
+        joined = [sender for sender in self.senders() if before.get(sender.rank) != sender.incarnation]
+        return ViewChange(left, joined)
+
+
+class Replica(Protocol):
+    """Where a primary forwards its changes."""
+
+    def allocate(self, like: Tensor) -> Tensor:
+        """Returns memory for the total of one round, with the layout of a key's values."""
+
+    def append(self, change: Change) -> None:
+        """Forwards a change. Its tensors stay as they are until the standby has acknowledged it."""
+
+
+class PushRounds:
+    """The rounds of one store.
+
+    Args:
+        consistency: Whether the keys move in lockstep, which workers may read, and whether gradients must be
+            finite.
+        workers: The live workers.
+        ledger: Learns which pushes are applied.
+        stats: Counts them.
+        memory: Holds the values.
+        replica: Where to forward each round; None without a standby. Can be replaced.
+    """
+
+    def __init__(
+        self,
+        consistency: Consistency,
+        workers: LiveWorkers,
+        ledger: Ledger,
+        stats: Stats,
+        memory: ParameterMemory,
+        replica: Replica | None,
+    ) -> None:
+        self._consistency = consistency
+        self._stable = consistency.stable
+        self._workers = workers
+        self._ledger = ledger
+        self._stats = stats
+        self._memory = memory
+        self.replica = replica
+        self._options_differ = False
+        """Whether ranks in lockstep have sent different hyperparameters in one round."""
+
+    # Rounds.
+
+    def close(self, entry: KeyEntry, scratch: Tensor) -> None:
+        """Closes the open round of a key. Raises as `KeyEntry.close`."""
+        before = entry.version
+
+        def forward(
+            contributions: list[Contribution],
+            gradients: list[Tensor],
+            absent: tuple[int, ...],
+            excused: Collection[int],
+        ) -> None:
+            assert self.replica is not None
+            total = self._total(entry, gradients, self.replica)
+            contributors = tuple(_contributor(entry, before, one.push) for one in contributions)
+            hyper, ranks = contributions[0].push.hyper, tuple(sorted(excused))
+            done = ClosedRound(entry.key, before, total, len(gradients), hyper, contributors, absent, ranks)
+            self.replica.append(done)
+
+        contributions, absent = entry.close(scratch, None if self.replica is None else forward)
+        contributors = list[Contributor]()
+        for push, tickets, _ in contributions:
+            contributor = _contributor(entry, before, push)
+            contributors.append(contributor)
+            self._ledger.advance(push.sender, entry.key, push.clock + 1)
+            entry.settle(push, tickets, Settled(push.clock, contributor.staleness, absent))
+        self._count(entry, before, contributors)
+        if self._consistency.lockstep and not self._options_differ:
+            self._compare_options(entry, contributions)
+
+    def apply(self, entry: KeyEntry, done: ClosedRound, scratch: Tensor) -> None:
+        """Applies a round that the primary closed."""
+        before = entry.version
+        assert before == done.version, f"key {entry.key}: round {done.version} after version {before}"
+        entry.apply(done, scratch)
+        for rank, clock, staleness in done.contributors:
+            self._ledger.advance(Sender(rank, self._workers.live[rank]), entry.key, clock + 1)
+            entry.settled[rank] = Settled(clock, staleness, done.absent)
+            entry.late.discard(rank)
+            entry.read[rank] = entry.version
+        self.follow(entry)
+        self._stats.pushes += len(done.contributors)
+        self._count(entry, before, done.contributors)
+
+    def follow(self, entry: KeyEntry) -> None:
+        """In lockstep, expects every worker in the open round: the primary may have let it go on there.
+
+        No clock in lockstep is beyond the version.
+        """
+        if self._consistency.lockstep:
+            for sender in self._workers.senders():
+                self._ledger.advance(sender, entry.key, entry.version)
+                entry.read[sender.rank] = entry.version
+
+    def _total(self, entry: KeyEntry, gradients: list[Tensor], replica: Replica) -> Tensor:
+        """Returns the sum of the gradients.
+
+        Raises:
+            NonFinite: The sum is not finite, and the optimizer would refuse it. Nothing has changed.
+        """
+        sums = finite_sum if self._consistency.finite and not entry.averages else summed
+        if len(gradients) > 1:
+            return sums(gradients, replica.allocate(entry.values))
+        total = sums(gradients, gradients[0])
+        # The mean of compressed gradients is in the scratch memory of the store.
+        return total if entry.codec is None else replica.allocate(entry.values).copy_(total)
+
+    def _count(self, entry: KeyEntry, before: int, contributors: Collection[Contributor]) -> None:
+        ranks: tuple[int, ...] = ()
+        for one in contributors:
+            self._stats.staleness[one.staleness] += 1
+            ranks += (one.rank,)
+        if self._consistency.lockstep and ranks != self._workers.founders:
+            self._stats.note_partial(entry.key, before, ranks)
+
+    def _compare_options(self, entry: KeyEntry, contributions: Sequence[Contribution]) -> None:
+        """Warns once if ranks send different hyperparameters. Those of the lowest rank count."""
+        first = contributions[0].push
+        for contribution in contributions:
+            if contribution.push.hyper != first.hyper:
+                self._options_differ = True
+                log.warning("%s", _difference(entry, first, contribution.push))
+                return
+
+    # Reads.
+
+    def answer(self, entry: KeyEntry) -> list[Delivery]:
+        """Answers all readers that the policy allows to read."""
+        clocks = self._ledger.clocks(entry.key)
+        everyone, deliveries = clocks.values(), list[Delivery]()
+        for rank in tuple(entry.readers):
+            if self._consistency.may_read(clocks[rank], everyone):
+                deliveries += self.reply(entry, entry.readers.pop(rank))
+        return deliveries
+
+    def reply(self, entry: KeyEntry, reader: Reader) -> list[Delivery]:
+        """Answers all tries of one reader with the values as they are."""
+        rank, clock, version = reader.sender.rank, reader.clock, entry.version
+        contributes = rank in entry.contributions
+        if self._consistency.lockstep or clock is None:
+            clock = self._ledger.expected(reader.sender, entry.key)
+            if self._consistency.lockstep and not contributes and clock != version:
+                # Rounds have closed without this worker, so it continues with the open round.
+                self._ledger.advance(reader.sender, entry.key, version)
+                clock = self._ledger.expected(reader.sender, entry.key)
+        entry.read[rank] = version
+        sent: Tensor | Coded
+        if reader.shown:
+            sent = self._memory.show(entry.values)
+        else:  # parameters are uncompressed, a mean has the gradients' codec
+            sent = self._memory.send(entry.values) if entry.coded is None else entry.coded.latest
+        values = Values(
+            key=entry.key,
+            values=sent,
+            clock=clock,
+            version=version,
+            staleness=reader.staleness,
+            drain=version >= entry.drain_from,
+            # The next update needs a gradient from every live worker, and this worker has not sent
+            # its gradient yet. Until it does, the values do not change. A worker that is removed
+            # meanwhile may see later bytes, but it is fenced, so its results do not count. With
+            # backup workers, or in asynchronous modes, other workers can update without it.
+            stable=self._stable and not contributes,
+            absent=reader.absent,
+            saved=version == entry.saved_at,
+        )
+        return [Delivery(ticket, values) for ticket in reader.tickets]
+
+
+def _contributor(entry: KeyEntry, before: int, push: Push) -> Contributor:
+    """Returns the sender of a push that is applied to version `before` of the key."""
+    return Contributor(push.sender.rank, push.clock, before - entry.read[push.sender.rank])
+
+
+def _difference(entry: KeyEntry, first: Push, other: Push) -> str:
+    pairs = zip(_of_each(entry, first), _of_each(entry, other), strict=True)
+    held, there = next(pair for pair in pairs if pair[0] != pair[1])
+    names = sorted(held.keys() | there.keys())
+    name = next(name for name in names if held.get(name) != there.get(name))
+    rank = first.sender.rank
+    return (
+        f"rank {rank} has {name}={held.get(name)} in step {first.clock + 1}, and rank"
+        f" {other.sender.rank} has {name}={there.get(name)}; the hub steps with those of rank {rank}."
+        " Set the same on all ranks; average a scheduler's metric over the ranks with hubring.allreduce first"
+    )
+
+
+def _of_each(entry: KeyEntry, push: Push) -> list[Hyper]:
+    """Returns the hyperparameters of each of the slice's parameters."""
+    hyper = push.hyper
+    if isinstance(hyper, HyperTable):
+        return [hyper.rows[row] for row in hyper.row_of]
+    return [hyper] * len(entry.parts)

@@ -1,1 +1,0 @@
-"""Kills a server's processes while they have standbys."""

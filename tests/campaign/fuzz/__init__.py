@@ -1,1 +1,0 @@
-"""Garbage for every port on which a job listens."""

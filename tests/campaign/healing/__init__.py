@@ -1,1 +1,0 @@
-"""Kills members of one ring while it trains."""

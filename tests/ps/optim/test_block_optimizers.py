@@ -1,0 +1,140 @@
+"""Slice by slice on the hub, and in one piece by torch: the same parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.optimizer_state import OptimizerState
+from hubring.ps.optim.block_optimizers import optimizer_for
+from hubring.ps.optim.blocks import BlockSteps
+from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
+from tests.support.optimizers import CASES, hyper
+
+STEPS = 8
+CUTS = (0, 1040, 2048, 3001)  # between vectors of 64 bytes, as hubring.ps.job.sharding cuts
+
+
+def gradients() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(CUTS[-1], generator=generator) for _ in range(STEPS)]
+
+
+def start() -> Tensor:
+    return torch.randn(CUTS[-1], generator=torch.Generator().manual_seed(0))
+
+
+def rate(step: int) -> float:
+    return 0.1 / (1 + step)
+
+
+def by_torch(name: str, options: dict[str, Any], **kernel: bool) -> Tensor:
+    parameter = start()
+    optimizer = getattr(torch.optim, name)([parameter], lr=rate(0), **options, **kernel)
+    for step, gradient in enumerate(gradients()):
+        optimizer.param_groups[0]["lr"] = rate(step)
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter
+
+
+def by_slices(name: str, options: dict[str, Any]) -> Tensor:
+    """Trains slices, which go on from saved state in the middle."""
+    group = getattr(torch.optim, name)([torch.zeros(1)], lr=rate(0), **options).param_groups[0]
+    slices = [part.clone() for part in start().tensor_split(CUTS[1:-1])]
+    optimizers = [optimizer_for(name, torch.float32) for _ in slices]
+    for step, gradient in enumerate(gradients()):
+        if step == STEPS // 2:
+            saved = [{key: value.clone() for key, value in each.state().items()} for each in optimizers]
+            optimizers = [optimizer_for(name, torch.float32) for _ in slices]
+            for optimizer, state in zip(optimizers, saved, strict=True):
+                optimizer.load(state)
+        group["lr"] = rate(step)
+        for optimizer, values, part in zip(
+            optimizers, slices, gradient.tensor_split(CUTS[1:-1]), strict=True
+        ):
+            optimizer.step(values, [part], 1, hyper_of(group, name), torch.empty_like(part))
+    return torch.cat(slices)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_slices_equal_torch_bitwise_where_it_runs_the_same_kernel(name: str, options: dict[str, Any]) -> None:
+    kernel = {"foreach": False} if name == "RMSprop" else {"fused": True}
+    assert torch.equal(by_slices(name, options), by_torch(name, options, **kernel))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_hyperparameters_travel_as_numbers_and_come_back(name: str, options: dict[str, Any]) -> None:
+    group = getattr(torch.optim, name)([torch.zeros(1)], lr=torch.tensor(0.5), **options).param_groups[0]
+    hyper = hyper_of(group, name)
+    assert all(type(value) is float for value in hyper.values())
+    for option, value in kwargs_of(hyper, name).items():
+        assert group[option] == value
+        assert isinstance(value, bool) == isinstance(group[option], bool)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("name", "options"), CASES[:-1])  # a centred variance cancels out in half precision
+def test_other_floating_dtypes_follow_the_float32_run(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    group = getattr(torch.optim, name)([torch.zeros(1)], lr=0.05, **options).param_groups[0]
+    if dtype is torch.float16:
+        group["eps"] = 1e-4  # float16 has no number as small as the default
+    optimizer, reference = optimizer_for(name, dtype), optimizer_for(name, torch.float32)
+    values, expected = start().to(dtype), start().to(dtype).float()
+    address = values.data_ptr()
+    hyper = hyper_of(group, name)
+    for gradient in gradients()[:3]:
+        kept = gradient.to(dtype)
+        given = kept.clone()
+        optimizer.step(values, [given], 1, hyper, torch.empty_like(given))
+        reference.step(expected, [kept.float()], 1, hyper, torch.empty_like(expected))
+        assert torch.equal(given, kept)
+    assert (values.data_ptr(), values.grad) == (address, None)
+    torch.testing.assert_close(values.float(), expected, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("option", ["differentiable", "capturable"])
+def test_options_that_cannot_travel_are_named(option: str) -> None:
+    group = torch.optim.Adam([torch.zeros(1)]).param_groups[0]
+    with pytest.raises(ConfigError, match=rf"Adam\({option}=True\)"):
+        hyper_of({**group, option: True}, "Adam")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"beta3": 1.0},
+        {"lr": float("nan")},
+        {"lr": float("inf")},
+        {"beta1": 1.0},
+        {"beta2": 1.1},
+        {"beta1": -0.1},
+    ],
+)
+def test_hyperparameters_that_no_step_could_use_are_refused(wrong: dict[str, float]) -> None:
+    hyper = hyper_of(torch.optim.Adam([torch.zeros(1)]).param_groups[0], "Adam")
+    fresh, used = (optimizer_for("Adam", torch.float32) for _ in range(2))
+    used.check(hyper)
+    for optimizer in (fresh, used):
+        with pytest.raises(ConfigError, match="Adam got"):
+            optimizer.check({**hyper, **wrong} if wrong else {})
+
+
+def test_an_option_that_the_state_has_no_tensor_for_is_refused_as_torch_refuses_it() -> None:
+    values, scratch = torch.ones(64), torch.empty(64)
+    steps = BlockSteps("RMSprop", values, parameters=[slice(0, 32), slice(32, 64)])
+    plain, momentum = hyper("RMSprop", {}), hyper("RMSprop", {"momentum": 0.9})
+    steps.check(momentum)
+    steps.step([torch.ones(64)], plain, scratch, absent=[0])
+    with pytest.raises(ConfigError, match=r"got momentum=0\.9, but its state has no momentum_buffer"):
+        steps.check(momentum)
+    steps.check(plain)
+    steps.load(OptimizerState())
+    steps.check(momentum)

@@ -1,0 +1,1 @@
+"""A job whose processes record which functions of the sources they call."""

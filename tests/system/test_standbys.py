@@ -1,0 +1,93 @@
+"""Shards and standbys that are killed or frozen while a job has both."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.process_tree import below, runs
+
+pytestmark = [pytest.mark.slow, pytest.mark.full]
+
+SERVER = ("--workers", "2", "--once", "--no-page", "--standby", "1")
+
+
+def start(cluster: Cluster, address: str) -> list[Program]:
+    """Starts two workers that train for some seconds."""
+    return [cluster.worker(address, SMALL, "200", "16", "pace", "0.02") for _ in range(2)]
+
+
+def with_joined_host(
+    cluster: Cluster, *flags: str
+) -> tuple[Program, list[Program], Program, list[dict[str, Any]]]:
+    """Starts a server, its workers and a joined host; returns them, and the shards' status in training."""
+    server, address = cluster.server(*SERVER, "--await-shards", "1", *flags)
+    join = cluster.run("join", "hubring.ps.cli", *("start", "--join", address, "--standby", "1"))
+    workers = start(cluster, address)
+    trained(server, cluster, address)
+    return server, workers, join, cluster.status(address)["shards"]
+
+
+def trained(server: Program, cluster: Cluster, address: str) -> dict[str, Any]:
+    """Returns the status of shard 0 once all workers have taken some steps."""
+    server.until(
+        lambda: [row["step"] > 10 for row in cluster.status(address)["workers"]] == [True] * 2, "step 10"
+    )
+    row: dict[str, Any] = cluster.status(address)["shards"][0]
+    assert row["standby"] is not None
+    return row
+
+
+def shards() -> list[int]:
+    """Returns the processes of shards and standbys below this process."""
+    return [pid for pid in below(os.getpid()) if runs(pid, "hubring.ps.shard.process")]
+
+
+def test_a_frozen_shard_is_replaced_and_exits_once_it_wakes(cluster: Cluster) -> None:
+    server, address = cluster.server(*SERVER, "--lease", "2")
+    workers = start(cluster, address)
+    pid = trained(server, cluster, address)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    server.until_said("has taken its place, and no step is lost")
+    os.kill(pid, signal.SIGCONT)
+    server.until_said("the standby of this shard has taken its place, because this shard was suspended")
+    assert [program.wait() for program in (server, *workers)] == [0, 0, 0]
+    assert server.result()["failovers"] == 1
+
+
+def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster) -> None:
+    server, workers, join, rows = with_joined_host(cluster)
+    theirs = join.children("hubring.ps.shard.process")
+    os.kill(next(row["pid"] for row in rows if row["pid"] in theirs), signal.SIGKILL)
+    server.until_said("has taken its place, and no step is lost")
+    assert [program.wait() for program in (server, *workers, join)] == [0, 0, 0, 0]
+    assert "was killed by signal 9 (SIGKILL); starting a standby" in join.said()
+
+
+def test_a_joined_host_goes_on_without_a_standby_that_was_given_up(cluster: Cluster) -> None:
+    server, workers, join, rows = with_joined_host(cluster, "--lease", "2")
+    theirs = join.children("hubring.ps.shard.process")
+    (pid,) = [row["standby"]["pid"] for row in rows if row["standby"]["pid"] in theirs]
+    os.kill(pid, signal.SIGSTOP)
+    server.until_said("goes on without a standby")
+    os.kill(pid, signal.SIGCONT)
+    join.until_said(f"a standby process (pid {pid}) exited with 75; starting a standby")
+    assert [program.wait() for program in (server, *workers, join)] == [0, 0, 0, 0]
+    assert "this standby was given up, because it was suspended" in join.said()
+
+
+def test_a_standby_that_is_killed_before_it_registers_fails_no_job(cluster: Cluster) -> None:
+    server, address = cluster.server(*SERVER)
+    workers = start(cluster, address)
+    standby = trained(server, cluster, address)["standby"]["pid"]
+    known = set(shards())
+    os.kill(standby, signal.SIGKILL)
+    server.until(lambda: set(shards()) - known != set(), "another standby")
+    (pid,) = set(shards()) - known
+    os.kill(pid, signal.SIGKILL)
+    server.until_said(f"(pid {pid}) was killed by signal 9 (SIGKILL); starting a standby in 1 s")
+    assert [program.wait() for program in (server, *workers)] == [0, 0, 0]

@@ -1,0 +1,91 @@
+"""The gate is silent on scripts that train correctly, on every row, and catches every planted fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.compare.audited import Trained, train
+from tests.support.compare.correct_scripts import SCRIPTS
+from tests.support.compare.planted import IN_SCRIPT, PLANTED
+from tests.support.compare.unusual_scripts import UNUSUAL
+from tests.support.sampled import sampled
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
+]
+
+NOT_REPLAYED = {"closure", "momentum zeroed", "momentum cleared"}
+"""What steps is not known outside of `step()`, so only the exchange is judged."""
+
+OPEN_ENDED = {"across the barrier"}
+"""The parameters after the last step are not known."""
+
+NO_ASP = {
+    "parameters within bounds",
+    "overflowing",
+    "ranks with fewer batches",
+}
+"""An asynchronous hub does not have these, or has no steps in common."""
+
+
+def silent(name: str, trained: Trained, alone: Trained | None = None) -> None:
+    found = trained.check(alone)
+    assert (found.checked.fault, found.advice) == ("", "")
+    assert found.checked.taken > 0
+    if name in NOT_REPLAYED:
+        assert found.checked.unjudged
+        assert found.checked.judged == 0
+        return
+    assert found.checked.complete, found.checked
+    assert found.checked.open == 0 or name in OPEN_ENDED
+
+
+def test_there_are_enough_scripts() -> None:
+    assert len(SCRIPTS) >= 50
+
+
+@pytest.mark.parametrize("name", sampled(SCRIPTS))
+def test_a_correct_script_raises_no_alarm(name: str) -> None:
+    alone = train("local", SCRIPTS[name])
+    silent(name, alone)
+    for row in ("ring", "hub-bsp"):
+        silent(name, train(row, SCRIPTS[name]), alone)
+
+
+@pytest.mark.parametrize(
+    "name",
+    sampled(
+        name for name in dict.fromkeys([*list(SCRIPTS)[::4], *UNUSUAL, *OPEN_ENDED]) if name not in NO_ASP
+    ),
+)
+@pytest.mark.parametrize("row", ["hub-asp", "hub-aggregate"])
+def test_a_correct_script_raises_no_alarm_on_other_hubs(name: str, row: str) -> None:
+    silent(name, train(row, SCRIPTS[name]), train("local", SCRIPTS[name]))
+
+
+HEALTHY = {
+    planted.row + repr(planted.script): name for name, planted in PLANTED.items() if name not in IN_SCRIPT
+}
+"""One fault of each row and script."""
+
+
+def test_there_are_enough_faults() -> None:
+    assert len(PLANTED) >= 25
+
+
+@pytest.mark.parametrize("name", sampled(PLANTED))
+def test_a_planted_fault_is_caught(name: str) -> None:
+    planted = PLANTED[name]
+    alone = train("local", planted.script) if name in IN_SCRIPT else None
+    with planted.plant():
+        trained = train(planted.row, planted.script)
+    checked = trained.check(alone).checked
+    assert checked.fault, f"{name} was missed in {checked.judged} of {checked.taken} steps"
+    assert planted.says in checked.fault
+
+
+@pytest.mark.parametrize("name", sampled(HEALTHY.values()))
+def test_the_same_training_without_the_fault_is_right(name: str) -> None:
+    checked = train(PLANTED[name].row, PLANTED[name].script).check().checked
+    assert checked.complete, checked

@@ -1,0 +1,98 @@
+"""The answer is one short sentence that says who won, by how much, and whether to trust it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hubring.workers.compare.plan.experiment import FaultTable, LinkTable
+from hubring.workers.compare.run.noise import RunNoise
+from tests.support.compare.replayed import SEEDS, Replayed, compared, paced
+
+TWICE = "is 2.00 times as fast as"
+NOTHING = "This experiment measured no two rows that can be compared by speed alone."
+
+
+def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
+    found: str = compared(folder, trainer, **{"seeds": SEEDS, **changes})["answer"]
+    assert len(found.split()) <= 25, found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("trainer", "changes", "said"),
+    [
+        (
+            paced({"ring": 0.005}),
+            {},
+            f"On this machine the ring {TWICE} hub-bsp for this job.",
+        ),
+        (paced({}), {}, "On this machine hub-bsp and ring are equally fast for this job, within 3%."),
+        (
+            paced({"ring": 0.02}),
+            {"rows": ("ring", "ddp", "local")},
+            f"On this machine ddp {TWICE} the ring for this job.",
+        ),
+        (
+            paced({"ring": 0.005, "local": 0.001}),
+            {"rows": ("ring", "hub-bsp", "local")},
+            f"On this machine the ring {TWICE} the hub; one process alone is faster.",
+        ),
+        (
+            paced({"ring": 0.005}),
+            {"rows": ("ring", "hub-asp", "hub-bsp")},
+            f"On this machine the ring {TWICE} hub-bsp for this job.",
+        ),
+        (
+            paced({"ring": 0.02}),
+            {"seeds": (0,)},
+            "One seed cannot tell hub-bsp and ring apart; run at least three seeds.",
+        ),
+        (
+            paced({"ring": 0.02}),
+            {"workers": (4,), "link": LinkTable(rate=(1e9,))},
+            f"On emulated hosts hub-bsp {TWICE} the ring for this job.",
+        ),
+        (
+            paced({"ring": 0.02}),
+            {"workers": (2, 4)},
+            "Of 2 settings, hub-bsp wins in 2.",
+        ),
+        (paced({}), {"rows": ("ring",)}, NOTHING),
+        (paced({}), {"fault": FaultTable(rank=1, step=9)}, NOTHING),
+        (paced({"hub-asp": 0.001}), {"rows": ("hub-asp", "ring")}, NOTHING),
+        (paced({"ring-int8": 0.001}), {"rows": ("ring", "ring-int8")}, NOTHING),
+    ],
+)
+def test_the_answer_names_the_winner_and_the_margin(
+    tmp_path: Path, trainer: Replayed, changes: dict[str, Any], said: str
+) -> None:
+    assert answer(tmp_path, trainer, **changes) == said
+
+
+def test_a_difference_that_chance_can_explain_has_no_winner(tmp_path: Path) -> None:
+    said = answer(tmp_path, paced({"ring": 0.01}, {"ring": (1.5, 1.0, 1.3)}))
+    assert said.startswith("On this machine hub-bsp and ring show no clear difference for this job; about ")
+    assert said.endswith(" seeds would decide it.")
+
+
+def test_a_disturbed_machine_has_no_winner(tmp_path: Path) -> None:
+    trainer = paced({"ring": 0.005})
+    trainer.noise = RunNoise((0.0, 0.0), 0.4)
+    said = "other programs used 40% of the machine in 3 of 3 runs of hub-bsp"
+    assert answer(tmp_path, trainer) == f"Not decided between hub-bsp and ring: {said}."
+
+
+def test_rows_that_do_not_compute_the_same_have_no_winner(tmp_path: Path) -> None:
+    trainer = Replayed(parameters={f"n2 k1 ring seed{seed}": 1.5 for seed in SEEDS})
+    said = answer(tmp_path, trainer, rows=("ring", "hub-bsp"))
+    assert said == "No row is called faster, because rows that should compute the same do not: see the gate."
+
+
+def test_without_the_ring_s_speed_an_asynchronous_hub_does_not_take_its_place(tmp_path: Path) -> None:
+    trainer = paced({"hub-ssp": 0.001})
+    trainer.parameters = {f"n2 k1 ring seed{seed}": 1.5 for seed in SEEDS}
+    said = answer(tmp_path, trainer, rows=("ring", "hub-ssp", "hub-bsp", "local"))
+    assert said == f"On this machine hub-bsp {TWICE} local for this job."

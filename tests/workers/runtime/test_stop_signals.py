@@ -1,0 +1,139 @@
+"""A script that was asked to stop and takes no more steps ends all the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_pythons")]
+
+RUN = """
+import sys
+from hubring.workers.runtime import stop_signals
+from hubring.workers.programs import ps_worker
+stop_signals.GRACE_SECONDS = stop_signals.STUCK_SECONDS = 0.2
+sys.argv[0] = "ps-worker"
+ps_worker.main()
+"""
+TRAIN = """
+import signal, time, torch, hubring
+hubring.init()
+model = torch.nn.Linear(2, 1)
+optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+def step():
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+for _ in range(3):
+    step()
+"""
+TERM = "signal.raise_signal(signal.SIGTERM)\n"
+EVALUATE = "for _ in range(60_000): time.sleep(0.01)\n"
+
+
+def ended(folder: Path, script: str, before: str = TRAIN) -> subprocess.CompletedProcess[str]:
+    file = folder / "script.py"
+    file.write_text(before + script)
+    command = [sys.executable, "-c", RUN, str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_script_that_steps_no_more_ends_after_its_grace(tmp_path: Path) -> None:
+    done = ended(tmp_path, TERM + EVALUATE)
+    assert done.returncode == 75, done.stderr
+    assert "SIGTERM: stopping after this step, or if none ends within 0 s; send it again" in done.stderr
+    assert "stopped on request; no step ended within 0 s" in done.stderr
+
+
+def test_a_notice_gives_all_the_time_until_sigterm(tmp_path: Path) -> None:
+    done = ended(tmp_path, "signal.raise_signal(signal.SIGUSR1)\ntime.sleep(1)\n" + TERM + EVALUATE)
+    assert done.returncode == 75, done.stderr
+    assert "no step ended within" in done.stderr
+
+
+def test_a_step_longer_than_the_grace_may_end_if_the_last_was_as_long(tmp_path: Path) -> None:
+    done = ended(tmp_path, "time.sleep(1)\nstep()\n" + TERM + "time.sleep(1)\nstep()\nraise AssertionError\n")
+    assert done.returncode == 75, done.stderr
+    assert "stopped on request after this step" in done.stderr
+
+
+def test_a_script_that_does_not_react_ends_without_its_consent(tmp_path: Path) -> None:
+    deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+    done = ended(tmp_path, TERM + deaf + EVALUATE)
+    assert done.returncode == 75, done.stderr
+    assert "the script does not react, so this process ends at once" in done.stderr
+
+
+CLEAN_UP = """
+try:
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)
+    print("cleaned up")
+"""
+
+
+@pytest.mark.parametrize("before", [TRAIN + TERM, "import signal, time"], ids=["trained", "before init"])
+def test_a_script_that_catches_the_error_cleans_up_as_long_as_it_needs(tmp_path: Path, before: str) -> None:
+    done = ended(tmp_path, CLEAN_UP, before)
+    assert "cleaned up" in done.stdout, done.stderr
+
+
+STUCK = """
+import ctypes, os, signal, threading
+library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+for _ in range(2):
+    library.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.parametrize("before", [TRAIN, ""], ids=["trained", "before init"])
+def test_a_script_in_a_long_call_of_another_library_ends(tmp_path: Path, before: str) -> None:
+    done = ended(tmp_path, STUCK, before)
+    assert done.returncode == 75, done.stderr
+    assert "the script does not react, so this process ends at once" in done.stderr
+
+
+def test_a_signal_to_a_forked_child_is_not_its_parents(tmp_path: Path) -> None:
+    fork = """
+import os
+child = os.fork()
+if not child:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.raise_signal(signal.SIGTERM)
+os.waitpid(child, 0)
+time.sleep(1)
+print("went on")
+"""
+    done = ended(tmp_path, fork)
+    assert done.returncode == 0, done.stderr
+    assert "went on" in done.stdout
+
+
+def test_a_signal_during_a_print_is_told(tmp_path: Path) -> None:
+    done = ended(
+        tmp_path,
+        """
+import io, logging, os, sys
+class Raw(io.RawIOBase):
+    def writable(self):
+        return True
+    def write(self, data):
+        if b"halfway" in bytes(data):
+            signal.raise_signal(signal.SIGTERM)
+        return os.write(2, data)
+sys.stderr = io.TextIOWrapper(io.BufferedWriter(Raw()), line_buffering=True)
+for handler in logging.getLogger().handlers + logging.getLogger("hubring").handlers:
+    handler.setStream(sys.stderr)
+print("halfway", file=sys.stderr)
+step()
+raise AssertionError
+""",
+    )
+    assert done.returncode == 75, done.stderr
+    assert "halfway" in done.stderr
+    assert "SIGTERM: stopping after this step" in done.stderr

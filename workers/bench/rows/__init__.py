@@ -1,1 +1,0 @@
-"""The rows of the bench: `row` lists them, and the other files implement their members."""

@@ -1,1 +1,0 @@
-"""A ring over NCCL: its process groups, and what makes it heal."""

@@ -1,1 +1,0 @@
-"""The commands of `ps-compare`, one per file."""

@@ -1,1 +1,0 @@
-"""Measures the constants of this machine."""

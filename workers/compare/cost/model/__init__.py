@@ -1,1 +1,0 @@
-"""Formulas for the time of an exchange, from a few measured constants."""

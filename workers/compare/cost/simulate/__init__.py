@@ -1,1 +1,0 @@
-"""Simulation of what formulas do not cover: stragglers, bounded staleness and queues."""

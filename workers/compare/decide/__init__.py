@@ -1,0 +1,6 @@
+"""From the outcomes of runs to findings.
+
+`measure` makes numbers of a run's records. `gate` judges which rows computed the same, so that their speeds
+may be shown. `decision` compares numbers and decides which ratios chance cannot explain. `verdict` puts
+decisions into words, with `reasons`. `results` calls them all.
+"""

@@ -1,0 +1,382 @@
+"""From the outcomes of an experiment to its findings, from which all reports are made."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from msgspec.structs import astuple, replace
+from safetensors.torch import load_file
+
+from hubring.workers.compare.decide import gate
+from hubring.workers.compare.decide.decision import Comparisons
+from hubring.workers.compare.decide.gate import Judgement
+from hubring.workers.compare.decide.measure import Numbers, began, seen, staleness, steps_of
+from hubring.workers.compare.decide.scaling import predicted, won_from
+from hubring.workers.compare.decide.verdict import answer, verdict
+from hubring.workers.compare.plan.experiment import Experiment, JobMetric
+from hubring.workers.compare.plan.run_order import PlannedRun, again, counted
+from hubring.workers.compare.predict.calibrations import Constants
+from hubring.workers.compare.record.findings import (
+    Bandwidth,
+    CurvePoint,
+    Findings,
+    Number,
+    RowResult,
+    RunCurve,
+)
+from hubring.workers.compare.record.statistics import (
+    LARGEST_COUNTS,
+    NUMBER_NAMES,
+    SPEEDS,
+    Load,
+    MeasurementNoise,
+    Repeat,
+)
+from hubring.workers.compare.run import noise
+from hubring.workers.compare.run.outcome import RunOutcome
+from hubring.workers.compare.run.timeline import worst_clock
+from hubring.workers.peers.nccl_tests import algbw, busbw
+
+MOST = 400
+"""Most points of a curve; more than a screen shows."""
+
+
+def curve(outcome: RunOutcome, setting: str, metric: str) -> RunCurve:
+    """Returns the curves of one run in the setting with this key.
+
+    `loss` is the mean training loss of all ranks per step; above `MOST` points, neighbours are averaged.
+    `metric` is rank 0's. Samples are those of all workers up to then
+    (`hubring.workers.compare.decide.measure`). Points before second 0 are drawn at 0.
+    """
+    zero, first = began(outcome), outcome.records[0]
+    points = [
+        (line, CurvePoint(round(max(0.0, line["seconds"] - zero), 6), float(samples), math.nan))
+        for line, samples in zip(first, seen(outcome), strict=True)
+    ]
+    # After a lost worker, ranks have different numbers of steps.
+    together = zip(*(steps_of(record) for record in outcome.records), strict=False)
+    steps = zip((point for line, point in points if "samples" in line), together, strict=False)
+    losses = [
+        replace(point, value=fmean(line["loss"] for line in ranks))
+        for point, ranks in steps
+        if all("loss" in line for line in ranks)
+    ]
+    return RunCurve(
+        setting=setting,
+        row=outcome.run.row.name,
+        seed=outcome.run.seed,
+        loss=thinned(losses),
+        metric=[replace(point, value=line[metric]) for line, point in points if metric in line],
+    )
+
+
+def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
+    """Returns at most `MOST` points, each the mean of neighbours."""
+    size = -(-len(points) // MOST)
+    if size <= 1:
+        return points
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return [CurvePoint(*map(fmean, zip(*map(astuple, part), strict=True))) for part in parts]
+
+
+def summarise(
+    experiment: Experiment,
+    judged: Judgement,
+    numbers: Mapping[str, Numbers],
+    staleness: Mapping[str, Mapping[str, int]],
+    failures: Mapping[str, str],
+    disturbed: Mapping[str, str],
+) -> list[RowResult]:
+    """Returns one entry for every row of every setting.
+
+    Args:
+        experiment: The experiment.
+        judged: Result of the gate, which decides what to withhold.
+        numbers: Of every run, by label.
+        staleness: Counts of every run, by label.
+        failures: Why runs did not finish, by label.
+        disturbed: What disturbed runs, by label.
+    """
+    entries = []
+    for setting, row in product(experiment.settings, experiment.ways):
+        by_seed = [counted(experiment, setting, row, seed) for seed in experiment.seeds]
+        labels = [run.label for runs in by_seed for run in runs]
+        failed = [failures[label] for label in labels if label in failures]
+        upset = [disturbed[label] for label in labels if label in disturbed]
+        withheld = judged.closed_to(labels)
+        timed = withheld is None and all(numbers[label]["step_ms"] is not None for label in labels)
+        entry = RowResult(
+            setting=setting.key,
+            row=row.name,
+            about=row.about,
+            synchronous=row.synchronous,
+            exact=row.exact,
+            emulated=row.meets(setting).emulated,
+            seeds=list(experiment.seeds),
+            withheld=withheld,
+            disturbed=f"{upset[0]} in {len(upset)} of {len(labels)} runs of {row.name}" if upset else None,
+            failed=f"{len(failed)} of {len(labels)} runs: {failed[0]}" if failed else None,
+            numbers={
+                name: None if name in SPEEDS and not timed else _number(name, by_seed, numbers)
+                for name in NUMBER_NAMES
+            },
+            staleness=dict(sum((Counter(staleness[label]) for label in labels), Counter())),
+        )
+        entries.append(entry)
+    return entries
+
+
+def _number(
+    name: str, by_seed: Sequence[Sequence[PlannedRun]], numbers: Mapping[str, Numbers]
+) -> Number | None:
+    of_turns = max if name in LARGEST_COUNTS else median
+    return Number.of([_of_seed([numbers[run.label][name] for run in runs], of_turns) for runs in by_seed])
+
+
+def _of_seed(turns: Sequence[float | None], of_turns: Callable[[Sequence[float]], float]) -> float | None:
+    """Returns one value for several runs with one seed; None if one of them has none."""
+    known = [value for value in turns if value is not None]
+    return of_turns(known) if len(known) == len(turns) else None
+
+
+def results(
+    experiment: Experiment,
+    outcomes: Mapping[str, RunOutcome],
+    numbers: Mapping[str, Numbers],
+    machine: Mapping[str, Any],
+    command: str,
+    constants: Constants | None = None,
+    checking: Callable[[str], None] = lambda _: None,
+) -> Findings:
+    """Judges the runs, summarises them and writes the verdict.
+
+    Args:
+        experiment: The experiment.
+        outcomes: By label, in the order of the runs.
+        numbers: Result of `measure` for each run, by label.
+        machine: Description of the machine.
+        command: The command that the user typed.
+        constants: Constants of the machine; None: not measured, so nothing is predicted.
+        checking: Called with the label of each run before its steps are judged.
+    """
+    job, judged = experiment.yardstick, gate.judge(experiment, outcomes, checking)
+    counts = {label: staleness(outcome) for label, outcome in outcomes.items()}
+    failures = {
+        label: why for label, each in outcomes.items() if (why := _failure(each, numbers[label], job))
+    }
+    disturbed = _disturbed(outcomes)
+    rows = summarise(experiment, judged, numbers, counts, failures, disturbed)
+    measured = Findings(
+        command=command,
+        asked=experiment,
+        job=job,
+        machine=dict(machine),
+        noise=_noise(list(outcomes.values()), rows, disturbed, _repeat(experiment, judged, numbers)),
+        settings=experiment.settings,
+        gate=judged.gate,
+        rows=rows,
+        curves=list(_curves(experiment, outcomes, judged, failures)),
+        bandwidth=bandwidth(experiment, outcomes, judged, rows),
+        commands={label: list(outcome.commands) for label, outcome in outcomes.items()},
+        scripts={label: outcome.script for label, outcome in outcomes.items() if outcome.script},
+        clocks=worst_clock(outcome.clocks for outcome in outcomes.values()),
+    )
+    found = predicted(measured, constants)
+    compared = Comparisons(found)
+    crossover = won_from(compared)
+    return replace(found, crossover=crossover, verdict=verdict(compared, crossover), answer=answer(compared))
+
+
+def _failure(outcome: RunOutcome, numbers: Numbers, job: JobMetric) -> str | None:
+    """Returns why a run has no comparable end; None if it has one."""
+    if outcome.failed is not None or numbers["final_metric"] is not None:
+        return outcome.failed
+    return f"its last {job.metric} is not finite"
+
+
+def _curves(
+    experiment: Experiment,
+    outcomes: Mapping[str, RunOutcome],
+    judged: Judgement,
+    failures: Collection[str],
+) -> Iterator[RunCurve]:
+    """Returns curves of the first turn; a run that counts in several settings is drawn in the first.
+
+    A run that failed has none: its end is not that of its row, and would end the line of the other seeds.
+    """
+    for label, outcome in outcomes.items():
+        run = outcome.run
+        if run.turn or label in failures or judged.closed_to({label}):
+            continue
+        key = next(each.key for each in experiment.settings if run.row.meets(each) == run.setting)
+        yield curve(outcome, key, experiment.yardstick.metric)
+
+
+def _disturbed(outcomes: Mapping[str, RunOutcome]) -> dict[str, str]:
+    """Returns what disturbed runs, by label. Clock rates of one machine in equal runs are compared."""
+    fastest: dict[Hashable, float] = {}
+    for one in outcomes.values():
+        for each in one.noise:
+            if each.megahertz is not None:
+                fastest[_equal(one, each)] = max(each.megahertz, fastest.get(_equal(one, each), 0.0))
+    found = {
+        label: next(
+            filter(None, (each.disturbance(fastest.get(_equal(one, each))) for each in one.noise)), ""
+        )
+        for label, one in outcomes.items()
+    }
+    return {label: why for label, why in found.items() if why}
+
+
+def _equal(outcome: RunOutcome, heard: noise.RunNoise) -> Hashable:
+    """Returns what is equal for runs that load a machine alike."""
+    return outcome.run.setting.key, outcome.run.row.name, heard.machine
+
+
+def _noise(
+    outcomes: Sequence[RunOutcome],
+    rows: Sequence[RowResult],
+    disturbed: Mapping[str, str],
+    repeat: Repeat | None,
+) -> MeasurementNoise:
+    heard = [each for outcome in outcomes for each in outcome.noise]
+    load = _load([load for each in heard for load in each.load])
+    assert load is not None
+    said = []
+    if disturbed:
+        label, why = next(iter(disturbed.items()))
+        said.append(
+            f"{len(disturbed)} of {len(outcomes)} runs were disturbed: in {label}, {why}. Repeat the"
+            " experiment on a machine that does nothing else."
+        )
+    return MeasurementNoise(
+        load=load,
+        foreign=_load([each.foreign for each in heard]),
+        stolen=_load([each.stolen for each in heard]),
+        stalled=_load([each.stalled for each in heard]),
+        spread=_spread(rows),
+        repeat=repeat,
+        quiet=not disturbed,
+        said=said,
+        gpus=any(map(_on_gpus, outcomes)),
+    )
+
+
+def _on_gpus(outcome: RunOutcome) -> bool:
+    """Whether a worker held memory of a GPU at its end."""
+    return any(each and each.get("usage", {}).get("gpu_bytes") for each in outcome.results)
+
+
+def _load(values: Sequence[float | None]) -> Load | None:
+    known = [value for value in values if value is not None]
+    return Load(median(known), max(known)) if known else None
+
+
+def _repeat(experiment: Experiment, judged: Judgement, numbers: Mapping[str, Numbers]) -> Repeat | None:
+    """Returns by how much two runs of one row differ; None if a run has no speed."""
+    pairs = again(experiment)
+    speeds = [[numbers[run.label]["samples_per_second"] for run in pair] for pair in pairs]
+    ratios = [second / first for first, second in speeds if first and second]
+    if not ratios or judged.closed_to({run.label for pair in pairs for run in pair}):
+        return None
+    run = pairs[0][0]
+    return Repeat(run.setting.key, run.row.name, ratios)
+
+
+def _spread(rows: Iterable[RowResult]) -> dict[str, float | None]:
+    """Returns the range of step times over seeds, relative to their median: the worst setting's."""
+    spread: dict[str, float | None] = {}
+    for row in rows:
+        step = row.number("step_ms")
+        if step is not None and step.seeds > 1:
+            known = [value for value in step.values if value is not None]
+            apart = (max(known) - min(known)) / step.median
+            spread[row.row] = max(apart, spread.get(row.row) or 0.0)
+    return spread
+
+
+_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "half",
+    torch.bfloat16: "bfloat16",
+}
+"""Names of types in nccl-tests."""
+
+
+def bandwidth(
+    experiment: Experiment,
+    outcomes: Mapping[str, RunOutcome],
+    judged: Judgement,
+    entries: Iterable[RowResult],
+) -> list[Bandwidth]:
+    """Returns one line in the columns of nccl-tests for every row of every setting that has one.
+
+    - size, count, type: of the trained model; a step exchanges all of it once.
+    - redop: `avg` if a step takes the mean gradient, `none` if every gradient is applied separately.
+    - time: exposed_ms + hidden_ms (`measure`): how long a step had an exchange in progress. Both cover the
+      same steady steps; mean over these and workers, median over seeds. The time includes the wait for slower
+      workers, and the optimizer step if the server steps but not if workers step.
+    - algbw, busbw: `hubring.workers.peers.nccl_tests`, which also defines busbw for a hub.
+    - wrong: parameter elements that differ from the first synchronous row by more than the gate's tolerance,
+      over all seeds; None if nothing was compared with that row. nccl-tests checks each result separately;
+      here the parameters show the errors of all earlier exchanges.
+
+    A row has no line if the time is unknown, nothing was exchanged, or a worker was lost, because the number
+    of ranks then changes.
+
+    Args:
+        experiment: The experiment.
+        outcomes: By label.
+        judged: Result of the gate.
+        entries: The rows' numbers, in the order of `summarise`.
+    """
+    model, found = _model(outcomes.values()), []
+    for (setting, row), entry in zip(product(experiment.settings, experiment.ways), entries, strict=True):
+        sent, seconds, shown = entry.number("bytes_sent_per_step"), _seconds(entry), entry.withheld is None
+        timed = sent is not None and any(sent.values) and (seconds > 0 or not shown)
+        if model is None or setting.fault is not None or not timed:
+            continue
+        runs = [run for seed in entry.seeds for run in counted(experiment, setting, row, seed)]
+        line = Bandwidth(
+            setting=entry.setting,
+            row=entry.row,
+            **model,
+            redop="avg" if entry.synchronous else "none",
+            time=1e6 * seconds if shown else None,
+            algbw=algbw(model["size"], seconds) if shown else None,
+            busbw=busbw(model["size"], seconds, row.workers(setting.workers)) if shown else None,
+            wrong=judged.wrong({run.label for run in runs}),
+        )
+        found.append(line)
+    return found
+
+
+def _model(outcomes: Iterable[RunOutcome]) -> dict[str, Any] | None:
+    """Returns size, count and type of the model, which all runs share; None if no run saved it."""
+    saved = next((each.parameters for each in outcomes if each.parameters.exists()), None)
+    if saved is None:
+        return None
+    tensors = list(load_file(saved).values())
+    types = {_TYPES.get(each.dtype, str(each.dtype).removeprefix("torch.")) for each in tensors}
+    return {
+        "size": sum(each.nbytes for each in tensors),
+        "count": sum(each.numel() for each in tensors),
+        "type": types.pop() if len(types) == 1 else "mixed",
+    }
+
+
+def _seconds(entry: RowResult) -> float:
+    """Returns the seconds of one exchange; 0 if not measured."""
+    exposed, hidden = entry.number("exposed_ms"), entry.number("hidden_ms")
+    if exposed is None or hidden is None:
+        return 0.0
+    both = zip(exposed.values, hidden.values, strict=True)
+    known = [(one + other) / 1e3 for one, other in both if one is not None and other is not None]
+    return median(known) if known else 0.0

@@ -1,0 +1,222 @@
+"""Judges an asynchronous row: replays all pushes of all ranks, in the order in which the hub applied them.
+
+A hub steps each of its keys by itself. The answer to a push tells after how many other pushes it was applied,
+so the order is known for each key. Every answer has the parameters of one version, which are compared with
+the replayed ones; the replay then goes on from the answer, so rounding does not add up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hubring.workers.compare.decide.steps import exchange
+from hubring.workers.compare.decide.steps.exchange import (
+    EVERYTHING,
+    Checked,
+    JudgedSteps,
+    StepFault,
+    check_exchange,
+    update_fault,
+)
+from hubring.workers.compare.decide.steps.recorded import RecordedStep
+from hubring.workers.compare.decide.steps.reference import StepReference, units_of, unknown_optimizer
+
+
+class _Push(NamedTuple):
+    """A push of one rank to one key.
+
+    Attributes:
+        position: How many pushes were applied to the key before it.
+        version: How many the parameters in its answer have.
+        rank: The rank that sent it.
+        step: The rank's step.
+    """
+
+    position: int
+    version: int
+    rank: int
+    step: RecordedStep
+
+
+def check(
+    ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float, reach: JudgedSteps = EVERYTHING
+) -> Checked:
+    """Judges all pushes. Arguments are as in `synchronous.check`."""
+    trainers = sorted(set().union(*ranks))
+    return Checked.of_all(
+        [_check([rank.get(each, ()) for rank in ranks], tolerance, reach) for each in trainers]
+    )
+
+
+def _check(ranks: Sequence[Sequence[RecordedStep]], tolerance: float, reach: JudgedSteps) -> Checked:
+    """Judges the pushes of one optimizer."""
+    taken, unjudged = sum(map(len, ranks)), reach.unjudged or _unjudged(ranks)
+    try:
+        if reach.exchange:
+            for one in (step for steps in ranks for step in steps):
+                check_exchange([one])
+        _check_pushed(ranks)
+        left_open = {(rank, each[-1].step) for rank, each in enumerate(ranks) if each and not each[-1].waits}
+        for key, every in _by_key(ranks).items():
+            pushes = _known(every) if left_open else every
+            left_open.update((one.rank, one.step.step) for one in every[len(pushes) :])
+            _check_order(key, pushes, complete=not left_open)
+            if not unjudged:
+                _Replay(key, pushes, tolerance).check()
+    except StepFault as fault:
+        return Checked(taken, 0, unjudged, fault.text, fault.step)
+    return Checked(taken, 0 if unjudged else taken - len(left_open), unjudged, open=len(left_open))
+
+
+def _unjudged(ranks: Sequence[Sequence[RecordedStep]]) -> str:
+    """Returns why the pushes cannot be replayed; empty if they can."""
+    steps = [step for each in ranks for step in each]
+    if why := unknown_optimizer(steps):
+        return why
+    if any(step.script_inside for step in steps):
+        return "the script runs code within step()"
+    if any(len(steps[-1].own) != len(steps[0].own) for steps in ranks if steps):
+        return "its parameters changed during training"
+    return ""
+
+
+def _check_pushed(ranks: Sequence[Sequence[RecordedStep]]) -> None:
+    """Checks that every rank pushed to every key in every step.
+
+    Raises:
+        Fault: A rank left out a push, or pushed twice.
+    """
+    for rank, steps in enumerate(ranks):
+        pushed: Counter[int] = Counter()
+        for number, step in enumerate(steps, 1):
+            pushed.update(key for key, _, _ in step.pushes)
+            # A step that does not wait for the answers to its pushes records them later, the last one never.
+            late = 0 if step.waits else 1
+            for key in sorted({*step.layout.keys, *pushed}):
+                if not number - late <= pushed[key] <= number:
+                    often = "once" if pushed[key] == 1 else f"{pushed[key]} times"
+                    raise StepFault(
+                        step.step,
+                        f"rank {rank} has pushed {often} to key {key} in {number} steps; expected one push in"
+                        " each",
+                    )
+
+
+def _by_key(ranks: Sequence[Sequence[RecordedStep]]) -> dict[int, list[_Push]]:
+    """Returns the pushes to each key in the order in which they were applied."""
+    found: defaultdict[int, list[_Push]] = defaultdict(list)
+    for rank, steps in enumerate(ranks):
+        pushed: Counter[int] = Counter()
+        for key, position, version in (push for step in steps for push in step.pushes):
+            # One in each step, but the answer can come in the next one.
+            found[key].append(_Push(position, version, rank, steps[pushed[key]]))
+            pushed[key] += 1
+    return {key: sorted(pushes, key=lambda one: one[:3]) for key, pushes in found.items()}
+
+
+def _known(pushes: list[_Push]) -> list[_Push]:
+    """Returns the pushes before the first unknown one. Those of the last steps are answered too late."""
+    apart = (number for number, (one, other) in enumerate(pairwise(pushes), 1) if other[0] > one[0] + 1)
+    return pushes[: next(apart, len(pushes))]
+
+
+def _check_order(key: int, pushes: Sequence[_Push], *, complete: bool) -> None:
+    """Checks that every push was applied exactly once, and nothing else.
+
+    Args:
+        key: The key.
+        pushes: Its pushes in order.
+        complete: Whether these are all.
+
+    Raises:
+        Fault: One was applied twice or not at all, or an answer is older than its push.
+    """
+    for one, other in pairwise(pushes):
+        if other.position == one.position:
+            raise StepFault(
+                other.step.step,
+                f"pushes of ranks {one.rank} and {other.rank} to key {key} were both applied as number"
+                f" {one.position}",
+            )
+        if other.position != one.position + 1:
+            raise StepFault(
+                other.step.step,
+                f"key {key} was stepped {other.position - one.position} times between two pushes that follow"
+                " each other",
+            )
+    for one in pushes:
+        if one.version <= one.position:
+            raise StepFault(
+                one.step.step, f"rank {one.rank} got parameters without its own push from key {key}"
+            )
+    newest = max(one.version for one in pushes)
+    if complete and newest > pushes[-1].position + 1:
+        raise StepFault(
+            pushes[-1].step.step,
+            f"key {key} was stepped {newest} times, and the ranks pushed {pushes[-1].position + 1} times",
+        )
+
+
+class _Replay:
+    """Replays the pushes to one key."""
+
+    def __init__(self, key: int, pushes: Sequence[_Push], tolerance: float) -> None:
+        self._pushes, self._tolerance = pushes, tolerance
+        first = pushes[0].step
+        self._layout = first.layout
+        self._own = torch.tensor(first.layout.keys) == key
+        self._parameter_of = first.parameter_of
+        self._eps = exchange.precision(first.layout, first.parameter_of)
+        self._answers: defaultdict[int, list[_Push]] = defaultdict(list)
+        for one in pushes:
+            self._answers[one.version].append(one)
+
+    def check(self) -> None:
+        """Raises Fault at the first answer that is not what the pushes make of the parameters."""
+        if not bool(self._own.any()):
+            return
+        numbers = torch.tensor(self._layout.groups)[self._parameter_of]
+        history = (torch.where(self._there(one.step), numbers, -1) for one in self._pushes)
+        units = units_of(self._layout.dtypes, self._parameter_of, history, among=self._own)
+        reference = StepReference(self._layout.optimizer, units, self._pushes[0].step.options)
+        values = self._pushes[0].step.exact().before  # which its rank pulled when no push had been applied
+        anchor, allowed = values, torch.zeros_like(values)
+        for one in self._pushes:
+            step, there = one.step.exact(), self._there(one.step)
+            gradient = step.own if step.given is None else step.given
+            if not bool(gradient.isfinite().all()):
+                return
+            rounding = self._eps * gradient.abs()
+            expected = reference.step(values, gradient, rounding, there, numbers, step.options)
+            update = (expected.after - values) * self._own
+            allowed = allowed + exchange.update_allowance(
+                update, expected.doubt, self._parameter_of, self._tolerance
+            )
+            allowed = allowed + exchange.storing_allowance(self._eps, values, expected.after)
+            values = expected.after
+            for answered in self._answers.get(one.position + 1, ()):
+                after = answered.step.exact().after
+                if after is not None:
+                    self._compare(answered, after, anchor, values, allowed)
+                    values = torch.where(self._own, after, values)
+            if one.position + 1 in self._answers:
+                anchor, allowed = values, torch.zeros_like(values)
+
+    def _there(self, step: RecordedStep) -> Tensor:
+        gives = step.owns if step.given is None else step.gives
+        return gives & self._own
+
+    def _compare(
+        self, answered: _Push, after: Tensor, anchor: Tensor, values: Tensor, allowed: Tensor
+    ) -> None:
+        off = (after - values).abs()
+        bad = ~(off <= allowed) & self._own
+        if bool(bad.any()):
+            text = update_fault(answered.step, answered.rank, anchor, values, after, bad)
+            raise StepFault(answered.step.step, f"after push {answered.position} to the hub, {text}")

@@ -1,0 +1,266 @@
+"""The recorded steps of one worker, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from msgspec import DecodeError
+from torch import Tensor
+
+from hubring.ps.core.errors import HubringError
+from hubring.workers.audit import audit_file
+from hubring.workers.audit.audit_file import AuditStep, ModelLayout
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One step of one rank. Tensors are flat, with every recorded element, in the dtype of the record.
+
+    All steps of all ranks are held at once. Their elements stay in the files, of which the kernel reads what
+    is used, and `exact` makes the float64 of one step only while it is judged.
+
+    Attributes:
+        layout: The parameters.
+        parameter_of: The parameter of each element, by its place in the layout.
+        step: Completed steps, with this one.
+        options: The options of each parameter group.
+        divisor: By which `step()` divides what is given.
+        script_inside: Whether the script ran code inside `step()`.
+        waits: Whether `step()` waits for the exchange.
+        own: This rank's gradient, as autograd made it; zeros where there is none.
+        owns: Whether each parameter has one, by element.
+        arrived: The gradient when backward had returned; None: not known.
+        given: The gradient that stepped or was pushed; None: not known.
+        gives: Whether each parameter has one, by element.
+        before: The parameters before the step.
+        after: The parameters after it; None: not known.
+        pushes: Of each push to an asynchronous hub: key, position in the order of pushes, version of the
+            answer.
+        written: Whether something changed the parameters between the last step and this one.
+        held: Whether this rank holds each element; of others only `own` is its own record.
+    """
+
+    layout: ModelLayout
+    parameter_of: Tensor
+    step: int
+    options: list[dict[str, Any]]
+    divisor: float
+    script_inside: bool
+    waits: bool
+    own: Tensor
+    owns: Tensor
+    arrived: Tensor | None
+    given: Tensor | None
+    gives: Tensor
+    before: Tensor
+    after: Tensor | None
+    pushes: list[tuple[int, int, int]]
+    written: bool
+    held: Tensor
+
+    def with_parameters_of(self, later: RecordedStep) -> RecordedStep:
+        """Returns this step as if the optimizer had had the parameters that it has in a later one."""
+        missing = len(later.own) - len(self.own)
+        if not missing:
+            return self
+
+        def longer(values: Tensor) -> Tensor:
+            return torch.cat([values, values.new_zeros(missing)])
+
+        groups = [*self.layout.groups, *[-1] * (len(later.layout.names) - len(self.layout.names))]
+        return replace(
+            self,
+            layout=msgspec.structs.replace(later.layout, groups=groups),
+            parameter_of=later.parameter_of,
+            own=longer(self.own),
+            owns=longer(self.owns),
+            arrived=None if self.arrived is None else longer(self.arrived),
+            given=None if self.given is None else longer(self.given),
+            gives=longer(self.gives),
+            before=longer(self.before),
+            after=None if self.after is None else longer(self.after),
+            held=later.held,
+        )
+
+    def exact(self) -> RecordedStep:
+        """Returns this step in float64, with the gradients that stepped."""
+        return replace(
+            self,
+            divisor=1.0,
+            own=self.own.double(),
+            arrived=None if self.arrived is None else self.arrived.double(),
+            given=None if self.given is None else self.given.double() / self.divisor,
+            before=self.before.double(),
+            after=None if self.after is None else self.after.double(),
+        )
+
+
+def elements_of(layout: ModelLayout) -> Tensor:
+    """Returns the parameter of each recorded element, by its place in the layout: int64."""
+    return torch.repeat_interleave(torch.arange(len(layout.counts)), torch.tensor(layout.counts))
+
+
+class Recording(NamedTuple):
+    """The file of one worker.
+
+    Attributes:
+        trainers: The steps in order, by the number of their optimizer.
+        facts: What makes a rank's gradients differ, by right, from those of the whole batch.
+    """
+
+    trainers: dict[int, list[RecordedStep]]
+    facts: frozenset[str]
+
+
+def read(path: Path) -> Recording:
+    """Reads the file of one worker.
+
+    Raises:
+        HubringError: The file is damaged.
+    """
+    try:
+        return recorded(audit_file.read_audit(path))
+    except (DecodeError, OSError, ValueError) as cause:
+        raise HubringError(
+            f"{path} is damaged ({cause}); delete the run's folder to repeat the run"
+        ) from cause
+
+
+def recorded(entries: Iterable[ModelLayout | AuditStep]) -> Recording:
+    """Returns what these entries record."""
+    facts: set[str] = set()
+    found: dict[int, list[RecordedStep]] = {}
+    layouts: dict[int, _Layout] = {}
+    options: dict[int, list[dict[str, Any]]] = {}
+    for entry in entries:
+        if isinstance(entry, ModelLayout):
+            layouts[entry.trainer] = _Layout(entry, elements_of(entry), _held(entry), {})
+            facts.update(entry.facts)
+            found.setdefault(entry.trainer, [])
+            continue
+        if entry.groups is not None:
+            options[entry.trainer] = entry.groups
+        steps = found[entry.trainer]
+        last = steps[-1] if steps else None
+        steps.append(_step(layouts[entry.trainer], entry, options[entry.trainer], last))
+    trainers = {trainer: list(_completed(steps)) for trainer, steps in found.items()}
+    return Recording(trainers, frozenset(facts))
+
+
+class _Layout(NamedTuple):
+    """A layout with what follows from it, which its steps share.
+
+    Attributes:
+        masks: A bool per element, by one byte per parameter.
+    """
+
+    layout: ModelLayout
+    parameter_of: Tensor
+    held: Tensor
+    masks: dict[bytes, Tensor]
+
+    def mask(self, content: bytes) -> Tensor:
+        """Returns one bool per element, from one byte per parameter; False where nothing is known."""
+        return self.masks.setdefault(bytes(content), _mask(content, self.parameter_of))
+
+
+def _step(
+    known: _Layout, entry: AuditStep, options: list[dict[str, Any]], last: RecordedStep | None
+) -> RecordedStep:
+    layout, parameter_of, held, _ = known
+    own, owns = _tensor(entry.own, layout), known.mask(entry.owns)
+    own = own if bool(owns.all()) else torch.where(owns, own, 0)
+    arrived = _tensor(entry.arrived, layout) if entry.arrived else None
+    gives = known.mask(entry.gives)
+    given = (_tensor(entry.given, layout) if entry.given else arrived) if entry.gives else None
+    after = _tensor(entry.after, layout) if entry.after else None
+    before = _tensor(entry.before, layout) if entry.before else None if last is None else last.after
+    written = bool(entry.before) and last is not None and last.after is not None
+    return RecordedStep(
+        layout=layout,
+        parameter_of=parameter_of,
+        step=entry.step,
+        options=options,
+        divisor=entry.divisor,
+        script_inside=entry.script_inside,
+        waits=bool(entry.after),
+        own=own,
+        owns=owns,
+        arrived=arrived,
+        given=None if given is None else given if bool(gives.all()) else torch.where(gives, given, 0),
+        gives=gives,
+        before=torch.full_like(own, torch.nan) if before is None else before,
+        after=after,
+        pushes=entry.pushes,
+        written=written,
+        held=held,
+    )
+
+
+def _held(layout: ModelLayout) -> Tensor:
+    if not layout.held:
+        return torch.ones(sum(layout.counts), dtype=torch.bool)
+    return torch.frombuffer(bytearray(layout.held), dtype=torch.uint8).bool()
+
+
+def joined(ranks: Sequence[Recording]) -> list[Recording]:
+    """Returns the recordings, in which each rank has what the others hold of sharded parameters."""
+    if all(bool(one.held.all()) for rank in ranks for steps in rank.trainers.values() for one in steps):
+        return list(ranks)
+    found = [
+        Recording({trainer: list(steps) for trainer, steps in rank.trainers.items()}, rank.facts)
+        for rank in ranks
+    ]
+    for trainer in ranks[0].trainers:
+        for number, steps in enumerate(zip(*(rank.trainers[trainer] for rank in ranks), strict=False)):
+            for rank, step in zip(found, _whole(steps), strict=True):
+                rank.trainers[trainer][number] = step
+    return found
+
+
+def _whole(steps: Sequence[RecordedStep]) -> Iterator[RecordedStep]:
+    """Yields the same step of all ranks, in which each element is as the rank that holds it recorded it."""
+
+    def whole(parts: Sequence[Tensor | None]) -> Tensor | None:
+        known = [part for part in parts if part is not None]
+        if len(known) < len(steps):
+            return None
+        held = [torch.where(step.held, part, 0) for step, part in zip(steps, known, strict=True)]
+        return torch.stack(held).sum(0)
+
+    before = whole([step.before for step in steps])
+    assert before is not None
+    arrived, given = whole([step.arrived for step in steps]), whole([step.given for step in steps])
+    after = whole([step.after for step in steps])
+    for step in steps:
+        yield replace(step, arrived=arrived, given=given, before=before, after=after)
+
+
+def _completed(steps: list[RecordedStep]) -> Iterator[RecordedStep]:
+    """Yields the steps, with the next step's parameters for those that are only known then."""
+    for number, step in enumerate(steps):
+        later = steps[number + 1] if number + 1 < len(steps) else None
+        known = step.after is not None or later is None or later.before.shape != step.before.shape
+        yield step if known else replace(step, after=later.before if later else None)
+
+
+def _tensor(content: bytes, layout: ModelLayout) -> Tensor:
+    dtype = torch.float64 if layout.wide else torch.float32
+    return torch.frombuffer(_writable(content), dtype=dtype) if content else torch.zeros(0, dtype=dtype)
+
+
+def _writable(content: bytes) -> bytes | bytearray:
+    """Returns a copy of bytes, and what was read from a file as it is. Torch wants writable memory."""
+    return bytearray(content) if isinstance(content, bytes) else content
+
+
+def _mask(content: bytes, parameter_of: Tensor) -> Tensor:
+    """Returns one bool per element, from one byte per parameter; False where nothing is known."""
+    if not content:
+        return torch.zeros(len(parameter_of), dtype=torch.bool)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).bool()[parameter_of]

@@ -1,1 +1,0 @@
-"""Experiments: rows, settings and the plan of all runs."""

@@ -1,1 +1,0 @@
-"""From the outcomes of runs to findings: measures, judges, predicts and writes the verdict."""

@@ -1,1 +1,0 @@
-"""Findings as tables, logs and scalars."""

@@ -1,0 +1,114 @@
+"""The plan: an experiment's runs in a fair order, and the command that resumes them.
+
+Law: runs that are compared are close in time and take turns in going first. There is one pass for each
+seed and repeat. A pass runs every row of every setting once; the rows of a setting follow each other.
+From pass to pass the rows rotate by one place, and every other pass visits the settings backward. So a
+machine that warms up or is busy for a while does not slow one row alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hubring.workers.compare.plan.experiment import Experiment
+from hubring.workers.compare.plan.row import Row
+from hubring.workers.compare.plan.setting import Setting
+
+AGAIN = "hub-bsp"
+"""The row that runs a second time, if the experiment has it: the parameters must be identical bit by bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One training.
+
+    Attributes:
+        setting: The part of the setting that affects the row (`Row.meets`).
+        row: The row.
+        seed: Seed of the job.
+        turn: Number among the runs with the same setting, row and seed.
+    """
+
+    setting: Setting
+    row: Row
+    seed: int
+    turn: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name of the run and of its folder."""
+        turn = f" turn{self.turn}" if self.turn else ""
+        return f"{self.setting.key} {self.row.name} seed{self.seed}{turn}"
+
+
+def runs(experiment: Experiment) -> list[PlannedRun]:
+    """Returns all runs in order, without duplicates."""
+    passes = [(seed, turn) for turn in range(experiment.repeats) for seed in experiment.seeds]
+    found: dict[PlannedRun, None] = {}
+    repeated = {run.seed: run for _, run in again(experiment)}
+    for number, (seed, turn) in enumerate(passes):
+        found |= dict.fromkeys(_pass(experiment, number, seed, turn))
+        if turn == 0 and seed in repeated:
+            found[repeated[seed]] = None
+    return list(found)
+
+
+def counted(experiment: Experiment, setting: Setting, row: Row, seed: int) -> list[PlannedRun]:
+    """Returns the runs that make up the numbers of a row in a setting with a seed."""
+    return [PlannedRun(row.meets(setting), row, seed, turn) for turn in range(experiment.repeats)]
+
+
+def again(experiment: Experiment) -> list[tuple[PlannedRun, PlannedRun]]:
+    """Returns two runs of the same row for each seed, in the first setting; none if that has a fault.
+
+    They show by how much equal rows differ on this machine. The row is hub-bsp, else the first with
+    several workers, if there is a row to compare it with.
+    """
+    setting, rows = experiment.settings[0], experiment.ways
+    row = next((row for row in rows if row.name == AGAIN), None)
+    if row is None and len(rows) > 1:
+        row = next(row for row in rows if row.name != "local")
+    if row is None or setting.fault is not None:
+        return []
+    turns = [
+        [PlannedRun(row.meets(setting), row, seed, turn) for turn in (0, 1)] for seed in experiment.seeds
+    ]
+    return [(first, second) for first, second in turns]
+
+
+def _pass(experiment: Experiment, number: int, seed: int, turn: int) -> Iterator[PlannedRun]:
+    settings = experiment.settings[:: -1 if number % 2 else 1]
+    rows = _rotated(experiment.ways, number)
+    for setting in settings:
+        for row in rows:
+            yield PlannedRun(row.meets(setting), row, seed, turn)
+
+
+def _rotated(rows: Sequence[Row], places: int) -> list[Row]:
+    cut = places % len(rows)
+    return [*rows[cut:], *rows[:cut]]
+
+
+def typed() -> str:
+    """Returns the command line of this process."""
+    return shlex.join(["ps-compare", *sys.argv[1:]])
+
+
+def resume_command(command: str, folder: Path) -> str:
+    """Returns the command that resumes a comparison in `folder`.
+
+    Args:
+        command: The command that began the comparison, with or without `--out`.
+        folder: The folder of its runs.
+    """
+    rest, words = [], iter(shlex.split(command))
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif not word.startswith("--out="):
+            rest.append(word)
+    return shlex.join([*rest, "--out", str(folder)])

@@ -1,0 +1,335 @@
+"""Formulas of a step's exchange; exact if all workers are alike and begin together.
+
+M: bytes of the model, B: bytes per second of a host's link each way, n: workers, k: servers.
+
+| topology | bytes at line rate | why |
+| --- | --- | --- |
+| ring | 2(n-1)/n M/B + `ring_rounds` | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
+| fsdp2, zero1 | 4(n-1)/n and 3(n-1)/n M/B + `ring_rounds` | more passes around the ring (`Shards`) |
+| hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
+| hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries (n-1)/n M for its worker and for its shard |
+| one machine | copies / cores | loopback is no wire: the processors move the bytes |
+
+So with equal links a hub with separate servers wins when k > n^2/(2(n-1)), about n/2 (Jiang et al., "BytePS",
+OSDI 2020). A formula with max() holds if links and processors work at the same time. Slices ensure that; how
+well depends on their number (`hubring.workers.compare.predict.exchange_terms`).
+
+On one machine the hosts share cores, whatever links connect them. No exchange is faster than its total
+processor time divided by the number of cores.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import ceil, log2
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hubring.ps.core.errors import UsageError
+from hubring.ps.core.timing import fastest
+from hubring.workers.communicators import slice_sizes
+from hubring.workers.compare.predict import slicing
+from hubring.workers.compare.predict.calibrations import Constants
+from hubring.workers.compare.predict.exchange_terms import (
+    ExchangeTask,
+    HubExchange,
+    TransferSeconds,
+    a_byte,
+    spread,
+)
+from hubring.workers.compare.predict.nccl import Algorithm, ClusterShape, allreduce
+from hubring.workers.compare.predict.slicing import Cut
+
+SERVER_LINES = {"zmq": 2}
+"""Connections whose bytes a server moves at once, each in its own thread; 1 for any other wire."""
+
+
+class Shards(Struct, frozen=True, kw_only=True):
+    """How a ring's workers divide the optimizer's step.
+
+    Attributes:
+        passes: Passes of the model around the ring: 1 to gather or to reduce-scatter, 2 for an allreduce.
+        gathers: How many of them gather.
+        copies: Copies of the model in memory.
+        overlaps: Whether the passes can overlap with backward.
+        divided: Whether a worker steps a part of the parameters, else all.
+        broadcast: Whether a worker's part consists of whole parameters, which it broadcasts after the step.
+    """
+
+    passes: int = 2
+    gathers: int = 0
+    copies: int = 1
+    overlaps: bool = True
+    divided: bool = True
+    broadcast: bool = False
+
+    def parts(self, task: ExchangeTask, workers: int) -> tuple[float, float]:
+        """Returns the smallest and the largest part that a worker steps, as shares of the model."""
+        if not self.divided:
+            return 1.0, 1.0
+        if not self.broadcast or not task.tensors:
+            return 1 / workers, 1 / workers
+        loads = [0] * workers
+        for nbytes in sorted(task.tensors, reverse=True):  # as torch deals them
+            loads[loads.index(min(loads))] += nbytes
+        return min(loads) / sum(loads), max(loads) / sum(loads)
+
+
+WHOLE = Shards(divided=False)
+"""An allreduce. Gloo sums, so the division is another pass over the gradients."""
+
+
+def own_step(constants: Constants, task: ExchangeTask, workers: int) -> float:
+    """Returns the time of the optimizer's step if every worker steps."""
+    return task.nbytes * constants.step(task.optimizer) * task.crowd(workers, constants)
+
+
+def ring(constants: Constants, task: ExchangeTask, workers: int, shards: Shards = WHOLE) -> HubExchange:
+    """Returns an allreduce around the ring with each worker's step; `HubExchange.lockstep(1)` is its time.
+
+    With `shards`, it is what they exchange instead of an allreduce, and their part of the step.
+
+    Holds for the bandwidth-optimal ring, which Gloo uses: pieces of M/n go around twice minus one hop each,
+    and the next piece arrives while one is added. All n links are equally busy.
+    """
+    wire = constants.wire("gloo")
+    least, most = shards.parts(task, workers)
+    # Of a broadcast, links are busiest where the largest part leaves, in a tree, or where the others arrive.
+    copies = ceil(log2(workers)) if shards.broadcast else 0
+    spread_out = max(copies * most, 1 - least) if copies else 0.0
+    passing = shards.passes * (workers - 1) / workers
+    moved = (passing + spread_out) * task.moved
+    # A ring enters and leaves each host once, however many of its workers are there.
+    carrying = a_byte(wire, task.link)
+    # Gloo sums in segments of a limited size, and gathers in two of any size.
+    passes = ((shards.passes - shards.gathers, SEGMENT_BYTES), (shards.gathers, task.nbytes))
+    around = [ring_rounds(task, *each, workers, wire.alpha, carrying.seconds) for each in passes]
+    return HubExchange(
+        latency=sum(around) + tree_latency(task, copies, wire.alpha),
+        after=_mean_and_step(constants, task, workers, shards.copies, most),
+        cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
+        own_by=carrying.times(moved),
+        burst=task.burst,
+        overlapping=passing / (passing + spread_out) if shards.overlaps and passing else 0.0,
+    )
+
+
+SEGMENTS, SEGMENT_BYTES = 2, 1 << 20
+"""Segments into which Gloo cuts a rank's piece of an allreduce: at least so many, of at most so many bytes.
+Two are on their way at once."""
+
+
+def ring_rounds(
+    task: ExchangeTask, passes: int, most: int, workers: int, alpha: float, a_byte: float
+) -> float:
+    """Returns what the round trips of passes around a ring add to the time of their bytes.
+
+    The whole model counts as one group.
+
+    With several groups each has its own round trips, and backward hides those of all but the last.
+
+    Gloo sends a segment once its receiver has said that it waits, so a segment takes a round trip and its
+    time on the link. While one travels, another is sent. So two segments take twice their time on the link,
+    or else a round trip and the time of one. Each pass starts again. Between two ranks, what one says waits
+    behind its other segment in the same connection, so nothing hides a round trip. While an emulated link
+    waits, its bucket fills, so that segments pass at once.
+
+    Args:
+        task: With the link.
+        passes: Passes of the model.
+        most: Most bytes of a segment.
+        workers: Number of ranks.
+        alpha: Seconds of a hop of a small message on one machine, with its announcement.
+        a_byte: Seconds of a byte on a host's link.
+    """
+    if workers == 1 or not passes:
+        return 0.0
+    # Simulated rings of 2 to 16 ranks are late by a third of the jitter at each hop.
+    round_trip = alpha + 2 * task.latency + task.jitter / 3
+    piece = task.moved / workers
+    segments = max(SEGMENTS, ceil(piece / most))
+    turns = (workers - 1) * segments / 2
+    passing = max(0.0, piece / segments * a_byte - task.burst)
+    moving = passes * (workers - 1) * piece * a_byte
+    whole = passes * (turns * (round_trip + passing) + passing)
+    stalls = passes * (turns if workers == 2 else 1)
+    # `HubExchange.through` subtracts one burst, as if the bucket filled only before the first pass.
+    stalled = round_trip + (stalls - 1) * max(0.0, round_trip - task.burst)
+    return max(stalled, whole - moving + min(task.burst, moving))
+
+
+def tree_latency(task: ExchangeTask, levels: int, alpha: float) -> float:
+    """Returns the latency of a broadcast down a tree, whose receivers all say at once that they wait."""
+    return levels * (alpha + task.latency) + task.latency if levels else 0.0
+
+
+def nccl(constants: Constants, task: ExchangeTask, workers: int, algorithm: Algorithm) -> HubExchange:
+    """Returns an allreduce of NCCL on a cluster; `lockstep(1)` is its time. Steps belong to compute.
+
+    Raises:
+        UsageError: The calibration has no cluster, or it lacks what the number of workers needs.
+    """
+    if constants.cluster is None:
+        raise UsageError(
+            "the calibration has no GPUs; for rows of nccl use `--calibration h100`, `--calibration` with the"
+            " output of nccl-tests, or `--gpus-per-node` with `--intra` and `--rate`"
+        )
+    found = allreduce(
+        constants.cluster, algorithm, ClusterShape.of(workers, constants.cluster.gpus), task.moved
+    )
+    return HubExchange(latency=found.latency, own_by=TransferSeconds(link=found.between, inside=found.inside))
+
+
+def _mean_and_step(constants: Constants, task: ExchangeTask, workers: int, copies: int, part: float) -> float:
+    """Returns the time to copy, average and step a part."""
+    copying = copies * task.nbytes * constants.copy * task.crowd(workers, constants) if workers > 1 else 0.0
+    return copying + part * own_step(constants, task, workers)
+
+
+def hub(
+    constants: Constants,
+    task: ExchangeTask,
+    workers: int,
+    servers: int,
+    wire: str,
+    *,
+    steps: bool,
+    shows: bool,
+) -> HubExchange:
+    """Returns a push and a pull through k servers on hosts of their own, in slices of the best size.
+
+    Args:
+        constants: Of the machine.
+        task: What is exchanged.
+        workers: Number of workers, which decides the best slices and the share of cores.
+        servers: Number of shards.
+        wire: Wire to them.
+        steps: The servers step; else the workers step after the exchange.
+        shows: Workers read parameters in the server's shared memory, as in bsp. Else an answer is a copy.
+    """
+    if wire == "shm":
+        return _in_memory(constants, task, workers, servers, steps=steps, shows=shows and steps)
+    size = task.slice_bytes or _chosen(constants, task, workers, servers, wire)
+    return _by_wire(constants, task, workers, servers, wire, size, steps=steps)
+
+
+def _chosen(constants: Constants, task: ExchangeTask, workers: int, servers: int, name: str) -> int:
+    """Returns the size that the workers' trial chooses (`hubring.workers.communicators.slice_tuning`)."""
+    nbytes, sizes = slicing.trial(task.nbytes, task.tensors)
+    if task.traffic != 1.0 or len(sizes) == 1:  # of compressed slices, the size hardly matters
+        return sizes[0]
+    pull = _pull(constants, task, workers, servers, name)
+    _, part = slicing.probe(task.nbytes, servers, task.tensors)
+    if slice_sizes.turn_seconds(len(sizes), pull, part) > slice_sizes.BUDGET:
+        return sizes[0]
+    # The trial exchanges means, without a step and without a model in between.
+    tensors = () if nbytes < task.nbytes else task.tensors
+    tried = replace(task, nbytes=nbytes, tensors=tensors)
+    exchange = partial(_by_wire, constants, tried, workers, servers, name, steps=False)
+    return fastest({size: replace(exchange(size), after=0.0).lockstep(workers) for size in sizes})
+
+
+def _pull(constants: Constants, task: ExchangeTask, workers: int, servers: int, name: str) -> float:
+    """Returns the seconds in which all workers pull the trial's largest slice of every server."""
+    wire = constants.wire(name)
+    pieces, _ = slicing.probe(task.nbytes, servers, task.tensors)
+    own = sum(pieces) * a_byte(wire, task.link, sharing=task.sharing).seconds
+    lines = min(workers, SERVER_LINES.get(name, 1))
+    shared = workers * max(pieces) * a_byte(wire, task.link, lines).seconds
+    cores = _core_seconds(constants, task, wire.cpu) * workers * sum(pieces) / task.moved
+    return max(own, shared, cores) + 2 * (wire.alpha + task.latency)
+
+
+def _by_wire(
+    constants: Constants,
+    task: ExchangeTask,
+    workers: int,
+    servers: int,
+    name: str,
+    slice_bytes: int,
+    *,
+    steps: bool,
+) -> HubExchange:
+    wire, found = constants.wire(name), task.cut(servers, slice_bytes)
+    lines = min(workers, SERVER_LINES.get(name, 1))
+    shared = a_byte(wire, task.link, lines).times(found.part * task.moved)
+    return replace(
+        _served(constants, task, workers, servers, found, 2 * wire.cpu, steps=steps),
+        latency=2 * (wire.alpha + task.latency) + task.incast(workers, found.part * task.moved),
+        jitter=task.jitter,
+        own_by=a_byte(wire, task.link, sharing=task.sharing).times(task.moved),
+        shared_by=shared,
+        burst=task.burst,
+        spread=spread(found.part * task.moved, task.link),
+    )
+
+
+def _in_memory(
+    constants: Constants, task: ExchangeTask, workers: int, servers: int, *, steps: bool, shows: bool
+) -> HubExchange:
+    # Slices go to no more shards than the machine has cores, because more would only take turns.
+    servers = min(servers, constants.cores)
+    size = task.slice_bytes or slicing.in_memory(task.nbytes, servers, task.tensors)
+    served = _served(constants, task, workers, servers, task.cut(servers, size), 0.0, steps=steps)
+    copying = 0.0 if shows else task.nbytes * constants.copy * task.crowd(workers, constants)
+    return replace(served, latency=2 * constants.wire("shm").alpha, after=copying + served.after)
+
+
+def _served(
+    constants: Constants,
+    task: ExchangeTask,
+    workers: int,
+    servers: int,
+    found: Cut,
+    moving: float,
+    *,
+    steps: bool,
+) -> HubExchange:
+    """Returns what a hub computes, without what the bytes take on their way.
+
+    Args:
+        constants: Of the machine.
+        task: What is exchanged.
+        workers: Number of workers.
+        servers: Number of shards.
+        found: The busiest server's part.
+        moving: Processor seconds to move a worker's byte there and back.
+        steps: The servers step; else they copy the mean, and the workers step.
+    """
+    # Of n gradients n-1 are added, and the step reads the sum.
+    closing = (constants.step(task.optimizer) if steps else constants.copy) - constants.reduce
+    load = task.nbytes * found.part * task.crowd(servers, constants)
+    return HubExchange(
+        serve=load * constants.reduce + found.count * constants.serve,
+        close=load * max(0.0, closing),
+        slices=found.slices,
+        after=0.0 if steps else own_step(constants, task, workers),
+        cores=_core_seconds(constants, task, moving + constants.reduce),
+        closing=_core_seconds(constants, task, closing),
+    )
+
+
+def _core_seconds(constants: Constants, task: ExchangeTask, each: float) -> float:
+    """Returns the time of all cores for a worker's bytes, of which one takes `each` seconds."""
+    return max(0.0, each) * task.moved / constants.cores if task.together else 0.0
+
+
+def colocated(
+    constants: Constants, task: ExchangeTask, workers: int, wire: str, *, steps: bool
+) -> HubExchange:
+    """Returns a hub with its shards on the workers' hosts: the ring's bytes in the hub's two hops.
+
+    Each way, a host's link carries its worker's pushes to other shards and its shard's answers to other
+    workers: (n-1)/n of the model each. Both share the link, so their times add up.
+    """
+    line = constants.wire(wire)
+    share = 2 * (workers - 1) / workers
+    found = task.cut(workers, task.slice_bytes or slice_sizes.SIZES[0])
+    return replace(
+        _served(constants, task, workers, workers, found, share * line.cpu, steps=steps),
+        latency=2 * (line.alpha + task.latency),
+        jitter=task.jitter,
+        own_by=a_byte(line, task.link, sharing=task.sharing).times(share * task.moved),
+        burst=task.burst,
+    )

@@ -1,0 +1,343 @@
+"""The question of `ps-compare predict`, its answer, and how a terminal shows it, on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import product
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Table
+
+from hubring.ps.core.errors import UsageError
+from hubring.ps.page.kit.figures import digits
+from hubring.workers.compare.plan import setting
+from hubring.workers.compare.plan.experiment_file import load_experiment
+from hubring.workers.compare.plan.row import Row
+from hubring.workers.compare.plan.setting import Link, Setting
+from hubring.workers.compare.predict.calibrations import WIRES, Calibration, Constants, link_of
+from hubring.workers.compare.predict.exchange_terms import (
+    most_servers,
+    overtaking,
+    servers_needed,
+    with_servers,
+)
+from hubring.workers.compare.predict.prediction import (
+    GLOO,
+    NCCL,
+    THREAD,
+    Forecast,
+    PredictedJob,
+    predict,
+    read_row,
+)
+from hubring.workers.peers.nccl_tests import busbw
+from hubring.workers.runtime.slowdown import Straggler
+
+ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp"
+GPU_ROWS = "nccl,nccl-ring,nccl-tree,nccl-two-level"
+"""Rows of a calibration with GPUs, unless others are asked for."""
+LIKE_RUN = ("rate", "latency", "jitter", "straggler", "straggler_ranks", "straggler_shape")
+"""Options that mean what they mean in an experiment."""
+MODELS = {"digits": 39720, "mlp": 100306848, "resnet50": 102228128}
+"""Bytes of the models with these names in `ps-worker bench`."""
+
+
+class PredictedRow(Struct, frozen=True, kw_only=True):
+    """A prediction for the last line: `Forecast` in milliseconds, with its row and setting.
+
+    `step_ms` is the mean step of a worker, `range_ms` the means of the fastest and the slowest seed; None
+    without random delays. `busbw` is that of nccl-tests in GB/s; None for rows of another library.
+    """
+
+    row: str
+    workers: int
+    servers: int | None
+    step_ms: float
+    median_ms: float
+    range_ms: tuple[float, float] | None
+    samples_per_second: float | None
+    efficiency: float
+    by: str
+    bound: str
+    extrapolated: bool
+    busbw: float | None
+    parts_ms: dict[str, float]
+
+
+class ServersNeeded(Struct, frozen=True, kw_only=True):
+    """The number of servers from which the hub beats the ring; None: no number up to `most_servers`."""
+
+    workers: int
+    by_bytes: int | None
+    predicted: int | None
+    most_servers: int
+
+
+class PredictionAnswer(Struct, frozen=True, kw_only=True):
+    """The answer to the question."""
+
+    model_bytes: int
+    compute_ms: float
+    batch: float | None
+    predictions: list[PredictedRow]
+    crossover: list[ServersNeeded]
+
+
+class PredictionQuestion(Struct, frozen=True, kw_only=True):
+    """The rows, the settings and the job."""
+
+    rows: tuple[Row, ...]
+    workers: tuple[int, ...]
+    servers: tuple[int, ...]
+    link: Link | None
+    straggler: Straggler | None
+    job: PredictedJob
+    steps: int
+    seeds: range
+
+    @staticmethod
+    def ask(constants: Constants, given: Mapping[str, Any]) -> PredictionQuestion:
+        """Returns the question.
+
+        Args:
+            constants: Of the machine.
+            given: The options of `ps-compare predict` by name; None where one is not set.
+
+        Raises:
+            UsageError: An option is invalid or contradicts another.
+        """
+        counts, compute = _counts("--workers", given["workers"]), given["compute"]
+        known = link_of(constants) or Link()
+        asked = {name: given[name] for name in LIKE_RUN}
+        asked |= {name: getattr(known, name) for name in ("rate", "latency", "jitter") if asked[name] is None}
+        experiment = load_experiment(None, {**asked, "rows": "ring", "workers": str(max(counts))})
+        slow, *more = experiment.settings
+        if more:
+            raise UsageError("predict takes one --rate, one --latency and one --straggler; ask once for each")
+        kind, shape = slow.straggler and slow.straggler.kind, given["straggler_shape"]
+        if shape is not None and kind != "pareto":
+            raise UsageError(
+                f"--straggler-shape {shape:g}: only a pareto delay has a shape, not {kind}; remove the flag"
+            )
+        link = None if slow.link == Link() and constants.link is None else slow.link
+        usual = ROWS if constants.cluster is None else GPU_ROWS
+        return PredictionQuestion(
+            rows=tuple(read_row(name.strip()) for name in (given["rows"] or usual).split(",")),
+            workers=counts,
+            servers=_counts("--servers", given["servers"]),
+            link=link,
+            straggler=slow.straggler,
+            job=PredictedJob(
+                model_bytes=_size(given["model_bytes"], given["job"]),
+                compute=(constants.compute or 0.0) if compute is None else setting.read_seconds(compute),
+                wire="" if given["transport"] == "auto" else given["transport"],
+                together=given["together"] or link is None,
+                sharing=1 if constants.cluster is None else constants.cluster.gpus,
+                **{name: given[name] for name in ("batch", "optimizer", "overlap", "slice_bytes", "buffer")},
+            ),
+            steps=given["steps"],
+            seeds=range(given["seed"], given["seed"] + given["seeds"]),
+        )
+
+    def answer(self, constants: Constants) -> PredictionAnswer:
+        """Returns all predictions, and the number of servers from which the hub beats the ring.
+
+        Raises:
+            UsageError: The calibration lacks a wire or an optimizer.
+        """
+        return PredictionAnswer(
+            model_bytes=self.job.model_bytes,
+            compute_ms=1e3 * self.job.compute,
+            batch=self.job.batch,
+            predictions=list(self._predictions(constants)),
+            crossover=[self._crossover(constants, workers) for workers in self._crossing],
+        )
+
+    @property
+    def _crossing(self) -> list[int]:
+        """Numbers of workers with a crossing: none if only rows of NCCL are asked for."""
+        ours = any(row.name not in NCCL for row in self.rows)
+        return [workers for workers in self.workers if workers > 1 and ours]
+
+    def _predictions(self, constants: Constants) -> Iterator[PredictedRow]:
+        for workers, row in product(self.workers, self.rows):
+            if row.rule is None and workers != self.workers[0]:
+                continue  # one process, whatever the number of workers
+            for servers in self.servers if row.on_hub else self.servers[:1]:
+                setting = self._setting(workers, servers)
+                forecast = predict(constants, row, setting, self.job, steps=self.steps, seeds=self.seeds)
+                yield PredictedRow(
+                    row=row.name,
+                    workers=1 if row.rule is None else workers,
+                    servers=servers if row.on_hub else None,
+                    step_ms=1e3 * forecast.step_seconds,
+                    median_ms=1e3 * forecast.median_seconds,
+                    range_ms=_range(forecast),
+                    samples_per_second=forecast.samples_per_second,
+                    efficiency=forecast.efficiency,
+                    by=forecast.by,
+                    bound=forecast.bound,
+                    extrapolated=forecast.extrapolated,
+                    busbw=_busbw(row, forecast, self.job, workers),
+                    parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
+                )
+
+    def _setting(self, workers: int, servers: int) -> Setting:
+        slow = self.straggler
+        if slow is not None:  # ignore slow ranks beyond the number of workers
+            ranks = tuple(rank for rank in slow.ranks if rank < workers)
+            slow = None if slow.ranks and not ranks else replace(slow, ranks=ranks)
+        return Setting(workers=workers, servers=servers, link=self.link, straggler=slow)
+
+    def _crossover(self, constants: Constants, workers: int) -> ServersNeeded:
+        """Returns the number of servers from which bsp is faster than the ring, with equal workers."""
+        setting = Setting(workers=workers, link=self.link)
+        ring = predict(constants, "ring", setting, self.job).step_seconds
+        return ServersNeeded(
+            workers=workers,
+            by_bytes=servers_needed(workers, min(self.job.sharing, workers)),
+            predicted=overtaking(partial(self._hub, constants, setting), ring, workers),
+            most_servers=most_servers(workers),
+        )
+
+    def _hub(self, constants: Constants, setting: Setting, servers: int) -> float:
+        return predict(constants, "hub-bsp", replace(setting, servers=servers), self.job).step_seconds
+
+
+def _busbw(row: Row, forecast: Forecast, job: PredictedJob, workers: int) -> float | None:
+    if row.name not in NCCL or not forecast.exchange:
+        return None
+    return busbw(job.model_bytes, forecast.exchange, workers)
+
+
+def _range(forecast: Forecast) -> tuple[float, float] | None:
+    return None if forecast.low == forecast.high else (1e3 * forecast.low, 1e3 * forecast.high)
+
+
+def _counts(flag: str, text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"{flag} {text}: expected comma-separated numbers from 1, such as 1,2,4")
+    return tuple(int(word) for word in words)
+
+
+def _size(model_bytes: int | None, job: str | None) -> int:
+    if model_bytes is not None and job is not None:
+        raise UsageError("--model-bytes and --job both set the model's size; use one of them")
+    if model_bytes is not None:
+        return model_bytes
+    name = job or "digits"
+    if name not in MODELS:
+        raise UsageError(f"--job {job}: expected one of {', '.join(MODELS)}; else use --model-bytes")
+    return MODELS[name]
+
+
+NOTHING = "-"
+MARK = "*"
+WIDE = 160
+"""Columns of an output that is no terminal."""
+WORDS = ("row", "bound by", "found by")
+"""Columns of text."""
+
+
+def show_answer(answer: PredictionAnswer, constants: Constants, calibration: Calibration) -> None:
+    """Prints the question, one line per prediction, and where the hub overtakes the ring."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    table, columns = Table(box=None, pad_edge=False), _columns(answer)
+    for head in columns:
+        table.add_column(head, justify="left" if head in WORDS else "right")
+    for each in answer.predictions:
+        table.add_row(*(cell(each) for cell in columns.values()))
+    console.print(_question(answer, constants, calibration), soft_wrap=True)
+    console.print(table)
+    for note in _notes(answer, constants):
+        console.print(note, soft_wrap=True)
+    for crossing in answer.crossover:
+        console.print(_crossover(crossing), soft_wrap=True)
+
+
+def _question(answer: PredictionAnswer, constants: Constants, calibration: Calibration) -> str:
+    """Describes the job and the calibration."""
+    computing = f"{answer.compute_ms:g} ms" if answer.compute_ms else "no time"
+    job = f"a model of {answer.model_bytes:,} bytes, computing {computing} a step"
+    machine = f"{constants.machine.get('processor', 'an unknown processor')}, {constants.cores} cores"
+    if not calibration.name:
+        hint = "not saved; `ps-compare calibrate` saves one"
+        return f"{job}; calibration: measured now on {machine} ({hint})"
+    when = f"measured {constants.date or 'at an unknown time'} on {machine}"
+    if constants.cluster is not None:
+        sources = ", ".join(constants.cluster.sources) or "your options and output of nccl-tests"
+        gpus = f"nodes of {constants.cluster.gpus} GPUs"
+        return f"{job}; calibration: {calibration.name}, {gpus}, from {sources}"
+    if calibration.bundled:
+        hint = "not your machine; add --calibrate to measure it"
+        return f"{job}; bundled calibration: {calibration.name}, {when} ({hint})"
+    return f"{job}; calibration: {calibration.name}, {when}"
+
+
+def _columns(answer: PredictionAnswer) -> dict[str, Callable[[PredictedRow], str]]:
+    """Returns the columns; speed needs the job's batch size, efficiency its compute time."""
+    columns: dict[str, Callable[[PredictedRow], str]] = {
+        "workers": lambda each: str(each.workers),
+        "row": lambda each: f"{each.row} (Gloo)" if each.row in GLOO else each.row,
+        "servers": lambda each: NOTHING if each.servers is None else str(each.servers),
+        "step ms": lambda each: digits(each.step_ms, 4) + MARK * each.extrapolated,
+    }
+    if all(each.servers is None for each in answer.predictions):
+        del columns["servers"]
+    if any(each.range_ms for each in answer.predictions):
+        columns["of the seeds"] = _seeds
+    if answer.batch is not None:
+        columns["samples/s"] = lambda each: digits(each.samples_per_second or 0.0, 4)
+    if answer.compute_ms:
+        columns["efficiency"] = lambda each: f"{each.efficiency:.0%}"
+    if any(each.busbw for each in answer.predictions):
+        columns["busbw GB/s"] = lambda each: NOTHING if each.busbw is None else digits(each.busbw, 4)
+    return columns | {
+        "bound by": lambda each: each.bound,
+        "found by": lambda each: each.by,
+    }
+
+
+def _seeds(each: PredictedRow) -> str:
+    return NOTHING if each.range_ms is None else " to ".join(digits(end, 4) for end in each.range_ms)
+
+
+def _notes(answer: PredictionAnswer, constants: Constants) -> Iterator[str]:
+    """Yields what a reader must know about the table."""
+    beyond = [each for each in answer.predictions if each.extrapolated]
+    if any(each.busbw is None for each in beyond):
+        wires = ", ".join(
+            f"{name} {constants.fastest(name) / 1e9:.3g} Gbit/s" for name in WIRES if name != "shm"
+        )
+        yield f"{MARK} extrapolated: the link is faster than what this calibration reached ({wires})"
+    if any(each.busbw is not None for each in beyond):
+        yield f"{MARK} extrapolated: no sweep has as many nodes and GPUs, these links and this size"
+    shown = {each.row for each in answer.predictions}
+    if constants.cluster is not None and not any(row == "ring" or row.startswith("hub-") for row in shown):
+        yield (
+            "ring and hub-bsp are not shown: their bytes pass the hosts' processors, which nccl-tests do not"
+            " measure. To predict both with the processors of the calibration `host`, add"
+            " --rows nccl,ring,hub-bsp."
+        )
+    if any(each.bound == THREAD for each in answer.predictions):
+        yield (
+            f"{THREAD}: not the link but the calibrated host moves the bytes that slowly;"
+            " calibrate on the hosts that you will use"
+        )
+
+
+def _crossover(each: ServersNeeded) -> str:
+    """Describes the crossover."""
+    by_bytes, never = with_servers(each.by_bytes), f"with no number up to {each.most_servers}"
+    here = never if each.predicted is None else with_servers(each.predicted)
+    return (
+        f"{each.workers} workers: by bytes alone hub-bsp is faster than the ring {by_bytes},"
+        f" by this calibration {here}"
+    )

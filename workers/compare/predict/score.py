@@ -1,0 +1,309 @@
+"""The score: predictions, measurements, and their error where nothing was fitted.
+
+Constants do not determine a step's forward and backward, Python's overhead and recording. So each row's first
+measurement in a plain setting determines them. That prediction is marked as calibrated and does not count.
+The row's other settings are predicted. A row without calibration is not predicted, because the model lacks
+the job's part of its step.
+
+The job's part is what remains of the step beyond the exchange that the formula predicts. One machine
+emulates all hosts, so its cores move the bytes of all links, whatever the number of servers: with one server
+and 4 workers, 39 ms remained for 17 MB behind 200 Mbit/s and 108 ms for 34 MB behind 1 Gbit/s, two to three
+ms per MB although the wire was five times faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.plan.row import Row, meets
+from hubring.workers.compare.plan.setting import Setting
+from hubring.workers.compare.predict.calibrations import Constants
+from hubring.workers.compare.predict.exchange_terms import overtaking
+from hubring.workers.compare.predict.prediction import SEEDS, Forecast, PredictedJob, predict, read_row
+from hubring.workers.compare.record.findings import Accuracy, Prediction, RowResult, Scaling
+
+
+class MeasuredPoint(Struct, frozen=True):
+    """One row in one setting.
+
+    Attributes:
+        key: Key of the setting.
+        setting: The setting.
+        reading: The row as the model knows it.
+        step_seconds: Median.
+        samples_per_second: Of all workers; None: not measured.
+        compute_seconds: Mean part of a step that does not wait for exchange; None: not measured.
+    """
+
+    key: str
+    setting: Setting
+    reading: Row
+    step_seconds: float
+    samples_per_second: float | None
+    compute_seconds: float | None = None
+
+    @property
+    def row(self) -> str:
+        return self.reading.name
+
+    @property
+    def plain(self) -> bool:
+        """Whether the setting has neither straggler nor fault."""
+        return self.setting.straggler is None and self.setting.fault is None
+
+    @property
+    def alone(self) -> bool:
+        """Whether the row has one process."""
+        return self.reading.rule is None
+
+    @property
+    def workers(self) -> int:
+        return 1 if self.alone else self.setting.workers
+
+
+def points(settings: Iterable[Setting], rows: Iterable[RowResult]) -> list[MeasuredPoint]:
+    """Returns the measurements in the rows' order, without rows that are withheld or have no model."""
+    known = {each.key: each for each in settings}
+    found = [_point(row, known[row.setting]) for row in rows if not row.withheld]
+    return [point for point in found if point is not None]
+
+
+def model_bytes(settings: Iterable[Setting], rows: Iterable[RowResult]) -> int | None:
+    """Returns the bytes of the trained model, from what a worker sends to a hub or around a ring.
+
+    None if no row that is shown exchanged anything.
+    """
+    workers = {each.key: each.workers for each in settings}
+    for row in rows:
+        shown = row.exact and not row.withheld
+        sent, n = row.median("bytes_sent_per_step") if shown else None, workers[row.setting]
+        if sent and row.row.startswith("hub-"):
+            return round(sent)
+        if sent and row.row == "ring" and n > 1:
+            return round(sent * n / (2 * (n - 1)))
+    return None
+
+
+def _point(row: RowResult, setting: Setting) -> MeasuredPoint | None:
+    step, compute = row.median("step_ms"), row.median("compute_ms")
+    try:
+        reading = read_row(row.row)
+    except UsageError:
+        return None
+    if step is None:
+        return None
+    return MeasuredPoint(
+        key=row.setting,
+        setting=setting,
+        reading=reading,
+        step_seconds=step / 1e3,
+        samples_per_second=row.median("samples_per_second"),
+        compute_seconds=None if compute is None else compute / 1e3,
+    )
+
+
+class Overhead(Struct, frozen=True):
+    """Seconds a step and worker, by number of workers.
+
+    Attributes:
+        fixed: Of every worker, whatever its share of the batch.
+        batch: Of the whole batch; each of n workers has 1/n of it.
+        cores: Number of cores that all hosts share.
+    """
+
+    fixed: float
+    batch: float
+    cores: int
+
+    def of(self, workers: int) -> float:
+        """Returns the seconds of a step besides its exchange."""
+        return max(1.0, workers / self.cores) * (self.fixed + self.batch / workers)
+
+    @staticmethod
+    def solve(rest: float, workers: int, cores: int, alone: float | None) -> Overhead:
+        """Returns the overhead from the remainder of one row's step.
+
+        Args:
+            rest: Seconds of the step without the exchange.
+            workers: Number of workers.
+            cores: As the attribute.
+            alone: The remainder of one process with the whole batch; None: unknown, so no part of `rest`
+                shrinks with the share.
+        """
+        each = max(0.0, rest) / max(1.0, workers / cores)
+        if alone is None or workers == 1:
+            return Overhead(each, 0.0, cores)
+        # alone = fixed + batch, each = fixed + batch / workers
+        batch = min(max(0.0, (alone - each) / (1 - 1 / workers)), each * workers)
+        return Overhead(each - batch / workers, batch, cores)
+
+
+BEYOND = 4
+"""Factor by which predictions of scaling exceed the measured workers."""
+
+
+class Score:
+    """The model, calibrated by an experiment's first measurements and compared with the others.
+
+    Args:
+        settings: Of the experiment.
+        rows: Measured in these settings.
+        constants: Of the machine or cluster of the runs.
+        job: What was trained. Its `compute` is replaced by what the first measurements show.
+        seeds: Seeds of the runs, whose random delays are known; empty: others.
+    """
+
+    def __init__(
+        self,
+        settings: Iterable[Setting],
+        rows: Iterable[RowResult],
+        constants: Constants,
+        job: PredictedJob,
+        seeds: Sequence[int] = (),
+    ) -> None:
+        self._seeds = tuple(seeds) or tuple(range(SEEDS))
+        self._constants = constants
+        self._job = job
+        self._points = points(settings, rows)
+        self._calibrating = _calibrating(self._points)
+        self._overheads = self._solve()
+        self._batch = _batch(self._calibrating)
+
+    @property
+    def calibrated(self) -> set[str]:
+        """Rows whose job time besides the exchange is known."""
+        return set(self._overheads)
+
+    def predictions(self) -> list[Prediction]:
+        """Returns each calibrated row's predictions with the measurements, but for runs with a fault."""
+        return [
+            self._beside(point)
+            for point in _distinct(self._points)
+            if point.row in self._overheads and meets(point.row, point.setting).fault is None
+        ]
+
+    @staticmethod
+    def accuracy(predictions: Iterable[Prediction]) -> Accuracy | None:
+        """Returns the error of these where nothing was calibrated; None if all were calibrated."""
+        errors = [abs(each.error) for each in predictions if each.error is not None and not each.calibrated]
+        return Accuracy(fmean(errors), len(errors)) if errors else None
+
+    def scaling(self) -> list[Scaling]:
+        """Returns samples per second by workers, otherwise in each row's first setting.
+
+        Rows of one process are not in it.
+        """
+        return [self._scaling(first) for first in self._calibrating if not first.alone]
+
+    def predict(self, row: Row, setting: Setting) -> Forecast:
+        """Returns a row's predicted step in any setting, with calibration."""
+        workers = 1 if row.rule is None else setting.workers
+        overhead = self._overheads.get(row.name)
+        compute = 0.0 if overhead is None else overhead.of(workers)
+        batch = None if self._batch is None else self._batch / workers
+        job = replace(self._job, compute=compute, batch=batch)
+        return predict(self._constants, row, setting, job, seeds=self._seeds)
+
+    def crossover(self, setting: Setting) -> int | None:
+        """Returns from how many servers hub-bsp's step is predicted to be shorter than the ring's.
+
+        Args:
+            setting: The setting, apart from its servers.
+        """
+        ring, hub = read_row("ring"), read_row("hub-bsp")
+
+        def step(servers: int) -> float:
+            return self.predict(hub, replace(setting, servers=servers)).step_seconds
+
+        return overtaking(step, self.predict(ring, setting).step_seconds, setting.workers)
+
+    # Calibration.
+
+    def _solve(self) -> dict[str, Overhead]:
+        """Returns each row's overhead; a single process shows what shrinks with a worker's share."""
+        cores = self._constants.cores
+        rest = {point.row: self._rest(point) for point in self._calibrating}
+        alone = next((rest[point.row] for point in self._calibrating if point.alone), None)
+        return {
+            point.row: Overhead.solve(rest[point.row], point.workers, cores, alone)
+            for point in self._calibrating
+        }
+
+    def _rest(self, point: MeasuredPoint) -> float:
+        """Returns the time of a step besides exchange and emulated compute."""
+        computing = point.compute_seconds
+        if computing is not None:
+            slept = point.setting.compute_of(point.workers)
+            computing = max(0.0, computing - (slept or 0.0))
+        computing = computing or 0.0
+        job = replace(self._job, compute=computing)
+        foreseen = predict(self._constants, point.reading, point.setting, job).step_seconds
+        return computing + point.step_seconds - foreseen
+
+    def _beside(self, point: MeasuredPoint) -> Prediction:
+        predicted = self.predict(point.reading, point.setting)
+        return Prediction(
+            setting=point.key,
+            row=point.row,
+            measured_ms=1e3 * point.step_seconds,
+            predicted_ms=1e3 * predicted.median_seconds,
+            error=predicted.median_seconds / point.step_seconds - 1,
+            calibrated=point in self._calibrating,
+            by=predicted.by,
+        )
+
+    def _scaling(self, first: MeasuredPoint) -> Scaling:
+        speeds = {
+            point.setting.workers: point.samples_per_second
+            for point in self._points
+            if point.row == first.row
+            and point.setting == replace(first.setting, workers=point.setting.workers)
+        }
+        counts = sorted(speeds.keys() | _doublings(BEYOND * max(speeds)))
+        counts = [count for count in counts if count > first.reading.backup]
+        settings = [replace(first.setting, workers=count) for count in counts]
+        predicted = [self.predict(first.reading, setting).samples_per_second for setting in settings]
+        return Scaling(first.row, counts, [speeds.get(count) for count in counts], predicted)
+
+
+def _distinct(found: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
+    """Returns one point per run: a ring's run counts in several settings that differ in servers."""
+    runs: dict[tuple[str, Setting], MeasuredPoint] = {}
+    for point in found:
+        runs.setdefault((point.row, meets(point.row, point.setting)), point)
+    return list(runs.values())
+
+
+def _calibrating(found: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
+    """Returns the first plain point of each row."""
+    firsts: dict[str, MeasuredPoint] = {}
+    for point in found:
+        if point.plain:
+            firsts.setdefault(point.row, point)
+    return list(firsts.values())
+
+
+def _batch(found: Sequence[MeasuredPoint]) -> float | None:
+    """Returns the samples of one step of all workers; in lockstep that is speed times step.
+
+    None if no row in lockstep was measured.
+    """
+    batches = [
+        point.samples_per_second * point.step_seconds
+        for point in found
+        if point.samples_per_second is not None and point.reading.rule in ("ring", "bsp")
+    ]
+    return batches[0] if batches else None
+
+
+def _doublings(most: int) -> set[int]:
+    counts, count = set(), 1
+    while count <= most:
+        counts.add(count)
+        count *= 2
+    return counts

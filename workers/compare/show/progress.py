@@ -1,0 +1,207 @@
+"""Progress: the metric against wall time, the loss against samples over all seeds, and staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any, Literal, NamedTuple
+
+from hubring.ps.page.kit.chart import Axis, LinearScale, LogScale, bins
+from hubring.ps.page.kit.figures import digits, percent
+from hubring.workers.compare.plan.setting import words
+from hubring.workers.compare.record.findings import CurvePoint, RowResult, RunCurve
+from hubring.workers.compare.record.statistics import interval_words, median_interval
+from hubring.workers.compare.show.material import (
+    DrawnFigure,
+    Lines,
+    NumberTable,
+    PageContent,
+    Panel,
+    RowLine,
+    RowMark,
+    Rule,
+    Spot,
+    unaffected,
+)
+
+SPOTS, LISTED = 60, 12
+"""Most points of a line that are drawn, and about how many are listed in the table."""
+
+Kind = Literal["metric", "loss"]
+
+
+def accuracy(material: PageContent) -> dict[str, Any] | None:
+    """Returns the metric against wall time."""
+    found = [_metric(material, panel, f"accuracy-{index}") for index, panel in enumerate(material.panels)]
+    title = f"{material.job.title.capitalize()} against time"
+    return _shown(title, found, interval=interval_words(material.findings.seeds))
+
+
+def loss(material: PageContent) -> dict[str, Any] | None:
+    """Returns the loss against samples: the cost of asynchrony, independent of speed."""
+    found = [_loss(material, panel, f"loss-{index}") for index, panel in enumerate(material.panels)]
+    return _shown(f"Loss against {material.job.samples}", found)
+
+
+def _shown(title: str, found: Iterable[DrawnFigure | None], **more: str) -> dict[str, Any] | None:
+    figures = [each for each in found if each is not None]
+    return {"title": title, "figures": figures, **more} if figures else None
+
+
+def _metric(material: PageContent, panel: Panel, name: str) -> DrawnFigure | None:
+    drawn, job = _lines(material, panel, "metric"), material.job
+    if not drawn:
+        return None
+    target = [] if job.target is None else [job.target]
+    y = Axis(LinearScale.around([*_values(drawn), *target]), job.title)
+    drawing = Lines(drawn, _across(drawn, "seconds"), y, [Rule(at, f"target {at:g}") for at in target])
+    caption = _ends(drawn, "after {x} s", job.title) + _missing(material, panel, "metric")
+    return _figure(name, panel, caption, drawing, job.title)
+
+
+def _loss(material: PageContent, panel: Panel, name: str) -> DrawnFigure | None:
+    drawn, samples = _lines(material, panel, "loss"), material.job.samples
+    if not drawn:
+        return None
+    values = _values(drawn)
+    y = Axis(LinearScale.around(values), "training loss")
+    if min(values) > 0:
+        y = Axis(LogScale.around(values), "training loss, log scale")
+    caption = _ends(drawn, f"after {{x}} {samples}", "loss") + _missing(material, panel, "loss")
+    return _figure(name, panel, caption, Lines(drawn, _across(drawn, samples), y), "loss")
+
+
+def _figure(name: str, panel: Panel, caption: str, drawing: Lines, what: str) -> DrawnFigure:
+    table = _table(drawing.drawn, drawing.x.title, what, panel)
+    key = [(each.mark, each.label) for each in drawing.drawn]
+    return DrawnFigure(name, panel.title, caption, drawing, table, key)
+
+
+def _across(drawn: Sequence[RowLine], title: str) -> Axis:
+    return Axis(LinearScale.around((spot.x for each in drawn for spot in each.spots), zero=True), title)
+
+
+def _values(drawn: Sequence[RowLine]) -> list[float]:
+    return [value for each in drawn for spot in each.spots for value in (spot.low, spot.high)]
+
+
+def _lines(material: PageContent, panel: Panel, kind: Kind) -> list[RowLine]:
+    found = []
+    for entry in panel.entries:
+        spots = course(_curves(material, entry), kind)
+        if spots:
+            found.append(
+                RowLine(material.marks[entry.row], material.name(entry), spots, symbols=kind == "metric")
+            )
+    return found
+
+
+def _curves(material: PageContent, entry: RowResult) -> list[RunCurve]:
+    """Returns a row's curves; a run that counts in several settings is recorded under one of them."""
+    findings = material.findings
+    here = findings.setting(entry.setting)
+    mine = [each for each in findings.curves if each.row == entry.row]
+    return [each for each in mine if unaffected(entry.row, findings.setting(each.setting), here)]
+
+
+def course(curves: Sequence[RunCurve], kind: Kind) -> list[Spot]:
+    """Returns a row's progress over its seeds: medians and intervals of corresponding readings.
+
+    The i-th readings of all seeds follow the same number of samples. x is seconds for the metric, samples
+    for the loss. A line ends with the seed that has the fewest readings. Above 60 readings, neighbours are
+    averaged.
+    """
+    runs = _readings(curves, kind)
+    count = min(map(len, runs), default=0)
+    width = -(-count // SPOTS) or 1
+    return [_spot([run[at : min(at + width, count)] for run in runs], kind) for at in range(0, count, width)]
+
+
+def _readings(curves: Sequence[RunCurve], kind: Kind) -> list[list[CurvePoint]]:
+    """Returns the readings of every seed that has any."""
+    return [found for each in curves if (found := each.metric if kind == "metric" else each.loss)]
+
+
+def _spot(parts: Sequence[Sequence[CurvePoint]], kind: Kind) -> Spot:
+    """Returns one spot from neighbouring readings of every seed."""
+    wheres = [fmean(point.seconds if kind == "metric" else point.samples for point in part) for part in parts]
+    found = median_interval([fmean(point.value for point in part) for part in parts])
+    return Spot(median(wheres), found.median, found.low, found.high)
+
+
+def _ends(drawn: Sequence[RowLine], where: str, what: str) -> str:
+    """Describes where each line ends."""
+    ends = [
+        f"{each.label} {digits(last.y)} {where.format(x=_short(last.x))}"
+        for each in drawn
+        for last in each.spots[-1:]
+    ]
+    return f"Last {what}: {'; '.join(ends)}."
+
+
+def _missing(material: PageContent, panel: Panel, kind: Kind) -> str:
+    """Names the rows that are not drawn, and those that are not drawn with all of their seeds."""
+    gone, partly = list[str](), list[str]()
+    for entry in panel.entries:
+        drawn, seeds = len(_readings(_curves(material, entry), kind)), len(entry.seeds)
+        if not drawn:
+            gone.append(f"{entry.row} ({_why_absent(entry)})")
+        elif drawn < seeds:
+            partly.append(f" Line and band of {entry.row} are of {drawn} of {seeds} seeds.")
+    return "".join([*partly, f" Not drawn: {', '.join(gone)}." if gone else ""])
+
+
+def _why_absent(entry: RowResult) -> str:
+    return "withheld" if entry.withheld else "failed" if entry.failed else "not measured"
+
+
+def _table(drawn: Sequence[RowLine], x: str, y: str, panel: Panel) -> NumberTable:
+    columns = ("row", x, y, "interval")
+    spots = [(each.label, spot) for each in drawn for spot in _few(each.spots)]
+    lines = [[label, _short(spot.x), digits(spot.y, 4), _between(spot)] for label, spot in spots]
+    return NumberTable(f"{y} by {x} with {panel.title}, a selection of the points drawn", columns, lines)
+
+
+def _few(spots: Sequence[Spot]) -> list[Spot]:
+    every = -(-len(spots) // LISTED)
+    return [*spots[: len(spots) - 1 : every], spots[-1]]
+
+
+def _between(spot: Spot) -> str:
+    return "one value" if spot.low == spot.high else f"{digits(spot.low, 4)}–{digits(spot.high, 4)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else digits(value)
+
+
+class Histogram(NamedTuple):
+    """How often each whole number occurred: shares of all by label."""
+
+    mark: RowMark
+    shares: Mapping[str, float]
+
+
+def staleness(material: PageContent) -> dict[str, Any] | None:
+    """Returns one histogram for every asynchronous row."""
+    rows = material.findings.rows
+    counted = [each for each in rows if not each.synchronous and any(each.staleness.values())]
+    figures = [_staleness_figure(material, index, each) for index, each in enumerate(counted)]
+    top = max((max(each.drawing.shares.values()) for each in figures), default=0.0)
+    title = "How stale were the gradients?"
+    return {"title": title, "figures": figures, "top": top} if figures else None
+
+
+def _staleness_figure(material: PageContent, index: int, entry: RowResult) -> DrawnFigure:
+    counts = {int(age): count for age, count in entry.staleness.items()}
+    total, title = sum(counts.values()), material.name(entry)
+    shares = {each.label: each.times / total for each in bins(counts)}
+    mean = sum(age * count for age, count in counts.items()) / total
+    where = words(material.findings.setting(entry.setting))
+    caption = f"{where}: {digits(mean, 2)} on average, {max(counts)} at most, of {total:,} pushes."
+    heads = ("updates by others", "share of pushes")
+    lines = [[label, percent(share)] for label, share in shares.items()]
+    table = NumberTable(f"Staleness of {title} with {where}", heads, lines)
+    return DrawnFigure(
+        f"staleness-{index}", title, caption, Histogram(material.marks[entry.row], shares), table
+    )

@@ -1,1 +1,0 @@
-"""`horovod.run`: runs a function in several processes on this machine."""

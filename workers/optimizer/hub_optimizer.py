@@ -1,0 +1,256 @@
+"""The hub's optimizer in the place of the wrapped one: its state, and its step.
+
+The hub has the state; the wrapped optimizer gets it when the script looks, and sends what the script has
+changed, before the next step. So `state`, `state_dict` and `load_state_dict` do what they do in torch,
+and a checkpoint moves between hub, ring, one process and plain torch. A tensor of the state that the script
+keeps is the hub's only until the next step.
+
+A script may register hooks on the wrapped optimizer's `step`, or replace `step` itself, as schedulers do. All
+of that runs in torch's order: the wrapped optimizer's `step` is called, and the exchange is its last hook
+before the step. The optimizer then finds no gradients, so it changes nothing: the hub has stepped.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from xxhash import xxh3_64
+
+from hubring.workers.buckets.bucket import Bucket
+from hubring.workers.buckets.torch_internals import has_step_hooks, run_first_after_step
+from hubring.workers.communicators.base import ParameterState, SteppingHub
+from hubring.workers.optimizer.wrapping import OptimizerWrapper
+from hubring.workers.reducer.groups import parameters_of
+
+
+class ShownState(defaultdict[Any, dict[str, Any]]):
+    """`optimizer.state` where the hub steps: empty until the script looks, and then the hub's.
+
+    Args:
+        factory: Makes the state of a parameter that has none, as in torch.
+        given: What to hold from the start.
+        fetch: Returns the hub's state.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], dict[str, Any]] = dict,
+        *given: Any,
+        fetch: Callable[[], dict[Any, dict[str, Any]]] | None = None,
+    ) -> None:
+        super().__init__(factory, *given)
+        self.fetch = fetch
+
+    def fill(self) -> None:
+        """Gets the hub's state, once."""
+        if self.fetch is not None:
+            super().update(self.fetch())
+            self.fetch = None
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles as the state of torch's own optimizers."""
+        return partial(defaultdict, dict), (dict(self),)
+
+
+def _filling(name: str) -> Callable[..., Any]:
+    inherited = getattr(defaultdict, name)
+
+    def method(self: ShownState, *args: Any, **kwargs: Any) -> Any:
+        self.fill()
+        return inherited(self, *args, **kwargs)
+
+    return method
+
+
+for _name in (
+    *("__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__"),
+    *("__or__", "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get", "items"),
+    *("keys", "pop", "popitem", "setdefault", "update", "values"),
+):
+    setattr(ShownState, _name, _filling(_name))
+
+
+class HubOptimizerState:
+    """Makes the hub's state the wrapped optimizer's, and what the script changes in it the hub's.
+
+    Args:
+        optimizer: The wrapped optimizer.
+        hub: The hub.
+    """
+
+    def __init__(self, optimizer: Optimizer, hub: SteppingHub) -> None:
+        self._optimizer = optimizer
+        self._hub = hub
+        self._reach: Callable[[], list[Bucket]] | None = None
+        self._shown = ShownState()
+        self._fetched = 0
+        self._on_hub: set[Tensor] = set()
+
+    def follow(self, reach: Callable[[], list[Bucket]]) -> None:
+        """Makes the optimizer's `state`, `state_dict` and `load_state_dict` reach the hub.
+
+        Args:
+            reach: Returns the buckets of its newest owner, once no step of them is under way.
+        """
+        earlier, self._reach = self._reach, reach
+        if earlier is None:
+            self._loads = self._optimizer.register_load_state_dict_post_hook(lambda _: self.send())
+
+    def send(self) -> None:
+        """Makes the optimizer's state the hub's. Raises as `SteppingHub.write_state`."""
+        assert self._reach is not None
+        buckets = self._reach()
+        self._hub.write_state(buckets, self.take(buckets))
+        self.show(buckets)
+
+    def take(self, buckets: Sequence[Bucket]) -> dict[str, ParameterState]:
+        """Returns the state that the optimizer has of these parameters, by name, and takes it away.
+
+        What only the hub has does not count.
+        """
+        states: dict[str, ParameterState] = {}
+        whole = self._optimizer.state
+        for bucket in buckets:
+            for name, parameter in bucket.named_parameters:
+                state = dict.pop(
+                    whole, parameter, {}
+                )  # without what the hub has, if the script has not looked
+                own = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+                if own:
+                    states[name] = own
+        return states
+
+    def show(self, buckets: Sequence[Bucket]) -> None:
+        """Shows the hub's state of all buckets as `optimizer.state`, fetched when the script looks."""
+        self._on_hub = {parameter for bucket in buckets for parameter in bucket.parameters}
+        # What is left is the state of parameters that the hub does not have, since they are frozen.
+        self._shown = ShownState(dict, self._left(self._optimizer.state), fetch=self._fetch)
+        self._optimizer.state = self._shown
+
+    def give_up(self) -> None:
+        """Gives the optimizer its state, for good."""
+        self._optimizer.state = defaultdict(dict, dict(self._optimizer.state))
+        self._loads.remove()
+
+    def changed(self) -> bool:
+        """Whether the script has changed the state that it saw. What it has only read is dropped."""
+        if self._optimizer.state is not self._shown:
+            return True
+        if self._shown.fetch is not None:
+            return False
+        left = self._left(self._shown)
+        if _digest({key: one for key, one in self._shown.items() if key not in left}) != self._fetched:
+            return True
+        dict.clear(self._shown)
+        dict.update(self._shown, left)
+        self._shown.fetch = self._fetch
+        return False
+
+    def _left(self, state: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+        """Returns the state of what is not on the hub."""
+        return {key: one for key, one in dict.items(state) if key not in self._on_hub}
+
+    def _fetch(self) -> dict[Any, dict[str, Any]]:
+        assert self._reach is not None
+        buckets = self._reach()
+        states = self._hub.read_state(buckets)
+        groups = {one: group for group in self._optimizer.param_groups for one in group["params"]}
+        found: dict[Any, dict[str, Any]] = {}
+        for bucket in buckets:
+            for name, parameter in bucket.named_parameters:
+                options = groups.get(parameter, self._optimizer.defaults)
+                state = {
+                    key: value if key == "step" else value.to(parameter.device)
+                    for key, value in states.get(name, {}).items()
+                    if not _is_unused(options, key, value)
+                }
+                if state:
+                    found[parameter] = state
+        self._fetched = _digest(found)
+        return found
+
+
+def _digest(states: Mapping[Any, Mapping[str, Any]]) -> int:
+    """Returns a number that tells states apart."""
+    digest = xxh3_64()
+    for parameter, state in states.items():
+        if state:
+            digest.update(id(parameter).to_bytes(8))
+        for name, value in state.items():
+            digest.update(name.encode())
+            if isinstance(value, Tensor):
+                flat = value.detach().to("cpu").contiguous().view(-1)
+                digest.update(flat.view(torch.uint8).numpy().data)
+            else:
+                digest.update(repr(value).encode())
+    return digest.intdigest()
+
+
+_OPTIONS = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}
+
+
+def _is_unused(options: dict[str, Any], name: str, value: Tensor) -> bool:
+    """Whether the hub has a tensor only for other groups: this one does not use its option."""
+    return name in _OPTIONS and not options[_OPTIONS[name]] and not bool(value.any())
+
+
+def step_on_hub(wrapper: OptimizerWrapper, exchange: Callable[[], None], check: Callable[[], None]) -> None:
+    """Takes the hub's step in the place of a wrapped optimizer's. Raises as `exchange` and `check`.
+
+    Args:
+        wrapper: Wraps the optimizer.
+        exchange: Sends what is left to send, and waits for everything.
+        check: Checks that hooks have changed no gradients that were sent.
+    """
+    optimizer = wrapper.wrapped
+    if "step" not in vars(optimizer) and not has_step_hooks(optimizer):
+        exchange()
+        return
+    with HiddenGradients(parameters_of(optimizer)) as gradients:
+
+        def before(*_: object) -> None:
+            check()
+            exchange()
+            gradients.hide()
+
+        last = optimizer.register_step_pre_hook(before)
+        first = optimizer.register_step_post_hook(lambda *_: gradients.show())
+        run_first_after_step(optimizer, first.id)
+        try:
+            wrapper.step_wrapped()
+        finally:
+            last.remove()
+            first.remove()
+
+
+class HiddenGradients:
+    """A block in which parameters' gradients can be taken away and given back; after it they are back."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._hidden: list[tuple[torch.nn.Parameter, Tensor]] = []
+
+    def hide(self) -> None:
+        """Takes all gradients away, so that a step changes nothing."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                self._hidden.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    def show(self) -> None:
+        """Gives them back."""
+        while self._hidden:
+            parameter, gradient = self._hidden.pop()
+            parameter.grad = gradient
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.show()

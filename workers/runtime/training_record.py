@@ -1,0 +1,187 @@
+"""What a worker records during training: metrics, the time of exchanges, parameters that are not finite.
+
+Metrics are written as one JSON object a line. Exchanges in flight become spans of the trace, and the time
+that overlapped with compute.
+
+No later step makes a parameter finite that is NaN or infinite. A hub refuses gradients that are not
+finite. Where workers step, such a gradient can be normal: a GradScaler skips the step. There, parameters
+are checked when a reported metric is not finite and before they are saved. A step itself does no check.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hubring.ps.core.errors import NonFinite, UsageError
+from hubring.ps.core.trace import Trace
+from hubring.ps.core.work import Work
+from hubring.ps.optim.sums import all_finite
+
+_EXPECTED = {"total_steps", "progress"}
+"""Metrics that tell how much there is to do. Alone they are no measurement, so they make no line of the"
+" record."""
+
+
+MOST_SAMPLES = 2**63 - 1
+"""The count of samples ends here: heartbeats and results hold it in 64 bits."""
+
+
+class Record:
+    """Stores the latest value of every metric and writes each report to a file.
+
+    Every line has `step` (completed steps), `seconds` (since training began),
+    `exposed_seconds` (of these, the seconds that training waited for exchanges; null on a GPU),
+    `hidden_seconds` (exchange time that overlapped with compute; null on a GPU or without
+    `--trace`) and the reported metrics.
+
+    Args:
+        path: The file, which is overwritten. None stores only the latest values.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.step = 0
+        self.latest: dict[str, Any] = {}
+        self.samples = 0
+        """Training samples so far: the sum of the reported `samples`."""
+        self._file = path.open("w", buffering=1) if path is not None else None
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since `begin`, or since construction before `begin`."""
+        return time.monotonic() - self._began
+
+    def begin(self) -> None:
+        """Restarts the clock when training begins."""
+        self._began = time.monotonic()
+
+    def report(self, metrics: dict[str, Any], exposed: float | None, hidden: float | None) -> None:
+        """Records metrics.
+
+        Args:
+            metrics: Numbers, strings, booleans, None or tensors of one element, by name.
+            exposed: Seconds so far that training waited for exchanges; None if not measured.
+            hidden: Seconds so far of exchange that overlapped with compute; None if not measured.
+
+        Raises:
+            UsageError: A metric has another type.
+        """
+        metrics = {name: _scalar(name, value) for name, value in metrics.items()}
+        self.latest.update(metrics)
+        samples = metrics.get("samples")
+        if isinstance(samples, (int, float)) and 0 < samples < inf:
+            self.samples = min(self.samples + int(samples), MOST_SAMPLES)
+        if self._file is not None and metrics.keys() - _EXPECTED:
+            exchange = {
+                "exposed_seconds": None if exposed is None else round(exposed, 6),
+                "hidden_seconds": None if hidden is None else round(hidden, 6),
+            }
+            line = {"step": self.step, "seconds": round(self.seconds, 6), **exchange, **metrics}
+            self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if hasattr(value, "item"):  # a tensor or a NumPy scalar
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError) as cause:
+            raise UsageError(f"report({name}=...): {cause}; report one number") from cause
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UsageError(
+        f"report({name}=...) got a {type(value).__name__}; report a number, a string or a boolean"
+    )
+
+
+class FlightRecorder:
+    """Follows one worker's exchanges.
+
+    Args:
+        trace: Gets a row for each bucket, one for the waits and one for the steps.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        self._busy_since = 0
+        self._busy = 0
+        self._waited = 0
+        self._stepped = time.monotonic_ns()
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Seconds in which an exchange was in flight and training did not wait."""
+        with self._lock:
+            return max(0, self._busy - self._waited) / 1e9
+
+    def sent(self, bucket: int, work: Work, began: int) -> None:
+        """Follows an exchange until it is done.
+
+        Args:
+            bucket: Index of the bucket; the first index if several buckets are joined.
+            work: The exchange.
+            began: Start of the send, by `time.monotonic_ns`.
+        """
+        with self._lock:
+            if self._in_flight == 0:
+                self._busy_since = began
+            self._in_flight += 1
+        work.when_done(lambda _: self._done(bucket, began))
+
+    def waited(self, began: int, ended: int, why: str = "wait") -> None:
+        """Records that training waited from `began` to `ended`, by `time.monotonic_ns`."""
+        self._waited += ended - began
+        self._trace.span("training waits", why, began, ended)
+
+    def stepped(self, step: int) -> None:
+        """Records the end of a step."""
+        began, self._stepped = self._stepped, time.monotonic_ns()
+        self._trace.span("steps", f"step {step}", began, self._stepped)
+
+    def close(self) -> None:
+        """Closes the trace."""
+        self._trace.close()
+
+    def _done(self, bucket: int, began: int) -> None:
+        ended = time.monotonic_ns()
+        with self._lock:
+            self._in_flight -= 1
+            if self._in_flight == 0:
+                self._busy += ended - self._busy_since
+        self._trace.span(f"bucket {bucket}", "exchange", began, ended)
+
+
+def check_finite(parameters: Iterable[Mapping[str, Tensor]], rank: int, step: int) -> None:
+    """Checks that all parameters are finite.
+
+    Args:
+        parameters: The parameters of each optimizer, by name.
+        rank: This worker's rank, for the error message.
+        step: Completed steps, for the error message.
+
+    Raises:
+        NonFinite: A parameter is not finite. The error names the first one.
+    """
+    for named in parameters:
+        for name, parameter in named.items():
+            values = parameter.detach()
+            if not all_finite(values):
+                worst = values[~values.isfinite()][0].item()
+                raise NonFinite(
+                    f"rank {rank}'s parameter {name} {list(parameter.shape)} holds {worst} after step {step};"
+                    f" {NonFinite.fix}"
+                )
