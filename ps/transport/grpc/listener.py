@@ -33,8 +33,8 @@ from hubring.ps.transport.polling import Bell
 
 log = logging.getLogger(__name__)
 
-MAX_STREAMS = 1024
-"""Maximum number of open streams of one listener."""
+MAX_STREAMS = 768
+"""Maximum number of open streams of one listener. It also bounds what strangers can make it hold."""
 
 ADDRESS_STREAMS = 256
 """Maximum number of open streams of one IP address: 128 workers on one host, with two streams each."""
@@ -125,7 +125,7 @@ MAX_CONNECTIONS = MAX_STREAMS + 64
 """Maximum number of TCP connections of one listener. A stream has a connection of its own. The
 coordinator and probes use the others.
 
-A connection costs some 57 kB, even if it never completes a TLS handshake.
+A connection costs some 57 kB, even if it never completes a TLS handshake: 47 MB if strangers take all.
 
 A listener takes at most a quarter of the process's descriptors for them.
 """
