@@ -51,10 +51,11 @@ def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecur
         ServerUnreachable: No server answers.
         ConfigError: The server is another one, or the worker has no token for it.
     """
+    began = time.monotonic()
     try:
         return find_access(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
     except ServerUnreachable as error:
-        raise _silent(address) from error
+        raise _silent(address, began) from error
 
 
 def join_request(
@@ -136,15 +137,13 @@ class Admission:
         return reply
 
     def _bring_shard(self, reply: pb.JoinReply) -> None:
-        dialled, _ = split(self._address)
-        host = shard_host(dialled, reply.server_host)
-        worker = reply.incarnation.hex()
+        host = shard_host(split(self._address)[0], reply.server_host)
         own = load_certificate(self._own.files, serves=True) if self._own.identity else NO_CERTIFICATE
         settings = ShardSettings(
             self._address,
             host,
             self._log_format,
-            worker,
+            reply.incarnation.hex(),
             trace=self._trace,
             access=self._access._replace(secret=reply.shard_secret),
             identity=own.identity,
@@ -166,11 +165,11 @@ class Admission:
     def _ask(self, request: pb.JoinRequest, again: bool = False) -> pb.JoinReply:
         """Sends a Join request.
 
-        Retries for CONNECT_SECONDS. A server that has answered before (`again`) may be too busy to answer for
-        BUSY_SECONDS, and out of reach as long as its reply allowed.
+        Retries for CONNECT_SECONDS. A server that has answered before (`again`) or proved itself may be too
+        busy to answer for BUSY_SECONDS, and out of reach as long as its reply allowed.
         """
         began, logged = time.monotonic(), False
-        deadline = self._began + CONNECT_SECONDS
+        known = again or self._access.certificate
         while True:
             try:
                 reply = whole(self._stub.Join(request, timeout=CONNECT_SECONDS))
@@ -184,22 +183,23 @@ class Admission:
                     ) from error
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                     raise refused_error(self._address, details(error)) from error
-                if again and time.monotonic() > began + patience(error, BUSY_SECONDS, self._silent):
+                patient = known and time.monotonic() < began + patience(error, BUSY_SECONDS, self._silent)
+                if again and not patient:
                     raise ServerUnreachable(
                         f"the server at {self._address} stopped while this worker waited for the job"
                         f" to start ({describe(error)}); restart the server, then the workers"
                     ) from error
-                if not again and time.monotonic() + 0.2 > deadline:
-                    raise _silent(self._address, f" ({describe(error)})") from error
+                if not patient and time.monotonic() + 0.2 > self._began + CONNECT_SECONDS:
+                    raise _silent(self._address, self._began, f" ({describe(error)})") from error
                 if not (logged or again):
                     log.info("no server at %s yet; retrying for %g s", self._address, CONNECT_SECONDS)
                 logged = True
             time.sleep(0.2)
 
 
-def _silent(address: str, detail: str = "") -> ServerUnreachable:
+def _silent(address: str, began: float, detail: str = "") -> ServerUnreachable:
     return ServerUnreachable(
-        f"no server answers at {address} after {CONNECT_SECONDS:g} s: {probe(address)}{detail}. Check the"
-        f" address, or start a server there: ps-server start --port {address.rpartition(':')[2]}."
+        f"no server answers at {address} after {time.monotonic() - began:.0f} s: {probe(address)}{detail}."
+        f" Check the address, or start a server there: ps-server start --port {address.rpartition(':')[2]}."
         f" To find the cause, run: ps-server doctor {address}"
     )

@@ -28,6 +28,9 @@ from hubring.ps.security.certificate import (
 SURE_SECONDS = 0.5
 """For how long a server has to answer alike before a client believes that it uses no TLS, or refuses it."""
 
+STALLED_SECONDS = 2.0
+"""A server that ends a handshake later than this has not refused it: it was too busy within gRPC's limit."""
+
 _PAUSE_SECONDS = 0.1
 _BY_AUTHORITY = ", or pass --tls-ca, if the server has a certificate of your authority"
 
@@ -108,20 +111,19 @@ def uses_tls(address: str, seconds: float, patience: float) -> bool:
         except ServerUnreachable:  # it wants a certificate
             return True
         except OSError as error:
-            limit = SURE_SECONDS if _answers(error) else max(SURE_SECONDS, seconds)
-            if time.monotonic() - began > limit:
+            if time.monotonic() - began > max(SURE_SECONDS, 0.0 if _answers(error) else seconds):
                 return False
         time.sleep(_PAUSE_SECONDS)
 
 
 def _look(address: str, seconds: float, own: OwnCertificate) -> ServerCertificate:
     """Returns the certificate of a server that uses TLS. Raises as `peek`, and OSError."""
+    found = ssl.DER_cert_to_PEM_cert(_shown(address, seconds))
+    context = _trusting(found)
     try:
-        found = ssl.DER_cert_to_PEM_cert(_shown(address, seconds))
-        context = _trusting(found)
         present_certificate(context, own.files)
         subject, _ = _shake(address, context, None, seconds, waits=True)
-    except ssl.SSLCertVerificationError:  # gRPC reports it
+    except (ssl.SSLCertVerificationError, TimeoutError):  # gRPC reports the first, and tries again
         return ServerCertificate(found.encode())
     except _Closed as error:
         raise ServerUnreachable(_refusal(address, Proof(own=own), error)) from error
@@ -194,12 +196,14 @@ def _shake(
         seconds: Time limit of each read.
         waits: Whether to wait for the server's first bytes, which show that it lets this client in.
     """
+    began = time.monotonic()
     with (
         socket.create_connection(split(address), seconds) as plain,
         context.wrap_socket(plain, server_hostname=host) as encrypted,
     ):
         if waits and not encrypted.recv(1):
-            raise _Closed("the server closed the connection")
+            stalled = time.monotonic() - began > STALLED_SECONDS
+            raise (TimeoutError if stalled else _Closed)("the server closed the connection")
         return encrypted.getpeercert() or {}, encrypted.getpeercert(binary_form=True) or b""
 
 

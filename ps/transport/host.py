@@ -147,7 +147,7 @@ def probe(address: str) -> str:
     place = split(address)
     try:
         if _speaks_tls(place):
-            return "the process on that port uses TLS, but is not a ps-server"
+            return "the process on that port uses TLS, but is not a ps-server, or is too busy to answer"
         return _describe(_answer_to_http(place))
     except socket.gaierror as error:
         return f"cannot resolve the host name {place[0]!r} ({error.strerror})"
@@ -166,10 +166,8 @@ def _speaks_tls(place: tuple[str, int]) -> bool:
     with socket.create_connection(place, SECONDS) as connection:
         try:
             context.wrap_socket(connection).close()
-        except ssl.SSLError as error:
-            return "ALERT" in (error.reason or "")
-        except OSError:  # it closes the connection, or does not answer
-            return False
+        except OSError as error:
+            return "ALERT" in str(error)  # otherwise it closes the connection, or does not answer
     return True
 
 

@@ -20,6 +20,7 @@ from hubring.ps.security.certificate import (
     make_certificate,
 )
 from hubring.ps.security.guard import Role
+from hubring.ps.security.handshake import Proof, fetch
 from hubring.ps.security.token_file import draw_tokens
 from tests.ps.security import health_server
 from tests.ps.security.health_server import SECONDS
@@ -130,6 +131,13 @@ def test_no_secret_is_for_a_server_that_does_not_fit(
         token_file.write_tokens(tokens, draw_tokens(server.identity.digest))
     with serving(server) as address, pytest.raises(ConfigError, match=message):
         find_access(address, Role.WORKER, tokens, SECONDS, client(files))
+
+
+def test_a_late_end_of_a_handshake_is_no_refusal(ours: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "STALLED_SECONDS", 0.0)
+    wanting = load_certificate(ours.sign("server", HERE), serves=True)
+    with serving(wanting) as address, pytest.raises(ServerUnreachable, match="closed the connection"):
+        fetch(address, Proof(), 0.0)
 
 
 def test_an_insecure_client_of_a_server_with_an_authority_learns_what_is_missing(ours: Authority) -> None:

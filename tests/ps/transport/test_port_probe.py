@@ -84,11 +84,3 @@ def test_a_silent_process_is_distinguished_from_a_missing_one(monkeypatch: pytes
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         assert "does not answer; it is stopped" in probe(f"127.0.0.1:{mute.getsockname()[1]}")
-
-
-def test_a_name_of_no_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert probe("nowhere:5555") == "cannot resolve the host name 'nowhere' (Name or service not known)"
