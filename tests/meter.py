@@ -6,7 +6,7 @@ checker count, imports within functions do not.
 
 The path of a gradient is what two workers of `ps-run -np 2` and their shard call in a warm step over shared
 memory: one bucket, bsp, one push after the other. On the worker it is what the training thread calls from
-zero_grad to the end of `step()`. On the shard it is what the busiest other thread calls from one step to the
+zero_grad to the end of `step()`. On the shard it is what the thread of its loop calls from one step to the
 next, with its sleep before each of the two pushes. A call is each time that Python enters a function,
 comprehension or generator of ours. A move is a call in another file than the call before it. Nearly all steps
 are equal, and the commonest one counts.
@@ -122,8 +122,8 @@ def paths() -> tuple[Calls, Calls]:
         (workers if any(map(is_step, calls)) else others).append(calls)
     steps = [step for calls in workers for step in steps_of(calls)]
     starts = min([call.began for call in calls if is_step(call)] for calls in workers)
-    busiest = max(others, key=lambda calls: sum(call.began > starts[0] for call in calls))
-    rounds = [[call for call in busiest if began <= call.began < end] for began, end in pairwise(starts)]
+    loop = max(others, key=lambda calls: sum(call.file.endswith("shard/loop.py") for call in calls))
+    rounds = [[call for call in loop if began <= call.began < end] for began, end in pairwise(starts)]
     return commonest(steps), commonest(rounds)
 
 
