@@ -794,6 +794,7 @@ class PlanRequest(_message.Message):
     SLICE_BYTES_FIELD_NUMBER: _builtins.int
     TRIAL_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.bytes
     slice_bytes: _builtins.int
@@ -802,6 +803,8 @@ class PlanRequest(_message.Message):
     """for a measurement; the server discards the plan"""
     shards: _builtins.int
     """with slice_bytes: number of shards to use; 0: all"""
+    step: _builtins.int
+    """completed steps"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]:
         """from index 0, or those that join the job's buckets later"""
@@ -815,10 +818,11 @@ class PlanRequest(_message.Message):
         slice_bytes: _builtins.int = ...,
         trial: _builtins.bool = ...,
         shards: _builtins.int = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "incarnation", b"incarnation", "rank", b"rank", "shards", b"shards", "slice_bytes", b"slice_bytes", "trial", b"trial"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "incarnation", b"incarnation", "rank", b"rank", "shards", b"shards", "slice_bytes", b"slice_bytes", "step", b"step", "trial", b"trial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

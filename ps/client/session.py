@@ -316,6 +316,7 @@ class Session:
             slice_bytes=slice_bytes,
             shards=shards,
             trial=trial,
+            step=self.step,
         )
         reply = self._call(lambda: self._stub.Plan(request, timeout=max(60.0, self._lease)))
         if reply.refused:

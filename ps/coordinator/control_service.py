@@ -203,7 +203,7 @@ class Control(ControlServicer):
                 trial = await self._coordinator.try_plan(_sender(request), offered, request.slice_bytes)
                 return pb.PlanReply(slices=[slice_to_proto(piece) for piece in trial.slices])
             slicing = Slicing(request.slice_bytes, request.shards) if request.slice_bytes else None
-            step = await self._coordinator.plan(_sender(request), offered, slicing)
+            step = await self._coordinator.plan(_sender(request), offered, slicing, request.step)
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except HubringError as error:

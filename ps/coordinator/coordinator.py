@@ -165,8 +165,8 @@ class Coordinator(CoordinatorState):
         if (shard := self.fleet.of_worker(sender.incarnation)) is not None:
             self.shard_lost(f"{shard} {how}")
 
-    async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> int | None:
-        """Agrees with a worker on its buckets; returns the completed steps from which it continues.
+    async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None, step: int) -> int | None:
+        """Agrees with a worker on its buckets after `step`; returns the steps from which it continues.
 
         A late joiner becomes active here, because the plan is all it needs. None: it must ask again.
         Raises as `Planner.agree`.
@@ -174,14 +174,14 @@ class Coordinator(CoordinatorState):
         membership, agreed = self._job_of(sender).membership, self.agreed_model
         if unplanned := not agreed.settled:
             self.checkpoints.states.clear()
-        late = await self._planner.agree(sender, offered, slicing)
+        late = await self._planner.agree(sender, offered, slicing, step)
         if not late or agreed.undecided:
             return None if agreed.undecided else agreed.step
         assert membership is not None
         await self._notifier.wait_out(lambda: not self.takeover.recent)
-        step = await self._planner.activate(sender, gives=unplanned and sender.rank == 0)
+        resumed = await self._planner.activate(sender, gives=unplanned and sender.rank == 0)
         await self.views.publish(membership)
-        return step
+        return resumed
 
     async def try_plan(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
         """Sends every shard the slices that the workers want to try. Raises as `Planner.try_out`."""

@@ -266,7 +266,7 @@ class Planner:
         self._notifier = notifier
         self._planning = planning
 
-    async def agree(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> bool:
+    async def agree(self, sender: Sender, offered: Buckets, slicing: Slicing | None, step: int) -> bool:
         """Makes the first worker's buckets the job's, and compares the other workers' with them.
 
         Buckets whose indices follow those of the job join it. All workers offer them between the same two
@@ -299,7 +299,7 @@ class Planner:
             if self._agreed_model.undecided and slicing is None:
                 self._agreed_model.expect(offered)
             elif not self._agreed_model.settled or self._agreed_model.extends(offered):
-                await self._settle(offered, slicing)
+                await self._settle(offered, slicing, step)
         return late
 
     async def try_out(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
@@ -372,15 +372,16 @@ class Planner:
         model = self._agreed_model
         if model.restored is None and not any(stats.newest for stats in await self._fleet.stats()):
             model.forget()
-            await self._settle(offered, model.slicing)
+            await self._settle(offered, model.slicing, 0)
 
-    async def _settle(self, offered: Buckets, slicing: Slicing | None) -> None:
+    async def _settle(self, offered: Buckets, slicing: Slicing | None, step: int) -> None:
         model = self._agreed_model
         plan, restore = model.draw(offered, len(self._fleet.shards), slicing)
         if model.settled:
-            # The worker that offers has all replies to its last step, so some shard has that version.
-            version = max((stats.newest for stats in await self._fleet.stats()), default=0)
-            await self._fleet.extend_plan(offered, plan, restore, version)
+            # The worker that offers has all replies to its last step, so some shard has that version. It may
+            # have pushed the next step's gradients during backward, but not those of the new buckets.
+            newest = max((stats.newest for stats in await self._fleet.stats()), default=0)
+            await self._fleet.extend_plan(offered, plan, restore, newest - (newest - 1 == step))
         else:
             await self._fleet.set_plan(offered, plan, restore, model.step)
         model.settle(offered, plan)

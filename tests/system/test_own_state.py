@@ -37,18 +37,18 @@ FIRST = {("hub", "", "kill"), ("aggregate", "int8", "stop")}
 States = list[dict[str, torch.Tensor]]
 
 
-def run(cluster: Cluster, folder: Path, kind: str, codec: str, *how: str) -> States:
+def run(cluster: Cluster, folder: Path, kind: str, codec: str, how: str) -> States:
     """Runs the job until it has finished; returns what each rank ended with."""
     folder.mkdir()
     flags = [*KINDS.get(kind, []), *(["--compress", codec] if codec else [])]
     saves = ["--checkpoint-dir", str(folder / "saved"), "--checkpoint-every", "0.3"]
-    words = ["-n", "2", *flags, *saves, SCRIPT, str(folder), *how, *([kind] if kind == CLIPS else [])]
+    words = ["-n", "2", *flags, *saves, SCRIPT, str(folder), how, kind, *([] if codec else ["thaws"])]
     program = cluster.run(f"{kind}-{folder.name}", PS_RUN, *words)
-    if how == ("stop",):
+    if how == "stop":
         assert program.wait() == 75, program.said()
         program = cluster.run(f"{kind}-{folder.name}-again", PS_RUN, *words)
     assert program.wait() == 0, program.said()
-    assert ("restarting the job" in program.said()) == (how == ("kill",))
+    assert ("restarting the job" in program.said()) == (how == "kill")
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -60,7 +60,7 @@ def wholes(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) ->
     def whole(kind: str, codec: str) -> States:
         cluster = Cluster(tmp_path_factory.mktemp(kind), fork_server)
         try:
-            return run(cluster, cluster.folder / "whole", kind, codec)
+            return run(cluster, cluster.folder / "whole", kind, codec, "whole")
         finally:
             cluster.end()
 

@@ -93,6 +93,17 @@ class GradientMemory:
         """
         return self._bits.take(self._spread)
 
+    def altered(self, state: tuple[int, tuple[int, ...]], copy: Tensor | None) -> int:
+        """Returns how many gradients are not those of a `state()` with a copy of the memory."""
+        bits, count = self._bits if copy is None else copy.view(self._bits.dtype), 0
+        for position, (one, part) in enumerate(zip(self._parameters, self._parts, strict=True)):
+            if one.grad is None or position in state[1]:
+                count += (one.grad is None) != (position in state[1])
+            else:
+                here = one.grad is self.views[position] or self._is_stray(position, one.grad)
+                count += not (here and torch.equal(bits[part], self._bits[part]))
+        return count
+
     def missing(self) -> tuple[int, ...]:
         """Returns the positions of the parameters without a gradient now."""
         return tuple(position for position, one in enumerate(self._parameters) if one.grad is None)

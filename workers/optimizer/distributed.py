@@ -341,10 +341,9 @@ class DistributedOptimizer(OptimizerWrapper):
         """Looks what the script did since the last step, and returns what exchanges the gradients."""
         reducer = self._trained.checked_reducer()
         reducer.begin_step(self._groups)
-        if self._untrained.later or self._untrained.looked != model_checks.registrations:
-            self._untrained.look()
         if self._trained.extend():
             reducer = self._trained.checked_reducer()
+        self._untrained.look()
         overlap = reducer.overlap
         decides = overlap.backward is None or overlap.first_means is not None
         runs_code = decides and runs_before_step(self.wrapped)
@@ -372,6 +371,7 @@ class DistributedOptimizer(OptimizerWrapper):
         with torch.enable_grad():
             loss = closure()
         self._trained.extend()
+        self._untrained.look()
         self._trained.reducer.exchange.finish()
         if not self._asks:
             return loss

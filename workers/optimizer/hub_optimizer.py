@@ -3,7 +3,7 @@
 The hub has the state; the wrapped optimizer gets it when the script looks, and sends what the script has
 changed, before the next step. So `state`, `state_dict` and `load_state_dict` do what they do in torch,
 and a checkpoint moves between hub, ring, one process and plain torch. A tensor of the state that the script
-keeps is the hub's only until the next step.
+keeps is the hub's only until the next step; a later change of it is an error.
 
 A script may register hooks on the wrapped optimizer's `step`, or replace `step` itself, as schedulers do. All
 of that runs in torch's order: the wrapped optimizer's `step` is called, and the exchange is its last hook
@@ -12,9 +12,11 @@ before the step. The optimizer then finds no gradients, so it changes nothing: t
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -22,8 +24,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from xxhash import xxh3_64
 
+from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.torch_internals import has_step_hooks, run_first_after_step
+from hubring.workers.buckets.torch_internals import has_step_hooks, run_first_after_step, version
 from hubring.workers.communicators.base import ParameterState, SteppingHub
 from hubring.workers.optimizer.wrapping import OptimizerWrapper
 from hubring.workers.reducer.groups import parameters_of
@@ -34,18 +37,14 @@ class ShownState(defaultdict[Any, dict[str, Any]]):
 
     Args:
         factory: Makes the state of a parameter that has none, as in torch.
-        given: What to hold from the start.
-        fetch: Returns the hub's state.
+
+    Attributes:
+        fetch: Returns the hub's state; None once it is here.
     """
 
-    def __init__(
-        self,
-        factory: Callable[[], dict[str, Any]] = dict,
-        *given: Any,
-        fetch: Callable[[], dict[Any, dict[str, Any]]] | None = None,
-    ) -> None:
-        super().__init__(factory, *given)
-        self.fetch = fetch
+    def __init__(self, factory: Callable[[], dict[str, Any]] = dict) -> None:
+        super().__init__(factory)
+        self.fetch: Callable[[], dict[Any, dict[str, Any]]] | None = None
 
     def fill(self) -> None:
         """Gets the hub's state, once."""
@@ -91,6 +90,10 @@ class HubOptimizerState:
         self._shown = ShownState()
         self._fetched = 0
         self._on_hub: set[Tensor] = set()
+        self._extra: dict[Tensor, dict[str, Any]] = {}
+        """What the script has put into the state that is no tensor, which the hub does not have."""
+        self._handed: list[tuple[weakref.ref[Tensor], int]] = []
+        """Tensors of the state that the script may have kept, and their versions when a step began."""
 
     def follow(self, reach: Callable[[], list[Bucket]]) -> None:
         """Makes the optimizer's `state`, `state_dict` and `load_state_dict` reach the hub.
@@ -122,6 +125,7 @@ class HubOptimizerState:
                     whole, parameter, {}
                 )  # without what the hub has, if the script has not looked
                 own = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+                self._extra[parameter] = {key: value for key, value in state.items() if key not in own}
                 if own:
                     states[name] = own
         return states
@@ -130,26 +134,40 @@ class HubOptimizerState:
         """Shows the hub's state of all buckets as `optimizer.state`, fetched when the script looks."""
         self._on_hub = {parameter for bucket in buckets for parameter in bucket.parameters}
         # What is left is the state of parameters that the hub does not have, since they are frozen.
-        self._shown = ShownState(dict, self._left(self._optimizer.state), fetch=self._fetch)
+        self._hide(self._left(self._optimizer.state))
         self._optimizer.state = self._shown
+
+    def _hide(self, left: dict[Any, dict[str, Any]]) -> None:
+        """Empties the state, which the script may have kept, until it looks; but for what is `left`."""
+        dict.clear(self._shown)
+        dict.update(self._shown, left)
+        self._shown.fetch = self._fetch
+        self._handed = [(one, version(kept)) for one, _ in self._handed if (kept := one()) is not None]
 
     def give_up(self) -> None:
         """Gives the optimizer its state, for good."""
-        self._optimizer.state = defaultdict(dict, dict(self._optimizer.state))
+        self._shown.fill()
         self._loads.remove()
 
     def changed(self) -> bool:
-        """Whether the script has changed the state that it saw. What it has only read is dropped."""
+        """Whether the script has changed the state that it saw. What it has only read is dropped.
+
+        Raises:
+            ConfigError: It has changed a tensor that it kept from before a step.
+        """
         if self._optimizer.state is not self._shown:
             return True
         if self._shown.fetch is not None:
+            if any((kept := one()) is not None and version(kept) != then for one, then in self._handed):
+                raise ConfigError(
+                    "the script changed a tensor of optimizer.state that it has kept from an earlier step,"
+                    " but the hub has the state: take it from optimizer.state again in each step"
+                )
             return False
         left = self._left(self._shown)
         if _digest({key: one for key, one in self._shown.items() if key not in left}) != self._fetched:
             return True
-        dict.clear(self._shown)
-        dict.update(self._shown, left)
-        self._shown.fetch = self._fetch
+        self._hide(left)
         return False
 
     def _left(self, state: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
@@ -165,7 +183,7 @@ class HubOptimizerState:
         for bucket in buckets:
             for name, parameter in bucket.named_parameters:
                 options = groups.get(parameter, self._optimizer.defaults)
-                state = {
+                state = self._extra.get(parameter, {}) | {
                     key: value if key == "step" else value.to(parameter.device)
                     for key, value in states.get(name, {}).items()
                     if not _is_unused(options, key, value)
@@ -173,6 +191,8 @@ class HubOptimizerState:
                 if state:
                     found[parameter] = state
         self._fetched = _digest(found)
+        every = chain.from_iterable(map(dict.values, found.values()))
+        self._handed += [(weakref.ref(one), 0) for one in every if isinstance(one, Tensor)]
         return found
 
 

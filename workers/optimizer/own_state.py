@@ -50,7 +50,7 @@ class ModelRest(Protocol):
         """Returns the buffers that `state_dict()` has, by name."""
 
     def frozen(self) -> Mapping[str, Tensor]:
-        """Returns the frozen parameters by name."""
+        """Returns the parameters by name that were frozen at the start; some may have been thawed since."""
 
     def settle(self) -> None:
         """Waits until the last step is complete."""
@@ -194,7 +194,7 @@ class OwnStates:
     def _fetch(self, *, live: bool) -> KeptState:
         kept = self._server.fetch(live=live, timeout=LIVE_SECONDS)
         rest = self._rest
-        if not kept.own and rest is not None and (rest.buffers() or rest.frozen()):
+        if rest is not None and ((rest.buffers() and not kept.own) or (rest.frozen() and not kept.shared)):
             log.warning(
                 "%s has no buffers and frozen parameters, so this worker starts with those of its script:"
                 " statistics of BatchNorm, for example, start from scratch",

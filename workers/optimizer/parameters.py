@@ -83,6 +83,7 @@ class TrainedParameters:
         self.buckets: list[Bucket] = []
         self._coming: list[Bucket] = []
         """Buckets that are laid out and not exchanged yet."""
+        self._first = {one for one in self.held if one.requires_grad}
         self._unite(earlier)
         if earlier:
             self.reducer.take_over(options)
@@ -138,8 +139,10 @@ class TrainedParameters:
         return [*model.named_buffers(), *frozen]
 
     def frozen(self) -> dict[str, torch.Tensor]:
-        """Returns what `rest` has of the model's parameters."""
-        return {name: one for name, one in self.rest() if isinstance(one, torch.nn.Parameter)}
+        """Returns the model's parameters that were frozen at the start, as when the script restarts."""
+        model = self._options.model
+        every = {} if model is None else dict(model.named_parameters())
+        return {name: one for name, one in every.items() if one not in self._first and not _is_odd(one)}
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Returns what `rest` has of the buffers in the model's `state_dict`."""
@@ -202,8 +205,17 @@ class TrainedParameters:
             with torch.no_grad():
                 for bucket in buckets:
                     bucket.copy_in()  # a checkpoint may have changed the parameters since
+        thawed = [named for bucket in buckets for named in bucket.named_parameters] if self.buckets else []
+        used = [parameter.detach().clone() for _, parameter in thawed]
         with self.communicator.waiting:
             start = self.communicator.attach(buckets, states)
+        for (name, parameter), then in zip(thawed, used, strict=True):
+            if self._on_server and not torch.equal(parameter.detach(), then):
+                log.warning(
+                    "this step's gradients were computed with other values of %s than the hub has: it was"
+                    " trained before the job restarted, and the script has just thawed it",
+                    name,
+                )
         if self._state is not None:
             self._state.show([*self.buckets, *buckets])
         if not self._on_server:

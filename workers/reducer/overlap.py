@@ -71,6 +71,8 @@ class Overlap:
         self._holds: bool | None = None
         self._noted: dict[Bucket, _Noted] = {}
         self._dropped = False
+        self._between = False
+        """Whether the script changed means between two passes of the first step."""
         # Where workers step, the mean replaces the gradients in place before step().
         self._exact = wanted and self._on_server
         self._seen_pass = False
@@ -93,6 +95,9 @@ class Overlap:
     def begin_pass(self) -> None:
         """Handles the first gradient of a pass. Changes before it are allowed: the pass adds to them."""
         self._seen_pass = True
+        if self.first_means is not None and self.shows_means:  # one gradient has come when a pass begins
+            altered = sum(bucket.shown.altered(one.state, one.copy) for bucket, one in self._noted.items())
+            self._between |= altered > 1
         self._look = self._exchange.look_for_writes() if self._on_server else nothing
         self._holds = False if self._look is nothing else None
         self._noted, self.has_noted, self.shows_means = {}, False, False
@@ -249,7 +254,8 @@ class Overlap:
         if means is not None:
             if not passes:  # this rank's loss has reached nothing
                 means.show(is_whole=True)
-            if means.are_changed(bool(passes) and (runs_code or self._changes() == CHANGED)):
+            changed = bool(passes) and (runs_code or self._changes() == CHANGED)
+            if means.are_changed(changed or self._dropped or self._between):
                 return f"the script {CHANGED}"
         if self._on_server:
             if self.backward is None and passes:

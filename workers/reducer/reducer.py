@@ -262,7 +262,7 @@ class Reducer:
             self.exchange.hypers = self.exchange.read_hypers()  # for buckets that backward sends
 
     def _pass_has_begun(self) -> None:
-        if not self.on_server:
+        if not self.on_server or self.overlap.first_means is not None:
             self._registry.extend()  # so that the new gradients are means when backward returns
 
     # Steps.

@@ -1,10 +1,11 @@
-"""A script whose model has more state than its trained parameters: own_state.py FOLDER [HOW] [clips].
+"""A script whose model has more state than its trained parameters: own_state.py FOLDER HOW [clips] [thaws].
 
 Its buffers are BatchNorm's statistics and one that differs by rank. Its frozen layer is another one in each
 life of the job, so only a checkpoint can bring it back. In the first life, rank 1 asks for a stop at step 20
 (HOW is "stop"), or kills itself after that as soon as there is a checkpoint ("kill"). Each rank writes its
 `state_dict()` to FOLDER: at the end, or, with "hold RANK", in its later life before its first step. Then no
-rank ends, and that rank waits at step 20 to be killed. With "clips", the script clips gradients.
+rank ends, and that rank waits at step 20 to be killed. With "clips", the script clips gradients. With
+"thaws", the last layer is frozen until step 10.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import hubring
 from tests.support.scripts.spare import spare_compiler
 
 STEPS = 80
-BEGIN = 20
+THAW, BEGIN = 10, 20
 
 
 class Model(torch.nn.Module):
@@ -47,14 +48,14 @@ class Model(torch.nn.Module):
 
 def main() -> None:
     spare_compiler()
-    words = sys.argv[2:]
-    folder, how = Path(sys.argv[1]), words[0] if words and words[0] != "clips" else ""
+    folder, how, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     hubring.init()
     rank = hubring.rank()
     lived = folder / f"lived-{rank}"
     life = int(lived.exists())
     lived.touch()
     model = Model(life)
+    model.last.requires_grad_("thaws" not in words)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = hubring.DistributedOptimizer(sgd, model)
     if how.startswith("hold") and life:
@@ -72,6 +73,8 @@ def main() -> None:
                 die_once_saved(folder)
         generator = torch.Generator().manual_seed(1000 * step + rank)
         x = torch.randn(8, 16, generator=generator)
+        if "thaws" in words:
+            model.last.requires_grad_(step >= THAW)
         optimizer.zero_grad()
         ((model(x) - x.mean(1, keepdim=True)) ** 2).mean().backward()
         if "clips" in words:
