@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 from tests.reports.report import report
 from tests.reports.training import (
     Job,
+    backward,
     batches,
     mlp,
     momentum,
@@ -69,11 +73,17 @@ def test_weights_are_tied_after_the_optimizer_was_made(job: Job) -> list[Tensor]
 
 
 @report("pytorch/pytorch#12603", refused="hub aggregate ring", error="model has got decode.weight since")
-def test_a_parameter_that_replaces_another_is_not_trained(job: Job) -> list[Tensor]:
+@pytest.mark.parametrize("closure", [True, False], ids=["closure", "plain"])
+def test_a_parameter_that_replaces_another_is_not_trained(job: Job, closure: bool) -> list[Tensor]:
     """Assigns a new `Parameter` after wrapping."""
     model, optimizer = prepared(job, seeded(Autoencoder))
     model.decode.weight = nn.Parameter(torch.full((4, 4), 0.5))
-    return trained(job, model, optimizer)
+    for batch in batches():
+        evaluate: Any = partial(backward, job, model, optimizer, batch)
+        if not closure:
+            evaluate()
+        optimizer.step(evaluate if closure else None)
+    return values(model)
 
 
 @report("pytorch/pytorch#35858")

@@ -63,17 +63,31 @@ def test_a_gradient_or_parameter_is_saved_alone(job: Job, what: str) -> list[Ten
 
 
 @report("horovod/horovod#947")
-def test_gradients_of_two_tasks_are_kept_and_added(job: Job) -> list[Tensor]:
-    """Keeps the gradients of two tasks and assigns their sum."""
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_of_two_tasks_are_kept_and_added(job: Job, set_to_none: bool) -> list[Tensor]:
+    """Keeps the gradients of two tasks and assigns their sum, one projected as by PCGrad."""
     model, optimizer = prepared(job, mlp())
     for batch in batches():
         kept = []
-        for scale in (1.0, 0.5):
+        for output in range(2):
             optimizer.zero_grad()
-            (scale * job.loss(batch, square(model))).backward()
-            kept.append(gradients(model))
+            job.loss(batch, lambda part, at=output: model(part)[:, at].square().mean()).backward()  # type: ignore[misc]
+            kept.append([one.clone() for one in gradients(model)])
+        optimizer.zero_grad(set_to_none)
         for parameter, first, second in zip(model.parameters(), *kept, strict=True):
-            parameter.grad = first + 2 * second
+            parameter.grad = first + second - (first * second).sum() / (first * first).sum() * first
+        optimizer.step()
+    return values(model)
+
+
+@report("Clipping of an auxiliary loss")
+def test_gradients_are_clipped_between_two_passes(job: Job) -> list[Tensor]:
+    """`clip_grad_norm_` after the first of two losses."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        backward(job, model, optimizer, batch)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        job.loss(batch, lambda part: model(part).mean()).backward()
         optimizer.step()
     return values(model)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -101,14 +102,20 @@ def test_a_layer_frozen_after_two_steps_stays(job: Job, make: Make) -> list[Tens
 
 @report("facebookresearch/detectron2#2486, Lightning-AI/pytorch-lightning#450")
 @OPTIMIZERS
-def test_a_layer_frozen_at_first_is_trained_once_it_is_thawed(job: Job, make: Make) -> list[Tensor]:
-    """Is in the optimizer, thawed after two steps."""
+@pytest.mark.parametrize("thawed", [0, 2], ids=["at once", "later"])
+def test_a_layer_frozen_at_first_is_trained_once_it_is_thawed(
+    job: Job, make: Make, thawed: int
+) -> list[Tensor]:
+    """Is in the optimizer, thawed before the first step, which clips, or after two."""
     model = mlp()
     model.get_submodule("0").requires_grad_(False)
     optimizer = job.wrap(make(model), model)
     for turn, batch in enumerate(batches()):
-        model.get_submodule("0").requires_grad_(turn > 1)
-        step(job, model, optimizer, batch)
+        model.get_submodule("0").requires_grad_(turn >= thawed)
+        backward(job, model, optimizer, batch)
+        if not thawed:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
     return values(model)
 
 

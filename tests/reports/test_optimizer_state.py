@@ -192,6 +192,31 @@ def test_the_scripts_own_optimizer_steps(job: Job, begin: int, closure: bool) ->
     return [*values(model), torch.as_tensor(total), torch.tensor(steps)]
 
 
+@report("Optimizers wrapped in others")
+def test_the_state_is_taken_once_and_used_in_all_steps(job: Job) -> list[Tensor]:
+    """Keeps `optimizer.state`, halves moments in it and counts steps in it."""
+    model, optimizer = prepared(job, mlp())
+    state = optimizer.state
+    for number, batch in enumerate(batches()):
+        step(job, model, optimizer, batch)
+        for one in model.parameters():
+            state[one]["momentum_buffer"].mul_(0.5)
+            assert state[one].setdefault("seen", number) == 0, "it stays"
+    return values(model)
+
+
+@report("Optimizers wrapped in others", refused="hub", error="has kept from an earlier step")
+def test_a_moment_that_was_kept_is_cleared_two_steps_later(job: Job) -> list[Tensor]:
+    """Keeps `state[p]["momentum_buffer"]` and clears it after a later step."""
+    model, optimizer = prepared(job, mlp())
+    kept: list[Tensor] = []
+    for batch in batches():
+        step(job, model, optimizer, batch)
+        kept = kept or [optimizer.state[one]["momentum_buffer"] for one in model.parameters()]
+        torch._foreach_zero_(kept)
+    return values(model)
+
+
 @report("Logging of moments")
 def test_moments_are_read_after_each_step(job: Job) -> list[Tensor]:
     """Reads `optimizer.state[p]`."""
