@@ -368,6 +368,8 @@ def lay_out(
     hub = communicator.stepping_hub
     inherits = hub is not None and bool(earlier)
     if hub is not None and hub.has_model and not inherits:
+        for one in ReducerRegistry.of(communicator).reducers:
+            one.overlap.backward = False  # the other optimizer's loss may reach its parameters, as in a GAN
         communicator = communicator.averaging("it steps for another DistributedOptimizer already")
     try:
         trained = TrainedParameters(communicator, optimizer, named, options)
