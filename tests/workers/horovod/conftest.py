@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from functools import partial, update_wrapper
+from inspect import Parameter, Signature, signature
+from typing import Any, TypeVar
 
 import pytest
 
@@ -46,6 +48,20 @@ class Everybody:
             return action()
 
         return self.ranks.run(live)
+
+
+def every_rank(test: Callable[..., None], ranks: str = "on_two") -> Callable[..., None]:
+    """Runs the body of a test on all ranks at once, on a hub and around a ring."""
+
+    def run(**given: Any) -> None:
+        given.pop(ranks)(partial(test, **given))
+
+    names = [ranks, *signature(test).parameters]
+    run.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])  # type: ignore[attr-defined]  # which pytest reads
+    return update_wrapper(run, test, updated=())
+
+
+every_rank_of_three = partial(every_rank, ranks="on_three")
 
 
 def everybody(kind: type[Ranks]) -> Iterator[Everybody]:
