@@ -17,22 +17,6 @@ from tests.support.training.ranks import HubRanks, Ranks, RingRanks
 T = TypeVar("T")
 
 
-class Hub(HubRanks):
-    size = 2
-
-
-class Ring(RingRanks):
-    size = 2
-
-
-class Hub3(HubRanks):
-    size = 3
-
-
-class Ring3(RingRanks):
-    size = 3
-
-
 class Everybody:
     """Runs one function on all ranks at once."""
 
@@ -64,17 +48,17 @@ def every_rank(test: Callable[..., None], ranks: str = "on_two") -> Callable[...
 every_rank_of_three = partial(every_rank, ranks="on_three")
 
 
-def everybody(kind: type[Ranks]) -> Iterator[Everybody]:
-    ranks = kind()
+def everybody(kind: type[Ranks], size: int) -> Iterator[Everybody]:
+    ranks: Ranks = type(kind.__name__, (kind,), {"size": size})()
     yield Everybody(ranks)
     ranks.close()
 
 
-@pytest.fixture(params=[Hub, Ring], ids=["hub", "ring"])
+@pytest.fixture(params=[HubRanks, RingRanks], ids=["hub", "ring"])
 def on_two(request: pytest.FixtureRequest) -> Iterator[Everybody]:
-    yield from everybody(request.param)
+    yield from everybody(request.param, 2)
 
 
-@pytest.fixture(params=[Hub3, Ring3], ids=["hub", "ring"])
+@pytest.fixture(params=[HubRanks, RingRanks], ids=["hub", "ring"])
 def on_three(request: pytest.FixtureRequest) -> Iterator[Everybody]:
-    yield from everybody(request.param)
+    yield from everybody(request.param, 3)

@@ -107,12 +107,7 @@ def test_the_place_is_told_by_rank_and_host(on_two: Everybody) -> None:
 
 
 def test_capabilities_are_told_truthfully() -> None:
-    assert not hvd.mpi_built()
-    assert not hvd.mpi_enabled()
-    assert not hvd.ddl_built()
-    assert not hvd.ccl_built()
-    assert hvd.gloo_built() is hvd.gloo_enabled() is torch.distributed.is_gloo_available()
-    assert bool(hvd.nccl_built()) is torch.distributed.is_nccl_available()
+    assert (hvd.mpi_enabled(), hvd.gloo_enabled()) == (False, hvd.gloo_built())
     assert hvd.cuda_built() is torch.backends.cuda.is_built()
     with pytest.raises(ValueError, match="no MPI"):
         hvd.mpi_threads_supported()

@@ -128,10 +128,12 @@ def test_other_frameworks_are_said_to_be_missing() -> None:
 
 
 def test_check_build_lays_out_what_there_is() -> None:
-    lines = check_build().splitlines()
-    assert "    [X] PyTorch" in lines
-    assert "    [ ] MPI" in lines
-    assert "    [X] Hub" in lines
+    there = {"PyTorch": True, "Hub": True} | dict.fromkeys(
+        ["TensorFlow", "MXNet", "MPI", "DDL", "CCL"], False
+    )
+    there |= {name: getattr(torch.distributed, f"is_{name.lower()}_available")() for name in ("Gloo", "NCCL")}
+    lines = [line for line in check_build().splitlines() if line.startswith("    [")]
+    assert {(line[8:], line[5] == "X") for line in lines} == set(there.items())
 
 
 def test_versions_are_compared_as_numbers() -> None:

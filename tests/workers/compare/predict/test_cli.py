@@ -162,7 +162,7 @@ def test_an_extrapolation_is_marked_and_a_host_limit_is_not_called_a_link(predic
 
 
 def test_predict_tells_samples_a_second_only_of_a_batch(predicted: Told) -> None:
-    asked = ["--workers", "2", "--rows", "ring"]
+    asked = ["--workers", "2", "--rows", "ring,hub-backup"]
     _, last, shown = predicted(*asked)
     assert last["predictions"][0]["samples_per_second"] is None
     assert "samples/s" not in shown
@@ -218,6 +218,8 @@ def test_random_delays_are_simulated_with_five_seeds(predicted: Told) -> None:
         (("--job", "digits", "--model-bytes", "5"), "use one of them"),
         (("--rate", "fast"), "fast"),
         (("--rows", "gossip"), "no model of row 'gossip'"),
+        (("--rows", "ring-powersgd:4"), "no model of --compress powersgd:4, whose size depends"),
+        (("--workers", "1", "--rows", "hub-backup"), "hub-backup needs at least 2 workers, not 1; pass"),
         (("--optimizer", "lion"), "no optimizer 'lion'"),
         (("--calibration", "nowhere.json"), "nowhere.json is not a calibration"),
     ],
