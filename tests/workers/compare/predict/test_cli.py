@@ -220,7 +220,7 @@ def test_random_delays_are_simulated_with_five_seeds(predicted: Told) -> None:
         (("--rows", "gossip"), "no model of row 'gossip'"),
         (("--rows", "ring-powersgd:4"), "no model of --compress powersgd:4, whose size depends"),
         (("--workers", "1", "--rows", "hub-backup"), "hub-backup needs at least 2 workers, not 1; pass"),
-        (("--optimizer", "lion"), "no optimizer 'lion'"),
+        (("--optimizer", "lion"), "no optimizer 'lion'; expected one of sgd, adam"),
         (("--calibration", "nowhere.json"), "nowhere.json is not a calibration"),
     ],
 )
