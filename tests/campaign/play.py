@@ -85,18 +85,8 @@ def _play(
             again.start(rank)
         acts.append(_act(again, again.finish()))
     acts[-1] = _with_leftovers(acts[-1], others)
-    return Evidence(
-        scenario,
-        fault.fired,
-        job.forwarded,
-        tuple(acts),
-        reference,
-        fault.paused,
-        before,
-        after,
-        watch.seconds,
-        kept,
-    )
+    facts = (fault.fired, job.forwarded, tuple(acts), reference, fault.paused)
+    return Evidence(scenario, *facts, before, after, watch.seconds, kept)
 
 
 def _wait_for_moment(job: Job) -> None:

@@ -219,24 +219,9 @@ def drawn_kill(seed: int) -> Scenario:
 
 def undisturbed(like: Scenario) -> Scenario:
     """Returns the run without a fault whose result a synchronous scenario must have."""
-    return Scenario(
-        -1,
-        like.mode,
-        "gloo" if like.ring else "shm",
-        like.workers,
-        0 if like.ring else 1,
-        False,
-        "none",
-        "disk",
-        0,
-        "flowing",
-        12,
-        0.0,
-        False,
-        "server",
-        1,
-        0.0,
-    )
+    wire, shards = ("gloo", 0) if like.ring else ("shm", 1)
+    calm = replace(example(like.mode, "none", "disk"), wire=wire, shards=shards, workers=like.workers)
+    return replace(calm, seed=-1, victim=0, moment="flowing", step=12, smallest=1, seconds=0.0)
 
 
 def example(mode: str = "bsp", fault: str = "cut", place: str = "data") -> Scenario:

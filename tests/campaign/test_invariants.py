@@ -151,13 +151,10 @@ PLANTED = {
     "a run without steps": ("valid", with_act(evidence(), trails={})),
     "no bytes through the relays": ("valid", replace(evidence(), forwarded=10)),
     "a cut that ends a worker": ("goes on", with_program(evidence(), 1, code=69, error=GOOD)),
-    "a killed shard that ends a worker though it has a standby": (
-        "goes on",
-        guarded("kill", "guarded shard"),
-    ),
-    "a killed coordinator that ends a worker": ("goes on", guarded("kill", "guarded coordinator")),
-    "a killed standby that ends a worker": ("goes on", guarded("kill", "standby")),
-    "a killed guardian that ends a worker": ("goes on", guarded("kill", "guardian")),
+    **{
+        f"a killed {place} that ends a worker": ("goes on", guarded("kill", place))
+        for place in ("guarded shard", "guarded coordinator", "standby", "guardian")
+    },
     "a shard that no standby replaced": ("goes on", unreplaced()),
     "a push that a standby does not have": ("I1", lost_push("kill", "guarded shard")),
     "a push that a standby took twice": ("I2", doubled_push("kill", "guarded shard")),

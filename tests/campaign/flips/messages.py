@@ -4,31 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
-from hubring.ps.core.messages import (
-    Call,
-    Code,
-    Collective,
-    CollectiveResult,
-    Contribute,
-    Init,
-    Missing,
-    Probe,
-    Pull,
-    Push,
-    ReadState,
-    Refusal,
-    Reply,
-    Request,
-    StateReply,
-    Values,
-    WriteParameters,
-    WriteState,
-)
-from hubring.ps.core.optimizer_state import OptimizerState
-from hubring.ps.core.types import Sender, new_incarnation
-from hubring.ps.store.collective import layout_of
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
 from hubring.ps.transport.encode import encode_reply, encode_request
@@ -37,36 +12,18 @@ from hubring.ps.transport.memory.segment import Region
 from hubring.ps.transport.shm.packet import Descriptor, Kind, split, unpack
 from tests.campaign.flips.place import Outcome
 from tests.campaign.tampering import flipped
+from tests.support.transports.samples import REPLIES, REQUESTS
 
-SENDER = Sender(1, new_incarnation(2))
+LONGEST = 100
 Read = tuple[bytes, bytes]
 """A message as its reader gets it: header and payload."""
 
 
 def messages() -> list[Message]:
-    """Returns one message of each kind, with few bytes, so that flips reach all parts."""
-    values = torch.linspace(-1, 1, 24)
-    state = OptimizerState({"momentum_buffer": values, "step": torch.tensor(4.0)}, (1,))
-    call = Call(Collective.ALLREDUCE, "loss", ranks=(0, 1), layouts=(layout_of(values),))
-    requests: list[Request | Probe] = [
-        Init(SENDER, 0, values, state),
-        Push(SENDER, 1, 2, values, {"lr": 0.1, "momentum": 0.9}, absent=(0, 3)),
-        Pull(SENDER, 3),
-        WriteParameters(SENDER, 4, 5, 6, values),
-        WriteState(SENDER, 4, 5, 6, state),
-        ReadState(SENDER, 4),
-        Probe(SENDER, (3, 4)),
-        Contribute(SENDER, 7, call, (values,), settled=6, closed=(8,)),
-    ]
-    replies: list[Reply] = [
-        Values(1, values, clock=4, version=17, staleness=3, absent=(1,)),
-        StateReply(1, 17, state),
-        CollectiveResult((values,)),
-        Missing((3, 4)),
-        Refusal(Code.FENCED, "rank 3 lost its place"),
-    ]
-    encoded = [encode_request(request, number) for number, request in enumerate(requests)]
-    return [*encoded, *(encode_reply(reply, number) for number, reply in enumerate(replies))]
+    """Returns messages of every kind, with at most LONGEST bytes of payload, so flips reach all parts."""
+    encoded = [encode_request(request, number) for number, request in enumerate(REQUESTS)]
+    encoded += [encode_reply(reply, number) for number, reply in enumerate(REPLIES)]
+    return [each for each in encoded if each.payload is None or each.payload.nbytes <= LONGEST]
 
 
 class Wire:

@@ -117,23 +117,13 @@ HEAD = """\
 SIZES = tuple(1 << power for power in range(20, 31))
 
 
-def output(
-    nodes: int,
-    gpus: int,
-    busbw: float,
-    *,
-    alpha: float = 0.0,
-    sizes: Sequence[int] = SIZES,
-    listed: bool = True,
-) -> str:
+def output(nodes: int, gpus: int, busbw: float, *, listed: bool = True) -> str:
     """Returns the output of `nodes` hosts.
 
     Args:
         nodes: Number of hosts.
         gpus: GPUs of each.
         busbw: Bytes per second.
-        alpha: Seconds of an empty message.
-        sizes: Bytes.
         listed: Whether the output lists its devices.
     """
     ranks = nodes * gpus
@@ -143,9 +133,9 @@ def output(
     ]
     share = 2 * (ranks - 1) / ranks
     rows = []
-    for size in sizes:
-        seconds = alpha + share * size / busbw
+    for size in SIZES:
+        seconds = share * size / busbw
         cells = f"{1e6 * seconds:8.2f} {size / seconds / 1e9:6.2f} {share * size / seconds / 1e9:6.2f}      0"
         rows.append(f"{size:12} {size // 4:13}     float     sum      -1 {cells} {cells}")
-    head = HEAD.format(least=sizes[0], most=sizes[-1], devices="\n".join(devices if listed else ["#"]))
+    head = HEAD.format(least=SIZES[0], most=SIZES[-1], devices="\n".join(devices if listed else ["#"]))
     return head + "\n".join(rows) + "\n# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 91.2\n#\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -21,15 +20,14 @@ from hubring.workers.buckets.bucket import Bucket
 from tests.support.compare.audited import HERE, SIZE, Script, taking
 from tests.support.compare.correct_scripts import grouped, half_used, made, rounded, scheduled, take_as
 from tests.support.compare.worker_faults import (
+    Plant,
     first_group,
+    instead,
     old_options,
     one_rank_sits_out,
     pushing,
     twice_across,
 )
-
-Plant = Callable[[], Any]
-"""Returns a context in which the fault exists."""
 
 Change = Callable[[KeyEntry, list[Tensor], dict[str, float]], tuple[list[Tensor], dict[str, float]]]
 """Changes the gradients and hyperparameters of one step of a key."""
@@ -52,16 +50,13 @@ class Planted:
     says: str = ""
 
 
-@contextmanager
-def _on_hub(change: Change) -> Iterator[None]:
+def _on_hub(change: Change) -> Any:
     """Changes what a shard steps with."""
-    step = KeyEntry._step
 
-    def wrong(entry: KeyEntry, gradients: Sequence[Tensor], hyper: Any, *rest: Any) -> None:
+    def wrong(step: Any, entry: KeyEntry, gradients: Any, hyper: Any, *rest: Any) -> None:
         step(entry, *change(entry, list(gradients), dict(hyper)), *rest)
 
-    with patch.object(KeyEntry, "_step", wrong):
-        yield
+    return instead(KeyEntry, "_step", wrong)
 
 
 def _of(steps: Callable[[int], bool], **factors: float) -> Plant:
@@ -87,32 +82,25 @@ def _first_learning_rate(entry: KeyEntry, gradients: list[Tensor], hyper: dict[s
     return gradients, hyper | {"lr": 0.1 if entry.version >= 6 else hyper["lr"]}
 
 
-@contextmanager
-def _repeated(times: int, at: int, *, counts: bool = False) -> Iterator[None]:
+def _repeated(times: int, at: int, *, counts: bool = False) -> Any:
     """Steps a key `times` times in one step. `counts`: its version counts all of them."""
-    step = KeyEntry._step
 
-    def wrong(entry: KeyEntry, *given: Any) -> None:
+    def wrong(step: Any, entry: KeyEntry, *given: Any) -> None:
         version = entry.version
         for _ in range(times if version + 1 == at else 1):
             step(entry, *given)
         entry.version = entry.version if counts else version + 1
 
-    with patch.object(KeyEntry, "_step", wrong):
-        yield
+    return instead(KeyEntry, "_step", wrong)
 
 
-@contextmanager
-def _before_hub_steps(at: int, action: Callable[[KeyEntry], None]) -> Iterator[None]:
-    step = KeyEntry._step
-
-    def wrong(entry: KeyEntry, *given: Any) -> None:
+def _before_hub_steps(at: int, action: Callable[[KeyEntry], None]) -> Any:
+    def wrong(step: Any, entry: KeyEntry, *given: Any) -> None:
         if entry.version + 1 == at:
             action(entry)
         step(entry, *given)
 
-    with patch.object(KeyEntry, "_step", wrong):
-        yield
+    return instead(KeyEntry, "_step", wrong)
 
 
 def _forget(entry: KeyEntry) -> None:
@@ -126,25 +114,21 @@ def _count_again(entry: KeyEntry) -> None:
         entry.optimizer.load(OptimizerState(tensors, state.fresh, state.cuts))
 
 
-@contextmanager
-def _steps_frozen() -> Iterator[None]:
+def _steps_frozen() -> Any:
     """The hub steps parameters that no rank has a gradient of."""
-    step = KeyEntry._step
 
-    def wrong(entry: KeyEntry, gradients: Any, hyper: Any, absent: Any, *rest: Any) -> None:
+    def wrong(step: Any, entry: KeyEntry, gradients: Any, hyper: Any, absent: Any, *rest: Any) -> None:
         step(entry, gradients, hyper, (), *rest)
 
-    with patch.object(KeyEntry, "_step", wrong):
-        yield
+    return instead(KeyEntry, "_step", wrong)
 
 
-@contextmanager
-def _stale_answer(rank: int, at: int) -> Iterator[None]:
+def _stale_answer(rank: int, at: int) -> Any:
     """One rank gets parameters of the step before."""
-    reply, earlier = PushRounds.reply, dict[int, Tensor]()
+    earlier = dict[int, Tensor]()
 
-    def wrong(rounds: PushRounds, entry: KeyEntry, reader: Reader) -> list[Delivery]:
-        deliveries = reply(rounds, entry, reader)
+    def wrong(reply: Any, rounds: PushRounds, entry: KeyEntry, reader: Reader) -> list[Delivery]:
+        deliveries: list[Delivery] = reply(rounds, entry, reader)
         if entry.version == at - 1:
             earlier[id(entry)] = entry.values.clone()
         if entry.version == at and reader.sender.rank == rank:
@@ -153,21 +137,17 @@ def _stale_answer(rank: int, at: int) -> Iterator[None]:
                 values.values = earlier[id(entry)]
         return deliveries
 
-    with patch.object(PushRounds, "reply", wrong):
-        yield
+    return instead(PushRounds, "reply", wrong)
 
 
-@contextmanager
-def _sealing(change: Callable[[Bucket, int], None]) -> Iterator[None]:
+def _sealing(change: Callable[[Bucket, int], None]) -> Any:
     """Changes a bucket just before it is sent; `change` gets the step."""
-    seal = Bucket.seal
 
-    def wrong(bucket: Bucket, left_out: Any = frozenset(), steps: int = 0) -> None:
+    def wrong(seal: Any, bucket: Bucket, left_out: Any = frozenset(), steps: int = 0) -> None:
         seal(bucket, left_out, steps)
         change(bucket, steps + 1)
 
-    with patch.object(Bucket, "seal", wrong):
-        yield
+    return instead(Bucket, "seal", wrong)
 
 
 def _sent(steps: Callable[[int], bool], factor: float, rank: int | None = None) -> Plant:
@@ -188,19 +168,17 @@ def _with_earlier(bucket: Bucket, step: int) -> None:
         bucket.gradients.add_(earlier)
 
 
-@contextmanager
-def _arriving(steps: Callable[[int], bool], change: Callable[[Bucket], None]) -> Iterator[None]:
+def _arriving(steps: Callable[[int], bool], change: Callable[[Bucket], None]) -> Any:
     """Changes means as they arrive."""
-    show, counts = Bucket.show_means, dict[int, int]()
+    counts = dict[int, int]()
 
-    def wrong(bucket: Bucket) -> None:
+    def wrong(show: Any, bucket: Bucket) -> None:
         counts[id(bucket)] = counts.get(id(bucket), 0) + 1
         if steps(counts[id(bucket)]):
             change(bucket)
         show(bucket)
 
-    with patch.object(Bucket, "show_means", wrong):
-        yield
+    return instead(Bucket, "show_means", wrong)
 
 
 def _halve(bucket: Bucket) -> None:

@@ -133,16 +133,8 @@ def _entry(row: str, setting: Setting, speed: float) -> RowResult:
             name: None if value is None else _around(random, value, 0 if shut or name in exact else 0.02)
             for name, value in known.items()
         },
-        staleness=_staleness(random, 0.35 if row == "hub-asp" else 0.6) if late else {},
+        staleness={str(age): 600 >> age for age in range(10)} if late else {},
     )
-
-
-def _staleness(random: Random, freshness: float) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for _ in range(1200):
-        age = min(11, int(random.expovariate(freshness)))
-        counts[str(age)] = counts.get(str(age), 0) + 1
-    return counts
 
 
 def _curve(row: str, setting: Setting, speed: float, seed: int) -> RunCurve:

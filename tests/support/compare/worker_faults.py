@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -16,25 +15,32 @@ from hubring.workers.optimizer.stepping import BucketStepper
 from hubring.workers.reducer.groups import ParameterGroups
 from tests.support.compare.audited import HERE
 
+Plant = Callable[[], Any]
+"""Returns a context in which a fault exists."""
 
-@contextmanager
-def pushing(which: Callable[[int, int, int], bool], factor: float | None = None) -> Iterator[None]:
+
+def instead(owner: type, name: str, wrong: Callable[..., Any]) -> Any:
+    """Returns a context in which calls of a method go to `wrong`, which gets the method first."""
+    method = getattr(owner, name)
+    return patch.object(owner, name, lambda *given, **more: wrong(method, *given, **more))
+
+
+def pushing(which: Callable[[int, int, int], bool], factor: float | None = None) -> Any:
     """Workers pull instead of pushing, or push their gradient times a factor.
 
     Args:
         which: Gets the rank, the key, and the number of the push to it.
         factor: Of the gradient; None: nothing is pushed.
     """
-    push_pull, numbers = KVClient.push_pull, Counter[tuple[int, int]]()
+    numbers = Counter[tuple[int, int]]()
 
     def wrong(
+        push_pull: Any,
         client: KVClient,
         shard: int,
         key: int,
         gradient: Any,
         into: Any,
-        hyper: Any,
-        work: Any,
         *rest: Any,
         **more: Any,
     ) -> None:
@@ -42,71 +48,57 @@ def pushing(which: Callable[[int, int, int], bool], factor: float | None = None)
         numbers[rank, key] += 1
         chosen = which(rank, key, numbers[rank, key])
         if chosen and factor is None:
-            client.pull(shard, key, into, work)
+            client.pull(shard, key, into, rest[1])
             return
         pushed = gradient * factor if chosen else gradient
-        push_pull(client, shard, key, pushed, into, hyper, work, *rest, **more)
+        push_pull(client, shard, key, pushed, into, *rest, **more)
 
-    with patch.object(KVClient, "push_pull", wrong):
-        yield
+    return instead(KVClient, "push_pull", wrong)
 
 
-@contextmanager
-def one_rank_sits_out(at: int) -> Iterator[None]:
+def one_rank_sits_out(at: int) -> Any:
     """One rank exchanges, and takes no step."""
-    take = DistributedOptimizer._take_step
 
-    def wrong(optimizer: DistributedOptimizer, reducer: Any) -> None:
+    def wrong(take: Any, optimizer: DistributedOptimizer, reducer: Any) -> None:
         if HERE.rank == 1 and optimizer._steps + 1 == at:
             optimizer._trained.reducer.exchange.finish()
-            return
-        take(optimizer, reducer)
+        else:
+            take(optimizer, reducer)
 
-    with patch.object(DistributedOptimizer, "_take_step", wrong):
-        yield
+    return instead(DistributedOptimizer, "_take_step", wrong)
 
 
-@contextmanager
-def old_options() -> Iterator[None]:
+def old_options() -> Any:
     """Across the barrier, buckets are stepped with the options of the first step."""
-    prepare, first = BucketStepper.prepare, dict[int, Any]()
-
-    def wrong(stepper: BucketStepper) -> Any:
-        return first.setdefault(id(stepper), prepare(stepper))
-
-    with patch.object(BucketStepper, "prepare", wrong):
-        yield
+    first = dict[int, Any]()
+    return instead(
+        BucketStepper, "prepare", lambda prepare, stepper: first.setdefault(id(stepper), prepare(stepper))
+    )
 
 
-@contextmanager
-def twice_across() -> Iterator[None]:
+def twice_across() -> Any:
     """Across the barrier, buckets are stepped twice in one step."""
-    prepare, counts = BucketStepper.prepare, dict[int, int]()
+    counts = Counter[int]()
 
-    def wrong(stepper: BucketStepper) -> Any:
+    def wrong(prepare: Any, stepper: BucketStepper) -> Any:
         step = prepare(stepper)
-        counts[id(stepper)] = counts.get(id(stepper), 0) + 1
-        if counts[id(stepper)] != 8:
-            return step
+        counts[id(stepper)] += 1
 
         def twice(bucket: Bucket) -> None:
             step(bucket)
             step(bucket)
 
-        return twice
+        return twice if counts[id(stepper)] == 8 else step
 
-    with patch.object(BucketStepper, "prepare", wrong):
-        yield
+    return instead(BucketStepper, "prepare", wrong)
 
 
-@contextmanager
-def first_group() -> Iterator[None]:
+def first_group() -> Any:
     """The hub steps every group with the options of the first."""
-    hyper, seen = ParameterGroups.hyper, dict[int, Any]()
+    seen = dict[int, Any]()
 
-    def wrong(groups: ParameterGroups, bucket: Bucket) -> Any:
+    def wrong(hyper: Any, groups: ParameterGroups, bucket: Bucket) -> Any:
         found = hyper(groups, bucket)
         return seen.setdefault(id(groups), found.rows[0] if isinstance(found, HyperTable) else found)
 
-    with patch.object(ParameterGroups, "hyper", wrong):
-        yield
+    return instead(ParameterGroups, "hyper", wrong)

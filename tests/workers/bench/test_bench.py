@@ -86,6 +86,8 @@ def test_a_row_asked_for_that_cannot_be_had_is_an_error(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match="--rows mpi: mpirun is not installed"):
         cli.rows_of("gloo+sgd,mpi")
     assert "mpi" not in [row.name for row in cli.rows_of(None)]
+    with pytest.raises(UsageError, match=r"--rows names gloo\+sgd twice"):
+        cli.rows_of("gloo+sgd, gloo+sgd")
 
 
 # What is shown.

@@ -181,26 +181,22 @@ def test_the_limit_on_a_gpu_is_right_by_the_same_calls_on_the_cpu(optimizer: str
     assert steps(BoundCuda(job, 0), 3) == 0
 
 
-def trained_by(ranks: Sequence[int], steps: int) -> list[Tensor]:
-    from hubring.workers.bench.train import ReferenceTraining
-
-    one = ReferenceTraining(BenchJob(shape="digits", optimizer="sgd", size=2, directory=""), ranks)
-    for _ in range(steps):
-        one.advance()
-    return one.values()
-
-
 def test_untrained_parameters_and_a_missing_rank_count_as_wrong_end_to_end() -> None:
     pytest.importorskip("sklearn")
     from hubring.workers.bench.train import ReferenceTraining
 
-    reference = ReferenceTraining(BenchJob(shape="digits", optimizer="sgd", size=2, directory=""), [0, 1])
-    for _ in range(3):
-        reference.advance()
+    def trained(ranks: Sequence[int], steps: int) -> ReferenceTraining:
+        job = BenchJob(shape="digits", optimizer="sgd", size=2, directory="")
+        one = ReferenceTraining(job, ranks)
+        for _ in range(steps):
+            one.advance()
+        return one
+
+    reference = trained([0, 1], 3)
     count = sum(values.numel() for values in reference.values())
-    assert reference.wrong(trained_by([0, 1], 3)) == 0
-    assert reference.wrong(trained_by([0, 1], 0)) > 0.5 * count
-    assert reference.wrong(trained_by([0], 3)) > 0.5 * count
+    assert reference.wrong(trained([0, 1], 3).values()) == 0
+    assert reference.wrong(trained([0, 1], 0).values()) > 0.5 * count
+    assert reference.wrong(trained([0], 3).values()) > 0.5 * count
 
 
 def test_ranks_that_drifted_apart_have_a_whole_model_of_wrong_elements() -> None:

@@ -91,11 +91,7 @@ def test_rows_that_a_setting_makes_no_difference_to_stand_in_all_its_panels() ->
     [
         ("ring", {"fault": Fault(victim="shard", step=9)}, True),
         ("ring", {"fault": Fault(rank=1, step=9)}, False),
-        ("hub-colocated", {"servers": 2}, True),
-        ("hub-bsp", {"servers": 2}, False),
         ("rpc", {"servers": 2}, False),
-        ("local", {"link": Link(rate=1e9)}, True),
-        ("local", {"compute": 0.1}, False),
     ],
 )
 def test_a_row_is_shown_where_its_runs_are_the_same(row: str, changes: dict[str, Any], same: bool) -> None:

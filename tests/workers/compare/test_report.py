@@ -82,7 +82,7 @@ def test_tensorboard_gets_every_run_with_its_scalars(folder: Path) -> None:
 
 def test_the_latest_report_is_the_last_whole_line(tmp_path: Path) -> None:
     file = tmp_path / "record"
-    assert latest(file) is None
+    assert (latest(file), read_record(file)) == (None, [])
     file.write_text('{"step": 1}')
     assert latest(file) is None
     file.write_text('{"step": 1}\n{"step": 2}\n{"st')
@@ -132,7 +132,7 @@ def test_a_result_that_is_no_json_object_is_an_error_with_the_log(tmp_path: Path
     ("words", "said"),
     [
         (["run", "--rows", "local,rng"], "no row 'rng'; expected one of local, ring"),
-        (["run", "digts"], "did you mean digits?"),
+        (["run", "digts"], "no file and no built-in experiment digts; did you mean digits?"),
         (["report", "nowhere"], "nowhere has no experiment.json"),
     ],
 )

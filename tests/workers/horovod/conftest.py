@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from functools import partial, update_wrapper
+from inspect import Parameter, Signature, signature
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,22 +15,6 @@ from hubring.workers.launchers.placement import Placement
 from tests.support.training.ranks import HubRanks, Ranks, RingRanks
 
 T = TypeVar("T")
-
-
-class Hub(HubRanks):
-    size = 2
-
-
-class Ring(RingRanks):
-    size = 2
-
-
-class Hub3(HubRanks):
-    size = 3
-
-
-class Ring3(RingRanks):
-    size = 3
 
 
 class Everybody:
@@ -48,17 +34,31 @@ class Everybody:
         return self.ranks.run(live)
 
 
-def everybody(kind: type[Ranks]) -> Iterator[Everybody]:
-    ranks = kind()
+def every_rank(test: Callable[..., None], ranks: str = "on_two") -> Callable[..., None]:
+    """Runs the body of a test on all ranks at once, on a hub and around a ring."""
+
+    def run(**given: Any) -> None:
+        given.pop(ranks)(partial(test, **given))
+
+    names = [ranks, *signature(test).parameters]
+    run.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])  # type: ignore[attr-defined]  # which pytest reads
+    return update_wrapper(run, test, updated=())
+
+
+every_rank_of_three = partial(every_rank, ranks="on_three")
+
+
+def everybody(kind: type[Ranks], size: int) -> Iterator[Everybody]:
+    ranks: Ranks = type(kind.__name__, (kind,), {"size": size})()
     yield Everybody(ranks)
     ranks.close()
 
 
-@pytest.fixture(params=[Hub, Ring], ids=["hub", "ring"])
+@pytest.fixture(params=[HubRanks, RingRanks], ids=["hub", "ring"])
 def on_two(request: pytest.FixtureRequest) -> Iterator[Everybody]:
-    yield from everybody(request.param)
+    yield from everybody(request.param, 2)
 
 
-@pytest.fixture(params=[Hub3, Ring3], ids=["hub", "ring"])
+@pytest.fixture(params=[HubRanks, RingRanks], ids=["hub", "ring"])
 def on_three(request: pytest.FixtureRequest) -> Iterator[Everybody]:
-    yield from everybody(request.param)
+    yield from everybody(request.param, 3)

@@ -12,10 +12,6 @@ import torch.utils.data.distributed
 import horovod.torch as hvd
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=16)
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--lr", type=float, default=0.05)
-parser.add_argument("--seed", type=int, default=42)
 parser.add_argument("--fp16-allreduce", action="store_true")
 parser.add_argument("--gradient-clip", type=float, default=None)
 parser.add_argument("--checkpoint", default="checkpoint.pt")
@@ -39,9 +35,9 @@ def metric_average(val: float, name: str) -> float:
 
 
 hvd.init()
-random.seed(args.seed)
-np.random.seed(args.seed)
-torch.manual_seed(args.seed + hvd.rank())  # the broadcast below makes all alike
+random.seed(42)
+np.random.seed(42)
+torch.manual_seed(42 + hvd.rank())  # the broadcast below makes all alike
 
 if torch.cuda.is_available():
     torch.cuda.set_device(hvd.local_rank())
@@ -54,10 +50,10 @@ dataset = torch.utils.data.TensorDataset(x, y)
 sampler = torch.utils.data.distributed.DistributedSampler[tuple[torch.Tensor, ...]](
     dataset, num_replicas=hvd.size(), rank=hvd.rank()
 )
-loader = torch.utils.data.DataLoader(dataset, batch_size=args.batch_size, sampler=sampler)
+loader = torch.utils.data.DataLoader(dataset, batch_size=16, sampler=sampler)
 
 model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.5)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * hvd.size(), momentum=0.5)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 compression = hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none
@@ -66,7 +62,7 @@ optimizer = hvd.DistributedOptimizer(
 )
 
 first = None
-for epoch in range(args.epochs):
+for epoch in range(3):
     model.train()
     sampler.set_epoch(epoch)
     total = 0.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hubring.horovod as hvd
-from tests.workers.horovod.conftest import Everybody
+from tests.workers.horovod.conftest import Everybody, every_rank, every_rank_of_three
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64]
@@ -38,16 +38,14 @@ def test_every_reduction_has_its_meaning(on_two: Everybody) -> None:
     assert on_two(act) == [[[1, 2], [3, 4], [3, 8], [1, 1]]] * 2
 
 
-def test_adasum_wants_a_power_of_two_and_all_ranks(on_three: Everybody) -> None:
-    def act() -> None:
-        with pytest.raises(NotImplementedError, match="power of 2"):
-            hvd.allreduce(torch.ones(2), op=hvd.Adasum)
-        some = hvd.add_process_set([0, 1])
-        if some.included():
-            with pytest.raises(NotImplementedError, match="process sets"):
-                hvd.allreduce(torch.ones(2), op=hvd.Adasum, process_set=some)
-
-    on_three(act)
+@every_rank_of_three
+def test_adasum_wants_a_power_of_two_and_all_ranks() -> None:
+    with pytest.raises(NotImplementedError, match="power of 2"):
+        hvd.allreduce(torch.ones(2), op=hvd.Adasum)
+    some = hvd.add_process_set([0, 1])
+    if some.included():
+        with pytest.raises(NotImplementedError, match="process sets"):
+            hvd.allreduce(torch.ones(2), op=hvd.Adasum, process_set=some)
 
 
 def test_factors_scale_before_and_after(on_two: Everybody) -> None:
@@ -60,66 +58,59 @@ def test_factors_scale_before_and_after(on_two: Everybody) -> None:
     assert on_two(act) == [([3, 3], [2, -2])] * 2
 
 
-def test_in_place_forms_write_into_their_tensor(on_two: Everybody) -> None:
-    def act() -> None:
-        tensor, parameter = torch.empty(2, 2), torch.nn.Parameter(torch.full((2,), float(hvd.rank())))
-        ways: list[Callable[[], Any]] = [
-            lambda: hvd.allreduce_(tensor, op=hvd.Sum),
-            lambda: hvd.synchronize(hvd.allreduce_async_(tensor, op=hvd.Sum)),
-        ]
-        for way in ways:
-            tensor.fill_(hvd.rank())
-            assert way() is tensor
-            assert tensor.tolist() == [[1, 1], [1, 1]]
-        assert hvd.broadcast_(parameter, root_rank=1) is parameter
-        assert parameter.tolist() == [1, 1]
-        pair = [torch.ones(2), torch.ones(1, dtype=torch.int64)]
-        first, second = hvd.grouped_allreduce_(pair, op=hvd.Sum)
-        assert first is pair[0]
-        assert second is pair[1]
-        assert (first.tolist(), second.tolist()) == ([2, 2], [2])
-
-    on_two(act)
+@every_rank
+def test_in_place_forms_write_into_their_tensor() -> None:
+    tensor, parameter = torch.empty(2, 2), torch.nn.Parameter(torch.full((2,), float(hvd.rank())))
+    ways: list[Callable[[], Any]] = [
+        lambda: hvd.allreduce_(tensor, op=hvd.Sum),
+        lambda: hvd.synchronize(hvd.allreduce_async_(tensor, op=hvd.Sum)),
+    ]
+    for way in ways:
+        tensor.fill_(hvd.rank())
+        assert way() is tensor
+        assert tensor.tolist() == [[1, 1], [1, 1]]
+    assert hvd.broadcast_(parameter, root_rank=1) is parameter
+    assert parameter.tolist() == [1, 1]
+    pair = [torch.ones(2), torch.ones(1, dtype=torch.int64)]
+    first, second = hvd.grouped_allreduce_(pair, op=hvd.Sum)
+    assert first is pair[0]
+    assert second is pair[1]
+    assert (first.tolist(), second.tolist()) == ([2, 2], [2])
 
 
-def test_grouped_allreduce_is_as_one_by_one(on_two: Everybody) -> None:
-    def act() -> None:
-        tensors = [torch.ones(3) * hvd.rank(), torch.tensor(5.0), torch.arange(2) + hvd.rank()]
-        results = hvd.grouped_allreduce(tensors, name="group", compression=hvd.Compression.fp16)
-        assert isinstance(results, list)
-        for tensor, result in zip(tensors, results, strict=True):
-            assert torch.equal(result, hvd.allreduce(tensor, compression=hvd.Compression.fp16))
-            assert result.dtype == tensor.dtype
-        assert isinstance(hvd.synchronize(hvd.grouped_allreduce_async(tensors, op=hvd.Sum)), tuple)
-
-    on_two(act)
+@every_rank
+def test_grouped_allreduce_is_as_one_by_one() -> None:
+    tensors = [torch.ones(3) * hvd.rank(), torch.tensor(5.0), torch.arange(2) + hvd.rank()]
+    results = hvd.grouped_allreduce(tensors, name="group", compression=hvd.Compression.fp16)
+    assert isinstance(results, list)
+    for tensor, result in zip(tensors, results, strict=True):
+        assert torch.equal(result, hvd.allreduce(tensor, compression=hvd.Compression.fp16))
+        assert result.dtype == tensor.dtype
+    assert isinstance(hvd.synchronize(hvd.grouped_allreduce_async(tensors, op=hvd.Sum)), tuple)
 
 
-def test_the_autograd_functions_take_horovods_arguments(on_two: Everybody) -> None:
+@every_rank
+def test_the_autograd_functions_take_horovods_arguments() -> None:
     ops, everybody = hvd.mpi_ops, hvd.global_process_set
-
-    def act() -> None:
-        own = torch.full((2,), 1.0 + hvd.rank(), requires_grad=True)
-        reduced = ops.HorovodAllreduce.apply(own, None, "a", hvd.Sum, 2.0, 1.0, everybody)
-        scattered = ops.HorovodReducescatter.apply(own, None, hvd.Sum, everybody, 1.0, 0.5)
-        for result, value, slope in ((reduced, [6, 6], [4, 4]), (scattered, [1.5], [1, 1])):
-            (gradient,) = torch.autograd.grad(result.sum(), own)
-            assert (result.tolist(), gradient.tolist()) == (value, slope)
-        rows, counts = ops.HorovodAlltoall.apply(own, [2, 0], "split", everybody)
-        assert (len(rows), counts.tolist()) == ((4, [2, 2]) if hvd.rank() == 0 else (0, [0, 0]))
-        results = (
-            *ops.HorovodGroupedAllreduce.apply(None, None, hvd.Average, 1.0, 1.0, everybody, own, 2 * own),
-            *ops.HorovodGroupedAllgather.apply("g", everybody, own),
-            *ops.HorovodGroupedReducescatter.apply("s", hvd.Average, everybody, 1.0, 1.0, own),
-            ops.HorovodAllgather.apply(own, None, everybody),
-            ops.HorovodBroadcast.apply(own, 1, None, everybody),
-            ops.HorovodAlltoall.apply(own, None, None, everybody),
-        )
-        assert [one.tolist() for one in results] == [
-            *([1.5, 1.5], [3, 3], [1, 1, 2, 2], [1.5], [1, 1, 2, 2], [2, 2], [1, 2])
-        ]
-
-    on_two(act)
+    own = torch.full((2,), 1.0 + hvd.rank(), requires_grad=True)
+    reduced = ops.HorovodAllreduce.apply(own, None, "a", hvd.Sum, 2.0, 1.0, everybody)
+    scattered = ops.HorovodReducescatter.apply(own, None, hvd.Sum, everybody, 1.0, 0.5)
+    for result, value, slope in ((reduced, [6, 6], [4, 4]), (scattered, [1.5], [1, 1])):
+        (gradient,) = torch.autograd.grad(result.sum(), own)
+        assert (result.tolist(), gradient.tolist()) == (value, slope)
+    rows, counts = ops.HorovodAlltoall.apply(own, [2, 0], "split", everybody)
+    assert (len(rows), counts.tolist()) == ((4, [2, 2]) if hvd.rank() == 0 else (0, [0, 0]))
+    results = (
+        *ops.HorovodGroupedAllreduce.apply(None, None, hvd.Average, 1.0, 1.0, everybody, own, 2 * own),
+        *ops.HorovodGroupedAllgather.apply("g", everybody, own),
+        *ops.HorovodGroupedReducescatter.apply("s", hvd.Average, everybody, 1.0, 1.0, own),
+        ops.HorovodAllgather.apply(own, None, everybody),
+        ops.HorovodBroadcast.apply(own, 1, None, everybody),
+        ops.HorovodAlltoall.apply(own, None, None, everybody),
+    )
+    assert [one.tolist() for one in results] == [
+        *([1.5, 1.5], [3, 3], [1, 1, 2, 2], [1.5], [1, 1, 2, 2], [2, 2], [1, 2])
+    ]
 
 
 def test_allgather_joins_rows_of_differing_number(on_two: Everybody) -> None:
@@ -133,19 +124,17 @@ def test_allgather_joins_rows_of_differing_number(on_two: Everybody) -> None:
     assert on_two(act) == [([[0, 0], [1, 1], [1, 1]], [[1, 1]], [[0, 1], [1]])] * 2
 
 
-def test_alltoall_deals_rows_by_splits(on_two: Everybody) -> None:
-    def act() -> None:
-        rank = hvd.rank()
-        rows = torch.arange(4) + 10 * rank
-        assert hvd.alltoall(rows).tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank]
-        output, received = hvd.alltoall(rows, splits=torch.tensor([1, 3], dtype=torch.int32))
-        assert output.tolist() == ([0, 10] if rank == 0 else [1, 2, 3, 11, 12, 13])
-        assert received.tolist() == ([1, 1] if rank == 0 else [3, 3])
-        assert received.dtype == torch.int32
-        output, received = hvd.synchronize(hvd.alltoall_async(rows))
-        assert received.tolist() == [2, 2]
-
-    on_two(act)
+@every_rank
+def test_alltoall_deals_rows_by_splits() -> None:
+    rank = hvd.rank()
+    rows = torch.arange(4) + 10 * rank
+    assert hvd.alltoall(rows).tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank]
+    output, received = hvd.alltoall(rows, splits=torch.tensor([1, 3], dtype=torch.int32))
+    assert output.tolist() == ([0, 10] if rank == 0 else [1, 2, 3, 11, 12, 13])
+    assert received.tolist() == ([1, 1] if rank == 0 else [3, 3])
+    assert received.dtype == torch.int32
+    output, received = hvd.synchronize(hvd.alltoall_async(rows))
+    assert received.tolist() == [2, 2]
 
 
 def test_reducescatter_gives_the_first_ranks_a_row_more(on_two: Everybody) -> None:
@@ -225,24 +214,19 @@ MEANINGLESS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", MEANINGLESS)
-def test_a_call_without_meaning_is_a_value_error_and_sends_nothing(on_two: Everybody, what: str) -> None:
+@every_rank
+def test_a_call_without_meaning_is_a_value_error_and_sends_nothing(what: str) -> None:
     call, told = MEANINGLESS[what]
-
-    def act() -> None:
-        with pytest.raises(ValueError, match=told):
-            call()
-        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
-
-    on_two(act)
+    with pytest.raises(ValueError, match=told):
+        call()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
 
 
-def test_operations_that_only_horovods_core_refuses_raise_both_errors(on_two: Everybody) -> None:
-    def act() -> None:
-        for kind in (hvd.HorovodInternalError, ValueError):
-            with pytest.raises(kind, match=r"hvd\.Average, hvd\.Sum"):
-                hvd.reducescatter(torch.ones(2), op=hvd.Min)
-
-    on_two(act)
+@every_rank
+def test_operations_that_only_horovods_core_refuses_raise_both_errors() -> None:
+    for kind in (hvd.HorovodInternalError, ValueError):
+        with pytest.raises(kind, match=r"hvd\.Average, hvd\.Sum"):
+            hvd.reducescatter(torch.ones(2), op=hvd.Min)
 
 
 @pytest.mark.parametrize(
@@ -254,22 +238,18 @@ def test_operations_that_only_horovods_core_refuses_raise_both_errors(on_two: Ev
     ],
     ids=["view", "complex", "sparse"],
 )
-def test_tensors_that_cannot_be_sent_are_a_value_error(
-    on_two: Everybody, tensor: torch.Tensor, told: str
-) -> None:
-    def act() -> None:
-        calls: list[Callable[[torch.Tensor], Any]] = [
-            hvd.allreduce,
-            hvd.allreduce_,
-            hvd.allgather_async,
-            hvd.alltoall,
-            hvd.reducescatter,
-            lambda one: hvd.broadcast_(one, 0),
-            lambda one: hvd.grouped_allreduce([one]),
-            lambda one: hvd.grouped_allgather([one]),
-        ]
-        for call in calls:
-            with pytest.raises(ValueError, match=told):
-                call(tensor)
-
-    on_two(act)
+@every_rank
+def test_tensors_that_cannot_be_sent_are_a_value_error(tensor: torch.Tensor, told: str) -> None:
+    calls: list[Callable[[torch.Tensor], Any]] = [
+        hvd.allreduce,
+        hvd.allreduce_,
+        hvd.allgather_async,
+        hvd.alltoall,
+        hvd.reducescatter,
+        lambda one: hvd.broadcast_(one, 0),
+        lambda one: hvd.grouped_allreduce([one]),
+        lambda one: hvd.grouped_allgather([one]),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=told):
+            call(tensor)

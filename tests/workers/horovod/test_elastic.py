@@ -23,7 +23,7 @@ from hubring.workers.horovod.elastic.state import (
     set_handler_registry,
 )
 from tests.support.processes.cluster import Cluster, Program
-from tests.workers.horovod.conftest import Everybody
+from tests.workers.horovod.conftest import Everybody, every_rank
 
 SCRIPT = str(Path(__file__).with_name("elastic_script.py"))
 
@@ -39,21 +39,19 @@ def has_printed(program: Program, words: str) -> bool:
     return words in program.out.read_text()
 
 
-def test_restore_puts_back_what_was_committed(on_two: Everybody) -> None:
-    def act() -> None:
-        state = state_of(1.0, name="first")
-        state.batch, state.name = 3, "second"
-        state.commit()
-        state.batch = 4
-        with torch.no_grad():
-            state.model.weight.fill_(7.0)
-        state.optimizer.param_groups[0]["lr"] = 9.0
-        state.restore()
-        assert (state.batch, state.name) == (3, "second")
-        assert state.model.weight.item() == 1.0
-        assert state.optimizer.param_groups[0]["lr"] == 2.0
-
-    on_two(act)
+@every_rank
+def test_restore_puts_back_what_was_committed() -> None:
+    state = state_of(1.0, name="first")
+    state.batch, state.name = 3, "second"
+    state.commit()
+    state.batch = 4
+    with torch.no_grad():
+        state.model.weight.fill_(7.0)
+    state.optimizer.param_groups[0]["lr"] = 9.0
+    state.restore()
+    assert (state.batch, state.name) == (3, "second")
+    assert state.model.weight.item() == 1.0
+    assert state.optimizer.param_groups[0]["lr"] == 2.0
 
 
 def test_sync_gives_all_what_rank_0_has(on_two: Everybody) -> None:
@@ -77,17 +75,15 @@ def test_an_object_state_brings_by_what_it_is_given(on_two: Everybody) -> None:
     assert on_two(act) == [(0, 10), (0, 11)]
 
 
-def test_another_model_by_the_same_name_is_saved_at_once(on_two: Everybody) -> None:
-    def act() -> None:
-        state = state_of(1.0)
-        state.model = nn.Linear(2, 1, bias=False)
-        weight = state.model.weight.detach().clone()
-        with torch.no_grad():
-            state.model.weight.fill_(7.0)
-        state.restore()
-        assert torch.equal(state.model.weight, weight)
-
-    on_two(act)
+@every_rank
+def test_another_model_by_the_same_name_is_saved_at_once() -> None:
+    state = state_of(1.0)
+    state.model = nn.Linear(2, 1, bias=False)
+    weight = state.model.weight.detach().clone()
+    with torch.no_grad():
+        state.model.weight.fill_(7.0)
+    state.restore()
+    assert torch.equal(state.model.weight, weight)
 
 
 def test_an_internal_error_goes_back_to_the_last_commit_and_calls_back(

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hubring.horovod as hvd
-from tests.workers.horovod.conftest import Everybody
+from tests.workers.horovod.conftest import Everybody, every_rank
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -77,28 +77,26 @@ def test_ranks_train_as_one_process_with_the_whole_batch(
         torch.testing.assert_close(one, expected)
 
 
-def test_the_optimizer_is_an_instance_of_the_wrapped_class_and_shares_its_state(on_two: Everybody) -> None:
-    def act() -> None:
-        model = network()
-        inner = sgd(model.parameters())
-        scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
-        optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
-        assert isinstance(optimizer, torch.optim.SGD)
-        assert type(optimizer).__name__ == "SGD"
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-        inner.step()  # a scheduler asks whether its own optimizer has stepped
-        scheduler.step()
-        assert optimizer.param_groups[0]["lr"] == 0.05
-        assert len(optimizer.state) == 4
-        ours = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        optimizer.zero_grad()
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-        ours.step()
-        assert optimizer.param_groups[0]["lr"] == 0.025
-
-    on_two(act)
+@every_rank
+def test_the_optimizer_is_an_instance_of_the_wrapped_class_and_shares_its_state() -> None:
+    model = network()
+    inner = sgd(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert type(optimizer).__name__ == "SGD"
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    inner.step()  # a scheduler asks whether its own optimizer has stepped
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert len(optimizer.state) == 4
+    ours = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    ours.step()
+    assert optimizer.param_groups[0]["lr"] == 0.025
 
 
 def one_weight(value: float = 0.0, **options: Any) -> tuple[nn.Linear, Any]:
@@ -174,40 +172,36 @@ def test_sum_and_several_passes_add_up(on_two: Everybody, compression: Any) -> N
     assert on_two(act) == [-222.0, -222.0]
 
 
-def test_more_passes_than_promised_are_an_assertion(on_two: Everybody) -> None:
-    def act() -> None:
-        layer, optimizer = one_weight()
+@every_rank
+def test_more_passes_than_promised_are_an_assertion() -> None:
+    layer, optimizer = one_weight()
+    backward(layer, 1)
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step"):
         backward(layer, 1)
-        with pytest.raises(AssertionError, match="more than backward_passes_per_step"):
-            backward(layer, 1)
-        with pytest.raises(AssertionError, match=r"zero_grad\(\) was called after"):
-            optimizer.zero_grad()
-        optimizer.step()
+    with pytest.raises(AssertionError, match=r"zero_grad\(\) was called after"):
         optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
 
-    on_two(act)
 
-
-def test_names_must_be_unique_and_complete(on_two: Everybody) -> None:
-    def act() -> None:
-        model = network()
-        named = list(model.named_parameters())
-        optimizer, twice = sgd(model.parameters()), [[named[0][1]], [named[0][1]]]
-        refused: list[tuple[str, Any, dict[str, Any]]] = [
-            ("Found duplicates: same", [("same", parameter) for _, parameter in named], {}),
-            ("1 of the optimizer's parameters were not named", named[:-1], {}),
-            ("sequence of tuples", [parameter for _, parameter in named], {}),
-            ("backward_passes_per_step is 0", named, {"backward_passes_per_step": 0}),
-            ("gradient_predivide_factor", named, {"op": hvd.Sum, "gradient_predivide_factor": 2.0}),
-            ("non-negative integer", named, {"groups": -1}),
-            ("appear once", named, {"groups": twice}),
-            ("op is 17", named, {"op": 17}),
-        ]
-        for told, names, options in refused:
-            with pytest.raises(ValueError, match=told):
-                hvd.DistributedOptimizer(optimizer, names, **options)
-
-    on_two(act)
+@every_rank
+def test_names_must_be_unique_and_complete() -> None:
+    model = network()
+    named = list(model.named_parameters())
+    optimizer, twice = sgd(model.parameters()), [[named[0][1]], [named[0][1]]]
+    refused: list[tuple[str, Any, dict[str, Any]]] = [
+        ("Found duplicates: same", [("same", parameter) for _, parameter in named], {}),
+        ("1 of the optimizer's parameters were not named", named[:-1], {}),
+        ("sequence of tuples", [parameter for _, parameter in named], {}),
+        ("backward_passes_per_step is 0", named, {"backward_passes_per_step": 0}),
+        ("gradient_predivide_factor", named, {"op": hvd.Sum, "gradient_predivide_factor": 2.0}),
+        ("non-negative integer", named, {"groups": -1}),
+        ("appear once", named, {"groups": twice}),
+        ("op is 17", named, {"op": 17}),
+    ]
+    for told, names, options in refused:
+        with pytest.raises(ValueError, match=told):
+            hvd.DistributedOptimizer(optimizer, names, **options)
 
 
 @pytest.mark.parametrize("sparse_as_dense", [False, True])
@@ -293,37 +287,33 @@ def test_a_memory_format_survives_training(on_two: Everybody) -> None:
     assert first == second
 
 
-def test_parameters_may_be_frozen_and_freed_between_steps(on_two: Everybody) -> None:
-    def act() -> None:
-        models = [nn.Linear(2, 2), nn.Linear(2, 1)]
-        optimizers = [
-            hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters()) for model in models
-        ]
-        for turn in (0, 1, 0, 1):
-            for index, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-                model.requires_grad_(index == turn)
-                optimizer.zero_grad()
-            models[1](models[0](torch.ones(3, 2))).sum().backward()
-            assert [model.weight.grad is None for model in models] == [turn == 1, turn == 0]
-            optimizers[turn].step()
-
-    on_two(act)
+@every_rank
+def test_parameters_may_be_frozen_and_freed_between_steps() -> None:
+    models = [nn.Linear(2, 2), nn.Linear(2, 1)]
+    optimizers = [
+        hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters()) for model in models
+    ]
+    for turn in (0, 1, 0, 1):
+        for index, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            model.requires_grad_(index == turn)
+            optimizer.zero_grad()
+        models[1](models[0](torch.ones(3, 2))).sum().backward()
+        assert [model.weight.grad is None for model in models] == [turn == 1, turn == 0]
+        optimizers[turn].step()
 
 
-def test_fresh_optimizers_have_zero_gradients_once_their_state_was_broadcast(on_two: Everybody) -> None:
-    def act() -> None:
-        frozen, dense = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
-        hvd.broadcast_optimizer_state(sgd([frozen, dense]), root_rank=0)
-        assert frozen.grad is None
-        assert dense.grad is not None
-        assert dense.grad.tolist() == [0, 0]
-        table = nn.Embedding(4, 2, sparse=True)
-        hvd.broadcast_optimizer_state(torch.optim.SGD(table.parameters(), lr=0.1), 0, model=table)
-        table(torch.tensor([1])).sum().backward()
-        assert table.weight.grad is not None
-        assert table.weight.grad.is_sparse
-
-    on_two(act)
+@every_rank
+def test_fresh_optimizers_have_zero_gradients_once_their_state_was_broadcast() -> None:
+    frozen, dense = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
+    hvd.broadcast_optimizer_state(sgd([frozen, dense]), root_rank=0)
+    assert frozen.grad is None
+    assert dense.grad is not None
+    assert dense.grad.tolist() == [0, 0]
+    table = nn.Embedding(4, 2, sparse=True)
+    hvd.broadcast_optimizer_state(torch.optim.SGD(table.parameters(), lr=0.1), 0, model=table)
+    table(torch.tensor([1])).sum().backward()
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
@@ -359,26 +349,24 @@ def test_an_empty_state_stays_empty_everywhere(on_two: Everybody) -> None:
     assert on_two(act) == [0, 0]
 
 
-def test_parameters_come_from_the_root_however_they_are_given(on_two: Everybody) -> None:
-    def act() -> None:
-        ways: list[Callable[[nn.Module], Any]] = [
-            lambda model: model.state_dict(),
-            lambda model: list(model.named_parameters()),
-            lambda model: model.named_parameters(),
-            lambda model: list(model.parameters()),
-        ]
-        for way in ways:
-            model = nn.Linear(2, 2)
-            nn.init.constant_(model.weight, hvd.rank())
-            nn.init.constant_(model.bias, hvd.rank())
-            hvd.broadcast_parameters(way(model), root_rank=1)
-            assert model.weight.sum().item() == 4
-            assert model.bias.sum().item() == 2
-        with pytest.raises(ValueError, match="invalid params of type"):
-            hvd.broadcast_parameters(7, root_rank=0)
-        with pytest.raises(ValueError, match="'extra' is not a tensor"):
-            hvd.broadcast_parameters({"extra": 7}, root_rank=0)
-        with pytest.raises(ValueError, match="LBFGS"):
-            hvd.broadcast_optimizer_state(torch.optim.LBFGS(nn.Linear(1, 1).parameters()), root_rank=0)
-
-    on_two(act)
+@every_rank
+def test_parameters_come_from_the_root_however_they_are_given() -> None:
+    ways: list[Callable[[nn.Module], Any]] = [
+        lambda model: model.state_dict(),
+        lambda model: list(model.named_parameters()),
+        lambda model: model.named_parameters(),
+        lambda model: list(model.parameters()),
+    ]
+    for way in ways:
+        model = nn.Linear(2, 2)
+        nn.init.constant_(model.weight, hvd.rank())
+        nn.init.constant_(model.bias, hvd.rank())
+        hvd.broadcast_parameters(way(model), root_rank=1)
+        assert model.weight.sum().item() == 4
+        assert model.bias.sum().item() == 2
+    with pytest.raises(ValueError, match="invalid params of type"):
+        hvd.broadcast_parameters(7, root_rank=0)
+    with pytest.raises(ValueError, match="'extra' is not a tensor"):
+        hvd.broadcast_parameters({"extra": 7}, root_rank=0)
+    with pytest.raises(ValueError, match="LBFGS"):
+        hvd.broadcast_optimizer_state(torch.optim.LBFGS(nn.Linear(1, 1).parameters()), root_rank=0)

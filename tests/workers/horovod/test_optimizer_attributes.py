@@ -10,7 +10,7 @@ from torch import nn
 
 import hubring.horovod as hvd
 from hubring.workers.horovod.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer
-from tests.workers.horovod.conftest import Everybody
+from tests.workers.horovod.conftest import Everybody, every_rank
 
 
 def two_layers() -> nn.ModuleDict:
@@ -24,30 +24,28 @@ def decaying(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
-def test_names_compression_and_running_gradients_are_shown(on_two: Everybody) -> None:
-    def act() -> None:
-        model = two_layers()
-        optimizer = hvd.DistributedOptimizer(
-            decaying(model), model.named_parameters(), compression=hvd.Compression.fp16, groups=2
-        )
-        used, idle = model["used"].weight, model["idle"].weight
-        assert optimizer._parameter_names == {used: "used.weight", idle: "idle.weight"}
-        assert optimizer._compression is hvd.Compression.fp16
-        assert optimizer._requires_update == {used, idle}
-        assert not optimizer._handles
-        model["used"](torch.ones(1, 2)).sum().backward()
-        ((parameter, (handle, context)),) = optimizer._handles.items()
-        assert parameter is used
-        assert isinstance(handle, int)
-        assert context is torch.float32
-        assert optimizer._allreduce_delay == {used: 0, idle: 1}
-        assert optimizer._requires_update - optimizer._handles.keys() == {idle}
-        with pytest.raises(AttributeError, match="clear"):
-            optimizer._handles.clear()
-        optimizer.step()
-        assert not optimizer._handles
-
-    on_two(act)
+@every_rank
+def test_names_compression_and_running_gradients_are_shown() -> None:
+    model = two_layers()
+    optimizer = hvd.DistributedOptimizer(
+        decaying(model), model.named_parameters(), compression=hvd.Compression.fp16, groups=2
+    )
+    used, idle = model["used"].weight, model["idle"].weight
+    assert optimizer._parameter_names == {used: "used.weight", idle: "idle.weight"}
+    assert optimizer._compression is hvd.Compression.fp16
+    assert optimizer._requires_update == {used, idle}
+    assert not optimizer._handles
+    model["used"](torch.ones(1, 2)).sum().backward()
+    ((parameter, (handle, context)),) = optimizer._handles.items()
+    assert parameter is used
+    assert isinstance(handle, int)
+    assert context is torch.float32
+    assert optimizer._allreduce_delay == {used: 0, idle: 1}
+    assert optimizer._requires_update - optimizer._handles.keys() == {idle}
+    with pytest.raises(AttributeError, match="clear"):
+        optimizer._handles.clear()
+    optimizer.step()
+    assert not optimizer._handles
 
 
 @pytest.mark.parametrize(
@@ -58,24 +56,22 @@ def test_names_compression_and_running_gradients_are_shown(on_two: Everybody) ->
         (hvd.Adasum, _DistributedAdasumOptimizer),
     ],
 )
-def test_both_wrappers_have_the_attributes(on_two: Everybody, op: int, wrapper: type) -> None:
-    def act() -> None:
-        model = two_layers()
-        groups = [{"params": [parameter]} for parameter in model.parameters()]
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), op=op)
-        assert issubclass(type(optimizer), wrapper)
-        assert list(optimizer._parameter_names.values()) == ["allreduce.noname.0.0", "allreduce.noname.1.0"]
-        assert optimizer._requires_update == set(model.parameters())
-        assert (optimizer.op, optimizer.backward_passes_per_step) == (op, 1)
-        assert optimizer.process_set is hvd.global_process_set
-        model["used"](torch.ones(1, 2)).sum().backward()
-        assert optimizer._handles == {model["used"].weight: (None, None)}  # the bucket is not complete
-        optimizer.step()
-        assert not optimizer._handles
-        optimizer.set_backward_passes_per_step(2)
-        assert optimizer.backward_passes_per_step == 2
-
-    on_two(act)
+@every_rank
+def test_both_wrappers_have_the_attributes(op: int, wrapper: type) -> None:
+    model = two_layers()
+    groups = [{"params": [parameter]} for parameter in model.parameters()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), op=op)
+    assert issubclass(type(optimizer), wrapper)
+    assert list(optimizer._parameter_names.values()) == ["allreduce.noname.0.0", "allreduce.noname.1.0"]
+    assert optimizer._requires_update == set(model.parameters())
+    assert (optimizer.op, optimizer.backward_passes_per_step) == (op, 1)
+    assert optimizer.process_set is hvd.global_process_set
+    model["used"](torch.ones(1, 2)).sum().backward()
+    assert optimizer._handles == {model["used"].weight: (None, None)}  # the bucket is not complete
+    optimizer.step()
+    assert not optimizer._handles
+    optimizer.set_backward_passes_per_step(2)
+    assert optimizer.backward_passes_per_step == 2
 
 
 def test_a_parameter_that_needs_no_update_is_not_stepped_where_no_rank_uses_it(on_two: Everybody) -> None:
@@ -115,23 +111,21 @@ def test_a_parameter_that_needs_no_update_gets_the_mean_where_some_rank_uses_it(
     assert on_two(act) == [[0.5, 0.5]] * 2
 
 
-def test_a_derived_class_trains_as_the_function_does(on_two: Everybody) -> None:
-    def act() -> None:
-        models = [two_layers(), two_layers()]
-        kind = type("SGD", (_DistributedOptimizer, torch.optim.SGD), {})
-        plain = decaying(models[0])
-        derived = kind(plain.param_groups, models[0].named_parameters(), hvd.Compression.none)
-        made = hvd.DistributedOptimizer(decaying(models[1]), models[1].named_parameters())
-        assert isinstance(made, _DistributedOptimizer)
-        for optimizer, model in zip((derived, made), models, strict=True):
-            for _ in range(2):
-                model["used"](torch.full((1, 2), 1.0 + hvd.rank())).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            assert torch.equal(one, other)
-
-    on_two(act)
+@every_rank
+def test_a_derived_class_trains_as_the_function_does() -> None:
+    models = [two_layers(), two_layers()]
+    kind = type("SGD", (_DistributedOptimizer, torch.optim.SGD), {})
+    plain = decaying(models[0])
+    derived = kind(plain.param_groups, models[0].named_parameters(), hvd.Compression.none)
+    made = hvd.DistributedOptimizer(decaying(models[1]), models[1].named_parameters())
+    assert isinstance(made, _DistributedOptimizer)
+    for optimizer, model in zip((derived, made), models, strict=True):
+        for _ in range(2):
+            model["used"](torch.full((1, 2), 1.0 + hvd.rank())).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_copied_methods_and_overridden_internals_are_refused_with_what_to_write(on_two: Everybody) -> None:

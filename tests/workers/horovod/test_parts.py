@@ -19,7 +19,7 @@ from hubring.workers.horovod.world.build import (
     is_version_greater_equal_than,
 )
 from hubring.workers.horovod.world.world import Neighbourhood, neighbourhood, variables
-from tests.workers.horovod.conftest import Everybody
+from tests.workers.horovod.conftest import every_rank
 
 
 def test_local_and_cross_ranks_count_hosts_as_horovod_does() -> None:
@@ -128,10 +128,12 @@ def test_other_frameworks_are_said_to_be_missing() -> None:
 
 
 def test_check_build_lays_out_what_there_is() -> None:
-    lines = check_build().splitlines()
-    assert "    [X] PyTorch" in lines
-    assert "    [ ] MPI" in lines
-    assert "    [X] Hub" in lines
+    there = {"PyTorch": True, "Hub": True} | dict.fromkeys(
+        ["TensorFlow", "MXNet", "MPI", "DDL", "CCL"], False
+    )
+    there |= {name: getattr(torch.distributed, f"is_{name.lower()}_available")() for name in ("Gloo", "NCCL")}
+    lines = [line for line in check_build().splitlines() if line.startswith("    [")]
+    assert {(line[8:], line[5] == "X") for line in lines} == set(there.items())
 
 
 def test_versions_are_compared_as_numbers() -> None:
@@ -151,14 +153,12 @@ def test_the_older_average_is_translated() -> None:
         chosen(hvd.Sum, True)
 
 
-def test_basics_show_the_world(on_two: Everybody) -> None:
-    def act() -> None:
-        basics = HorovodBasics("horovod/torch/mpi_ops.py", "mpi_lib_v2")
-        assert (basics.rank(), basics.size(), basics.Adasum) == (hvd.rank(), 2, hvd.Adasum)
-        assert basics.is_initialized()
-        some = hvd.add_process_set([1])
-        assert basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [1]}
-        hvd.remove_process_set(some)
-        assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1]}
-
-    on_two(act)
+@every_rank
+def test_basics_show_the_world() -> None:
+    basics = HorovodBasics("horovod/torch/mpi_ops.py", "mpi_lib_v2")
+    assert (basics.rank(), basics.size(), basics.Adasum) == (hvd.rank(), 2, hvd.Adasum)
+    assert basics.is_initialized()
+    some = hvd.add_process_set([1])
+    assert basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [1]}
+    hvd.remove_process_set(some)
+    assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1]}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hubring.horovod as hvd
-from tests.workers.horovod.conftest import Everybody
+from tests.workers.horovod.conftest import Everybody, every_rank
 
 PARTS = (5, 3)
 
@@ -61,12 +61,10 @@ def test_a_rank_without_samples_takes_part(on_two: Everybody) -> None:
         torch.testing.assert_close(mean, torch.tensor([0.2, 0.4]))
 
 
-def test_evaluation_takes_the_running_statistics(on_two: Everybody) -> None:
-    def act() -> None:
-        layer = hvd.SyncBatchNorm(2).eval()
-        x = torch.full((1, 2), float(hvd.rank()))
-        torch.testing.assert_close(layer(x), x / (1 + 1e-5) ** 0.5)
-        with pytest.raises(ValueError, match="at least 2D"):
-            layer(torch.ones(2))
-
-    on_two(act)
+@every_rank
+def test_evaluation_takes_the_running_statistics() -> None:
+    layer = hvd.SyncBatchNorm(2).eval()
+    x = torch.full((1, 2), float(hvd.rank()))
+    torch.testing.assert_close(layer(x), x / (1 + 1e-5) ** 0.5)
+    with pytest.raises(ValueError, match="at least 2D"):
+        layer(torch.ones(2))

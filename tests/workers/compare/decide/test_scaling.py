@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,18 @@ from tests.support.compare.replayed import Replayed, compared, record
 from tests.support.compare.results import read
 from tests.support.pages.html_tree import html_tree
 
+NOISY = {0: 0.5, 1: 1.5, 2: 1.0}
+"""Factors of a step by seed, so that nothing is decided."""
 
-def by_servers(folder: Path, steps: dict[int, float], **changes: Any) -> dict[str, Any]:
-    """Four workers behind slow links; a step of the ring takes 30 ms."""
+
+def by_servers(
+    folder: Path, steps: dict[int, float], noisy: Sequence[int] = (), **changes: Any
+) -> dict[str, Any]:
+    """Four workers behind slow links; a step of the ring takes 30 ms, the hub's may be noisy."""
 
     def records(run: PlannedRun) -> list[Line]:
-        return record(0.03 if run.row.name == "ring" else steps[run.setting.servers], pause=0.0)
+        factor = NOISY[run.seed] if run.setting.servers in noisy else 1.0
+        return record(0.03 if run.row.name == "ring" else factor * steps[run.setting.servers], pause=0.0)
 
     asked = {"rows": ("ring", "hub-bsp"), "link": LinkTable(rate=(2e8,))} | changes
     return compared(folder, Replayed(records=records), workers=(4,), servers=tuple(steps), **asked)
@@ -61,10 +68,6 @@ def test_a_crossover_is_where_all_that_follow_win(
     assert crossover["measured"] == measured
 
 
-NOISY = {0: 0.5, 1: 1.5, 2: 1.0}
-"""Factors of a step by seed, so that nothing is decided."""
-
-
 @pytest.mark.parametrize(
     ("steps", "noisy", "measured", "undecided", "said"),
     [
@@ -99,13 +102,7 @@ def test_an_undecided_measurement_is_no_loss(
     undecided: list[int],
     said: str,
 ) -> None:
-    def records(run: PlannedRun) -> list[Line]:
-        servers = run.setting.servers
-        factor = NOISY[run.seed] if servers in noisy and run.row.name == "hub-bsp" else 1.0
-        return record(0.03 if run.row.name == "ring" else factor * steps[servers], pause=0.0)
-
-    asked = {"rows": ("ring", "hub-bsp"), "link": LinkTable(rate=(2e8,)), "seeds": (0, 1, 2)}
-    results = compared(tmp_path, Replayed(records=records), workers=(4,), servers=tuple(steps), **asked)
+    results = by_servers(tmp_path, steps, noisy, seeds=(0, 1, 2))
     (crossover,) = results["crossover"]
     assert (crossover["measured"], crossover["undecided"]) == (measured, undecided)
     (sentence,) = [each for each in results["verdict"] if "servers tried" in each]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.plan.row import ROWS
-from hubring.workers.compare.plan.setting import Link, Setting
+from hubring.workers.compare.plan.setting import Link
 from hubring.workers.compare.predict.prediction import predict, read_row, traffic
 from hubring.workers.runtime.slowdown import Straggler, StragglerKind
 from tests.support.compare.calibration import CONSTANTS, JOB, LINKED
@@ -84,14 +83,3 @@ def test_random_delays_have_the_range_of_their_seeds() -> None:
 )
 def test_a_codec_leaves_its_share_of_the_bytes(row: str, share: float) -> None:
     assert traffic(read_row(row)) == pytest.approx(share)
-
-
-def test_the_size_of_powersgd_is_not_guessed() -> None:
-    with pytest.raises(UsageError, match="no model of --compress powersgd:4, whose size depends"):
-        read_row("ring-powersgd:4")
-
-
-def test_a_hub_that_would_wait_for_no_worker_is_refused() -> None:
-    with pytest.raises(UsageError, match="row hub-backup needs at least 2 workers, not 1; pass --workers 2"):
-        predict(CONSTANTS, "hub-backup", Setting(workers=1), JOB)
-    assert predict(CONSTANTS, "hub-backup", Setting(workers=2), JOB).step_seconds > 0

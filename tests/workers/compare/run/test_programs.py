@@ -18,7 +18,10 @@ from tests.support.compare.replayed import experiment
 
 @pytest.mark.parametrize(
     ("word", "told"),
-    [("--batch={batch}", "--batch=8"), ("${batch}", "${batch}"), ("{{batch}}", "{{batch}}"), ("{}", "{}")],
+    [
+        ("--batch={batch}", "--batch=8"),
+        *((word, word) for word in ("${batch}", "{{batch}}", "{}", "{0}", '{"a": 1}')),
+    ],
 )
 def test_a_name_in_single_braces_is_filled_in_and_no_other(tmp_path: Path, word: str, told: str) -> None:
     (tmp_path / "a.py").touch()
