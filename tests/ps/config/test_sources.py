@@ -192,6 +192,12 @@ def test_server_takes_what_goes_together(flags: dict[str, object]) -> None:
             "--compress int8 keeps a residual of every step",
         ),
         ({"rank": -1}, "--rank -1: expected a whole number, at least 0"),
+        ({"compress": "zip"}, "compression 'zip'"),
+        ({"server": "h:1", "compress": "powersgd:4"}, "add --aggregate"),  # on a hub
+        (
+            {"server": "h:1", "topology": "ring", "backend": "nccl", "compress": "bf16"},
+            "--compress bf16 requires --backend gloo, not --backend nccl",
+        ),
     ],
 )
 def test_worker_refuses_what_cannot_be(flags: dict[str, object], words: str) -> None:
@@ -199,7 +205,14 @@ def test_worker_refuses_what_cannot_be(flags: dict[str, object], words: str) -> 
         load_worker(flags, environment={})
 
 
-def test_worker_takes_what_goes_together() -> None:
-    flags = {"server": "hub:1", "topology": "ring", "backend": "nccl", "rank": 1, "world_size": 2}
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"server": "hub:1", "topology": "ring", "backend": "nccl", "rank": 1, "world_size": 2},
+        {"server": "h:1", "compress": "powersgd:4", "aggregate": True},
+        {"server": "h:1", "compress": "powersgd:4", "topology": "ring"},
+    ],
+)
+def test_worker_takes_what_goes_together(flags: dict[str, object]) -> None:
     config = load_worker(flags, environment={})
     assert {name: getattr(config, name) for name in flags} == flags
