@@ -142,6 +142,16 @@ def test_missing_file_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
         ({"join": "hub:1", "colocate": True}, "--colocate is a setting of the coordinator"),
         ({"join": "hub:1", "mode": "asp"}, "--mode is a setting of the coordinator"),
         ({"join": "hub:1", "checkpoint_dir": "kept"}, "--checkpoint-dir is a setting of the coordinator"),
+        ({"join": "127.0.0.1:1", "page_port": 8080}, "--page-port is a setting of the coordinator"),
+        ({"no_page": True, "page_port": 8080}, "--page-port 8080 configures the status page"),
+        ({"no_page": True, "page_token_file": Path("t")}, "--page-token-file t configures the status page"),
+        ({"port": 5555, "page_port": 5555}, "--page-port 5555 is also the control port"),
+        ({"page_port": 70000}, "a port from 0 to 65535"),
+        ({"colocate": True, "device": "cuda"}, "--device cuda applies to shards on this host"),
+        *(
+            ({"device": name}, "--device.*expected cpu, cuda or cuda:N")
+            for name in ("gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "CUDA")
+        ),
     ],
 )
 def test_server_refuses_what_cannot_be(flags: dict[str, object], words: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -49,10 +48,6 @@ class Stage:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubring.ps.page.renderer.TICK_SECONDS", 0.0)
-
-
-def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 20.0))
 
 
 async def told(messages: asyncio.Queue[Message]) -> dict[str, Any]:
