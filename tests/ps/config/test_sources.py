@@ -21,8 +21,22 @@ def settings(tmp_path: Path) -> Path:
     return path
 
 
-def test_nothing_given_means_the_defaults() -> None:
-    assert load_server({}, environment={}) == ServerConfig()
+SERVICE_LINKS = {
+    "PS_PORT": "tcp://10.0.0.1:5555",
+    "PS_PORT_5555_TCP_ADDR": "10.0.0.1",
+    "PS_SERVER_PORT": "tcp://10.0.0.1:5555",
+    "PS_SERVER_SERVICE_HOST": "10.0.0.1",
+    "PS_SERVER_SERVICE_PORT_GRPC": "5555",
+}
+"""What Kubernetes sets for services of those names."""
+
+
+@pytest.mark.parametrize("variables", [{}, {"PS_SERVER": "hub:5555"}, SERVICE_LINKS])
+def test_without_settings_of_its_own_a_server_has_the_defaults(variables: dict[str, str]) -> None:
+    assert load_server({}, environment=variables) == ServerConfig()
+
+
+def test_without_settings_a_worker_has_the_defaults() -> None:
     assert load_worker({}, environment={}) == WorkerConfig()
 
 
@@ -46,25 +60,10 @@ def test_switch_in_the_environment_is_true_or_false(text: str, meant: bool) -> N
     assert load_server({}, environment={"PS_ONCE": text}).once is meant
 
 
-def test_every_program_accepts_the_others_variables() -> None:
-    assert load_server({}, environment={"PS_SERVER": "hub:5555"}) == ServerConfig()
-
-
 def test_every_program_refuses_what_is_wrong_for_another() -> None:
     told = r"PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup"
     with pytest.raises(ConfigError, match=told):
         load_worker({}, environment={"PS_MODE": "async"})
-
-
-def test_kubernetes_service_links_are_nobodys_settings() -> None:
-    links = {
-        "PS_PORT": "tcp://10.0.0.1:5555",
-        "PS_PORT_5555_TCP_ADDR": "10.0.0.1",
-        "PS_SERVER_PORT": "tcp://10.0.0.1:5555",
-        "PS_SERVER_SERVICE_HOST": "10.0.0.1",
-        "PS_SERVER_SERVICE_PORT_GRPC": "5555",
-    }
-    assert load_server({}, environment=links) == ServerConfig()
 
 
 @pytest.mark.parametrize(
