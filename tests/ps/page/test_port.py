@@ -25,15 +25,6 @@ def test_after_the_last_port_there_is_none() -> None:
         choose_port(None, 65535)
 
 
-def test_a_port_that_is_taken_is_reported_with_a_fix() -> None:
-    with take_port("127.0.0.1", 0) as first:
-        port = first.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} \(Address already in use\).*--no-page"):
-            take_port("127.0.0.1", port)
-    with take_port("127.0.0.1", port):
-        pass
-
-
 def test_a_client_that_connects_before_the_page_serves_waits() -> None:
     with (
         take_port("localhost", 0) as listening,
