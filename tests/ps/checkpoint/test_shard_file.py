@@ -32,26 +32,27 @@ def write(directory: Path) -> Path:
     return checkpoint_folder.publish(folder, Manifest("job", "bsp", 4, 1, (BUCKET,), SLICES, tuple(files)))
 
 
-def same(one: Snapshot, other: Snapshot) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(one[key].values, other[key].values)
-        and one[key].optimizer.keys() == other[key].optimizer.keys()
-        and all(
-            torch.equal(one[key].optimizer[name], other[key].optimizer[name]) for name in one[key].optimizer
+def plain(snapshot: Snapshot) -> dict[int, object]:
+    """What is comparable: floats as they are."""
+    return {
+        key: (
+            {name: (each.dtype, each.tolist()) for name, each in tensors.items()},
+            held.version,
+            held.clocks,
         )
-        and (one[key].version, one[key].clocks) == (other[key].version, other[key].clocks)
-        for key in one
-    )
+        for key, held in snapshot.items()
+        for tensors in [{"": held.values, **held.optimizer}]
+    }
 
 
 def test_a_saved_shard_file_loads_bit_for_bit(tmp_path: Path) -> None:
-    assert same(shard_file.load(write(tmp_path), [0, 1]), {0: state(0), 1: state(1)})
+    assert plain(shard_file.load(write(tmp_path), [0, 1])) == plain({0: state(0), 1: state(1)})
 
 
 def test_a_shard_reads_the_files_that_hold_its_keys_and_no_others(tmp_path: Path) -> None:
     folder = write(tmp_path)
     (folder / "shard-0.safetensors").write_bytes(b"torn")
-    assert same(shard_file.load(folder, [1]), {1: state(1)})
+    assert plain(shard_file.load(folder, [1])) == plain({1: state(1)})
     with pytest.raises(CheckpointCorrupt, match="has 4 bytes, expected"):
         shard_file.load(folder, [0, 1])
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,27 +8,16 @@ import torch
 from hubring.ps.core.errors import ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
 from hubring.ps.core.messages import Call, Collective, Contribute
 from hubring.ps.core.work import Work
-from hubring.ps.store.consistency import ASP, BSP, Consistency
+from hubring.ps.store.consistency import ASP, BSP
 from hubring.ps.transport.base import Connection, Message
-from tests.support.transports.one_shard import NUMEL, SOON, OneShard, Passing, begin, push
+from tests.support.transports.one_shard import NUMEL, SOON, OneShard, Passing, begin, push, started
+
+start = pytest.fixture(started, name="start")
+Start = Callable[..., OneShard]
 
 
-@pytest.fixture
-def hubs() -> Iterator[list[OneShard]]:
-    """Hubs made in a test, stopped after it."""
-    made: list[OneShard] = []
-    yield made
-    for hub in made:
-        hub.close()
-
-
-def start(hubs: list[OneShard], consistency: Consistency, ranks: int) -> OneShard:
-    hubs.append(OneShard(consistency, ranks))
-    return hubs[-1]
-
-
-def test_a_shard_counts_for_whom_it_held_answers_back(hubs: list[OneShard]) -> None:
-    hub = start(hubs, BSP(), 2)
+def test_a_shard_counts_for_whom_it_held_answers_back(start: Start) -> None:
+    hub = start(BSP(), 2)
     early, late = (hub.client(rank) for rank in range(2))
     values = [begin(client) for client in (early, late)]
     first = push(early, torch.zeros(NUMEL), values[0])
@@ -42,8 +31,8 @@ def test_a_shard_counts_for_whom_it_held_answers_back(hubs: list[OneShard]) -> N
     assert service.handled > 0
 
 
-def test_a_refused_worker_learns_why(hubs: list[OneShard]) -> None:
-    hub = start(hubs, BSP(), 1)
+def test_a_refused_worker_learns_why(start: Start) -> None:
+    hub = start(BSP(), 1)
     stranger = hub.client(7)
     work = Work("a pull")
     stranger.pull(0, 0, torch.zeros(NUMEL), work)
@@ -51,8 +40,8 @@ def test_a_refused_worker_learns_why(hubs: list[OneShard]) -> None:
         work.wait(SOON)
 
 
-def test_a_refusal_of_the_protocol_is_no_error_of_settings(hubs: list[OneShard]) -> None:
-    hub = start(hubs, BSP(), 1)
+def test_a_refusal_of_the_protocol_is_no_error_of_settings(start: Start) -> None:
+    hub = start(BSP(), 1)
     client = hub.client(0)
     work = Work("a pull")
     client.pull(0, 99, torch.zeros(NUMEL), work)
@@ -61,8 +50,8 @@ def test_a_refusal_of_the_protocol_is_no_error_of_settings(hubs: list[OneShard])
     assert refused.value.exit_code == 1
 
 
-def test_a_push_before_any_pull_is_a_clear_error(hubs: list[OneShard]) -> None:
-    client = start(hubs, BSP(), 1).client(0)
+def test_a_push_before_any_pull_is_a_clear_error(start: Start) -> None:
+    client = start(BSP(), 1).client(0)
     with pytest.raises(HubringError, match="before the first pull"):
         push(client, torch.zeros(NUMEL), torch.zeros(NUMEL))
 
@@ -87,10 +76,8 @@ class Breaking(Passing):
 
 @pytest.mark.parametrize("attended", [True, False])
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_a_push_counts_once_though_its_connection_breaks(
-    hubs: list[OneShard], at: int, attended: bool
-) -> None:
-    hub = start(hubs, ASP(), 1)
+def test_a_push_counts_once_though_its_connection_breaks(start: Start, at: int, attended: bool) -> None:
+    hub = start(ASP(), 1)
     broken: list[bool] = []
     client = hub.client(0, lambda connection: Breaking(connection, broken, at))
     values = begin(client)
@@ -101,10 +88,10 @@ def test_a_push_counts_once_though_its_connection_breaks(
 
 
 def test_a_shard_that_is_gone_fails_everything_that_waits(
-    hubs: list[OneShard], monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hubring.ps.client.connections.REDIAL_SECONDS", 0.3)
-    hub = start(hubs, BSP(), 2)
+    hub = start(BSP(), 2)
     client = hub.client(0)
     values = begin(client)
     work = push(client, torch.ones(NUMEL), values)  # waits for rank 1 for ever
@@ -115,8 +102,8 @@ def test_a_shard_that_is_gone_fails_everything_that_waits(
         push(client, torch.ones(NUMEL), values).wait(SOON)
 
 
-def test_fail_ends_what_waits_and_what_comes(hubs: list[OneShard]) -> None:
-    client = start(hubs, BSP(), 2).client(0)
+def test_fail_ends_what_waits_and_what_comes(start: Start) -> None:
+    client = start(BSP(), 2).client(0)
     values = begin(client)
     work = push(client, torch.ones(NUMEL), values)
     client.fail(JobFailed("rank 1 is lost"))
@@ -125,8 +112,8 @@ def test_fail_ends_what_waits_and_what_comes(hubs: list[OneShard]) -> None:
             waiting.wait(SOON)
 
 
-def test_a_result_that_cannot_be_used_fails_its_own_call_alone(hubs: list[OneShard]) -> None:
-    client = start(hubs, BSP(), 1).client(0)
+def test_a_result_that_cannot_be_used_fails_its_own_call_alone(start: Start) -> None:
+    client = start(BSP(), 1).client(0)
     values = begin(client)
     work = Work("a sum")
 
@@ -139,16 +126,16 @@ def test_a_result_that_cannot_be_used_fails_its_own_call_alone(hubs: list[OneSha
     push(client, torch.ones(NUMEL), values).wait(SOON)
 
 
-def test_pulls_are_no_pushes_of_staleness_zero(hubs: list[OneShard]) -> None:
-    client = start(hubs, ASP(), 1).client(0)
+def test_pulls_are_no_pushes_of_staleness_zero(start: Start) -> None:
+    client = start(ASP(), 1).client(0)
     values = begin(client)
     for _ in range(3):
         push(client, torch.ones(NUMEL), values).wait(SOON)
     assert client.traffic.staleness == {0: 3}
 
 
-def test_traffic_is_counted(hubs: list[OneShard]) -> None:
-    client = start(hubs, ASP(), 1).client(0)
+def test_traffic_is_counted(start: Start) -> None:
+    client = start(ASP(), 1).client(0)
     values = begin(client)
     push(client, torch.ones(NUMEL), values).wait(SOON)
     nbytes = NUMEL * 4

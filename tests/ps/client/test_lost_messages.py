@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.work import Work
 from hubring.ps.store.consistency import ASP, BSP
 from hubring.ps.transport.base import Connection, Message
-from tests.support.transports.one_shard import NUMEL, SOON, OneShard, Passing, begin, push
+from tests.support.transports.one_shard import NUMEL, SOON, OneShard, Passing, begin, push, started
 
 Lose = Callable[[pb.Header], bool]
 
@@ -67,40 +67,34 @@ def soon_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_requests, "ANSWER_SECONDS", 0.02)
 
 
-@pytest.fixture
-def shards() -> Iterator[list[OneShard]]:
-    made: list[OneShard] = []
-    yield made
-    for shard in made:
-        shard.close()
+start = pytest.fixture(started, name="start")
+Start = Callable[..., OneShard]
 
 
 @pytest.mark.parametrize("body", ["init", "pull", "push", "values", "result", "probe", "missing"])
 @pytest.mark.parametrize("attended", [True, False])
-def test_a_lost_message_is_resent_and_counts_once(shards: list[OneShard], body: str, attended: bool) -> None:
-    shards.append(OneShard(ASP(), 1))
+def test_a_lost_message_is_resent_and_counts_once(start: Start, body: str, attended: bool) -> None:
+    shard = start(ASP(), 1)
     about_loss = body in ("probe", "missing")  # one that is lost looks like a stuck connection
     lose, losing_pushes = First(body, 2 - about_loss), First("push", about_loss)
-    client = shards[0].client(
-        0, lambda line: Lossy(line, lambda header: lose(header) or losing_pushes(header))
-    )
+    client = shard.client(0, lambda line: Lossy(line, lambda header: lose(header) or losing_pushes(header)))
     values = begin(client)
     for _ in range(4):
         push(client, torch.ones(NUMEL), values, attended=attended).wait(SOON)
     assert lose.left == 0
     assert values.tolist() == [4.0] * NUMEL
-    assert shards[0].loop.store.stats().pushes == 4
+    assert shard.loop.store.stats().pushes == 4
 
 
-def test_a_push_that_waits_for_another_worker_is_not_sent_again(shards: list[OneShard]) -> None:
-    shards.append(OneShard(BSP(), 2))
+def test_a_push_that_waits_for_another_worker_is_not_sent_again(start: Start) -> None:
+    shard = start(BSP(), 2)
     seen: list[Lossy] = []
 
     def watched(connection: Connection) -> Lossy:
         seen.append(Lossy(connection, lambda header: False))
         return seen[0]
 
-    first, second = shards[0].client(0, watched), shards[0].client(1)
+    first, second = shard.client(0, watched), shard.client(1)
     values, other = begin(first), begin(second)
     early = push(first, torch.ones(NUMEL), values)
     waiting = threading.Thread(target=early.wait, args=(SOON,))
@@ -112,8 +106,8 @@ def test_a_push_that_waits_for_another_worker_is_not_sent_again(shards: list[One
     assert values.tolist() == other.tolist() == [1.0] * NUMEL
 
 
-def test_a_connection_on_which_nothing_comes_is_replaced(shards: list[OneShard]) -> None:
-    shards.append(OneShard(ASP(), 1))
+def test_a_connection_on_which_nothing_comes_is_replaced(start: Start) -> None:
+    shard = start(ASP(), 1)
     seen: list[Lossy] = []
 
     def first_is_stuck(connection: Connection) -> Lossy:
@@ -121,17 +115,17 @@ def test_a_connection_on_which_nothing_comes_is_replaced(shards: list[OneShard])
         seen.append(Lossy(connection, lambda header: mute and seen[0].bodies.count("push") > 1))
         return seen[-1]
 
-    client = shards[0].client(0, first_is_stuck)
+    client = shard.client(0, first_is_stuck)
     values = begin(client)
     for _ in range(3):
         push(client, torch.ones(NUMEL), values).wait(SOON)
     assert len(seen) == 2
     assert values.tolist() == [3.0] * NUMEL
-    assert shards[0].loop.store.stats().pushes == 3
+    assert shard.loop.store.stats().pushes == 3
 
 
-def test_a_shard_that_accepts_no_other_connection_keeps_the_stuck_one(shards: list[OneShard]) -> None:
-    shards.append(OneShard(ASP(), 1))
+def test_a_shard_that_accepts_no_other_connection_keeps_the_stuck_one(start: Start) -> None:
+    shard = start(ASP(), 1)
     refused = threading.Event()
     seen: list[Lossy] = []
 
@@ -145,7 +139,7 @@ def test_a_shard_that_accepts_no_other_connection_keeps_the_stuck_one(shards: li
         )
         return seen[0]
 
-    client = shards[0].client(0, only_one)
+    client = shard.client(0, only_one)
     values = begin(client)
     for _ in range(2):
         push(client, torch.ones(NUMEL), values).wait(SOON)

@@ -22,36 +22,33 @@ def fails(*codes: grpc.StatusCode) -> Callable[[], str]:
     return call
 
 
-def none() -> HubringError | None:
-    return None
-
-
 def gone(error: grpc.RpcError) -> HubringError:
     return ServerUnreachable(f"gone after {error.code().name}")
 
 
-OUT_OF_REACH = grpc.StatusCode.UNAVAILABLE
+OUT_OF_REACH, LATE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
+LOST = JobFailed("a shard is lost")
 
 
 def test_a_call_is_repeated_until_a_standby_answers() -> None:
-    assert repeated(fails(OUT_OF_REACH, OUT_OF_REACH), 60.0, none, gone) == "an answer"
+    assert repeated(fails(OUT_OF_REACH, OUT_OF_REACH), 60.0, lambda: None, gone) == "an answer"
 
 
-def test_a_server_that_stays_out_of_reach_is_gone() -> None:
-    with pytest.raises(ServerUnreachable, match="gone after UNAVAILABLE"):
-        repeated(fails(*[OUT_OF_REACH] * 10), 0.0, none, gone)
-
-
-def test_a_server_that_answers_late_is_not_asked_again() -> None:
-    with pytest.raises(ServerUnreachable, match="gone after DEADLINE_EXCEEDED"):
-        repeated(fails(grpc.StatusCode.DEADLINE_EXCEEDED), 60.0, none, gone)
-
-
-def test_a_worker_that_cannot_continue_asks_no_more() -> None:
-    with pytest.raises(JobFailed, match="a shard is lost"):
-        repeated(fails(OUT_OF_REACH), 60.0, lambda: JobFailed("a shard is lost"), gone)
-
-
-def test_a_worker_that_lost_its_place_is_told_so() -> None:
-    with pytest.raises(Fenced, match="why"):
-        repeated(fails(grpc.StatusCode.PERMISSION_DENIED), 60.0, none, gone)
+@pytest.mark.parametrize(
+    ("codes", "patience", "failure", "error", "words"),
+    [
+        ([OUT_OF_REACH] * 10, 0.0, None, ServerUnreachable, "gone after UNAVAILABLE"),
+        ([LATE], 60.0, None, ServerUnreachable, "gone after DEADLINE_EXCEEDED"),
+        ([OUT_OF_REACH], 60.0, LOST, JobFailed, "a shard is lost"),
+        ([grpc.StatusCode.PERMISSION_DENIED], 60.0, None, Fenced, "why"),
+    ],
+)
+def test_a_call_is_repeated_neither_for_ever_nor_if_the_server_answers_late_nor_in_vain(
+    codes: list[grpc.StatusCode],
+    patience: float,
+    failure: HubringError | None,
+    error: type[HubringError],
+    words: str,
+) -> None:
+    with pytest.raises(error, match=words):
+        repeated(fails(*codes), patience, lambda: failure, gone)

@@ -21,8 +21,22 @@ def settings(tmp_path: Path) -> Path:
     return path
 
 
-def test_nothing_given_means_the_defaults() -> None:
-    assert load_server({}, environment={}) == ServerConfig()
+SERVICE_LINKS = {
+    "PS_PORT": "tcp://10.0.0.1:5555",
+    "PS_PORT_5555_TCP_ADDR": "10.0.0.1",
+    "PS_SERVER_PORT": "tcp://10.0.0.1:5555",
+    "PS_SERVER_SERVICE_HOST": "10.0.0.1",
+    "PS_SERVER_SERVICE_PORT_GRPC": "5555",
+}
+"""What Kubernetes sets for services of those names."""
+
+
+@pytest.mark.parametrize("variables", [{}, {"PS_SERVER": "hub:5555"}, SERVICE_LINKS])
+def test_without_settings_of_its_own_a_server_has_the_defaults(variables: dict[str, str]) -> None:
+    assert load_server({}, environment=variables) == ServerConfig()
+
+
+def test_without_settings_a_worker_has_the_defaults() -> None:
     assert load_worker({}, environment={}) == WorkerConfig()
 
 
@@ -46,25 +60,10 @@ def test_switch_in_the_environment_is_true_or_false(text: str, meant: bool) -> N
     assert load_server({}, environment={"PS_ONCE": text}).once is meant
 
 
-def test_every_program_accepts_the_others_variables() -> None:
-    assert load_server({}, environment={"PS_SERVER": "hub:5555"}) == ServerConfig()
-
-
 def test_every_program_refuses_what_is_wrong_for_another() -> None:
     told = r"PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup"
     with pytest.raises(ConfigError, match=told):
         load_worker({}, environment={"PS_MODE": "async"})
-
-
-def test_kubernetes_service_links_are_nobodys_settings() -> None:
-    links = {
-        "PS_PORT": "tcp://10.0.0.1:5555",
-        "PS_PORT_5555_TCP_ADDR": "10.0.0.1",
-        "PS_SERVER_PORT": "tcp://10.0.0.1:5555",
-        "PS_SERVER_SERVICE_HOST": "10.0.0.1",
-        "PS_SERVER_SERVICE_PORT_GRPC": "5555",
-    }
-    assert load_server({}, environment=links) == ServerConfig()
 
 
 @pytest.mark.parametrize(
@@ -142,6 +141,16 @@ def test_missing_file_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
         ({"join": "hub:1", "colocate": True}, "--colocate is a setting of the coordinator"),
         ({"join": "hub:1", "mode": "asp"}, "--mode is a setting of the coordinator"),
         ({"join": "hub:1", "checkpoint_dir": "kept"}, "--checkpoint-dir is a setting of the coordinator"),
+        ({"join": "127.0.0.1:1", "page_port": 8080}, "--page-port is a setting of the coordinator"),
+        ({"no_page": True, "page_port": 8080}, "--page-port 8080 configures the status page"),
+        ({"no_page": True, "page_token_file": Path("t")}, "--page-token-file t configures the status page"),
+        ({"port": 5555, "page_port": 5555}, "--page-port 5555 is also the control port"),
+        ({"page_port": 70000}, "a port from 0 to 65535"),
+        ({"colocate": True, "device": "cuda"}, "--device cuda applies to shards on this host"),
+        *(
+            ({"device": name}, "--device.*expected cpu, cuda or cuda:N")
+            for name in ("gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "CUDA")
+        ),
     ],
 )
 def test_server_refuses_what_cannot_be(flags: dict[str, object], words: str) -> None:
@@ -192,6 +201,12 @@ def test_server_takes_what_goes_together(flags: dict[str, object]) -> None:
             "--compress int8 keeps a residual of every step",
         ),
         ({"rank": -1}, "--rank -1: expected a whole number, at least 0"),
+        ({"compress": "zip"}, "compression 'zip'"),
+        ({"server": "h:1", "compress": "powersgd:4"}, "add --aggregate"),  # on a hub
+        (
+            {"server": "h:1", "topology": "ring", "backend": "nccl", "compress": "bf16"},
+            "--compress bf16 requires --backend gloo, not --backend nccl",
+        ),
     ],
 )
 def test_worker_refuses_what_cannot_be(flags: dict[str, object], words: str) -> None:
@@ -199,7 +214,14 @@ def test_worker_refuses_what_cannot_be(flags: dict[str, object], words: str) -> 
         load_worker(flags, environment={})
 
 
-def test_worker_takes_what_goes_together() -> None:
-    flags = {"server": "hub:1", "topology": "ring", "backend": "nccl", "rank": 1, "world_size": 2}
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"server": "hub:1", "topology": "ring", "backend": "nccl", "rank": 1, "world_size": 2},
+        {"server": "h:1", "compress": "powersgd:4", "aggregate": True},
+        {"server": "h:1", "compress": "powersgd:4", "topology": "ring"},
+    ],
+)
+def test_worker_takes_what_goes_together(flags: dict[str, object]) -> None:
     config = load_worker(flags, environment={})
     assert {name: getattr(config, name) for name in flags} == flags

@@ -12,7 +12,7 @@ from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator.checkpoints import CheckpointContent
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, TensorSpec
-from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, Refused, run
+from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, Refused
 
 
 async def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen() -> None:
@@ -34,18 +34,15 @@ async def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(
     assert "no worker can try other slices" in (await hub.plan(both[0], slice_bytes=8, trial=True)).refused
 
 
-def test_slices_lie_on_as_many_shards_as_the_workers_ask_for() -> None:
-    async def owners(wanted: int) -> list[int]:
-        hub = Hub(slice_bytes=None, shards=2)
-        await hub.shard("s")
-        await hub.shard("t")
-        first, _ = await asyncio.gather(hub.join("a"), hub.join("b"))
-        reply = await hub.plan(first, slice_bytes=4, shards=wanted)
-        return sorted({piece.shard for piece in reply.slices})
-
-    assert run(owners(1)) == [0]
-    assert run(owners(0)) == [0, 1], "who asks for nothing gets all"
-    assert run(owners(3)) == [0, 1], "and there are no more"
+@pytest.mark.parametrize(("wanted", "owners"), [(1, {0}), (0, {0, 1}), (3, {0, 1})])
+async def test_slices_lie_on_as_many_shards_as_the_workers_ask_for(wanted: int, owners: set[int]) -> None:
+    """Who asks for nothing gets all, and there are no more than two."""
+    hub = Hub(slice_bytes=None, shards=2)
+    await hub.shard("s")
+    await hub.shard("t")
+    first, _ = await asyncio.gather(hub.join("a"), hub.join("b"))
+    reply = await hub.plan(first, slice_bytes=4, shards=wanted)
+    assert {piece.shard for piece in reply.slices} == owners
 
 
 async def test_a_late_worker_waits_until_the_slice_size_is_chosen() -> None:
@@ -176,27 +173,21 @@ async def test_buckets_join_the_job_once_at_the_step_of_the_others() -> None:
         (BucketSpec(1, "float32", "SGD", (TensorSpec("weight", (4,)),)), "parameter weight is in the job"),
     ],
 )
-def test_buckets_that_cannot_join_are_refused(bucket: BucketSpec, says: str) -> None:
-    async def story() -> str:
-        hub = Hub()
-        first, _ = await hub.started()
-        await hub.plan(first)
-        return (await hub.plan(first, bucket)).refused
-
-    assert says in run(story())
+async def test_buckets_that_cannot_join_are_refused(bucket: BucketSpec, says: str) -> None:
+    hub = Hub()
+    first, _ = await hub.started()
+    await hub.plan(first)
+    assert says in (await hub.plan(first, bucket)).refused
 
 
-def test_workers_whose_joining_buckets_differ_fail_the_job() -> None:
-    async def story() -> str:
-        hub = Hub()
-        first, second = await hub.started()
-        for joined in (first, second):
-            await hub.plan(joined)
-        await hub.plan(first, MORE)
-        other = BucketSpec(1, "float32", "SGD", (TensorSpec("head", (7,)),))
-        return (await hub.plan(second, other)).refused
-
-    assert "expected head [6] float32, got head [7] float32" in run(story())
+async def test_workers_whose_joining_buckets_differ_fail_the_job() -> None:
+    hub = Hub()
+    first, second = await hub.started()
+    for joined in (first, second):
+        await hub.plan(joined)
+    await hub.plan(first, MORE)
+    other = BucketSpec(1, "float32", "SGD", (TensorSpec("head", (7,)),))
+    assert "expected head [6] float32, got head [7] float32" in (await hub.plan(second, other)).refused
 
 
 async def test_a_restored_job_gets_the_saved_values_when_its_script_adds_the_group_again(

@@ -10,7 +10,6 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.promotion import PAIR_SECONDS, pair_on_hosts
 from hubring.ps.coordinator.shard_fleet import GUARDED_RETURN_SECONDS, ShardSilent
-from tests.support.fakes.coordinator import run
 from tests.support.fakes.standbys import Story, calls, gives_up, kill, process
 
 
@@ -64,24 +63,21 @@ class Frozen:
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_a_call_to_a_frozen_shard_goes_to_its_standby_unless_its_caller_gave_up(given_up: bool) -> None:
-    async def story() -> None:
-        hub = Story()
-        shard, standby = await hub.paired()
-        frozen: Any = Frozen()
-        shard.stub = shard.channel = frozen
-        draining, looking = asyncio.create_task(hub.fleet.drain()), asyncio.create_task(hub.fleet.look(9.0))
-        await frozen.asked.wait()
-        await asyncio.sleep(0)
-        if given_up:
-            draining.cancel()
-        await hub.standbys.lose(shard, "sent no heartbeat")
-        await asyncio.wait([draining])
-        assert draining.cancelled() == given_up
-        assert ("Drain" in calls(standby)) != given_up
-        assert "was replaced by its standby" in (await looking)[0]
-
-    run(story())
+async def test_a_call_to_a_frozen_shard_goes_to_its_standby_unless_its_caller_gave_up(given_up: bool) -> None:
+    hub = Story()
+    shard, standby = await hub.paired()
+    frozen: Any = Frozen()
+    shard.stub = shard.channel = frozen
+    draining, looking = asyncio.create_task(hub.fleet.drain()), asyncio.create_task(hub.fleet.look(9.0))
+    await frozen.asked.wait()
+    await asyncio.sleep(0)
+    if given_up:
+        draining.cancel()
+    await hub.standbys.lose(shard, "sent no heartbeat")
+    await asyncio.wait([draining])
+    assert draining.cancelled() == given_up
+    assert ("Drain" in calls(standby)) != given_up
+    assert "was replaced by its standby" in (await looking)[0]
 
 
 KILLED = "was killed by signal 9 (SIGKILL)"

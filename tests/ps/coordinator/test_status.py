@@ -11,15 +11,11 @@ from hubring.protos import control_pb2 as pb
 from tests.support.fakes.coordinator import Hub
 
 
-def telemetry(**sent: Any) -> pb.Telemetry:
-    return pb.Telemetry(**sent)
-
-
 async def test_the_status_contains_each_workers_telemetry() -> None:
     hub = Hub()
     first, _ = await hub.started()
     for seconds in range(5):
-        sent = telemetry(
+        sent = pb.Telemetry(
             metrics={"accuracy": 0.5},
             samples=100 * (1 + seconds),
             cpu_ns=3_000_000_000,
@@ -42,8 +38,8 @@ async def test_the_slowest_worker_that_reports_progress_counts() -> None:
     report = hub.reporter.report([])
     assert (report["progress"], report["seconds_left"]) == (None, None)
     for tenths in range(4):
-        await hub.beat(first, telemetry=telemetry(progress=0.5 + tenths / 10))
-        await hub.beat(second, telemetry=telemetry(progress=tenths / 10))
+        await hub.beat(first, telemetry=pb.Telemetry(progress=0.5 + tenths / 10))
+        await hub.beat(second, telemetry=pb.Telemetry(progress=tenths / 10))
         await hub.beat(silent)
         hub.time.advance(10.0)
     report = hub.reporter.report([])

@@ -117,12 +117,7 @@ def test_text_of_a_hub_never_becomes_markup(view: dict[str, bool]) -> None:
         ],
         samples=[ProgressSample(1.0, 1, 1.0, 1.0, 1.0, ((evil, 1.0),))],
         replace={"3": evil},
-        job=evil,
-        state=evil,
-        failure=evil,
-        slowest=evil,
-        mode=evil,
-        checkpoint=evil,
+        **dict.fromkeys(("job", "state", "failure", "slowest", "mode", "checkpoint"), evil),
         world_size=4,
         ended={"finished": [], "preempted": [], "failed": {"2": evil}, "lost": {"3": evil}},
     )

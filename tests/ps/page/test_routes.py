@@ -68,13 +68,6 @@ def test_only_post_acts(action: str, method: str) -> None:
     assert hub.done == []
 
 
-def test_looking_changes_nothing() -> None:
-    hub = StatusHub()
-    for address in LOOKS:
-        assert run(ask(serve(hub), address)).status == 200
-    assert hub.done == []
-
-
 @pytest.mark.parametrize(
     ("action", "done", "words"),
     [
@@ -114,11 +107,13 @@ def test_a_refused_action_returns_the_reason(refusal: ConfigError | JobFailed, s
     assert (told.status, told.text) == (status, f"Failed: {refusal}.")
 
 
-def test_every_answer_forbids_what_the_page_does_not_need() -> None:
+def test_looking_changes_nothing_and_every_answer_forbids_what_the_page_does_not_need() -> None:
     hub = StatusHub()
     for address in (*LOOKS, "/nowhere", "/end"):
         answer = run(ask(serve(hub), address))
+        assert (answer.status == 200) is (address in LOOKS)
         assert RESPONSE_HEADERS.items() <= answer.headers.items(), address
+    assert hub.done == []
     policy = RESPONSE_HEADERS["content-security-policy"]
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
@@ -182,18 +177,15 @@ def test_a_hub_of_this_machine_answers_to_its_own_names_alone(host: str, status:
     assert run(ask(shut, "/status.json", host=host)).status == status
 
 
-def test_a_shard_that_is_dismissed_while_it_is_asked_hides_nothing() -> None:
-    async def story() -> list[dict[str, Any]]:
-        hub = StatusHub()
-        told, hub.shards = hub.shards, dismissed  # type: ignore[method-assign]
-        reader = StatusReader(hub.reporter)
-        first = await reader.read()
-        hub.shards = told  # type: ignore[method-assign]
-        return [first, await reader.read()]
-
+async def test_a_shard_that_is_dismissed_while_it_is_asked_hides_nothing() -> None:
     async def dismissed() -> list[dict[str, Any]]:
         raise asyncio.CancelledError
 
-    first, second = asyncio.run(asyncio.wait_for(story(), 20.0))
+    hub = StatusHub()
+    told, hub.shards = hub.shards, dismissed  # type: ignore[method-assign]
+    reader = StatusReader(hub.reporter)
+    first = await reader.read()
+    hub.shards = told  # type: ignore[method-assign]
+    second = await reader.read()
     assert first["workers"] == second["workers"]
     assert (first["shards"], bool(second["shards"])) == ([], True)

@@ -9,7 +9,7 @@ import logging
 import socket
 import struct
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,18 +23,15 @@ from tests.support.pages.status_hub import TOKEN, StatusHub
 pytestmark = pytest.mark.slow
 
 
-def visit(story: Callable[[StatusPage, StatusHub], Awaitable[None]], **settings: object) -> None:
-    """Serves a page for as long as the story takes."""
-
-    async def whole() -> None:
-        site, hub = StatusPage(ServerConfig(port=0, page_public=True, **settings)), StatusHub()  # type: ignore[arg-type]
-        try:
-            await site.serve(hub.coordinator, hub.reporter)
-            await story(site, hub)
-        finally:
-            await site.close()
-
-    asyncio.run(asyncio.wait_for(whole(), 60.0))
+@contextlib.asynccontextmanager
+async def visited(**settings: object) -> AsyncIterator[tuple[StatusPage, StatusHub]]:
+    """Serves a page for as long as it is visited."""
+    site, hub = StatusPage(ServerConfig(port=0, page_public=True, **settings)), StatusHub()  # type: ignore[arg-type]
+    try:
+        await site.serve(hub.coordinator, hub.reporter)
+        yield site, hub
+    finally:
+        await site.close()
 
 
 async def serve(site: StatusPage, rejections: Rejections | None = None) -> None:
@@ -57,8 +54,8 @@ async def ask(site: StatusPage, request: str) -> bytes:
     return answer
 
 
-def test_the_page_answers_over_http() -> None:
-    async def story(site: StatusPage, hub: StatusHub) -> None:
+async def test_the_page_answers_over_http() -> None:
+    async with visited() as (site, hub):
         answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"4 workers train through the hub" in answer
@@ -69,11 +66,9 @@ def test_the_page_answers_over_http() -> None:
         assert refused.startswith(b"HTTP/1.1 403")
         assert hub.done == []
 
-    visit(story)
 
-
-def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    async def whole() -> bytes:
+async def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
         site = StatusPage(ServerConfig(port=0, page_public=True))
         await serve(site)
         reader, writer = await dial(site)
@@ -81,25 +76,19 @@ def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -
         await reader.readuntil(b"\n\n")
         idle_reader, idle = await dial(site)
         await site.close()
-        rest = await reader.read()
+        assert b"event: end" in await reader.read()
         assert await idle_reader.read() == b""
         for each in (writer, idle):
             each.close()
-        return rest
-
-    with caplog.at_level(logging.INFO):
-        assert b"event: end" in asyncio.run(asyncio.wait_for(whole(), 60.0))
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_the_log_of_its_server_is_on_the_page_until_it_closes() -> None:
-    async def story(site: StatusPage, hub: StatusHub) -> None:
+async def test_the_log_of_its_server_is_on_the_page_until_it_closes() -> None:
+    before = list(logging.getLogger().handlers)
+    async with visited() as (site, _):
         logging.getLogger("hubring.ps.job.job").warning("rank 3 is <gone>")
         answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
         assert b"rank 3 is &lt;gone&gt;" in answer
-
-    before = list(logging.getLogger().handlers)
-    visit(story)
     assert logging.getLogger().handlers == before
 
 
@@ -146,24 +135,20 @@ async def test_without_a_place_for_the_token_the_page_still_opens(
     await site.close()
 
 
-def test_the_banner_names_the_users_own_file(tmp_path: Path) -> None:
+async def test_the_banner_names_the_users_own_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o600)
-
-    async def hidden(site: StatusPage, hub: StatusHub) -> None:
+    async with visited(page_token_file=file) as (site, _):
         assert TOKEN not in "".join(site.banner())
         assert str(file) in site.banner()[0]
 
-    visit(hidden, page_token_file=file)
-
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: local"])
-def test_a_silent_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+async def test_a_silent_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
     monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
-
-    async def story(site: StatusPage, hub: StatusHub) -> None:
+    async with visited() as (site, _):
         lines = [await dial(site) for _ in range(3)]
         for _, writer in lines:
             writer.write(said)
@@ -175,19 +160,14 @@ def test_a_silent_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, 
         answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
         assert answer.startswith(b"HTTP/1.1 200")
 
-    visit(story)
 
-
-def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
     monkeypatch.setattr(routes, "FORM_SECONDS", 0.2)
-
-    async def story(site: StatusPage, hub: StatusHub) -> None:
+    async with visited() as (site, hub):
         answer = await ask(site, f"POST /end HTTP/1.1\nHost: localhost\nContent-Length: 99\n\ntoken={TOKEN}")
         assert answer.startswith(b"HTTP/1.1 403")
         assert hub.done == []
-
-    visit(story)
 
 
 async def test_an_address_has_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from subprocess import PIPE
 
 import pytest
@@ -23,7 +22,6 @@ from hubring.ps.process.child import (
     passing_on,
     process,
 )
-from hubring.ps.process.launch import module_command
 from hubring.ps.process.restarts import LONGEST_PAUSE_SECONDS, Restarts, restart_helps, wait_to_restart
 from tests.support.processes.process_tree import GRACE, ends_by
 
@@ -34,18 +32,6 @@ DEAF = ("sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait; wait")
 
 def shell(line: str) -> Child:
     return Child("a shell", ("sh", "-c", line))
-
-
-def test_our_programs_never_import_from_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "stranger.py").write_text("print('run')")
-    monkeypatch.chdir(tmp_path)
-    command = module_command("stranger", "word")
-    assert command == [sys.executable, "-P", "-m", "stranger", "word"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert "No module named stranger" in ended.stderr
 
 
 def test_a_child_tells_its_end_and_its_exit_code_as_a_shell_does() -> None:

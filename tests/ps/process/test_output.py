@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-import pytest
-
-from hubring.ps.process import output
 from hubring.ps.process.output import ChildOutput, SharedScreen
 
 
@@ -58,20 +55,6 @@ def test_progress_is_split_at_carriage_returns_however_it_arrives() -> None:
     assert carried([said])[0] == expected
     assert carried([bytes([byte]) for byte in said])[0] == expected
     assert carried([b"1\r", b"2\r"])[0] == b"[0]:1\r[0]:2\n"
-
-
-def test_an_unfinished_line_is_shown_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "UNFINISHED_SECONDS", 0.001)
-    source, end = pipe()
-    shown, target = os.pipe()
-    with open(shown, "rb", buffering=0) as reader, open(target, "wb") as writer:
-        prompt = ChildOutput(source, SharedScreen(writer), "[0]:")
-        os.write(end, b"Name? ")
-        assert reader.read(100) == b"[0]:Name? "
-        os.write(end, b"x\n")
-        os.close(end)
-        prompt.join()
-        assert reader.read(100) == b"x\n"
 
 
 def on_screen(target: io.BytesIO, *pieces: tuple[str, bytes]) -> bytes:

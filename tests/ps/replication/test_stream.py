@@ -138,28 +138,17 @@ def test_a_new_connection_gets_what_is_unacknowledged_in_order(story: Story) -> 
     assert story.released == ["reply"]
 
 
-def test_without_a_standby_the_replies_leave(story: Story) -> None:
+@pytest.mark.parametrize(
+    ("code", "replaced", "lost"), [(Code.FENCED, ["because"], []), (Code.OTHER_STREAM, [], [StandbyLost])]
+)
+def test_a_shard_that_its_standby_refuses_releases_nothing(
+    story: Story, code: Code, replaced: list[str], lost: list[type]
+) -> None:
     story.stream.append(drain())
     story.hold("reply")
-    story.stream.leave()
-    assert story.released == ["reply"]
-
-
-def test_a_replaced_shard_releases_nothing(story: Story) -> None:
-    story.stream.append(drain())
-    story.hold("reply")
-    story.connection.answer(0, Refusal(Code.FENCED, "its standby has taken its place"))
+    story.connection.answer(0, Refusal(code, "because"))
     story.stream.receive()
-    assert (story.replaced, story.released) == (["its standby has taken its place"], [])
-
-
-def test_a_standby_of_another_stream_counts_as_lost(story: Story) -> None:
-    story.stream.append(drain())
-    story.hold("reply")
-    story.connection.answer(0, Refusal(Code.OTHER_STREAM, "not the standby of this stream"))
-    story.stream.receive()
-    assert isinstance(story.lost[0], StandbyLost)
-    assert (story.replaced, story.released) == ([], [])
+    assert (story.replaced, [type(each) for each in story.lost], story.released) == (replaced, lost, [])
 
 
 def test_a_silent_standby_counts_as_lost(story: Story) -> None:

@@ -61,55 +61,43 @@ def test_a_certificate_for_one_use_is_no_server_and_client(ours: Authority) -> N
 
 
 @pytest.mark.parametrize("serves", [True, False])
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("key without certificate", r"--tls-key .*node1\.key needs --tls-cert FILE"),
-        ("certificate without key", r"--tls-cert .*node1\.pem needs --tls-key FILE"),
-        ("no certificate file", r"cannot read --tls-cert .*none: No such file.*; check its path"),
-        ("no key file", r"cannot read --tls-key .*none: No such file"),
-        ("no authority file", r"cannot read --tls-ca .*none: No such file"),
-        (
-            "another key",
-            r"the key in --tls-key .*other\.key does not belong to the certificate in --tls-cert",
-        ),
-        ("key as certificate", r"are not a certificate and its key"),
-        ("key as authority", r"--tls-ca .*node1\.key has no certificate as PEM"),
-        ("binary authority", r"--tls-ca .*binary has no certificate as PEM"),
-        ("expired", r"--tls-cert .*expired\.pem: certificate has expired; renew it"),
-        ("expired without authority", r"--tls-cert .*expired\.pem: certificate has expired; renew it"),
-        ("another authority", r"--tls-cert .*node1\.pem is not signed by the authority in --tls-ca .*theirs"),
-        ("password", r"the key in --tls-key is encrypted with a password"),
-        (
-            "collection",
-            rf"--tls-ca .*large has {MAX_FILE_BYTES + 1} bytes; expected at most {MAX_FILE_BYTES}",
-        ),
-    ],
-)
 def test_an_invalid_certificate_is_refused_with_the_reason(
-    tmp_path: Path, ours: Authority, case: str, message: str, serves: bool
+    tmp_path: Path, ours: Authority, serves: bool
 ) -> None:
     files, none = ours.sign("node1", "node1"), tmp_path / "none"
-    (tmp_path / "large").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    cases: dict[str, TlsFiles] = {
-        "key without certificate": files._replace(cert=None),
-        "certificate without key": files._replace(key=None),
-        "no certificate file": files._replace(cert=none),
-        "no key file": files._replace(key=none),
-        "no authority file": files._replace(ca=none),
-        "another key": files._replace(key=ours.sign("other", "node1").key),
-        "key as certificate": files._replace(cert=files.key),
-        "key as authority": files._replace(ca=files.key),
-        "binary authority": files._replace(ca=tmp_path / "binary"),
-        "expired": ours.sign("expired", "node1", days=-1),
-        "expired without authority": ours.sign("expired", "node1", days=-1)._replace(ca=None),
-        "another authority": files._replace(ca=Authority(tmp_path / "theirs").file),
-        "password": ours.sign("secret", "node1", password=b"secret"),
-        "collection": files._replace(ca=tmp_path / "large"),
-    }
-    with pytest.raises(ConfigError, match=message):
-        load_certificate(cases[case], serves=serves)
+    other, expired = ours.sign("other", "node1"), ours.sign("expired", "node1", days=-1)
+    secret, theirs = ours.sign("secret", "node1", password=b"secret"), Authority(tmp_path / "theirs").file
+    large, binary = tmp_path / "large", tmp_path / "binary"
+    large.write_bytes(b"x" * (MAX_FILE_BYTES + 1))
+    binary.write_bytes(b"\xff\xfe")
+    renew = r"--tls-cert .*expired\.pem: certificate has expired; renew it"
+    for given, message in (
+        (files._replace(cert=None), r"--tls-key .*node1\.key needs --tls-cert FILE"),
+        (files._replace(key=None), r"--tls-cert .*node1\.pem needs --tls-key FILE"),
+        (files._replace(cert=none), r"cannot read --tls-cert .*none: No such file.*; check its path"),
+        (files._replace(key=none), r"cannot read --tls-key .*none: No such file"),
+        (files._replace(ca=none), r"cannot read --tls-ca .*none: No such file"),
+        (
+            files._replace(key=other.key),
+            r"the key in --tls-key .*other\.key does not belong to the certificate in --tls-cert",
+        ),
+        (files._replace(cert=files.key), r"are not a certificate and its key"),
+        (files._replace(ca=files.key), r"--tls-ca .*node1\.key has no certificate as PEM"),
+        (files._replace(ca=binary), r"--tls-ca .*binary has no certificate as PEM"),
+        (expired, renew),
+        (expired._replace(ca=None), renew),
+        (
+            files._replace(ca=theirs),
+            r"--tls-cert .*node1\.pem is not signed by the authority in --tls-ca .*theirs",
+        ),
+        (secret, r"the key in --tls-key is encrypted with a password"),
+        (
+            files._replace(ca=large),
+            rf"--tls-ca .*large has {MAX_FILE_BYTES + 1} bytes; expected at most {MAX_FILE_BYTES}",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_certificate(given, serves=serves)
 
 
 def test_a_server_that_wants_certificates_needs_one(ours: Authority) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hubring.ps.config.server import ServerConfig
-from hubring.ps.config.sources import load_server
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.shard import gpu
 from tests.support.fakes.cuda import has_gpus
@@ -31,14 +29,3 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_there_is(
     has_gpus(monkeypatch, count)
     with pytest.raises(ConfigError, match=f"--device cuda:2: {told}"):
         gpu.find("cuda:2")
-
-
-@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "CUDA"])
-def test_an_invalid_device_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"--device.*expected cpu, cuda or cuda:N"):
-        load_server({"device": name}, environment={})
-
-
-def test_colocated_shards_have_no_device_of_the_servers() -> None:
-    with pytest.raises(ConfigError, match="--device cuda applies to shards on this host"):
-        ServerConfig(colocate=True, device="cuda")

@@ -203,47 +203,33 @@ def test_ranks_that_load_different_states_end_the_job(other: WriteState | None) 
     assert "weight [4] differs" in reply.text
 
 
-def state_of(tensors: dict[str, Tensor], fresh: tuple[int, ...] = ()) -> WriteState:
-    return WriteState(sender(0), 0, 0, 0, OptimizerState(tensors, fresh))
+def momentum(tensor: Tensor, fresh: tuple[int, ...] = (), name: str = "momentum_buffer") -> WriteState:
+    return WriteState(sender(0), 0, 0, 0, OptimizerState({name: tensor}, fresh))
+
+
+@pytest.mark.parametrize(
+    ("of", "given", "says"),
+    [
+        ({"optimizer": "Adam"}, momentum(torch.zeros(4)), "lacks step, exp_avg, exp_avg_sq; Adam needs step"),
+        ({}, momentum(torch.zeros(5)), r"momentum_buffer has shape \[5\], expected \[4\]"),
+        ({}, momentum(torch.zeros(4).double()), "torch.float64, expected torch.float32"),
+        ({"optimizer": "Adam"}, momentum(torch.zeros(4), name=STEP), r"step has shape \[4\], expected \[1\]"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(of: dict[str, Any], given: WriteState, says: str) -> None:
+    refusal = refusal_of(hub(BSP(), 1, **of).handle(given, "w"))
+    assert refusal.code is Code.BAD_REQUEST
+    assert re.search(f"does not fit weight.* {says}", refusal.text), refusal.text
 
 
 @pytest.mark.parametrize(
     ("of", "given", "code", "says"),
     [
-        (
-            {"optimizer": "Adam"},
-            state_of({"momentum_buffer": torch.zeros(4)}),
-            Code.BAD_REQUEST,
-            "does not fit weight.* lacks step, exp_avg, exp_avg_sq; Adam needs step",
-        ),
-        (
-            {},
-            state_of({"momentum_buffer": torch.zeros(5)}),
-            Code.BAD_REQUEST,
-            r"does not fit weight.* momentum_buffer has shape \[5\], expected \[4\]",
-        ),
-        (
-            {},
-            state_of({"momentum_buffer": torch.zeros(4).double()}),
-            Code.BAD_REQUEST,
-            "does not fit weight.* torch.float64, expected torch.float32",
-        ),
-        (
-            {"optimizer": "Adam"},
-            state_of({STEP: torch.zeros(4)}),
-            Code.BAD_REQUEST,
-            r"does not fit weight.* step has shape \[4\], expected \[1\]",
-        ),
-        (
-            {},
-            state_of({"momentum_buffer": torch.zeros(4)}, fresh=(1,)),
-            Code.BAD_REQUEST,
-            r"\[1\] are fresh, but the slice has 1",
-        ),
+        ({}, momentum(torch.zeros(4), fresh=(1,)), Code.BAD_REQUEST, "[1] are fresh, but the slice has 1"),
         ({"optimizer": ""}, write(0, 0, 1.0), Code.BAD_REQUEST, "with --aggregate the workers hold them"),
         ({"optimizer": ""}, load(0, 0, 1.0), Code.BAD_REQUEST, "with --aggregate the workers hold them"),
         ({"initialise": False}, write(0, 0, 1.0), Code.BAD_REQUEST, "key 0 has no values yet"),
-        ({}, write(0, 0, torch.zeros(5)), Code.WRONG_SIZE, r"float32\[4\]"),
+        ({}, write(0, 0, torch.zeros(5)), Code.WRONG_SIZE, "float32[4]"),
         ({}, write(0, 1, 7.0), Code.OUT_OF_ORDER, "clock"),
     ],
 )
@@ -252,7 +238,7 @@ def test_a_write_that_cannot_be_applied_is_refused(
 ) -> None:
     refusal = refusal_of(hub(BSP(), 1, **of).handle(given, "w"))
     assert refusal.code is code
-    assert re.search(says, refusal.text), refusal.text
+    assert says in refusal.text
 
 
 def test_a_hub_that_averages_holds_no_state() -> None:

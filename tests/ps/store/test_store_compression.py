@@ -7,18 +7,14 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.messages import Code, Coded, Pull, Push
-from hubring.ps.core.types import Slice
 from hubring.ps.store.consistency import BSP
-from hubring.ps.store.key_state import Contribution, KeyEntry
 from tests.support.store import (
     ADD,
-    bucket,
     coded,
     coded_push,
     decoded,
     hub,
     parameters,
-    push,
     refusal_of,
     sender,
     values_of,
@@ -74,12 +70,3 @@ def test_a_gradient_in_another_codec_or_size_is_refused(
     assert refusal.code is Code.WRONG_SIZE
     assert says in refusal.text
     assert parameters(store).tolist() == [0.0] * 4
-
-
-@pytest.mark.parametrize("codec", ["", "int8"])
-def test_no_mean_is_taken_over_those_gradients_alone_that_came_in_the_right_form(codec: str) -> None:
-    entry = KeyEntry.make(Slice(0, 0, 0, 4, 0), bucket(4, codec=codec), torch.zeros(16, dtype=torch.uint8))
-    pushes = (push(0, 0), coded_push(1, 0, torch.ones(4)))
-    entry.contributions = {each.sender.rank: Contribution(each, [], each.gradient) for each in pushes}
-    with pytest.raises(AssertionError, match="key 0 has gradients in another form"):
-        entry.close(torch.empty(8))

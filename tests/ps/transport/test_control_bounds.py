@@ -13,25 +13,21 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.core import bounds
 from hubring.ps.transport.grpc import channel
 from hubring.ps.transport.grpc.channel import CONTROL_CALLS, SPARE_CONNECTIONS
-from tests.support.fakes.coordinator import run
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
 MAX_CONCURRENT_STREAMS = 3
 
 
-def test_a_connection_has_few_calls() -> None:
-    async def story() -> None:
-        server = grpc.aio.server(options=channel.control_options(ServerConfig().members))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(PREFACE)
-        settings = await first_settings(reader)
-        writer.close()
-        await server.stop(None)
-        assert settings[MAX_CONCURRENT_STREAMS] == CONTROL_CALLS
-
-    run(story())
+async def test_a_connection_has_few_calls() -> None:
+    server = grpc.aio.server(options=channel.control_options(ServerConfig().members))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(PREFACE)
+    settings = await first_settings(reader)
+    writer.close()
+    await server.stop(None)
+    assert settings[MAX_CONCURRENT_STREAMS] == CONTROL_CALLS
 
 
 async def first_settings(reader: asyncio.StreamReader) -> dict[int, int]:

@@ -40,22 +40,21 @@ class Method:
         return self.calls[-1]
 
 
-def test_one_call_is_enough_if_it_is_answered() -> None:
-    method = Method((0, "first"))
-    assert insist(method, "beat", 60.0, 60.0) == "first"
-    assert len(method.calls) == 1
-
-
-def test_a_call_that_is_lost_is_made_again() -> None:
-    method = Method(None, (1, "second"))
-    assert insist(method, "beat", 0.0, 60.0) == "second"
-    assert method.calls[0].cancelled()
-
-
-def test_a_busy_server_may_answer_the_first_call() -> None:
-    method = Method(None, (0, "first"))
-    assert insist(method, "beat", 0.0, 60.0) == "first"
-    assert method.calls[1].cancelled()
+@pytest.mark.parametrize(
+    ("answers", "after", "expected", "cancelled"),
+    [
+        ([(0, "first")], 60.0, "first", []),
+        ([None, (1, "second")], 0.0, "second", [0]),
+        ([None, (0, "first")], 0.0, "first", [1]),  # of a busy server
+    ],
+)
+def test_a_call_without_an_answer_is_made_once_more_and_the_first_answer_counts(
+    answers: list[Answer | None], after: float, expected: str, cancelled: list[int]
+) -> None:
+    method = Method(*answers)
+    assert insist(method, "beat", after, 60.0) == expected
+    assert [number for number, call in enumerate(method.calls) if call.cancelled()] == cancelled
+    assert len(method.calls) == len(answers)
 
 
 def test_a_broken_connection_shows_at_the_second_call() -> None:

@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 
 import pytest
 
 from hubring.ps.transport.host import probe
+from tests.support.transports.impostor import listening
 
 Answer = Callable[[socket.socket], None]
-
-
-@contextmanager
-def listening(answer: Answer) -> Iterator[str]:
-    """Answers every caller, one after the other; gives the address."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-
-        def serve() -> None:
-            with suppress(OSError):  # the door is closed
-                while True:
-                    line, _ = door.accept()
-                    with line, suppress(OSError):
-                        answer(line)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"127.0.0.1:{door.getsockname()[1]}"
-        door.shutdown(socket.SHUT_RDWR)
-    thread.join()
 
 
 def speak_tls(line: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""A program that listens like a shard's ZeroMQ, lets everybody in, and then does what it wants."""
+"""Programs that listen: one like a shard's ZeroMQ, which lets everybody in, and one like any other."""
 
 from __future__ import annotations
 
@@ -21,20 +21,31 @@ def impostor(act: Callable[[socket.socket], object]) -> Iterator[tuple[str, list
     """
     heard: list[bytes] = []
 
+    def answer(line: socket.socket) -> None:
+        line.settimeout(10.0)
+        heard.append(_shake_hands(line))
+        act(line)
+
+    with listening(answer) as address:
+        yield f"tcp://{address}", heard
+
+
+@contextmanager
+def listening(answer: Callable[[socket.socket], object]) -> Iterator[str]:
+    """Answers every caller, one after the other, and hangs up; gives the address."""
+
     def serve() -> None:
-        with suppress(OSError):
+        with suppress(OSError):  # the listener is closed
             while True:
                 line, _ = listener.accept()
                 with line, suppress(OSError):
-                    line.settimeout(10.0)
-                    heard.append(_shake_hands(line))
-                    act(line)
+                    answer(line)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield f"tcp://127.0.0.1:{listener.getsockname()[1]}", heard
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()

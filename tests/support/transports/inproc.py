@@ -81,16 +81,12 @@ class _ReturnPath:
 class InprocListener:
     """A shard's end; one inbox holds the requests of all connections."""
 
-    def __init__(self, address: str, network: Network) -> None:
-        self._address = address
-        self._network = network
+    def __init__(self, address: str, transport: InprocTransport) -> None:
+        self.address = address
+        self._transport = transport
         self._inbox: deque[Envelope] = deque()
         self._bell = Bell()
         self._peers: set[InprocConnection] = set()
-
-    @property
-    def address(self) -> str:
-        return self._address
 
     @property
     def waitable(self) -> int:
@@ -111,7 +107,7 @@ class InprocListener:
         reply_to.connection.put(Message(message.header, payload, landed))
 
     def close(self) -> None:
-        self._network.remove(self._address)
+        self._transport.forget(self.address)
         for connection in list(self._peers):
             connection.lose()
         self._bell.close()
@@ -132,53 +128,33 @@ class InprocListener:
         self._peers.discard(connection)
 
 
-class Network:
-    """The listeners by name."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._listeners: dict[str, InprocListener] = {}
-        self._numbers = itertools.count()
-
-    def add(self, host: str) -> InprocListener:
-        """Opens a listener under a new name."""
-        with self._lock:
-            address = f"inproc://{host}-{next(self._numbers)}"
-            self._listeners[address] = InprocListener(address, self)
-            return self._listeners[address]
-
-    def remove(self, address: str) -> None:
-        """Removes the name."""
-        with self._lock:
-            self._listeners.pop(address, None)
-
-    def connect(self, address: str) -> InprocConnection:
-        """Returns a new connection to the listener with this name.
-
-        Raises:
-            ServerUnreachable: No listener has this name.
-        """
-        with self._lock:
-            if address not in self._listeners:
-                known = ", ".join(self._listeners) or "nothing"
-                raise ServerUnreachable(f"nothing listens at {address} in this process, only {known}")
-            return self._listeners[address].accept()
-
-
 class InprocTransport:
     """One instance is one network, which both ends share."""
 
     name = "inproc"
 
     def __init__(self) -> None:
-        self._network = Network()
+        self._lock = threading.Lock()
+        self._listeners: dict[str, InprocListener] = {}
+        self._numbers = itertools.count()
         self._windows = Windows(Arena())
 
     def listen(self, host: str) -> InprocListener:
-        return self._network.add(host)
+        with self._lock:
+            address = f"inproc://{host}-{next(self._numbers)}"
+            self._listeners[address] = InprocListener(address, self)
+            return self._listeners[address]
+
+    def forget(self, address: str) -> None:
+        """Called by a closing listener."""
+        with self._lock:
+            self._listeners.pop(address, None)
 
     def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> InprocConnection:
-        return self._network.connect(address)
+        with self._lock:
+            if address not in self._listeners:
+                raise ServerUnreachable(f"nothing listens at {address} in this process")
+            return self._listeners[address].accept()
 
     def allocate(self, nbytes: int) -> memoryview:
         return plain_memory(nbytes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from typing import TypeVar
 
 import torch
@@ -99,6 +100,12 @@ class OneShard:
         for client in self._clients:
             client.close()
         self.stop()
+
+
+def started() -> Iterator[Callable[..., OneShard]]:
+    """Gives what starts shards, which are closed in the end; a fixture where it is named one."""
+    with ExitStack() as stack:
+        yield lambda *given: stack.enter_context(closing(OneShard(*given)))
 
 
 class Passing:
