@@ -105,7 +105,7 @@ NO_ANSWER = Mishap(
     "no server at the address",
     "the worker",
     who=f"no server answers at {ANY}",
-    since="after 10 s",
+    since=r"after \d+ s",
     why="no process listens on that port",
     fix=CHECK,
     code=69,
