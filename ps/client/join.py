@@ -37,6 +37,9 @@ from hubring.ps.transport.host import probe
 
 log = logging.getLogger(__name__)
 
+PROOF_SECONDS = 25.0
+"""How long a server that listens may be too busy for its handshakes, or be paused."""
+
 
 def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecure: bool) -> Access:
     """Returns a worker's access to a server that has proved itself.
@@ -52,10 +55,15 @@ def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecur
         ConfigError: The server is another one, or the worker has no token for it.
     """
     began = time.monotonic()
-    try:
-        return find_access(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
-    except ServerUnreachable as error:
-        raise _silent(address, began) from error
+    while True:
+        try:
+            return find_access(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
+        except ServerUnreachable as error:
+            silent = _silent(address, began)
+            is_busy = isinstance(error.__cause__, TimeoutError)  # it listens, and does not shake hands
+            if not is_busy or time.monotonic() - began > PROOF_SECONDS:
+                raise silent from error
+            log.warning("%s", silent)
 
 
 def join_request(

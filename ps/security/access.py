@@ -62,8 +62,7 @@ def find_access(
 ) -> Access:
     """Returns the access of this user to a server that has proved itself.
 
-    It waits up to `seconds` for the server to listen, and for its token file: both may be starting. A server
-    that listens gets three times as long for its handshakes, because its host may be busy.
+    It waits up to `seconds` for the server to listen, and for its token file: both may be starting.
 
     Args:
         address: The server's `HOST:PORT`.
@@ -97,7 +96,7 @@ def find_access(
     # A copied token may be older than the certificate that an authority signed.
     by_authority = bool(own.authority) and file is not None
     proof = Proof("" if by_authority else token.digest, own, named=by_authority)
-    peer = fetch(address, proof, max(ANSWER_SECONDS, 3 * seconds))
+    peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
     return Access(token.secret, peer.certificate, peer.name, own.identity)
 
 
