@@ -52,7 +52,7 @@ def _times(material: PageContent, key: str) -> list[ServerTimes]:
     """Returns the times of the ring and of every hub row. A row that ignores servers has one time for all."""
     findings = material.findings
     keys = [each for each in findings.setting_keys if without_servers(each) == key]
-    servers = sorted({n for each in keys if (n := findings.setting(each).get("servers"))})
+    servers = sorted({findings.setting(each).servers for each in keys})
     rows = [row for row in findings.row_names if row == "ring" or row.startswith("hub-")]
     known = [each for row in rows if (each := ServerTimes(row, _of(material, row, keys))).known]
     return [_across(each, servers) if _fixed(each.row) else each for each in known]
@@ -72,9 +72,9 @@ def _of(material: PageContent, row: str, keys: Sequence[str]) -> dict[int, tuple
     findings, found = material.findings, {}
     predicted = {each.setting: each.predicted_ms for each in findings.predictions if each.row == row}
     for entry in findings.rows:
-        servers = findings.setting(entry.setting).get("servers")
-        if entry.row == row and entry.setting in keys and servers:
-            found[servers] = (entry.median("step_ms"), predicted.get(entry.setting))
+        if entry.row == row and entry.setting in keys:
+            both = entry.median("step_ms"), predicted.get(entry.setting)
+            found[findings.setting(entry.setting).servers] = both
     return dict(sorted(found.items()))
 
 
