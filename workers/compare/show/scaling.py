@@ -37,11 +37,6 @@ class ServerTimes:
         return [value for both in self.by.values() for value in both if value is not None]
 
 
-def by_servers(material: PageContent) -> list[DrawnFigure]:
-    """Returns a drawing for every setting that ran with several numbers of servers."""
-    return [_crossing_figure(material, index, key) for index, key in enumerate(_keys(material))]
-
-
 def _keys(material: PageContent) -> list[str]:
     """Returns settings, without servers, in which hub rows ran with several numbers of servers."""
     keys = dict.fromkeys(map(without_servers, material.findings.setting_keys))
@@ -106,8 +101,7 @@ def _cells(
     for each in found:
         by = {"any": next(iter(each.by.values()))} if _fixed(each.row) else each.by
         for servers, both in by.items():
-            times = (NOTHING if value is None else digits(value) for value in both)
-            yield [material.name_under(each.row, keys), str(servers), *times]
+            yield [material.name_under(each.row, keys), str(servers), *map(_number, both)]
 
 
 def _rules(found: Crossover, x: Axis) -> list[Rule]:
@@ -125,7 +119,7 @@ def scaling(material: PageContent) -> dict[str, Any] | None:
     """Returns throughput by workers, step time by servers, and where hub and ring cross."""
     workers = [_by_workers(material)] if material.findings.scaling else []
     drawn, found = _keys(material), material.findings.crossover
-    figures = [*workers, *by_servers(material)]
+    figures = [*workers, *(_crossing_figure(material, index, key) for index, key in enumerate(drawn))]
     crossings = [(each.setting, _caption_of(each)) for each in found if each.setting not in drawn]
     if not figures and not crossings:
         return None
@@ -226,7 +220,7 @@ def _prediction_figure(material: PageContent, both: Sequence[Prediction], table:
     )
     foreseen = [each for each in both if not each.calibrated]
     if foreseen:
-        within = sum(abs(_error(each)) <= FAIR for each in foreseen)
+        within = sum(abs(each.error or 0.0) <= FAIR for each in foreseen)
         caption += f" {within} of {len(foreseen)} without calibration are in the band; {_worst(foreseen)}."
     drawing = Lines(drawn, x, y, fair=_fair(scale), height=300)
     title, key = "Predicted against measured step time", material.key(rows)
@@ -248,25 +242,18 @@ def _fair(scale: LogScale) -> tuple[str, str]:
     return path([*above, *below], close=True), path((place(at), place(at)) for at in ends)
 
 
-def _error(each: Prediction) -> float:
-    assert each.measured_ms
-    assert each.predicted_ms
-    return each.predicted_ms / each.measured_ms - 1
-
-
 def _worst(both: Sequence[Prediction]) -> str:
-    worst = max(both, key=lambda each: abs(_error(each)))
-    return f"the worst is {worst.row} with {worst.setting}, off by {signed(_error(worst))}"
+    worst = max(both, key=lambda each: abs(each.error or 0.0))
+    return f"the worst is {worst.row} with {worst.setting}, off by {signed(worst.error or 0.0)}"
 
 
 def _line(material: PageContent, each: Prediction) -> list[str]:
-    times = [NOTHING if value is None else digits(value) for value in (each.measured_ms, each.predicted_ms)]
-    error = NOTHING if each.error is None else signed(each.error)
     return [
         material.name_under(each.row, [each.setting]),
         each.setting,
-        *times,
-        error,
+        _number(each.measured_ms),
+        _number(each.predicted_ms),
+        NOTHING if each.error is None else signed(each.error),
         each.by,
         "yes" if each.calibrated else "no",
     ]
