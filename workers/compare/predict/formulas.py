@@ -105,9 +105,10 @@ def ring(constants: Constants, task: ExchangeTask, workers: int, shards: Shards 
     # Gloo sums in segments of a limited size, and gathers in two of any size.
     passes = ((shards.passes - shards.gathers, SEGMENT_BYTES), (shards.gathers, task.nbytes))
     around = [ring_rounds(task, *each, workers, wire.alpha, carrying.seconds) for each in passes]
+    copying = shards.copies * task.nbytes * constants.copy * task.crowd(workers, constants)
     return HubExchange(
         latency=sum(around) + tree_latency(task, copies, wire.alpha),
-        after=_mean_and_step(constants, task, workers, shards.copies, most),
+        after=(copying if workers > 1 else 0.0) + most * own_step(constants, task, workers),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
         own_by=carrying.times(moved),
         burst=task.burst,
@@ -179,12 +180,6 @@ def nccl(constants: Constants, task: ExchangeTask, workers: int, algorithm: Algo
         constants.cluster, algorithm, ClusterShape.of(workers, constants.cluster.gpus), task.moved
     )
     return HubExchange(latency=found.latency, own_by=TransferSeconds(link=found.between, inside=found.inside))
-
-
-def _mean_and_step(constants: Constants, task: ExchangeTask, workers: int, copies: int, part: float) -> float:
-    """Returns the time to copy, average and step a part."""
-    copying = copies * task.nbytes * constants.copy * task.crowd(workers, constants) if workers > 1 else 0.0
-    return copying + part * own_step(constants, task, workers)
 
 
 def hub(
