@@ -224,7 +224,10 @@ class BenchPlan:
             for team in teams:
                 team.meet()
             turns = self._rounds(teams, job.find_shape(case.shape).steps)
-            _end(teams, processes)
+            for team in teams:
+                team.dismiss()
+            while processes.running():
+                processes.pause("the end of the bench")
         return [self._entry(team, case, own) for team, own in zip(teams, turns, strict=True)]
 
     def _taking_part(self, case: BenchCase) -> list[BenchRow]:
@@ -339,10 +342,3 @@ def fitting(warm: BenchTurn, steps: int) -> int:
 def _threads(case: BenchCase) -> int:
     """Returns the threads of each process: one rank's share of the cores."""
     return max(1, machine.cores() // case.n)
-
-
-def _end(teams: Sequence[BenchTeam], processes: RunProcesses) -> None:
-    for team in teams:
-        team.dismiss()
-    while processes.running():
-        processes.pause("the end of the bench")

@@ -6,7 +6,8 @@ copying. So the timed step contains only DDP's buckets, the allreduce, and the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,34 +41,22 @@ class GlooMember(FlatRowMember):
 
 
 class PreparedLoss(torch.autograd.Function):
-    """A loss whose gradients are those of `source`."""
+    """A loss whose gradients are those that `source` returns: those of all parameters, in order."""
 
     @staticmethod
-    def forward(ctx: Any, source: PreparedGradients, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, source: Callable[[], list[Tensor]], *parameters: Tensor) -> Tensor:
         ctx.source = source
         return torch.zeros((), device=parameters[0].device)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        return (None, *ctx.source.take())
-
-
-class PreparedGradients:
-    """Prepared gradients. autograd adopts a tensor only if it holds the sole reference, so views are new."""
-
-    def __init__(self, job: BenchJob) -> None:
-        self.flat = torch.zeros(job.nbytes // 4, device=job.device)
-        self._dims = job.tensors
-
-    def take(self) -> list[Tensor]:
-        """Returns the gradients of all parameters, in order."""
-        return views(self.flat, self._dims)
+        return (None, *ctx.source())
 
 
 class Net(nn.Module):
     """The parameters of a shape, with a loss that costs nothing."""
 
-    def __init__(self, job: BenchJob, source: PreparedGradients) -> None:
+    def __init__(self, job: BenchJob, source: Callable[[], list[Tensor]]) -> None:
         super().__init__()
         self.weights = nn.ParameterList(torch.zeros(dims, device=job.device) for dims in job.tensors)
         self._source = source
@@ -86,14 +75,15 @@ class DdpMember(RowMember):
             torch.cuda.set_device(rank % torch.cuda.device_count())
         rendezvous.join(job.seat(rank))
         super().__init__(job, rank)
-        self._source = PreparedGradients(job)
+        # autograd adopts a tensor only if it holds the sole reference, so each call returns new views.
+        self._source = partial(views, torch.zeros(job.nbytes // 4, device=job.device), job.tensors)
         self._net = Net(job, self._source)
         self._ddp = wrap(self._net, job)
         self._optimizer = optimizer_of(job.optimizer, self._net.parameters())
         self._loss = torch.zeros(())
 
     def gradients(self, rank: int) -> Sequence[Tensor]:
-        return [gradient.view(-1) for gradient in self._source.take()]
+        return [gradient.view(-1) for gradient in self._source()]
 
     def values(self) -> Sequence[Tensor]:
         return [parameter.detach().view(-1) for parameter in self._net.parameters()]

@@ -188,15 +188,9 @@ def run(
 def _run(source: str | None, flags: dict[str, Any], out: Path | None, alone: bool) -> int:
     folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     code = terminal.conclude("ps-compare", lambda: _compare(source, flags, out, folder, alone))
-    if code > 128 and _is_first(alone):
+    if code > 128 and ((place := _place(alone)) is None or place.rank == 0):  # once for a cluster
         print(f"ps-compare: to resume, run: {resume_command(typed(), folder)}", file=sys.stderr)
     return code
-
-
-def _is_first(alone: bool) -> bool:
-    """Whether this process prints for all tasks of a cluster."""
-    place = _place(alone)
-    return place is None or place.rank == 0
 
 
 def _place(alone: bool) -> LauncherTask | None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -35,9 +35,11 @@ from hubring.workers.compare.predict.calibrations import Constants, read_constan
 from hubring.workers.compare.record.findings import Findings
 from hubring.workers.compare.record.findings_file import decode, encode
 from hubring.workers.compare.run import outcome
-from hubring.workers.compare.run.outcome import Line, RunOutcome, write_whole
+from hubring.workers.compare.run.outcome import RunOutcome, write_whole
+from hubring.workers.compare.run.runner import Runner
 from hubring.workers.compare.show import exports
 from hubring.workers.compare.show.page import page
+from hubring.workers.compare.show.screen import RunScreen
 from hubring.workers.peers import machine
 
 FILE = "experiment.json"
@@ -53,35 +55,6 @@ class _Begun(Struct, frozen=True):
     experiment: Experiment
     machine: dict[str, Any]
     command: str
-
-
-class RunWatcher(Protocol):
-    """Shows progress. Runs are identified by their label."""
-
-    def progress(self, run: str, line: Line) -> None:
-        """Shows rank 0's latest report; called a few times a second."""
-
-    def finished(self, run: str) -> None:
-        """Reports that a run has ended."""
-
-    def checking(self, run: str) -> None:
-        """Shows which run's steps are re-checked, after the last run."""
-
-    def skipped(self, run: str) -> None:
-        """Reports that a run finished earlier and is not repeated."""
-
-    def warn(self, text: str) -> None:
-        """Shows a warning."""
-
-
-class RunTrainer(Protocol):
-    """Runs one training: `hubring.workers.compare.run.runner.Runner`."""
-
-    def busy(self) -> list[str]:
-        """Returns the names of the machines that are not idle before the first run."""
-
-    def run(self, run: PlannedRun, folder: Path, progress: Callable[[Line], None]) -> RunOutcome:
-        """Trains once in a new folder and writes its outcome last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +139,13 @@ class Comparison:
         return [run for run in runs(self.experiment) if not outcome.finished(self.place(run))]
 
     def run(
-        self, trainer: RunTrainer, watcher: RunWatcher, calibrate: Callable[[], Constants] | None = None
+        self, runner: Runner, screen: RunScreen, calibrate: Callable[[], Constants] | None = None
     ) -> Findings:
         """Runs what is not finished, then judges, measures and writes the other files of the folder.
 
         Args:
-            trainer: Runs one training.
-            watcher: Shows progress.
+            runner: Runs one training.
+            screen: Shows progress.
             calibrate: Measures the machine's constants; None: no predictions, as on a cluster or with NCCL.
 
         Returns:
@@ -185,27 +158,27 @@ class Comparison:
             UsageError: Another process works in the folder.
         """
         with _alone_in(self.folder):
-            for name in trainer.busy():
-                watcher.warn(f"{name} is not idle; other programs disturb the measurements")
+            for name in runner.busy():
+                screen.warn(f"{name} is not idle; other programs disturb the measurements")
             if calibrate is not None and not (self.folder / CALIBRATION).exists():
                 calibrate().write(self.folder / CALIBRATION)
-            self._check_finished(watcher)
+            self._check_finished(screen)
             for run in runs(self.experiment):
                 if outcome.finished(self.place(run)):
-                    watcher.skipped(run.label)
+                    screen.skipped(run.label)
                     continue
-                left = trainer.run(run, self.place(run), partial(watcher.progress, run.label))
+                left = runner.run(run, self.place(run), partial(screen.progress, run.label))
                 try:
                     measure(left, self.experiment.yardstick)
                 except Exception:  # without its outcome the run is repeated once the script is fixed
                     outcome.discard(self.place(run))
                     raise
-                watcher.finished(run.label)
+                screen.finished(run.label)
                 if left.diverged:
-                    watcher.warn(f"{run.label} {left.failed}")
+                    screen.warn(f"{run.label} {left.failed}")
                 for disturbance in filter(None, (each.disturbance() for each in left.noise)):
-                    watcher.warn(f"{run.label}: {disturbance}")
-            return self.report(watcher.checking)
+                    screen.warn(f"{run.label}: {disturbance}")
+            return self.report(screen.checking)
 
     def report(self, checking: Callable[[str], None] = lambda _: None) -> Findings:
         """Writes everything that follows from the outcomes; trains nothing.
@@ -237,7 +210,7 @@ class Comparison:
         exports.write_scalars(self.folder / "tensorboard", outcomes.values(), job.metric)
         return found
 
-    def _check_finished(self, watcher: RunWatcher) -> None:
+    def _check_finished(self, screen: RunScreen) -> None:
         """Fails on a finished run that cannot be measured, before hours of other runs."""
         script, older = self.experiment.script, list[str]()
         now = outcome.digest(script)
@@ -247,7 +220,7 @@ class Comparison:
                 measure(left, self.experiment.yardstick)
                 older += [run.label] if now and left.script not in ("", now) else []
         if script is not None and older:
-            watcher.warn(
+            screen.warn(
                 f"{script.name} changed after {older[0]}, one of {len(older)} finished runs that are not"
                 " repeated; to run all with the changed script, use another --out"
             )

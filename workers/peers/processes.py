@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE
-from types import TracebackType
 from typing import Any
 
 from hubring.ps.config.environment import environment
@@ -33,9 +32,7 @@ class Lifeline:
         self._child = Child("the lifeline", command, stdin=PIPE, session=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._child.ask_to_stop()
         self._child.wait()
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -20,6 +20,8 @@ from hubring.workers.compare.record.findings import Findings
 from hubring.workers.compare.record.findings_file import encode
 from hubring.workers.compare.run.noise import RunNoise
 from hubring.workers.compare.run.outcome import EARLY, Line, RunOutcome, digest
+from hubring.workers.compare.run.runner import Runner
+from hubring.workers.compare.show.screen import RunScreen
 
 QUIET = RunNoise((0.1, 0.2), 0.01)
 MACHINE = {"processor": "an abacus", "cores": 2}
@@ -175,8 +177,8 @@ def compared(folder: Path, trainer: Replayed | None = None, **changes: Any) -> d
 
 def carried_out(folder: Path, trainer: Replayed, **changes: Any) -> tuple[dict[str, Any], Heard]:
     """Returns the same with the whole folder, and the output."""
-    heard = Heard()
-    Comparison.begin(experiment(**changes), folder, "ps-compare run").run(trainer, heard)
+    heard, comparison = Heard(), Comparison.begin(experiment(**changes), folder, "ps-compare run")
+    comparison.run(cast(Runner, trainer), cast(RunScreen, heard))
     return json.loads((folder / "results.json").read_text()), heard
 
 

@@ -26,7 +26,7 @@ from hubring.workers.compare.run.outcome import Line, RunOutcome
 from hubring.workers.compare.run.runner import Runner
 from hubring.workers.peers import machine
 from hubring.workers.peers.processes import Lifeline
-from tests.support.compare.replayed import MACHINE, Heard, Replayed, carried_out, experiment, record
+from tests.support.compare.replayed import MACHINE, Replayed, carried_out, experiment, record
 
 LABELS = [run.label for run in runs(experiment())]
 
@@ -241,13 +241,12 @@ def test_a_run_s_folder_that_others_still_write_to_is_named(
 
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
-    comparison = Comparison.begin(experiment(), tmp_path, "ps-compare run")
+    Comparison.begin(experiment(), tmp_path, "ps-compare run")
     with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        # Rewrites the experiment's file, on which a lock would be lost.
-        comparison = Comparison.begin(experiment(timeout=99.0), tmp_path, "ps-compare run")
         with pytest.raises(UsageError, match="another ps-compare is running in"):
-            comparison.run(Replayed(), Heard())
+            # Rewrites the experiment's file, on which a lock would be lost.
+            carried_out(tmp_path, Replayed(), timeout=99.0)
 
 
 @pytest.mark.slow

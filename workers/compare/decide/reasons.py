@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hubring.workers.compare.decide.decision import SPEED, SettingRows
 from hubring.workers.compare.plan.row import EVERY
-from hubring.workers.compare.plan.setting import Link, listed
+from hubring.workers.compare.plan.setting import listed
 from hubring.workers.compare.predict.exchange_terms import FORMULA, goodput, servers_needed
 from hubring.workers.compare.record.findings import Findings, Gate
 
@@ -68,7 +68,7 @@ def _latencies(scope: SettingRows, hub: str, wins: bool) -> list[str]:
     longer, latency is no reason.
     """
     around, link = 4 * (scope.setting.workers - 1), scope.setting.link
-    times = 4 if EVERY[hub].has_standbys else 2
+    times = 4 if EVERY[hub].standbys else 2
     if not wins or not link or not link.latency or around <= times:
         return []
     once, sent = 1e3 * link.latency, scope.number("ring", "bytes_sent_per_step")
@@ -87,7 +87,7 @@ def _beyond_wires(scope: SettingRows, hub: str) -> list[str]:
     sent, exposed = scope.number(hub, "bytes_sent_per_step"), scope.number(hub, "exposed_ms")
     if not link or not link.rate or link.latency or sent is None or exposed is None:
         return []
-    needed = 1e3 * max(1.0, n / k) * sent.median / goodput(Link(rate=link.rate))
+    needed = 1e3 * max(1.0, n / k) * sent.median / goodput(link)
     if exposed.median < BEYOND * needed:
         return []
     return [

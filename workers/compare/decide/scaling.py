@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -125,10 +126,10 @@ def scaling(settings: Sequence[Setting], rows: Sequence[RowResult]) -> list[Scal
 def _groups(settings: Iterable[Setting], axis: str) -> list[list[Setting]]:
     """Returns settings that differ only in one field, in ascending order of it."""
     groups: dict[tuple[object, ...], list[Setting]] = {}
+    rest = attrgetter(*(name for name in Setting.__struct_fields__ if name not in (axis, "key")))
     for setting in settings:
-        rest = tuple(setting.get(name) for name in setting.__struct_fields__ if name not in (axis, "key"))
-        groups.setdefault(rest, []).append(setting)
-    return [sorted(group, key=lambda setting: int(setting.get(axis))) for group in groups.values()]
+        groups.setdefault(rest(setting), []).append(setting)
+    return [sorted(group, key=attrgetter(axis)) for group in groups.values()]
 
 
 OPTIMIZERS = {"char-lm": "adam"}

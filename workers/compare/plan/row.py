@@ -99,17 +99,12 @@ class Row:
         shards = setting.servers if served and not self.colocated else 0
         return self.workers(setting.workers), shards * (1 + self.standbys)
 
-    @property
-    def has_standbys(self) -> bool:
-        """Whether its server has a standby for each shard."""
-        return self.standbys > 0
-
     def _has(self, fault: Fault) -> bool:
         """Whether the row has a process that can be the fault's victim."""
         if fault.victim == "worker":
             return self.server is not None or self.peer is not None
         if fault.victim == "standby":
-            return self.has_standbys
+            return self.standbys > 0
         return self.on_hub if fault.victim == "shard" else self.server is not None
 
     def meets(self, setting: Setting) -> Setting:

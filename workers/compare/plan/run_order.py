@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from hubring.workers.compare.plan.experiment import Experiment
@@ -47,11 +47,12 @@ class PlannedRun:
 
 def runs(experiment: Experiment) -> list[PlannedRun]:
     """Returns all runs in order, without duplicates."""
-    passes = [(seed, turn) for turn in range(experiment.repeats) for seed in experiment.seeds]
-    found: dict[PlannedRun, None] = {}
+    rows, found = experiment.ways, dict[PlannedRun, None]()
     repeated = {run.seed: run for _, run in again(experiment)}
-    for number, (seed, turn) in enumerate(passes):
-        found |= dict.fromkeys(_pass(experiment, number, seed, turn))
+    for number, (turn, seed) in enumerate(product(range(experiment.repeats), experiment.seeds)):
+        settings, first = experiment.settings[:: -1 if number % 2 else 1], number % len(rows)
+        for setting, row in product(settings, rows[first:] + rows[:first]):
+            found[PlannedRun(row.meets(setting), row, seed, turn)] = None
         if turn == 0 and seed in repeated:
             found[repeated[seed]] = None
     return list(found)
@@ -74,23 +75,8 @@ def again(experiment: Experiment) -> list[tuple[PlannedRun, PlannedRun]]:
         row = next(row for row in rows if row.name != "local")
     if row is None or setting.fault is not None:
         return []
-    turns = [
-        [PlannedRun(row.meets(setting), row, seed, turn) for turn in (0, 1)] for seed in experiment.seeds
-    ]
-    return [(first, second) for first, second in turns]
-
-
-def _pass(experiment: Experiment, number: int, seed: int, turn: int) -> Iterator[PlannedRun]:
-    settings = experiment.settings[:: -1 if number % 2 else 1]
-    rows = _rotated(experiment.ways, number)
-    for setting in settings:
-        for row in rows:
-            yield PlannedRun(row.meets(setting), row, seed, turn)
-
-
-def _rotated(rows: Sequence[Row], places: int) -> list[Row]:
-    cut = places % len(rows)
-    return [*rows[cut:], *rows[:cut]]
+    met = row.meets(setting)
+    return [(PlannedRun(met, row, seed), PlannedRun(met, row, seed, turn=1)) for seed in experiment.seeds]
 
 
 def typed() -> str:

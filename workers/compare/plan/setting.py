@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -134,7 +134,8 @@ class Setting(Struct, frozen=True, kw_only=True):
         if self.workers < 1 or self.servers < 1:
             raise UsageError(f"{self.workers} workers, {self.servers} servers; expected at least 1 of each")
         lost = None if self.fault is None else self.fault.worker
-        for rank in (*self._ranks, *([] if lost is None else [lost])):
+        slow = self.straggler.ranks if self.straggler else ()
+        for rank in (*slow, *([] if lost is None else [lost])):
             if not 0 <= rank < self.workers:
                 raise UsageError(
                     f"rank {rank} of {self.workers} workers; expected a rank from 0 to {self.workers - 1}"
@@ -144,11 +145,10 @@ class Setting(Struct, frozen=True, kw_only=True):
                 f"{self.fault.words} of {self.servers} servers; expected a number from 0 to"
                 f" {self.servers - 1}"
             )
-        force_setattr(self, "key", self._key)
-
-    @property
-    def _ranks(self) -> tuple[int, ...]:
-        return self.straggler.ranks if self.straggler else ()
+        words = [f"n{self.workers}", f"k{self.servers}"]
+        words += [str(each) for each in (self.link, self.straggler, self.fault) if each is not None]
+        words += [] if self.compute is None else [f"compute{1e3 * self.compute:g}ms"]
+        force_setattr(self, "key", " ".join(words))
 
     @property
     def emulated(self) -> bool:
@@ -160,17 +160,6 @@ class Setting(Struct, frozen=True, kw_only=True):
         if self.compute is None:
             return None
         return self.compute * (self.workers if processes == 1 else 1)
-
-    @property
-    def _key(self) -> str:
-        words = [f"n{self.workers}", f"k{self.servers}"]
-        words += [str(each) for each in (self.link, self.straggler, self.fault) if each is not None]
-        words += [] if self.compute is None else [f"compute{1e3 * self.compute:g}ms"]
-        return " ".join(words)
-
-    def get(self, name: str) -> Any:
-        """Returns a field by its name."""
-        return getattr(self, name)
 
 
 def without_servers(setting: str) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from math import inf, log2
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from hubring.workers.compare.plan.setting import BURST_BYTES, LINE_BYTES, PAYLOAD_BYTES, Link
 from hubring.workers.compare.predict.calibrations import Constants, WireCosts
@@ -91,15 +92,11 @@ class TransferSeconds(Struct, frozen=True):
         return max(self.link, self.thread, self.inside)
 
     def times(self, factor: float) -> TransferSeconds:
-        return TransferSeconds(self.link * factor, self.thread * factor, self.inside * factor)
+        return TransferSeconds(*(seconds * factor for seconds in astuple(self)))
 
     def beside(self, other: TransferSeconds) -> TransferSeconds:
         """Returns the larger of each."""
-        return TransferSeconds(
-            max(self.link, other.link),
-            max(self.thread, other.thread),
-            max(self.inside, other.inside),
-        )
+        return TransferSeconds(*map(max, astuple(self), astuple(other)))
 
 
 class HubExchange(Struct, frozen=True, kw_only=True):
@@ -207,13 +204,12 @@ class HubExchange(Struct, frozen=True, kw_only=True):
         return 2 * self.jitter * (workers - 1) / (workers + 1)
 
 
-def goodput(link: Link | None) -> float:
-    """Returns TCP payload bytes per second over a link, each way; infinite without a link."""
-    rate = None if link is None else link.rate
-    return inf if rate is None else rate / 8 * PAYLOAD_BYTES / LINE_BYTES
+def goodput(link: Link) -> float:
+    """Returns TCP payload bytes per second over a link, each way; infinite without a rate."""
+    return inf if link.rate is None else link.rate / 8 * PAYLOAD_BYTES / LINE_BYTES
 
 
-def a_byte(wire: WireCosts, link: Link | None, lines: int = 1, sharing: int = 1) -> TransferSeconds:
+def a_byte(wire: WireCosts, link: Link, lines: int = 1, sharing: int = 1) -> TransferSeconds:
     """Returns the time of a byte at one host, each way.
 
     Args:
@@ -225,13 +221,13 @@ def a_byte(wire: WireCosts, link: Link | None, lines: int = 1, sharing: int = 1)
     return TransferSeconds(link=sharing / goodput(link), thread=wire.beta / lines)
 
 
-def spread(nbytes: float, link: Link | None) -> float:
+def spread(nbytes: float, link: Link) -> float:
     """Returns `HubExchange.spread` if each worker sends `nbytes` to the server.
 
     Connections double their speed with each round trip until they fill the link. Meanwhile those that began
     first are ahead, so workers finish one after another; later they share the link evenly.
     """
-    if link is None or link.rate is None or nbytes <= FIRST_BYTES:
+    if link.rate is None or nbytes <= FIRST_BYTES:
         return 0.0
     accelerating = 2 * link.latency * log2(nbytes / FIRST_BYTES)
     return SPREAD * min(1.0, accelerating * goodput(link) / nbytes)
@@ -251,7 +247,7 @@ class ExchangeTask(Struct, frozen=True, kw_only=True):
     Attributes:
         nbytes: Bytes of the parameters.
         optimizer: Optimizer of the parameters.
-        link: Link of each host; None: limited only by the machine.
+        link: Link of each host; without a rate and latency: limited only by the machine.
         together: All hosts share one machine's cores.
         slice_bytes: Bytes of a slice; None: the size that workers choose (`slice_sizes`).
         traffic: Bytes that are exchanged, as a share of `nbytes`.
@@ -262,7 +258,7 @@ class ExchangeTask(Struct, frozen=True, kw_only=True):
 
     nbytes: int
     optimizer: str = "sgd"
-    link: Link | None = None
+    link: Link = Link()
     together: bool = False
     slice_bytes: int | None = None
     traffic: float = 1.0
@@ -272,9 +268,9 @@ class ExchangeTask(Struct, frozen=True, kw_only=True):
 
     def incast(self, workers: int, nbytes: float) -> float:
         """Returns the seconds that dropped packets cost if workers send `nbytes` each to one server."""
-        if self.link is None or self.link.rate is None or self.buffer is None:
+        if self.link.rate is None or self.buffer is None:
             return 0.0
-        room = self.buffer + self.link.rate / 8 * 2 * self.latency
+        room = self.buffer + self.link.rate / 8 * 2 * self.link.latency
         if workers < 2 or workers * min(nbytes, INCAST_WINDOW) <= room:
             return 0.0
         timer = INCAST_TIMER if room / workers < FEWEST * INCAST_SEGMENT else 0.0
@@ -288,20 +284,12 @@ class ExchangeTask(Struct, frozen=True, kw_only=True):
     @property
     def burst(self) -> float:
         """Seconds that the token bucket of an emulated link saves after a pause; 0 for any other link."""
-        rate = None if self.link is None else self.link.rate
+        rate = self.link.rate
         return BURST_BYTES * 8 / rate if rate is not None and self.together else 0.0
 
     def cut(self, servers: int, slice_bytes: int) -> Cut:
         """Returns the busiest server's part of the model."""
         return cut(self.nbytes, servers, slice_bytes, self.tensors)
-
-    @property
-    def latency(self) -> float:
-        return 0.0 if self.link is None else self.link.latency
-
-    @property
-    def jitter(self) -> float:
-        return 0.0 if self.link is None else self.link.jitter
 
     def crowd(self, processes: int, constants: Constants) -> float:
         """Returns the slowdown of each process if `processes` compute at once."""

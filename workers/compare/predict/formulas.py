@@ -105,9 +105,10 @@ def ring(constants: Constants, task: ExchangeTask, workers: int, shards: Shards 
     # Gloo sums in segments of a limited size, and gathers in two of any size.
     passes = ((shards.passes - shards.gathers, SEGMENT_BYTES), (shards.gathers, task.nbytes))
     around = [ring_rounds(task, *each, workers, wire.alpha, carrying.seconds) for each in passes]
+    copying = shards.copies * task.nbytes * constants.copy * task.crowd(workers, constants)
     return HubExchange(
         latency=sum(around) + tree_latency(task, copies, wire.alpha),
-        after=_mean_and_step(constants, task, workers, shards.copies, most),
+        after=(copying if workers > 1 else 0.0) + most * own_step(constants, task, workers),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
         own_by=carrying.times(moved),
         burst=task.burst,
@@ -146,7 +147,7 @@ def ring_rounds(
     if workers == 1 or not passes:
         return 0.0
     # Simulated rings of 2 to 16 ranks are late by a third of the jitter at each hop.
-    round_trip = alpha + 2 * task.latency + task.jitter / 3
+    round_trip = alpha + 2 * task.link.latency + task.link.jitter / 3
     piece = task.moved / workers
     segments = max(SEGMENTS, ceil(piece / most))
     turns = (workers - 1) * segments / 2
@@ -161,7 +162,7 @@ def ring_rounds(
 
 def tree_latency(task: ExchangeTask, levels: int, alpha: float) -> float:
     """Returns the latency of a broadcast down a tree, whose receivers all say at once that they wait."""
-    return levels * (alpha + task.latency) + task.latency if levels else 0.0
+    return levels * (alpha + task.link.latency) + task.link.latency if levels else 0.0
 
 
 def nccl(constants: Constants, task: ExchangeTask, workers: int, algorithm: Algorithm) -> HubExchange:
@@ -179,12 +180,6 @@ def nccl(constants: Constants, task: ExchangeTask, workers: int, algorithm: Algo
         constants.cluster, algorithm, ClusterShape.of(workers, constants.cluster.gpus), task.moved
     )
     return HubExchange(latency=found.latency, own_by=TransferSeconds(link=found.between, inside=found.inside))
-
-
-def _mean_and_step(constants: Constants, task: ExchangeTask, workers: int, copies: int, part: float) -> float:
-    """Returns the time to copy, average and step a part."""
-    copying = copies * task.nbytes * constants.copy * task.crowd(workers, constants) if workers > 1 else 0.0
-    return copying + part * own_step(constants, task, workers)
 
 
 def hub(
@@ -238,7 +233,7 @@ def _pull(constants: Constants, task: ExchangeTask, workers: int, servers: int, 
     lines = min(workers, SERVER_LINES.get(name, 1))
     shared = workers * max(pieces) * a_byte(wire, task.link, lines).seconds
     cores = _core_seconds(constants, task, wire.cpu) * workers * sum(pieces) / task.moved
-    return max(own, shared, cores) + 2 * (wire.alpha + task.latency)
+    return max(own, shared, cores) + 2 * (wire.alpha + task.link.latency)
 
 
 def _by_wire(
@@ -256,8 +251,8 @@ def _by_wire(
     shared = a_byte(wire, task.link, lines).times(found.part * task.moved)
     return replace(
         _served(constants, task, workers, servers, found, 2 * wire.cpu, steps=steps),
-        latency=2 * (wire.alpha + task.latency) + task.incast(workers, found.part * task.moved),
-        jitter=task.jitter,
+        latency=2 * (wire.alpha + task.link.latency) + task.incast(workers, found.part * task.moved),
+        jitter=task.link.jitter,
         own_by=a_byte(wire, task.link, sharing=task.sharing).times(task.moved),
         shared_by=shared,
         burst=task.burst,
@@ -328,8 +323,8 @@ def colocated(
     found = task.cut(workers, task.slice_bytes or slice_sizes.SIZES[0])
     return replace(
         _served(constants, task, workers, workers, found, share * line.cpu, steps=steps),
-        latency=2 * (line.alpha + task.latency),
-        jitter=task.jitter,
+        latency=2 * (line.alpha + task.link.latency),
+        jitter=task.link.jitter,
         own_by=a_byte(line, task.link, sharing=task.sharing).times(share * task.moved),
         burst=task.burst,
     )

@@ -137,12 +137,10 @@ class ShardConnection:
 
 
 @contextmanager
-def lines(
-    names: tuple[str, ...], host: str = "127.0.0.1"
-) -> Iterator[tuple[Partner, Mapping[str, ShardConnection]]]:
+def lines(names: tuple[str, ...]) -> Iterator[tuple[Partner, Mapping[str, ShardConnection]]]:
     """Provides a shard in another process, and a connection to it over each of these transports."""
     with ExitStack() as stack:
-        shard = stack.enter_context(Partner("shard", host))
+        shard = stack.enter_context(Partner("shard", "127.0.0.1"))
         addresses = json.loads(shard.hear())
         opened = {}
         for name in names:

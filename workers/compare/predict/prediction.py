@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from hubring.ps.core import types
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.plan.row import OURS, ROWS, Row
-from hubring.workers.compare.plan.setting import Setting
+from hubring.workers.compare.plan.setting import Link, Setting
 from hubring.workers.compare.predict import formulas
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.exchange_terms import ExchangeTask, HubExchange
@@ -237,7 +237,7 @@ def _exchange(constants: Constants, row: Row, setting: Setting, job: PredictedJo
     task = ExchangeTask(
         nbytes=job.model_bytes,
         optimizer=job.optimizer,
-        link=setting.link,
+        link=setting.link or Link(),
         together=together,
         slice_bytes=job.slice_bytes,
         traffic=traffic(row),

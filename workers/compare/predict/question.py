@@ -170,13 +170,14 @@ class PredictionQuestion(Struct, frozen=True, kw_only=True):
             for servers in self.servers if row.on_hub else self.servers[:1]:
                 setting = self._setting(workers, servers)
                 forecast = predict(constants, row, setting, self.job, steps=self.steps, seeds=self.seeds)
+                low, high = forecast.low, forecast.high
                 yield PredictedRow(
                     row=row.name,
                     workers=1 if row.rule is None else workers,
                     servers=servers if row.on_hub else None,
                     step_ms=1e3 * forecast.step_seconds,
                     median_ms=1e3 * forecast.median_seconds,
-                    range_ms=_range(forecast),
+                    range_ms=None if low == high else (1e3 * low, 1e3 * high),
                     samples_per_second=forecast.samples_per_second,
                     efficiency=forecast.efficiency,
                     by=forecast.by,
@@ -214,10 +215,6 @@ def _busbw(row: Row, forecast: Forecast, job: PredictedJob, workers: int) -> flo
     return busbw(job.model_bytes, forecast.exchange, workers)
 
 
-def _range(forecast: Forecast) -> tuple[float, float] | None:
-    return None if forecast.low == forecast.high else (1e3 * forecast.low, 1e3 * forecast.high)
-
-
 def _counts(flag: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
@@ -226,9 +223,9 @@ def _counts(flag: str, text: str) -> tuple[int, ...]:
 
 
 def _size(model_bytes: int | None, job: str | None) -> int:
-    if model_bytes is not None and job is not None:
-        raise UsageError("--model-bytes and --job both set the model's size; use one of them")
     if model_bytes is not None:
+        if job is not None:
+            raise UsageError("--model-bytes and --job both set the model's size; use one of them")
         return model_bytes
     name = job or "digits"
     if name not in MODELS:
@@ -299,10 +296,7 @@ def _columns(answer: PredictionAnswer) -> dict[str, Callable[[PredictedRow], str
         columns["efficiency"] = lambda each: f"{each.efficiency:.0%}"
     if any(each.busbw for each in answer.predictions):
         columns["busbw GB/s"] = lambda each: NOTHING if each.busbw is None else digits(each.busbw, 4)
-    return columns | {
-        "bound by": lambda each: each.bound,
-        "found by": lambda each: each.by,
-    }
+    return columns | {"bound by": lambda each: each.bound, "found by": lambda each: each.by}
 
 
 def _seeds(each: PredictedRow) -> str:

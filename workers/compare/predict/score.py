@@ -13,7 +13,7 @@ ms per MB although the wire was five times faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from statistics import fmean
 
 from msgspec import Struct
@@ -69,7 +69,7 @@ class MeasuredPoint(Struct, frozen=True):
 def points(settings: Iterable[Setting], rows: Iterable[RowResult]) -> list[MeasuredPoint]:
     """Returns the measurements in the rows' order, without rows that are withheld or have no model."""
     known = {each.key: each for each in settings}
-    found = [_point(row, known[row.setting]) for row in rows if not row.withheld]
+    found = (_point(row, known[row.setting]) for row in rows if not row.withheld)
     return [point for point in found if point is not None]
 
 
@@ -181,9 +181,11 @@ class Score:
 
     def predictions(self) -> list[Prediction]:
         """Returns each calibrated row's predictions with the measurements, but for runs with a fault."""
+        # One point per run: a ring's run counts in several settings that differ in servers.
+        runs = _firsts(((point.row, meets(point.row, point.setting)), point) for point in self._points)
         return [
             self._beside(point)
-            for point in _distinct(self._points)
+            for point in runs
             if point.row in self._overheads and meets(point.row, point.setting).fault is None
         ]
 
@@ -236,11 +238,8 @@ class Score:
 
     def _rest(self, point: MeasuredPoint) -> float:
         """Returns the time of a step besides exchange and emulated compute."""
-        computing = point.compute_seconds
-        if computing is not None:
-            slept = point.setting.compute_of(point.workers)
-            computing = max(0.0, computing - (slept or 0.0))
-        computing = computing or 0.0
+        slept = point.setting.compute_of(point.workers) or 0.0
+        computing = max(0.0, (point.compute_seconds or 0.0) - slept)
         job = replace(self._job, compute=computing)
         foreseen = predict(self._constants, point.reading, point.setting, job).step_seconds
         return computing + point.step_seconds - foreseen
@@ -264,28 +263,24 @@ class Score:
             if point.row == first.row
             and point.setting == replace(first.setting, workers=point.setting.workers)
         }
-        counts = sorted(speeds.keys() | _doublings(BEYOND * max(speeds)))
-        counts = [count for count in counts if count > first.reading.backup]
+        doublings = {1 << power for power in range((BEYOND * max(speeds)).bit_length())}
+        counts = sorted(count for count in speeds.keys() | doublings if count > first.reading.backup)
         settings = [replace(first.setting, workers=count) for count in counts]
         predicted = [self.predict(first.reading, setting).samples_per_second for setting in settings]
         return Scaling(first.row, counts, [speeds.get(count) for count in counts], predicted)
 
 
-def _distinct(found: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
-    """Returns one point per run: a ring's run counts in several settings that differ in servers."""
-    runs: dict[tuple[str, Setting], MeasuredPoint] = {}
-    for point in found:
-        runs.setdefault((point.row, meets(point.row, point.setting)), point)
-    return list(runs.values())
+def _firsts(found: Iterable[tuple[Hashable, MeasuredPoint]]) -> list[MeasuredPoint]:
+    """Returns the first point with each key."""
+    firsts: dict[Hashable, MeasuredPoint] = {}
+    for key, point in found:
+        firsts.setdefault(key, point)
+    return list(firsts.values())
 
 
 def _calibrating(found: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
     """Returns the first plain point of each row."""
-    firsts: dict[str, MeasuredPoint] = {}
-    for point in found:
-        if point.plain:
-            firsts.setdefault(point.row, point)
-    return list(firsts.values())
+    return _firsts((point.row, point) for point in found if point.plain)
 
 
 def _batch(found: Sequence[MeasuredPoint]) -> float | None:
@@ -293,17 +288,9 @@ def _batch(found: Sequence[MeasuredPoint]) -> float | None:
 
     None if no row in lockstep was measured.
     """
-    batches = [
+    batches = (
         point.samples_per_second * point.step_seconds
         for point in found
         if point.samples_per_second is not None and point.reading.rule in ("ring", "bsp")
-    ]
-    return batches[0] if batches else None
-
-
-def _doublings(most: int) -> set[int]:
-    counts, count = set(), 1
-    while count <= most:
-        counts.add(count)
-        count *= 2
-    return counts
+    )
+    return next(batches, None)

@@ -52,11 +52,9 @@ def cut(nbytes: int, servers: int, slice_bytes: int, tensors: tuple[int, ...] = 
         slice_bytes: Most bytes of a slice.
         tensors: Bytes of each parameter in the order of registration; empty: unknown.
     """
-    return (
-        _dealt(planned(nbytes, servers, slice_bytes, tensors))
-        if tensors
-        else _even(nbytes, servers, slice_bytes)
-    )
+    if tensors:
+        return _dealt(planned(nbytes, servers, slice_bytes, tensors))
+    return _even(nbytes, servers, slice_bytes)
 
 
 @lru_cache(maxsize=512)

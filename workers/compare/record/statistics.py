@@ -191,11 +191,8 @@ class MeasurementNoise(Struct, frozen=True):
     def summary(self) -> str:
         """Whether anything disturbed the runs, in a sentence."""
         found = "Nothing disturbed the runs" if self.quiet else "Some runs were disturbed"
-        return (
-            f"{found}, as far as processors and memory show; GPUs were not watched."
-            if self.gpus
-            else f"{found}."
-        )
+        unseen = ", as far as processors and memory show; GPUs were not watched" if self.gpus else ""
+        return f"{found}{unseen}."
 
     @property
     def floor(self) -> float:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,15 +100,8 @@ class RunOutcome:
             "row": run.row.name,
             "seed": run.seed,
             "turn": run.turn,
-            "commands": list(self.commands),
-            "began": self.began,
-            "seconds": self.seconds,
-            "noise": to_builtins(list(self.noise)),
-            "results": list(self.results),
-            "server": self.server,
-            "failed": self.failed,
-            "clocks": to_builtins(list(self.clocks)),
-            "script": self.script,
+            # What follows the run and its folder.
+            **{each.name: to_builtins(getattr(self, each.name)) for each in fields(self)[2:]},
         }
         write_whole(self.folder / FILE, json.dumps(content, indent=1))
 

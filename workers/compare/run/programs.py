@@ -154,11 +154,6 @@ class Programs:
         return self.folder / f"record {rank}.jsonl"
 
     @property
-    def parameters(self) -> Path:
-        """File of the final parameters."""
-        return self.folder / "parameters.safetensors"
-
-    @property
     def traces(self) -> Path:
         """Folder of the traces of all processes, which become one timeline."""
         return self.folder / "traces"
@@ -247,7 +242,8 @@ class Programs:
         flags: dict[str, object] = {"record": self.record(rank), "trace": self.traces}
         flags["audit"] = audit_file(self.folder, rank)
         if rank == 0:
-            flags |= {"save-parameters": self.parameters, "save-parameters-at": EARLY}
+            flags["save-parameters"] = self.folder / "parameters.safetensors"
+            flags["save-parameters-at"] = EARLY
         if self.run.setting.emulated:
             flags["hardship"] = self.hardship
         return flags

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hubring.ps.core.errors import HubringError
@@ -69,9 +68,7 @@ class ProcessLoss:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
@@ -87,13 +84,10 @@ class ProcessLoss:
                     continue
                 victim = victim or self._find()
                 if (step := json.loads(whole[-1])["step"]) >= self._fault.step:
-                    self._kill(victim, step)
+                    with contextlib.suppress(ProcessLookupError):  # it has ended, so nothing was lost
+                        os.kill(victim, signal.SIGKILL)
+                        self.step = step
                     return
-
-    def _kill(self, victim: int, step: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, so nothing was lost
-            os.kill(victim, signal.SIGKILL)
-            self.step = step
 
 
 def outlived(

@@ -86,14 +86,11 @@ def _values(drawn: Sequence[RowLine]) -> list[float]:
 
 
 def _lines(material: PageContent, panel: Panel, kind: Kind) -> list[RowLine]:
-    found = []
-    for entry in panel.entries:
-        spots = course(_curves(material, entry), kind)
-        if spots:
-            found.append(
-                RowLine(material.marks[entry.row], material.name(entry), spots, symbols=kind == "metric")
-            )
-    return found
+    return [
+        RowLine(material.marks[entry.row], material.name(entry), spots, symbols=kind == "metric")
+        for entry in panel.entries
+        if (spots := course(_curves(material, entry), kind))
+    ]
 
 
 def _curves(material: PageContent, entry: RowResult) -> list[RunCurve]:

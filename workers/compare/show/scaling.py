@@ -37,11 +37,6 @@ class ServerTimes:
         return [value for both in self.by.values() for value in both if value is not None]
 
 
-def by_servers(material: PageContent) -> list[DrawnFigure]:
-    """Returns a drawing for every setting that ran with several numbers of servers."""
-    return [_crossing_figure(material, index, key) for index, key in enumerate(_keys(material))]
-
-
 def _keys(material: PageContent) -> list[str]:
     """Returns settings, without servers, in which hub rows ran with several numbers of servers."""
     keys = dict.fromkeys(map(without_servers, material.findings.setting_keys))
@@ -52,7 +47,7 @@ def _times(material: PageContent, key: str) -> list[ServerTimes]:
     """Returns the times of the ring and of every hub row. A row that ignores servers has one time for all."""
     findings = material.findings
     keys = [each for each in findings.setting_keys if without_servers(each) == key]
-    servers = sorted({n for each in keys if (n := findings.setting(each).get("servers"))})
+    servers = sorted({findings.setting(each).servers for each in keys})
     rows = [row for row in findings.row_names if row == "ring" or row.startswith("hub-")]
     known = [each for row in rows if (each := ServerTimes(row, _of(material, row, keys))).known]
     return [_across(each, servers) if _fixed(each.row) else each for each in known]
@@ -72,9 +67,9 @@ def _of(material: PageContent, row: str, keys: Sequence[str]) -> dict[int, tuple
     findings, found = material.findings, {}
     predicted = {each.setting: each.predicted_ms for each in findings.predictions if each.row == row}
     for entry in findings.rows:
-        servers = findings.setting(entry.setting).get("servers")
-        if entry.row == row and entry.setting in keys and servers:
-            found[servers] = (entry.median("step_ms"), predicted.get(entry.setting))
+        if entry.row == row and entry.setting in keys:
+            both = entry.median("step_ms"), predicted.get(entry.setting)
+            found[findings.setting(entry.setting).servers] = both
     return dict(sorted(found.items()))
 
 
@@ -106,8 +101,7 @@ def _cells(
     for each in found:
         by = {"any": next(iter(each.by.values()))} if _fixed(each.row) else each.by
         for servers, both in by.items():
-            times = (NOTHING if value is None else digits(value) for value in both)
-            yield [material.name_under(each.row, keys), str(servers), *times]
+            yield [material.name_under(each.row, keys), str(servers), *map(_number, both)]
 
 
 def _rules(found: Crossover, x: Axis) -> list[Rule]:
@@ -125,7 +119,7 @@ def scaling(material: PageContent) -> dict[str, Any] | None:
     """Returns throughput by workers, step time by servers, and where hub and ring cross."""
     workers = [_by_workers(material)] if material.findings.scaling else []
     drawn, found = _keys(material), material.findings.crossover
-    figures = [*workers, *by_servers(material)]
+    figures = [*workers, *(_crossing_figure(material, index, key) for index, key in enumerate(drawn))]
     crossings = [(each.setting, _caption_of(each)) for each in found if each.setting not in drawn]
     if not figures and not crossings:
         return None
@@ -226,7 +220,7 @@ def _prediction_figure(material: PageContent, both: Sequence[Prediction], table:
     )
     foreseen = [each for each in both if not each.calibrated]
     if foreseen:
-        within = sum(abs(_error(each)) <= FAIR for each in foreseen)
+        within = sum(abs(each.error or 0.0) <= FAIR for each in foreseen)
         caption += f" {within} of {len(foreseen)} without calibration are in the band; {_worst(foreseen)}."
     drawing = Lines(drawn, x, y, fair=_fair(scale), height=300)
     title, key = "Predicted against measured step time", material.key(rows)
@@ -248,25 +242,18 @@ def _fair(scale: LogScale) -> tuple[str, str]:
     return path([*above, *below], close=True), path((place(at), place(at)) for at in ends)
 
 
-def _error(each: Prediction) -> float:
-    assert each.measured_ms
-    assert each.predicted_ms
-    return each.predicted_ms / each.measured_ms - 1
-
-
 def _worst(both: Sequence[Prediction]) -> str:
-    worst = max(both, key=lambda each: abs(_error(each)))
-    return f"the worst is {worst.row} with {worst.setting}, off by {signed(_error(worst))}"
+    worst = max(both, key=lambda each: abs(each.error or 0.0))
+    return f"the worst is {worst.row} with {worst.setting}, off by {signed(worst.error or 0.0)}"
 
 
 def _line(material: PageContent, each: Prediction) -> list[str]:
-    times = [NOTHING if value is None else digits(value) for value in (each.measured_ms, each.predicted_ms)]
-    error = NOTHING if each.error is None else signed(each.error)
     return [
         material.name_under(each.row, [each.setting]),
         each.setting,
-        *times,
-        error,
+        _number(each.measured_ms),
+        _number(each.predicted_ms),
+        NOTHING if each.error is None else signed(each.error),
         each.by,
         "yes" if each.calibrated else "no",
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
@@ -131,7 +130,7 @@ FILE_WIDTH = 200
 
 
 class RunScreen:
-    """Shows the current run with its step and loss.
+    """Shows the current run with its step and loss. Runs are identified by their label.
 
     Args:
         runs: All runs.
@@ -157,9 +156,7 @@ class RunScreen:
         self._bar.print(f"{self._settings}.", style="dim", markup=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def calibrating(self, what: str) -> None:
@@ -167,7 +164,7 @@ class RunScreen:
         self._bar.update(self._task, description=f"this machine: {what}")
 
     def progress(self, run: str, line: Line) -> None:
-        """Shows the step and the loss that rank 0 reported last."""
+        """Shows the step and the loss that rank 0 reported last; called a few times a second."""
         self._last = {**self._last, **line}
         self._bar.update(self._task, description=f"{run}: {_step_and_loss(self._last)}")
 

@@ -7,7 +7,7 @@ weigh its losses. Whether it does shows in the same step of a single process wit
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -246,11 +246,8 @@ def _recordings(run: PlannedRun, files: Sequence[Path]) -> list[Recording]:
     """Returns the recordings of all ranks; empty if the run's steps are not to be judged."""
     ranks = recorded.joined([recorded.read(file) for file in files])
     steps = [one for rank in ranks for each in rank.trainers.values() for one in each[:1]]
-    if not steps:
-        return []
-    if not run.row.exact and any(one.layout.lockstep for one in steps):
-        return []  # backup workers
-    return ranks
+    backup_workers = not run.row.exact and any(one.layout.lockstep for one in steps)
+    return ranks if steps and not backup_workers else []
 
 
 def _samples(records: Sequence[Sequence[Line]]) -> dict[int, list[float]]:
@@ -287,7 +284,7 @@ def without_strangers(checks: dict[str, RunCheck]) -> dict[str, RunCheck]:
         if each.run.row.exact:
             alike[_place(each.run)].append(label)
     for labels in alike.values():
-        scripts = _common(checks[label].checked.written for label in labels)
+        scripts = frozenset[int].intersection(*(checks[label].checked.written for label in labels))
         for label in labels:
             check = checks[label]
             strange = check.checked.written - scripts
@@ -295,8 +292,3 @@ def without_strangers(checks: dict[str, RunCheck]) -> dict[str, RunCheck]:
                 text = "parameters changed between the last step and this one, and in other rows they did not"
                 checks[label] = replace(check, checked=replace(check.checked, fault=text, step=min(strange)))
     return checks
-
-
-def _common(sets: Iterable[frozenset[int]]) -> frozenset[int]:
-    first, *others = sets
-    return first.intersection(*others)

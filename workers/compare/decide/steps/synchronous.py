@@ -8,6 +8,7 @@ them, such as clipping, is taken as it was.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -137,28 +138,22 @@ class _Drift:
 
     def __init__(self, eps: Tensor) -> None:
         self._eps = eps
-        self._off: dict[int, Tensor] = {}
-        self._moved: dict[int, Tensor] = {}
-        self._allowed: dict[int, Tensor] = {}
+        self._sums: defaultdict[int, Tensor] = defaultdict(lambda: torch.zeros(3, *eps.shape).double())
         self._ulp = torch.zeros_like(eps)
         self._steps = 0
 
     def add(self, rank: int, after: Tensor, off: Tensor, update: Tensor, allowed: Tensor) -> None:
-        nothing = torch.zeros_like(update)
-        self._off[rank] = self._off.get(rank, nothing) + off
-        self._moved[rank] = self._moved.get(rank, nothing) + update
-        self._allowed[rank] = self._allowed.get(rank, nothing) + allowed
+        self._sums[rank] += torch.stack((off, update, allowed))
         self._ulp = torch.maximum(self._ulp, self._eps * after.abs())
         self._steps += rank == 0
 
     def check(self, last: RecordedStep) -> None:
         """Raises Fault if all steps together are off by more than rounding explains."""
-        for rank, off in self._off.items():
-            allowed = self._allowed[rank] + self._ulp * (4 + 2 * self._steps**0.5)
-            bad = ~(off.abs() <= allowed)
+        for rank, (off, wanted, allowed) in self._sums.items():
+            bad = ~(off.abs() <= allowed + self._ulp * (4 + 2 * self._steps**0.5))
             if bool(bad.any()):
                 name, worst = worst_of(last, off.abs(), bad)
-                moved = float(self._moved[rank][worst])
+                moved = float(wanted[worst])
                 raise StepFault(
                     0,
                     f"all {self._steps} steps together moved an element of {name} by"

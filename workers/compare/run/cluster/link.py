@@ -168,12 +168,9 @@ class TaskConnection:
             Lost: The other end does not hold the key or does not answer; the connection is closed.
         """
         try:
-            if first:
-                self._ask(key, b"first")
-                self._answer(key, b"second")
-            else:
-                self._answer(key, b"first")
-                self._ask(key, b"second")
+            begin, end = (self._ask, self._answer) if first else (self._answer, self._ask)
+            begin(key, b"first")
+            end(key, b"second")
         except (OSError, EOFError) as cause:
             self.close()
             raise OtherEndLost("the other end does not hold the key of this comparison") from cause

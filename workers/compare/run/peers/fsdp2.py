@@ -60,19 +60,13 @@ class Fsdp2Optimizer(GroupedOptimizer):
         self.gather()
         return self.wholes
 
-    def settle(self) -> None:
-        """Gathers the parameters."""
-        self.gather()
-
-    def refresh(self) -> None:
-        """Gathers the parameters."""
-        self.gather()
-
     def gather(self) -> None:
         """Gathers the blocks that are not gathered."""
         self._gathered = True
         for block in self._order:
             block.unshard()  # does nothing if it is gathered
+
+    settle = refresh = gather
 
     def _gather_first(self) -> None:
         """Gathers all blocks, unless this was begun since the last backward or step."""
