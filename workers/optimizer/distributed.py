@@ -85,16 +85,15 @@ class DistributedOptimizer(OptimizerWrapper):
             named_parameters: Names the parameters if they do not belong to one model.
             backward_passes_per_step: Backward passes that one step accumulates before the exchange.
             bucket_bytes: Maximum size of a bucket. None uses the worker's setting. If that is None too,
-                the first steps measure how many bytes to send together
-                (`hubring.workers.reducer.tuning`).
+                the first steps measure how many bytes to send together (`hubring.workers.reducer.tuning`).
             communicator: None uses the communicator of `hubring.init()`.
             after_step: Called with `completed_steps` after each step. None uses the function of
                 `hubring.init()`.
             overlap: False disables exchange during backward. Set it if the script starts only after the
                 first step to change gradients after backward, or hyperparameters after backward has begun,
-                for example in a hook; or if backward reads a detached view of a parameter.
-                If a hub then steps a model on the CPU, each dtype has one bucket and nothing is
-                tuned, unless `bucket_bytes` or `cross_barrier` is set.
+                for example in a hook; or if backward reads a detached view of a parameter. If a hub then
+                steps a model on the CPU, each dtype has one bucket and nothing is tuned, unless
+                `bucket_bytes` or `cross_barrier` is set.
             cross_barrier: Let `step()` return before the parameters have arrived. The script may then read
                 parameters only through modules' forwards and `state_dict`. Before any other read
                 (`copy.deepcopy`, averages of weights, `torch.compile`, a penalty on weights computed
@@ -106,10 +105,10 @@ class DistributedOptimizer(OptimizerWrapper):
             timeout: Seconds that one step's exchange may take. None uses the communicator's timeout.
 
         Raises:
-            ConfigError: `model` is not a module or does not match the optimizer; the ranks' models differ
-                (the error names the first difference); `cross_barrier` is set without a model or with an
-                optimizer that cannot step bucket by bucket; `uneven` is set with an option that
-                excludes it; or the model has torch's SyncBatchNorm, which would not synchronize.
+            ConfigError: `model` is not a module, does not match the optimizer, or is given with
+                `named_parameters`; the ranks' models differ (the error names the first difference);
+                `cross_barrier` is set without a model or with an optimizer that cannot step bucket by bucket;
+                `uneven` is set with an option that excludes it; or the model has torch's SyncBatchNorm.
         """
         setup = Setup.of(communicator, bucket_bytes, after_step)
         super().__init__(optimizer)
@@ -343,7 +342,8 @@ class DistributedOptimizer(OptimizerWrapper):
         reducer.begin_step(self._groups)
         if self._trained.extend():
             reducer = self._trained.checked_reducer()
-        self._untrained.look()
+        if self._untrained.later or self._untrained.looked != model_checks.registrations:
+            self._untrained.look()
         overlap = reducer.overlap
         decides = overlap.backward is None or overlap.first_means is not None
         runs_code = decides and runs_before_step(self.wrapped)

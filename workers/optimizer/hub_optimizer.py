@@ -158,7 +158,9 @@ class HubOptimizerState:
         if self._optimizer.state is not self._shown:
             return True
         if self._shown.fetch is not None:
-            if any((kept := one()) is not None and version(kept) != then for one, then in self._handed):
+            if self._handed and any(
+                (kept := one()) is not None and version(kept) != then for one, then in self._handed
+            ):
                 raise ConfigError(
                     "the script changed a tensor of optimizer.state that it has kept from an earlier step,"
                     " but the hub has the state: take it from optimizer.state again in each step"

@@ -139,31 +139,29 @@ class Untrained:
         self._tells = communicator.rank == 0
         self._exchanged = exchanged
         self._first: set[Tensor] = set(self._model.parameters())
-        self._looked = -1
-        """The `registrations` when it looked for parameters last."""
-        self._later: dict[str, Tensor] = {}
-        """The parameters that came after the start, by name, until an optimizer has them."""
+        self.looked = -1
+        self.later: dict[str, Tensor] = {}
 
     def look(self) -> None:
-        """Looks for such parameters, before a step.
+        """Looks for such parameters. Call it before a step, if there are `later` ones or `looked` is old.
 
         Raises:
             ConfigError: A parameter that came after the start has a gradient, and there are other ranks.
         """
-        if self._looked < 0 and self._tells:
+        if self.looked < 0 and self._tells:
             named = ((name, one) for name, one in self._model.named_parameters() if one in self._first)
             if used := _with_gradient(self._outside(named)):
                 log.warning("the loss reaches %s, which no optimizer has: not trained", used)
-        if self._looked != registrations:
-            self._looked = registrations
+        if self.looked != registrations:
+            self.looked = registrations
             if not self._alone:
                 check_averaging(self._model)
             every = self._model.named_parameters()
-            self._later = {name: one for name, one in every if one not in self._first}
-        if not _with_gradient(self._later):
+            self.later = {name: one for name, one in every if one not in self._first}
+        if not _with_gradient(self.later):
             return
-        self._later = self._outside(self._later.items())
-        used = _with_gradient(self._later)
+        self.later = self._outside(self.later.items())
+        used = _with_gradient(self.later)
         if not used:
             return
         text = (
@@ -174,7 +172,7 @@ class Untrained:
         if not self._alone:
             raise ConfigError(text)
         log.warning("%s", text)
-        self._later.clear()
+        self.later.clear()
 
     def _outside(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Returns those that need a gradient and no optimizer has."""
