@@ -10,8 +10,10 @@ import os
 import runpy
 import shutil
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures.thread import _threads_queues
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,7 +77,7 @@ class Script:
             runpy.run_module(self._given, run_name="__main__", alter_sys=True)
         else:
             sys.argv = [self._given, *arguments]
-            runpy.run_path(self._given, run_name="__main__")
+            runpy.run_path(os.path.abspath(self._given), run_name="__main__")
 
 
 def _file_of(module: str) -> str:
@@ -161,6 +163,7 @@ def _run(action: Callable[[], object]) -> ScriptOutcome:
     StopSignals().install()
     pid = os.getpid()
     outcome, reason, line = ScriptOutcome(0, {}), LeaveReason.FINISHED, ""
+    uncaught: BaseException | None = None
     try:
         _call(action)
         terminal.ignore_stop_signals()
@@ -177,6 +180,7 @@ def _run(action: Callable[[], object]) -> ScriptOutcome:
     except BaseException as error:
         if (own := _own(error)) is None:
             outcome, reason = _failed(error)
+            uncaught = error
         else:
             cause = _server_cause(own)
             outcome = ScriptOutcome(cause.exit_code, {}, error=str(cause))
@@ -185,6 +189,9 @@ def _run(action: Callable[[], object]) -> ScriptOutcome:
         print(outcome.text("a process that the script forked"), file=sys.stderr, end="")
         raise SystemExit(outcome.code)
     _leave(outcome, reason)
+    if uncaught is not None and _has_hook():
+        sys.excepthook(type(uncaught), uncaught, uncaught.__traceback__)
+        outcome.traceback = ""
     # Added last: the other workers receive the message without it, and each adds its own line.
     outcome.error += line
     return outcome
@@ -193,8 +200,9 @@ def _run(action: Callable[[], object]) -> ScriptOutcome:
 def _script_line(error: BaseException) -> str:
     """Returns the script's line in the error's traceback, or an empty string."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == sys.argv[0]]
-    return f" ({Path(sys.argv[0]).name} line {lines[-1]})" if lines else ""
+    name = Path(sys.argv[0]).name
+    lines = [frame.lineno for frame in frames if Path(frame.filename).name == name]
+    return f" ({name} line {lines[-1]})" if lines else ""
 
 
 def _failed(error: BaseException) -> tuple[ScriptOutcome, LeaveReason]:
@@ -274,9 +282,23 @@ def _call(action: Callable[[], object]) -> None:
     try:
         with outputs_restored():
             action()
+            _await_threads()
     except SystemExit as end:
         if _exit_code(end):
             raise
+
+
+def _has_hook() -> bool:
+    """Whether the script prints uncaught errors itself. torch's groups have a hook, which adds the rank."""
+    of_torch = str(getattr(sys.excepthook, "__module__", "")).startswith("torch.")
+    return sys.excepthook is not sys.__excepthook__ and not of_torch
+
+
+def _await_threads() -> None:
+    """Waits for threads that may still train, as Python does at its end. Idle ones of executors end then."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon and thread not in _threads_queues:
+            thread.join()
 
 
 def _own(error: BaseException) -> HubringError | None:

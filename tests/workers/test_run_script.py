@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,16 +18,7 @@ from hubring.ps.observe.logs import LogOrigin
 from hubring.ps.process.launch import module_command
 from hubring.workers.run_script import ScriptOutcome, train
 from hubring.workers.runtime import context
-
-TRAIN = """
-import sys, torch, hubring
-hubring.init()
-model = torch.nn.Linear(2, 1)
-optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
-model(torch.ones(1, 2)).sum().backward()
-optimizer.step()
-hubring.report(loss=torch.tensor(0.5))
-"""
+from tests.workers.scripts import PLAIN, TRAIN, started
 
 
 @pytest.fixture
@@ -162,19 +152,12 @@ def test_a_script_sees_what_python_would_show_it(run: Callable[..., ScriptOutcom
         "assert sys.argv[1:] == ['--lr', '3'], sys.argv\n"
         f"assert sys.path[0] == {str(tmp_path)!r}, sys.path\n"
         "assert isinstance(pickle.loads(pickle.dumps(Mine())), Mine)\n"
-        "assert __name__ == '__main__'\n",
+        "assert __name__ == '__main__'\n"
+        f"assert __file__ == {str(tmp_path / 'script.py')!r}\n",
         "--lr",
         "3",
     )
     assert (outcome.code, outcome.traceback) == (0, "")
-
-
-def started(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a folder to its end, without the settings of this environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**environment, **variables}, cwd=folder
-    )
 
 
 @pytest.mark.slow
@@ -283,6 +266,8 @@ def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(
         "child = os.fork()\n"
         "if child == 0:\n"
         "    hubring.shutdown()\n"
+        "    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        "    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, 'too late before a wait for a lock'\n"
         "    signal.raise_signal(signal.SIGTERM)\n"
         "    os._exit(0)\n"
         "_, status = os.waitpid(child, 0)\n"
@@ -299,19 +284,6 @@ def test_a_script_that_never_asks_for_its_place_is_warned(
     with caplog.at_level("WARNING"):
         assert run("pass", server="127.0.0.1:1").code == 0
     assert "did not call hubring.init()" in caplog.text
-
-
-PLAIN = """
-import hubring
-from hubring.workers.runtime import context
-hubring.init()
-class Session:
-    step = 0; mode = "bsp"; serves = False; stop_after = 0
-    def leave(self, reason, text): print(reason.name, text, flush=True)
-    def await_end(self): pass
-    def close(self): pass
-context.current().session = Session()
-"""
 
 
 @pytest.mark.slow
@@ -335,54 +307,19 @@ def test_a_plain_script_leaves_the_job_once_and_tells_how_it_ended(
     assert ended.returncode == int(told.startswith("FAILED"))
 
 
-LOGGER = """
-import sys
-class Logger:
-    def __init__(self, to): self.to = to
-    def write(self, text): self.to.write(text)
-"""
-REPLACED = {
-    "by a logger": "sys.stdout, sys.stderr = Logger(sys.stdout), Logger(sys.stderr)",
-    "closed": "sys.stdout.close(); sys.stderr.close()",
-    "none": "sys.stdout = sys.stderr = None",
-    "detached": "sys.stdout, sys.stderr = open(sys.stdout.detach().fileno(), 'w', closefd=False), None",
-    "in a file": "sys.stdout = sys.stderr = open('log', 'w')",
-    "descriptor": "import os; log = open('log', 'w'); os.dup2(log.fileno(), 1); os.dup2(log.fileno(), 2)",
-    "input closed": "sys.stdin.close()",
-}
-OUTPUTS = pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_pythons")
-@OUTPUTS
-@pytest.mark.parametrize("early", [True, pytest.param(False, marks=pytest.mark.full)], ids=["early", "late"])
-def test_a_script_that_replaces_its_outputs_still_gives_its_result(
-    tmp_path: Path, replace: str, early: bool
-) -> None:
-    script = tmp_path / "script.py"
-    parts = (replace, TRAIN) if early else (TRAIN, replace)
-    script.write_text("\n".join([LOGGER, *parts, "import logging; logging.warning('of the script')"]))
-    ended = started(tmp_path, *module_command("hubring.workers.programs.ps_worker", str(script)))
-    result = json.loads(ended.stdout.splitlines()[-1])
-    assert (ended.returncode, result["exit_code"], result["steps"]) == (0, 0, 1)
-    assert "WARNING: of the script" in ended.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_pythons")
-@OUTPUTS
-def test_a_plain_script_that_finished_ends_as_its_job_does(tmp_path: Path, replace: str) -> None:
-    script = tmp_path / "plain.py"
-    failing = "def await_end(self): raise JobFailed('a shard is lost')"
-    imported = f"from hubring.ps.core.errors import JobFailed\n{LOGGER}"
-    plain = PLAIN.replace("def await_end(self): pass", failing).replace(
-        "print(reason.name, text, flush=True)", "pass"
-    )
-    script.write_text(f"{imported}{plain}{replace}")
-    ended = started(tmp_path, sys.executable, str(script))
-    assert ended.returncode == 69, ended.stderr
-    assert "a shard is lost" in ended.stderr
+def test_a_script_ends_with_its_last_thread_or_its_own_hook(tmp_path: Path) -> None:
+    step = "def late(): model(torch.ones(1, 2)).sum().backward(); optimizer.step(); 1 / 0"
+    thread = f"import threading\n{step}\nthreading.Thread(target=late).start()"
+    for script, ends in (
+        (thread, (0, 2)),
+        ("def hook(*_): raise SystemExit(7)\nsys.excepthook = hook\n1 / 0", (7, 1)),
+    ):
+        (tmp_path / "script.py").write_text(f"{TRAIN}{script}")
+        ended = started(tmp_path, *module_command("hubring.workers.programs.ps_worker", "script.py"))
+        found = json.loads((ended.stdout.splitlines() or ["{}"])[-1])
+        assert (ended.returncode, found.get("steps", 1)) == ends, ended.stderr
 
 
 @pytest.mark.slow

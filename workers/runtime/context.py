@@ -44,9 +44,10 @@ _meet: WorkerMaker | None = None
 
 
 def prepare(config: WorkerConfig, origin: logs.LogOrigin, job: str) -> None:
-    """Sets the configuration for `init()`. ps-worker calls it before it runs the script."""
+    """Sets the configuration for `init()`. ps-worker calls it before the script, which may `chdir`."""
     global _prepared
-    _prepared = (config, origin, job)
+    folder = config.checkpoint_dir
+    _prepared = (config if folder is None else replace(config, checkpoint_dir=folder.absolute()), origin, job)
 
 
 def make_workers_by(meet: WorkerMaker) -> None:

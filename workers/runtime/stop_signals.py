@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+from functools import cache
 from types import FrameType
 
 from hubring.ps.core.errors import Preempted
@@ -61,7 +62,7 @@ class StopSignals:
         arrivals, end = os.pipe()
         os.set_blocking(end, False)
         signal.set_wakeup_fd(end, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=_forget_arrivals)
+        _guard_forks()
         threading.Thread(target=self._attend, args=(arrivals,), name="signals", daemon=True).start()
 
     def _attend(self, arrivals: int) -> None:
@@ -78,9 +79,6 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         worker = context.started()
         forked = worker is not None and worker.pid != os.getpid()
-        if forked and number == signal.SIGTERM:  # how multiprocessing ends its children
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
         if forked and number == signal.SIGUSR1:
             return
         if worker is not None and self._overdue:
@@ -145,10 +143,36 @@ def _tell(text: str) -> None:
     threading.Thread(target=log.warning, args=("%s", text), name="stop notice").start()
 
 
+_forking = threading.local()
+
+
+@cache
+def _guard_forks() -> None:
+    """Holds signals back while a process forks: CPython loses those that reach a child at once.
+
+    A child writes to the parent's pipe, as if the signal were the parent's, until it has its own handling.
+    """
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget_arrivals)
+
+
+def _hold() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, CODES)
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
 def _forget_arrivals() -> None:
-    """Keeps a forked child's signals from its parent. Only its main thread may call it."""
-    if threading.current_thread() is threading.main_thread():
+    """Keeps a forked child's signals from its parent, and lets SIGTERM end it, as multiprocessing does.
+
+    A handler of Python would be too late for a child that is about to wait for a lock.
+    """
+    if threading.current_thread() is threading.main_thread():  # otherwise Python refuses
         signal.set_wakeup_fd(-1)
+        if getattr(signal.getsignal(signal.SIGTERM), "__func__", None) is StopSignals._handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release()
 
 
 def grace(worker: Worker | None) -> float:
