@@ -182,5 +182,5 @@ def test_closing_ends_who_waits(shards: ScriptedShards) -> None:
     waiter.start()
     assert shards.attended.wait(SOON)
     shards.connections.close()
-    assert "closed" in ends.get(timeout=SOON)
+    assert "has left the job" in ends.get(timeout=SOON)
     waiter.join(SOON)
