@@ -178,7 +178,7 @@ class StepTap:
         self._script_inside = closure or hooked
         scale = getattr(self._optimizer, "grad_scale", None)
         self._divisor = 1.0 if scale is None else float(scale)
-        cleared = getattr(wrapped.state, "fetch", "") is None or dict.__len__(wrapped.state) < self._states
+        cleared = getattr(wrapped.state, "seen", False) or dict.__len__(wrapped.state) < self._states
         self._fresh = self._fresh and not cleared
         if cleared or self._regrouped() or self._hooked != self._is_hooked():
             self._layout()

@@ -40,11 +40,19 @@ class ShownState(defaultdict[Any, dict[str, Any]]):
 
     Attributes:
         fetch: Returns the hub's state; None once it is here.
+        of_hub: Whether the hub has the state.
     """
+
+    of_hub = True
 
     def __init__(self, factory: Callable[[], dict[str, Any]] = dict) -> None:
         super().__init__(factory)
         self.fetch: Callable[[], dict[Any, dict[str, Any]]] | None = None
+
+    @property
+    def seen(self) -> bool:
+        """Whether the script has looked at the hub's state."""
+        return self.of_hub and self.fetch is None
 
     def fill(self) -> None:
         """Gets the hub's state, once."""
@@ -147,6 +155,7 @@ class HubOptimizerState:
     def give_up(self) -> None:
         """Gives the optimizer its state, for good."""
         self._shown.fill()
+        self._shown.of_hub = False
         self._loads.remove()
 
     def changed(self) -> bool:

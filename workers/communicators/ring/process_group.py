@@ -105,6 +105,9 @@ class Ring:
         if patient or connect_timeout is not None:
             self._group.set_timeout(FOREVER if patient else timedelta(seconds=timeout))
         self._store = store
+        self._exchanged = threading.Event()
+        """Whether no `exchange` waits for torch."""
+        self._exchanged.set()
         for kept in (self._group, store):  # never destroy them, unless `close` drops this reference
             _python.Py_IncRef(kept)
 
@@ -136,12 +139,15 @@ class Ring:
         work = RingWork(whose.what)
         work.when_done(lambda ended: whose.fail(ended.error) if ended.error is not None else None)
         if self.operations.begin(work):
+            self._exchanged.clear()
             try:
                 launch(self._group).wait(FOREVER)
             except RuntimeError as cause:
                 self.operations.break_in(work, cause)
             else:
                 self.operations.end(work)
+            finally:
+                self._exchanged.set()
         work.wait()
 
     def gather(
@@ -189,8 +195,8 @@ class Ring:
             assert connections is not None
             connections.cut()
         self._connections = None  # its device ends with the group, though a traceback may keep this ring
-        if self.operations.end_thread(ABORT_SECONDS):
-            self._release(group)
+        if self.operations.end_thread(ABORT_SECONDS) and self._exchanged.wait(ABORT_SECONDS):
+            self._release(group)  # its destructor waits for all operations, which Gloo seldom forgets to end
         self._group = None
 
     def close(self) -> None:
