@@ -161,7 +161,7 @@ def train(
 def _run(action: Callable[[], object]) -> ScriptOutcome:
     """Runs the script. In every case the worker leaves the job and sends the reason."""
     StopSignals().install()
-    pid = os.getpid()
+    pid, hook = os.getpid(), sys.excepthook
     outcome, reason, line = ScriptOutcome(0, {}), LeaveReason.FINISHED, ""
     uncaught: BaseException | None = None
     try:
@@ -189,7 +189,8 @@ def _run(action: Callable[[], object]) -> ScriptOutcome:
         print(outcome.text("a process that the script forked"), file=sys.stderr, end="")
         raise SystemExit(outcome.code)
     _leave(outcome, reason)
-    if uncaught is not None and _has_hook():
+    of_torch = str(getattr(sys.excepthook, "__module__", "")).startswith("torch.")  # its groups add the rank
+    if uncaught is not None and sys.excepthook is not hook and not of_torch:
         sys.excepthook(type(uncaught), uncaught, uncaught.__traceback__)
         outcome.traceback = ""
     # Added last: the other workers receive the message without it, and each adds its own line.
@@ -286,12 +287,6 @@ def _call(action: Callable[[], object]) -> None:
     except SystemExit as end:
         if _exit_code(end):
             raise
-
-
-def _has_hook() -> bool:
-    """Whether the script prints uncaught errors itself. torch's groups have a hook, which adds the rank."""
-    of_torch = str(getattr(sys.excepthook, "__module__", "")).startswith("torch.")
-    return sys.excepthook is not sys.__excepthook__ and not of_torch
 
 
 def _await_threads() -> None:
