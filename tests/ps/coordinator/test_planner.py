@@ -105,7 +105,7 @@ async def test_a_late_worker_is_no_member_until_the_first_step_has_ended(
     await hub.plan(first, slice_bytes=8)
     reply = await hub.plan(late)
     assert reply.undecided
-    assert hub.fleet.views[-1].ranks == (first.rank,), "the first worker shows its gradients to nobody else"
+    assert hub.fleet.views[-1].ranks == (first.rank,), "the first worker shows its gradients to no other"
     await hub.beat(first, step=1)
     reply = await hub.plan(late)
     assert (reply.undecided, len(reply.slices), reply.step) == (False, 2, 1)

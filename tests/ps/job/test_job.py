@@ -155,7 +155,7 @@ def test_a_rank_that_can_take_no_step_gets_the_rank_that_finished() -> None:
     assert running.membership.view.finished == text
 
 
-NOBODY = {"finished": 0, "preempted": 0, "failed": 0, "lost": 0}
+NONE_LEFT = {"finished": 0, "preempted": 0, "failed": 0, "lost": 0}
 
 
 def test_a_job_counts_by_its_result() -> None:
@@ -173,7 +173,7 @@ def test_a_start_that_came_to_nothing_is_no_job() -> None:
     counters.leave(started)
     assert counters.counts(JobOutcome()) == {
         "jobs": {"finished": 0, "preempted": 0, "failed": 0},
-        "workers": {**NOBODY, "lost": 1},
+        "workers": {**NONE_LEFT, "lost": 1},
         "refused": {},
     }
 
@@ -183,4 +183,4 @@ def test_a_place_that_was_lost_twice_counts_twice() -> None:
     for step in (3, 8):
         running.leave("lost", 1, f"silent for 5.0 s at step {step}")
     assert running.lost == {1: "silent for 5.0 s at step 8"}
-    assert counters.counts(running)["workers"] == {**NOBODY, "lost": 2}
+    assert counters.counts(running)["workers"] == {**NONE_LEFT, "lost": 2}

@@ -1,4 +1,4 @@
-"""Whoever watches is sent what has changed; nobody else costs anything."""
+"""A page that is watched is sent what has changed; one that is not costs nothing."""
 
 from __future__ import annotations
 
