@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -32,6 +33,8 @@ _OF_WORKER = (
 _TLS = ("tls_cert", "tls_key", "tls_ca")
 _CLIENT = tuple(options(WorkerConfig, ["token_file", "insecure", *_TLS], reads_variables=True))
 """Options of a command that calls a server."""
+
+T = TypeVar("T")
 
 app = typer.Typer(
     help="Run a hub: the parameter server, and the rendezvous of a ring.",
@@ -213,9 +216,10 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
     from hubring.ps.shard.host_shards import join
 
     if config.join is not None:
-        code = asyncio.run(join(config))
+        code = asyncio.run(_until_exit(join(config)))
         return code, {"joined": config.join, "shards": config.shards, "exit_code": code}
-    return asyncio.run(_serve(Server(config)))
+    code, result = asyncio.run(_until_exit(Server(config).run()))
+    return code, {**result, "exit_code": code}
 
 
 def _conclude(ended: Any) -> None:
@@ -238,9 +242,18 @@ def _start_again_and_again(config: Any, begin: Any) -> int:
     return supervise("ps-server", begin, Restarts(config.restarts), start)
 
 
-async def _serve(server: Any) -> tuple[int, dict[str, Any]]:
-    code, result = await server.run()
-    return code, {**result, "exit_code": code}
+async def _until_exit(work: Awaitable[T]) -> T:
+    """Awaits what a server does, and then ignores signals: a loop that closes would let them kill."""
+    import asyncio
+
+    from hubring.ps.process.launch import STOP_SIGNALS
+
+    try:
+        return await work
+    finally:
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+        terminal.ignore_stop_signals()
 
 
 def _submit(

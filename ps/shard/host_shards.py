@@ -157,4 +157,7 @@ async def join(config: ServerConfig) -> int:
     await asyncio.to_thread(shards.end)
     if ended is not None and (ended.code or 0) < 0:
         raise JobFailed(f"{ended} {ended.ended}")
-    return 128 + signals[0] if ended is None else ended.exit_code()
+    if ended is not None:
+        return ended.exit_code()
+    # The server may have ended the job, and its shards, just before the signal.
+    return 128 + signals[0] if any(shard.exit_code() for shard in shards.started) else 0

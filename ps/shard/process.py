@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -64,6 +65,9 @@ from hubring.ps.transport.registry import open_doors
 
 log = logging.getLogger(__name__)
 
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of a shard that its parent stops. One that the server lets go exits with 0."""
+
 
 class Registration:
     """Registers this shard with the coordinator, and renews its lease."""
@@ -78,6 +82,7 @@ class Registration:
     ) -> None:
         self.failure: HubringError | None = None
         """Why the shard exits without a request to exit."""
+        self.told_to_stop = False
         self._orphaned = orphaned
         self._heartbeats = InsistentCalls()
         self._control, self._patience = settings.control, settings.patience
@@ -124,7 +129,7 @@ class Registration:
             log.info("a job is running; this shard joins after the job")
             self._orphaned.wait(2.0)
             heard = time.monotonic()
-        raise SystemExit  # the parent process is gone, and the shard holds no parameters yet
+        raise SystemExit(STOPPED)  # by the parent process; the shard holds no parameters yet
 
     def clock_offset(self) -> ClockOffset:
         """Measures how far the coordinator's clock is ahead of this host's clock.
@@ -162,6 +167,7 @@ class Registration:
 
     def dismissed(self, why: str) -> None:
         """Notes that the job goes on without this process; `why` is empty if the server ends."""
+        self.told_to_stop = True
         if why and self.failure is None:
             self.failure = Fenced(why)
             self._orphaned.set()
@@ -277,6 +283,8 @@ def main() -> None:
     loop.run()
     if registration.failure is not None:
         raise registration.failure
+    if not registration.told_to_stop:
+        raise SystemExit(STOPPED)
 
 
 def _watch_parent(parent: int, orphaned: threading.Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,27 @@ def test_a_job_waits_for_the_shards_of_other_hosts_which_end_with_the_server(clu
     assert [shard["pushes"] > 0 for shard in summary["shards"]] == [True, True]
     assert [host.done(timeout=20)["exit_code"] for host in hosts] == [0, 0]
     assert "shards 0, and 2 on other hosts" in server.said()
+
+
+LINGERING = """
+import atexit, sys
+if sys.orig_argv[-1] == "hubring.ps.shard.process":
+    atexit.register(sys.stdin.buffer.read, 1)
+"""
+"""Such a shard ends only once its parent asks it to, as a shard on a busy host may."""
+
+
+def test_a_signal_to_a_host_whose_shards_just_end_with_the_server_changes_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LINGERING)
+    server, address = cluster.server("--shards", "0", "--await-shards", "1", "--workers", "1", "--once")
+    command = ["start", "--join", address]
+    host = cluster.run("joined", "hubring.ps.cli", *command, variables={"PYTHONPATH": str(tmp_path)})
+    cluster.worker(address, SMALL, "5").done()
+    server.done()
+    host.process.send_signal(signal.SIGTERM)  # as Docker Compose, which stops one service after the other
+    assert host.done()["exit_code"] == 0
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from hubring.ps.process.launch import STOP_SIGNALS
+from hubring.ps.shard.process import STOPPED
 from hubring.ps.shard.spawn import ShardSettings, start
 
 LIMIT = 60.0
@@ -19,5 +20,5 @@ def test_a_shard_that_still_starts_ignores_what_its_group_is_sent() -> None:
         shard.signal(number)
     shard.ask_to_stop()
     assert shard.wait(LIMIT)
-    assert shard.code == 0
+    assert shard.code == STOPPED
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(STOP_SIGNALS)
