@@ -105,7 +105,7 @@ def init(*, aggregate: bool = False) -> Worker:
         config, origin, job = _prepared
     else:
         config = load_worker({})
-        origin, job = logs.configure(config.log_format), Path(sys.argv[0]).name
+        origin, job = logs.configure(config.log_format, logger=logs.OURS), Path(sys.argv[0]).name
     if aggregate and config.topology == "hub":
         config = replace(config, aggregate=True)
     placement = detect(environment(), config.rank, config.world_size, config.local_rank, socket.gethostname())
