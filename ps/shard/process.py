@@ -82,7 +82,8 @@ class Registration:
     ) -> None:
         self.failure: HubringError | None = None
         """Why the shard exits without a request to exit."""
-        self.told_to_stop = False
+        self.exit_code = STOPPED
+        """The exit code without a failure."""
         self._orphaned = orphaned
         self._heartbeats = InsistentCalls()
         self._control, self._patience = settings.control, settings.patience
@@ -167,7 +168,7 @@ class Registration:
 
     def dismissed(self, why: str) -> None:
         """Notes that the job goes on without this process; `why` is empty if the server ends."""
-        self.told_to_stop = True
+        self.exit_code = 0
         if why and self.failure is None:
             self.failure = Fenced(why)
             self._orphaned.set()
@@ -283,8 +284,7 @@ def main() -> None:
     loop.run()
     if registration.failure is not None:
         raise registration.failure
-    if not registration.told_to_stop:
-        raise SystemExit(STOPPED)
+    raise SystemExit(registration.exit_code)
 
 
 def _watch_parent(parent: int, orphaned: threading.Event) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from hubring.workers.runtime import stop_signals
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_pythons")]
 
@@ -112,6 +116,17 @@ print("went on")
     done = ended(tmp_path, fork)
     assert done.returncode == 0, done.stderr
     assert "went on" in done.stdout
+
+
+def test_a_signal_during_a_fork_comes_again_after_it() -> None:
+    """Python swallows what a handler raises then."""
+    came = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: came.set())
+    stop_signals._hold()
+    stop_signals.StopSignals()._handle(signal.SIGTERM, None)
+    stop_signals._release()
+    assert came.wait(10)
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_signal_during_a_print_is_told(tmp_path: Path) -> None:
