@@ -18,8 +18,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.bounds import clean_message
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
-from hubring.ps.core.types import BucketSpec, ShardPlan, View, incarnation_from_wire, incarnation_to_wire
-from hubring.ps.job.control_messages import bucket_to_proto, slice_to_proto
+from hubring.ps.core.types import View, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.security.certificate import Identity
 from hubring.ps.security.shard_key import ShardKey
@@ -246,20 +245,8 @@ class Fleet:
         message = pb.View(epoch=view.epoch, members=members, finished=view.finished)
         await self._all(lambda stub: stub.SetView(message, timeout=self._call_seconds))
 
-    async def set_plan(
-        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, step: int = 0
-    ) -> None:
-        """Sends every shard its slices, zeroed or restored from a checkpoint of this step."""
-        message = _assignment(buckets, plan, restore)
-        message.version = step
-        await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
-
-    async def extend_plan(
-        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, version: int
-    ) -> None:
-        """Adds slices of more buckets to those that the shards have, at the version of the others."""
-        message = _assignment(buckets, plan, restore)
-        message.extends, message.version = True, version
+    async def set_plan(self, message: pb.ShardAssignment) -> None:
+        """Sends every shard its slices, zeroed or restored from a checkpoint."""
         await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
 
     async def drain(self) -> None:
@@ -370,11 +357,3 @@ def _silent(shard: Shard, error: grpc.aio.AioRpcError) -> ShardSilent:
 
 async def _no_successor(shard: Shard) -> Shard | None:
     return None
-
-
-def _assignment(buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> pb.ShardAssignment:
-    return pb.ShardAssignment(
-        buckets=[bucket_to_proto(bucket) for bucket in buckets],
-        slices=[slice_to_proto(piece) for piece in plan.slices],
-        restore=os.path.abspath(restore) if restore else "",  # a shard's working directory may differ
-    )
