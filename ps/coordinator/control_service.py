@@ -329,12 +329,9 @@ class Control(ControlServicer):
         self, request: pb.ShardHeartbeatRequest, context: Context
     ) -> pb.ShardHeartbeatReply:
         stays = self._coordinator.beat_shard(request.token)
-        decision = self._coordinator.standbys.decision_for(
-            request.token, request.stream, unreachable=request.unreachable
-        )
-        return pb.ShardHeartbeatReply(
-            stop=not stays, dismissed=decision.dismissed, given_up=decision.given_up
-        )
+        reply = self._coordinator.standbys.answer(request)
+        reply.stop = not stays
+        return reply
 
 
 def _sender(request: _OfMember) -> Sender:

@@ -36,6 +36,8 @@ GUARDED_RETURN_SECONDS = 1.5
 """As RETURN_SECONDS, for a shard with a standby. A heartbeat comes each second, and replacing a shard that
 lives costs only its standby.
 """
+STALLED_LEASE_SECONDS = 2.0
+"""As the lease, for a standby that acknowledges nothing while its shard waits: it has missed a heartbeat."""
 LOOK_SECONDS = 1.0
 """How long a page or a scrape waits for a shard. A longer wait would make the other shards' numbers old."""
 SAVE_SECONDS = 600.0
@@ -127,7 +129,7 @@ class Fleet:
         before_call: Called before each call that changes the shards, and before a ring is notified of them.
         standbys: The processes that wait to take a shard's place.
         guarded: Whether every shard has its standby, or needs none.
-        departed: Process ids of shards and standbys that are no longer needed.
+        departed: Host and process id of shards and standbys that are no longer needed.
         successor: Waits until a shard that did not answer is replaced; returns None if it is not.
     """
 
@@ -136,7 +138,7 @@ class Fleet:
         self.before_call: Callable[[], None] = lambda: None
         self.standbys: list[Shard] = []
         self.guarded = True
-        self.departed: set[int] = set()
+        self.departed: set[tuple[str, int]] = set()
         self.successor: Callable[[Shard], Awaitable[Shard | None]] = _no_successor
         self.lease_seconds = lease_seconds
         self._identity = identity
@@ -170,12 +172,12 @@ class Fleet:
         standby.standby, standby.stream, standby.last_stats = False, b"", shard.last_stats
         standby.heard, standby.returns_by = now, math.inf
         self.shards = [standby if each is shard else each for each in self.shards]
-        self.departed.add(shard.pid)
+        self.departed.add((shard.host, shard.pid))
 
     def give_up(self, standby: Shard) -> Shard | None:
         """Removes a standby; returns the shard that it followed or joined."""
         self.standbys.remove(standby)
-        self.departed.add(standby.pid)
+        self.departed.add((standby.host, standby.pid))
         for shard in self.shards:
             if standby.stream and standby.stream in (shard.stream, shard.joining):
                 shard.stream = shard.joining = b""

@@ -19,7 +19,7 @@ from hubring.ps.core.messages import (
     Reply,
     StoreCommand,
 )
-from hubring.ps.replication.stream import SILENT_SECONDS, OrderedChanges, StandbyLost, Stream
+from hubring.ps.replication.stream import SILENT_SECONDS, STALLED_SECONDS, OrderedChanges, StandbyLost, Stream
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.decode import decode_request
 from hubring.ps.transport.encode import encode_reply
@@ -161,6 +161,16 @@ def test_a_silent_standby_counts_as_lost(story: Story) -> None:
     story.time.advance(1.0)
     story.stream.check()
     assert isinstance(story.lost[0], StandbyLost)
+
+
+def test_a_stream_is_stalled_while_a_change_is_unacknowledged(story: Story) -> None:
+    story.stream.append(drain())
+    story.time.advance(STALLED_SECONDS)
+    found = [story.stream.stalled]
+    story.time.advance(0.1)
+    found.append(story.stream.stalled)
+    story.acknowledge(0)
+    assert [*found, story.stream.stalled] == [False, True, False]
 
 
 def test_a_standby_that_answered_while_its_shard_was_busy_is_not_silent(story: Story) -> None:
