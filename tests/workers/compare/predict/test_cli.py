@@ -218,6 +218,8 @@ def test_random_delays_are_simulated_with_five_seeds(predicted: Told) -> None:
         (("--job", "digits", "--model-bytes", "5"), "use one of them"),
         (("--rate", "fast"), "fast"),
         (("--rows", "gossip"), "no model of row 'gossip'"),
+        (("--rows", "ring,ring"), "--rows = ring, ring has a duplicate; remove it"),
+        (("--workers", "2,02"), "--workers = 2, 2 has a duplicate; remove it"),
         (("--rows", "ring-powersgd:4"), "no model of --compress powersgd:4, whose size depends"),
         (("--workers", "1", "--rows", "hub-backup"), "hub-backup needs at least 2 workers, not 1; pass"),
         (("--optimizer", "lion"), "no optimizer 'lion'; expected one of sgd, adam"),
