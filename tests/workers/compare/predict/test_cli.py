@@ -192,6 +192,14 @@ def test_random_delays_are_simulated_with_five_seeds(predicted: Told) -> None:
     assert "of the seeds" in shown
 
 
+def test_slow_ranks_that_a_setting_lacks_slow_nothing(predicted: Told) -> None:
+    asked = ("--rows", "ring", "--workers", "2,4")
+    _, calm, _ = predicted(*asked)
+    _, slow, _ = predicted(*asked, "--straggler", "1", "--straggler-ranks", "2")
+    pairs = zip(slow["predictions"], calm["predictions"], strict=True)
+    assert [one["step_ms"] > other["step_ms"] for one, other in pairs] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
