@@ -26,7 +26,7 @@ NEARER = "move what one step uses into fewer files; `python -m tests.meter path`
 
 BOUNDS = {
     "source files": Bound(415, "move what only one file uses into that file"),
-    "source code lines": Bound(43121, "remove as many lines as the change adds"),
+    "source code lines": Bound(43086, "remove as many lines as the change adds"),
     "test code lines": Bound(42706, "remove the tests of what another test claims"),
     "class names used twice": Bound(
         0, "choose a name that says which class it is, or give a reason in REASONS"
@@ -35,9 +35,9 @@ BOUNDS = {
     "worker calls": Bound(200, SHORTER),
     "worker files": Bound(31, NEARER),
     "worker moves": Bound(123, NEARER),
-    "shard calls": Bound(128, SHORTER),
+    "shard calls": Bound(123, SHORTER),
     "shard files": Bound(20, NEARER),
-    "shard moves": Bound(82, NEARER),
+    "shard moves": Bound(77, NEARER),
 }
 """Lower a bound with the change that makes it possible."""
 

@@ -93,11 +93,11 @@ class KeyTable(dict[int, KeyEntry]):
         for key, entry in self.items():
             clocks = ledger.clocks(key)
             start = min(clocks.values(), default=0) if first is None else first
-            for sender in joined:
-                ledger.advance(sender, key, entry.version if lockstep else clocks.get(sender.rank, start))
-                entry.read[sender.rank] = entry.version
+            for rank, _ in joined:
+                ledger.advance(rank, key, entry.version if lockstep else clocks.get(rank, start))
+                entry.read[rank] = entry.version
                 if late:
-                    entry.late.add(sender.rank)
+                    entry.late.add(rank)
 
     def admit(
         self,

@@ -131,7 +131,7 @@ class PushRounds:
         for push, tickets, _ in contributions:
             contributor = _contributor(entry, before, push)
             contributors.append(contributor)
-            self._ledger.advance(push.sender, entry.key, push.clock + 1)
+            self._ledger.advance(push.sender.rank, entry.key, push.clock + 1)
             entry.settle(push, tickets, Settled(push.clock, contributor.staleness, absent))
         self._count(entry, before, contributors)
         if self._consistency.lockstep and not self._options_differ:
@@ -143,7 +143,7 @@ class PushRounds:
         assert before == done.version, f"key {entry.key}: round {done.version} after version {before}"
         entry.apply(done, scratch)
         for rank, clock, staleness in done.contributors:
-            self._ledger.advance(Sender(rank, self._workers.live[rank]), entry.key, clock + 1)
+            self._ledger.advance(rank, entry.key, clock + 1)
             entry.settled[rank] = Settled(clock, staleness, done.absent)
             entry.late.discard(rank)
             entry.read[rank] = entry.version
@@ -157,9 +157,9 @@ class PushRounds:
         No clock in lockstep is beyond the version.
         """
         if self._consistency.lockstep:
-            for sender in self._workers.senders():
-                self._ledger.advance(sender, entry.key, entry.version)
-                entry.read[sender.rank] = entry.version
+            for rank in self._workers.live:
+                self._ledger.advance(rank, entry.key, entry.version)
+                entry.read[rank] = entry.version
 
     def _total(self, entry: KeyEntry, gradients: list[Tensor], replica: Replica) -> Tensor:
         """Returns the sum of the gradients.
@@ -207,11 +207,11 @@ class PushRounds:
         rank, clock, version = reader.sender.rank, reader.clock, entry.version
         contributes = rank in entry.contributions
         if self._consistency.lockstep or clock is None:
-            clock = self._ledger.expected(reader.sender, entry.key)
+            clock = self._ledger.expected(rank, entry.key)
             if self._consistency.lockstep and not contributes and clock != version:
                 # Rounds have closed without this worker, so it continues with the open round.
-                self._ledger.advance(reader.sender, entry.key, version)
-                clock = self._ledger.expected(reader.sender, entry.key)
+                clock = version
+                self._ledger.advance(rank, entry.key, clock)
         entry.read[rank] = version
         sent: Tensor | Coded
         if reader.shown:

@@ -47,7 +47,7 @@ from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.key_state import Contribution, KeyEntry, Reader, Settled, Snapshot
 from hubring.ps.store.key_table import Capture, KeyTable
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
-from hubring.ps.store.push_ledger import Ledger, Standing
+from hubring.ps.store.push_ledger import Ledger
 from hubring.ps.store.rounds import LiveWorkers, PushRounds, Replica
 from hubring.ps.store.script_changes import Disagreement
 
@@ -284,7 +284,7 @@ class KVStore:
     def _on_write(self, entry: KeyEntry, write: Write, ticket: Ticket) -> list[Delivery]:
         """Keeps a write for the round of its sender's next push; without rounds, applies it at once."""
         lockstep, live = self._consistency.lockstep, len(self._workers.live)
-        expected = self._ledger.expected(write.sender, entry.key)
+        expected = self._ledger.expected(write.sender.rank, entry.key)
         if write.clock > expected:
             return [Delivery(ticket, refusals.out_of_order(write, expected))]
         if not lockstep and live > 1 and isinstance(write, WriteParameters):
@@ -314,29 +314,26 @@ class KVStore:
         return [Delivery(ticket, refusals.orphaned(entry.key)) for ticket in tickets]
 
     def _on_push(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
-        match self._ledger.classify(push.sender, entry.key, push.clock):
-            case Standing.NEW:
-                return self._on_new(entry, push, ticket)
-            case Standing.IN_PROGRESS:
-                self._stats.duplicates += 1
-                # The first try's memory may be freed with its connection, so use the latest try's.
-                tickets = entry.contributions[push.sender.rank].tickets
-                gradient = self._memory.take(push.gradient, push.sender)
-                entry.contributions[push.sender.rank] = Contribution(push, [*tickets, ticket], gradient)
-                return []
-            case Standing.COMPLETED:
-                self._stats.duplicates += 1
-                return self._on_completed(entry, push, ticket)
-            case Standing.GAP:
-                return [self._out_of_order(push, ticket)]
-            case Standing.FENCED:
-                return [Delivery(ticket, refusals.fenced(push.sender, self._workers.epoch))]
+        rank = push.sender.rank
+        expected = self._ledger.expected(rank, entry.key)
+        if push.clock > expected:
+            return [Delivery(ticket, refusals.out_of_order(push, expected))]
+        if push.clock == expected and rank not in entry.contributions:
+            return self._on_new(entry, push, ticket)
+        self._stats.duplicates += 1
+        if push.clock < expected:
+            return self._on_completed(entry, push, ticket)
+        # The first try's memory may be freed with its connection, so use the latest try's.
+        tickets = [*entry.contributions[rank].tickets, ticket]
+        gradient = self._memory.take(push.gradient, push.sender)
+        entry.contributions[rank] = Contribution(push, tickets, gradient)
+        return []
 
     def _on_new(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
         rank = push.sender.rank
         if rank in entry.readers:
             # Otherwise a worker that does not wait for its reads could exceed the staleness bound.
-            return [self._out_of_order(push, ticket)]
+            return [Delivery(ticket, refusals.out_of_order(push, push.clock))]
         if self._consistency.lockstep and push.clock < entry.version:
             # The round closed without this gradient; its sender continues with the current round.
             self._stats.dropped += 1
@@ -345,13 +342,12 @@ class KVStore:
         self._stats.pushes += 1
         gradient = self._memory.take(push.gradient, push.sender)
         entry.contributions[rank] = Contribution(push, [ticket], gradient)
-        self._ledger.begin(push.sender, entry.key)
         return self._advance(entry)
 
     def _on_completed(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
         """Answers a retry together with the first try."""
         rank = push.sender.rank
-        expected = self._ledger.expected(push.sender, entry.key)
+        expected = self._ledger.expected(rank, entry.key)
         settled = entry.settled.get(rank, Settled(expected - 1))  # none after a restore
         if settled.clock != push.clock:
             # A late message from an old connection, or of a resumed worker whose push the checkpoint has.
@@ -391,6 +387,3 @@ class KVStore:
     def _start_clocks(self, joined: Sequence[Sender], first: int | None = None) -> None:
         lockstep, live = self._consistency.lockstep, self._workers.live
         self._entries.admit(joined, live, self._ledger, lockstep=lockstep, first=first)
-
-    def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:
-        return Delivery(ticket, refusals.out_of_order(push, self._ledger.expected(push.sender, push.key)))

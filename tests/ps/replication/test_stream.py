@@ -19,7 +19,14 @@ from hubring.ps.core.messages import (
     Reply,
     StoreCommand,
 )
-from hubring.ps.replication.stream import SILENT_SECONDS, STALLED_SECONDS, OrderedChanges, StandbyLost, Stream
+from hubring.ps.replication.stream import (
+    SILENT_SECONDS,
+    STALLED_SECONDS,
+    CallHistory,
+    OrderedChanges,
+    StandbyLost,
+    Stream,
+)
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.decode import decode_request
 from hubring.ps.transport.encode import encode_reply
@@ -120,6 +127,13 @@ def test_a_reply_without_a_change_of_its_own_waits_for_a_fresh_acknowledgement(s
     assert story.released == []
     story.acknowledge(1)
     assert story.released == ["pull"]
+
+
+def test_a_later_standby_hears_nothing_of_a_job_before_a_reset() -> None:
+    history = CallHistory()
+    for command in (StoreCommand.SET_VIEW, StoreCommand.DRAIN, StoreCommand.FAIL, StoreCommand.RESET):
+        history.note(CoordinatorCall(command))
+    assert history.calls() == []
 
 
 def test_a_new_connection_gets_what_is_unacknowledged_in_order(story: Story) -> None:

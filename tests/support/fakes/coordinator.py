@@ -233,10 +233,10 @@ def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9)
 
 
 async def ring(hub: Hub, size: int = 2, least: int = 1) -> list[pb.JoinReply]:
-    """Starts a ring and its first generation."""
+    """Starts a ring and its first generation, to which the last rank comes first."""
     joins = (hub.join(f"w{rank}", topology="ring", min_workers=least) for rank in range(size))
     members = list(await asyncio.gather(*joins))
-    first = await asyncio.gather(*(regroup(hub, member, 0) for member in members))
+    first = await asyncio.gather(*(regroup(hub, member, 0) for member in reversed(members)))
     assert [reply.generation for reply in first] == [1] * size
     return members
 
