@@ -22,8 +22,7 @@ import numpy as np
 
 from hubring.ps.core import huge_pages
 from hubring.ps.transport.memory import mapping
-from hubring.ps.transport.memory.mapping import address, copy, plain_memory
-from hubring.ps.transport.memory.segment import Arena, Region, Segment
+from hubring.ps.transport.memory.mapping import Arena, Region, Segment, address, copy, plain_memory
 from hubring.ps.transport.memory.written_pages import AnyPages, Copies, own_copies
 
 log = logging.getLogger(__name__)

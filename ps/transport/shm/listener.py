@@ -16,8 +16,7 @@ from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.memory.mapping import PAGE, land
-from hubring.ps.transport.memory.segment import Arena, Region, attach, enclose
+from hubring.ps.transport.memory.mapping import PAGE, Arena, Region, attach, enclose, land
 from hubring.ps.transport.shm.packet import (
     MAX_WAITING,
     SCHEME,

@@ -93,8 +93,12 @@ def test_a_line_that_breaks_keeps_what_it_showed(pair: list[Worker]) -> None:
 def test_where_the_kernel_refuses_to_show_parameters_they_are_copied(
     shard: OneShard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOMEM, "mmap failed")
+    show = mapping.show
+
+    def refuse(start: int, nbytes: int, descriptor: int, offset: int, *, private: bool) -> None:
+        if private:  # a window's, not a segment's
+            raise OSError(errno.ENOMEM, "mmap failed")
+        show(start, nbytes, descriptor, offset, private=private)
 
     caplog.set_level(logging.WARNING)
     shard.tell(lambda: shard.loop.send(shard.loop.store.on_view(View(2, (Member(0, 1),)))))
