@@ -17,7 +17,7 @@ from hubring.ps.core.work import Work
 from hubring.ps.store.consistency import BSP
 from hubring.ps.store.parameter_memory import HostMemory
 from hubring.ps.transport.base import Connection
-from hubring.ps.transport.memory import mapping
+from hubring.ps.transport.memory.window import Windows
 from hubring.ps.transport.shm.transport import ShmTransport
 from tests.support.transports.one_shard import SOON, OneShard, push
 
@@ -93,18 +93,14 @@ def test_a_line_that_breaks_keeps_what_it_showed(pair: list[Worker]) -> None:
 def test_where_the_kernel_refuses_to_show_parameters_they_are_copied(
     shard: OneShard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    show = mapping.show
-
-    def refuse(start: int, nbytes: int, descriptor: int, offset: int, *, private: bool) -> None:
-        if private:  # a window's, not a segment's
-            raise OSError(errno.ENOMEM, "mmap failed")
-        show(start, nbytes, descriptor, offset, private=private)
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "mmap failed")
 
     caplog.set_level(logging.WARNING)
     shard.tell(lambda: shard.loop.send(shard.loop.store.on_view(View(2, (Member(0, 1),)))))
     worker = Worker(shard, 0)
     worker.init().wait(SOON)
-    monkeypatch.setattr(mapping, "show", refuse)
+    monkeypatch.setattr(Windows, "_map", refuse)
     worker.pull()
     for step in range(3):
         assert worker.sees(step)
