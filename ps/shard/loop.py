@@ -52,9 +52,9 @@ _T = TypeVar("_T")
 
 
 class Ticket(NamedTuple):
-    """The return path of the reply to one request, by the sender's number.
+    """The return path of the reply to one request.
 
-    `since` is when the loop began to handle the request, by `time.monotonic_ns`.
+    `request` is the sender's number of it; the loop began to handle it at `since`, by `time.monotonic_ns`.
     """
 
     listener: Listener

@@ -1,4 +1,4 @@
-"""One key on its shard: values and their version, the open round, the waiting workers, and what is applied.
+"""One key on its shard: values and their version, the open round, the waiting workers, and their clocks.
 
 Law: `values` never changes its memory, because it is the optimizer's parameter. A contribution's gradient is
 only read, and dropped when its round closes.

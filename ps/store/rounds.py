@@ -121,8 +121,8 @@ class PushRounds:
         ) -> None:
             assert self.replica is not None
             total = self._total(entry, gradients, self.replica)
-            hyper, who, ranks = contributions[0].push.hyper, tuple(contributors), tuple(sorted(excused))
-            done = ClosedRound(entry.key, before, total, len(gradients), hyper, who, absent, ranks)
+            hyper, by, ranks = contributions[0].push.hyper, tuple(contributors), tuple(sorted(excused))
+            done = ClosedRound(entry.key, before, total, len(gradients), hyper, by, absent, ranks)
             self.replica.append(done)
 
         contributions, absent = entry.close(scratch, None if self.replica is None else forward)

@@ -317,7 +317,7 @@ class KVStore:
         if push.clock < entry.clocks[rank]:
             self._stats.duplicates += 1
             return self._on_completed(entry, push, ticket)
-        # A worker that does not wait for its reads could exceed the staleness bound.
+        # A worker that pushes before it has read the reply to its last push could exceed the staleness bound.
         if push.clock > entry.clocks[rank] or rank in entry.readers:
             return [Delivery(ticket, refusals.out_of_order(push, entry.clocks[rank]))]
         if self._consistency.lockstep and push.clock < entry.version:

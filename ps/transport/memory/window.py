@@ -272,6 +272,15 @@ class Window:
             )
         ]
 
+    def is_written(self) -> bool:
+        """Returns whether this process changed the window since `forget`; forgets copies that are equal."""
+        if not self._windows.written(self._start, self._end):
+            return False
+        changed = bool(self.written([self.seen.nbytes]))
+        if not changed:
+            self.forget()
+        return changed
+
     def _differ(self, start: int, end: int) -> bool:
         return start < end and not np.array_equal(
             np.frombuffer(self.seen[start:end], np.uint8), np.frombuffer(self.landing[start:end], np.uint8)
