@@ -7,7 +7,7 @@ A shard answers each request with exactly one reply, at once or later. Tensors a
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Ticket = Hashable
+Ticket = object
 """What the shard loop needs to send a reply. The store only returns it."""
 
 

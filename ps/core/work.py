@@ -24,6 +24,9 @@ class Work:
         what: The work's name in errors.
         parts: Number of completions that complete the work.
         attend: Makes progress in the waiting thread; None if only other threads do.
+
+    Attributes:
+        done: Whether the work is over.
     """
 
     def __init__(self, what: str, parts: int = 1, attend: Attend | None = None) -> None:
@@ -35,7 +38,7 @@ class Work:
         self._gate = threading.Lock()
         """Released when the work is over. Costs a tenth of a threading.Event."""
         self._gate.acquire()
-        self._over = False
+        self.done = False
         self._callbacks: list[Callable[[Work], None]] = []
         if parts == 0:
             self._finish()
@@ -51,15 +54,15 @@ class Work:
     def fail(self, error: BaseException) -> None:
         """Ends the work with `error`. Only the first error counts."""
         with self._lock:
-            if self._over or self._error is not None:
+            if self.done or self._error is not None:
                 return
             self._error = error
         self._finish()
 
     def _finish(self) -> None:
         with self._lock:
-            if not self._over:
-                self._over = True
+            if not self.done:
+                self.done = True
                 self._gate.release()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -68,14 +71,10 @@ class Work:
     def when_done(self, callback: Callable[[Work], None]) -> None:
         """Calls `callback(self)` when the work is over, or at once if it is over."""
         with self._lock:
-            if not self._over:
+            if not self.done:
                 self._callbacks.append(callback)
                 return
         callback(self)
-
-    @property
-    def done(self) -> bool:
-        return self._over
 
     @property
     def error(self) -> BaseException | None:
@@ -91,7 +90,7 @@ class Work:
             DeadlineExceeded: `timeout` seconds have passed. The work goes on.
             HubringError: The work failed.
         """
-        if not self._over:
+        if not self.done:
             end = None if timeout is None else time.monotonic() + timeout
             if self.attend is not None:
                 self.attend(self, timeout)

@@ -95,7 +95,8 @@ class BlockSteps:
         self._cut_for: tuple[int, ...] = ()
         self._blocks: list[_Block] = []
         self._parameters = parameters or [slice(0, values.numel())]
-        self._checked: StepHyper | None = None
+        self.checked: StepHyper | None = None
+        """The last hyperparameters that `check` accepted; None if it must check them again."""
         self._table: HyperTable | None = None
         self._options: list[dict[str, Any]] = []
         """torch's options of each row of `_table`."""
@@ -111,14 +112,12 @@ class BlockSteps:
         Raises:
             ConfigError: `step` cannot use them.
         """
-        if hyper == self._checked:
-            return
         if isinstance(hyper, HyperTable):
             self._check_table(hyper)
         else:
             for block in self._blocks:
                 block.optimizer.check(hyper)
-        self._checked = hyper
+        self.checked = hyper
 
     def _check_table(self, table: HyperTable) -> None:
         if not self._name or len(table.row_of) != len(self._parameters):
@@ -224,7 +223,7 @@ class BlockSteps:
 
     def load(self, state: OptimizerState) -> None:
         """Replaces the optimizer's state with a copy of one from `state()`; without tensors it is fresh."""
-        self._checked = None  # whether an option can be used depends on the state
+        self.checked = None  # whether an option can be used depends on the state
         count = len(self._parameters)
         fresh = frozenset(state.fresh if state.tensors else range(count))
         steps = state.tensors[STEP].tolist() if STEP in state.tensors else [0.0] * count
@@ -249,7 +248,7 @@ class BlockSteps:
         self._cuts = cuts
         ends = [*cuts[1:], len(self._parameters)]
         self._blocks = [block for pair in zip(cuts, ends, strict=True) for block in self._cut(range(*pair))]
-        self._checked = self._together = None
+        self.checked = self._together = None
         if state.tensors:
             self.load(state)
 

@@ -1,8 +1,4 @@
-"""torch's fused kernels on one slice, and a mean and a step in one pass over memory, bitwise equal to them.
-
-`Optimizer.step` spends 30 to 60 us on groups, hooks and checks. torch's kernel takes 200 us for a slice of
-4 MiB, and much less for a small slice. The state has torch's names, so that it is exchangeable with the
-optimizer's. The kernels are the same, so the results are bitwise equal.
+"""A mean and a step in one pass over memory, bitwise equal to torch's fused kernels.
 
 torch sums the gradients first and then steps with the sum, so the sum is written and read once more. In one
 pass each cache line of gradients, parameters and state is read once, and each changed line is written once.
@@ -21,11 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.rmsprop import rmsprop as torch_rmsprop
-from torch.optim.sgd import sgd as torch_sgd
 
-from hubring.ps.optim.hyperparameters import OPTIONAL_STATE
-from hubring.ps.optim.sums import MOST, finite_sum, loops_work, summed, zeros_like
+from hubring.ps.optim.sums import MOST, finite_sum, loops_work, summed
 
 if TYPE_CHECKING:
     from hubring.ps.optim.llvm_loops import Arithmetic, Vector
@@ -40,100 +33,6 @@ Divisor = Tensor | None
 Kernel = Callable[[Tensors, Tensors, States, Options, Divisor], None]
 """Updates tensors and the state of each with gradient / divisor; may overwrite gradients with the quotients.
 All of the states are empty, or none."""
-
-
-def sgd(values: Tensors, gradients: Tensors, states: States, options: Options, divisor: Divisor) -> None:
-    """`torch.optim.SGD`'s step."""
-    first, buffers = False, list[Tensor]()
-    if options["momentum"] != 0:
-        first = "momentum_buffer" not in states[0]
-        if first:
-            for one, state in zip(values, states, strict=True):
-                state["momentum_buffer"] = zeros_like(one)
-        buffers = [state["momentum_buffer"] for state in states]
-    torch._fused_sgd_(values, gradients, buffers, **options, is_first_step=first, grad_scale=divisor)
-
-
-def adam(values: Tensors, gradients: Tensors, states: States, options: Options, divisor: Divisor) -> None:
-    """The step of `torch.optim.Adam` and `AdamW`, which differ in one option."""
-    for one, state in zip(values, states, strict=True):
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=one.device)
-            state["exp_avg"], state["exp_avg_sq"] = zeros_like(one), zeros_like(one)
-        if options["amsgrad"] and "max_exp_avg_sq" not in state:
-            state["max_exp_avg_sq"] = zeros_like(one)
-        state["step"] += 1
-    kernel = torch._fused_adamw_ if options["decoupled_weight_decay"] else torch._fused_adam_
-    kernel(
-        values,
-        gradients,
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [state["max_exp_avg_sq"] for state in states] if options["amsgrad"] else [],
-        [state["step"] for state in states],
-        lr=options["lr"],
-        beta1=options["betas"][0],
-        beta2=options["betas"][1],
-        weight_decay=options["weight_decay"],
-        eps=options["eps"],
-        amsgrad=options["amsgrad"],
-        maximize=options["maximize"],
-        grad_scale=divisor,
-    )
-
-
-def adagrad(values: Tensors, gradients: Tensors, states: States, options: Options, divisor: Divisor) -> None:
-    """`torch.optim.Adagrad`'s step."""
-    own = dict(options)
-    first = own.pop("initial_accumulator_value")
-    for one, state in zip(values, states, strict=True):
-        if not state:
-            state["step"], state["sum"] = (
-                torch.zeros((), dtype=torch.float32, device="cpu"),
-                torch.full_like(one, first),
-            )
-        state["step"] += 1
-    sums, steps = [state["sum"] for state in states], [state["step"] for state in states]
-    torch._fused_adagrad_(values, _means(gradients, divisor), sums, steps, **own)
-
-
-def rmsprop(values: Tensors, gradients: Tensors, states: States, options: Options, divisor: Divisor) -> None:
-    """`torch.optim.RMSprop`'s step, which has no fused kernel."""
-    optional = [tensor for option, tensor in OPTIONAL_STATE["RMSprop"].items() if options[option]]
-    for one, state in zip(values, states, strict=True):
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-            state.update({name: torch.zeros_like(one) for name in ("square_avg", *optional)})
-    squares, averages, buffers, steps = (
-        [state[name] for state in states if name in state]
-        for name in ("square_avg", "grad_avg", "momentum_buffer", "step")
-    )
-    means = _means(gradients, divisor)
-    torch_rmsprop(values, means, squares, averages, buffers, steps, foreach=False, **options)
-
-
-def unfused_sgd(
-    values: Tensors, gradients: Tensors, states: States, options: Options, divisor: Divisor
-) -> None:
-    """`torch.optim.SGD`'s step for dtypes without a fused kernel."""
-    buffers = [state.get("momentum_buffer") for state in states]
-    means = _means(gradients, divisor)
-    torch_sgd(values, means, buffers, foreach=False, fused=False, **options)
-    for state, buffer in zip(states, buffers, strict=True):
-        if buffer is not None:
-            state["momentum_buffer"] = buffer
-
-
-def _means(gradients: list[Tensor], divisor: Tensor | None) -> list[Tensor]:
-    return gradients if divisor is None else [gradient.div_(divisor.item()) for gradient in gradients]
-
-
-KERNELS: Mapping[str, Kernel] = {"SGD": sgd, "Adam": adam, "AdamW": adam}
-"""Fused kernels by the optimizer's name, on any device."""
-
-CPU_KERNELS: Mapping[str, Kernel] = {"SGD": unfused_sgd, "Adagrad": adagrad, "RMSprop": rmsprop}
-"""The others, which only the CPU has."""
-
 
 log = logging.getLogger(__name__)
 
@@ -242,29 +141,30 @@ class OnePass:
         return elements + self._loop(changed, gradients, numbers)
 
 
-def one_pass(name: str, gradients: int, options: Options, *, finite: bool) -> OnePass | None:
+def one_pass(name: str, kernel: Kernel, gradients: int, options: Options, *, finite: bool) -> OnePass | None:
     """Returns a replacement for torch's fused kernel; None if there is none.
 
     Args:
         name: The optimizer.
+        kernel: torch's kernel for it.
         gradients: How many gradients are summed.
         options: The options that are zero select the arithmetic.
         finite: Whether elements stay unchanged where the sum of the gradients is NaN or infinite.
     """
-    if name not in KERNELS or gradients > MOST or not loops_work():
+    if gradients > MOST or not loops_work():
         return None
     if name == "SGD":
         plain, decays = options["momentum"] == 0, options["weight_decay"] != 0
-        return _sgd(gradients, plain, decays, options["nesterov"], options["maximize"], finite)
-    decay = options["weight_decay"] != 0, options["decoupled_weight_decay"]
-    if options["amsgrad"] or options["betas"][0] < _LEAST_BETA:
+        return _sgd(kernel, gradients, plain, decays, options["nesterov"], options["maximize"], finite)
+    if name not in ("Adam", "AdamW") or options["amsgrad"] or options["betas"][0] < _LEAST_BETA:
         return None
-    return _adam(gradients, *decay, options["maximize"], finite)
+    decay = options["weight_decay"] != 0, options["decoupled_weight_decay"]
+    return _adam(kernel, gradients, *decay, options["maximize"], finite)
 
 
 @cache
 def _sgd(
-    gradients: int, plain: bool, decays: bool, nesterov: bool, maximize: bool, finite: bool
+    kernel: Kernel, gradients: int, plain: bool, decays: bool, nesterov: bool, maximize: bool, finite: bool
 ) -> OnePass | None:
     """Compiles `torch.optim.SGD`; `plain` means without momentum."""
 
@@ -296,11 +196,13 @@ def _sgd(
         "nesterov": nesterov,
         "maximize": maximize,
     }
-    return _compiled("SGD", step, gradients, options, finite=finite)
+    return _compiled("SGD", step, kernel, gradients, options, finite=finite)
 
 
 @cache
-def _adam(gradients: int, decays: bool, decoupled: bool, maximize: bool, finite: bool) -> OnePass | None:
+def _adam(
+    kernel: Kernel, gradients: int, decays: bool, decoupled: bool, maximize: bool, finite: bool
+) -> OnePass | None:
     """Compiles `torch.optim.Adam`, or `AdamW` if the decay is `decoupled`."""
 
     def numbers(options: Options, state: State) -> Mapping[str, float]:
@@ -340,15 +242,15 @@ def _adam(gradients: int, decays: bool, decoupled: bool, maximize: bool, finite:
         "maximize": maximize,
         "decoupled_weight_decay": decoupled,
     }
-    return _compiled("AdamW" if decoupled else "Adam", step, gradients, options, finite=finite)
+    return _compiled("AdamW" if decoupled else "Adam", step, kernel, gradients, options, finite=finite)
 
 
 def _compiled(
-    name: str, step: StepArithmetic, gradients: int, options: Options, *, finite: bool
+    name: str, step: StepArithmetic, kernel: Kernel, gradients: int, options: Options, *, finite: bool
 ) -> OnePass | None:
     """Compiles the step; returns None if its results on random numbers differ bitwise from torch's."""
-    made = OnePass(step, KERNELS[name], gradients, options, finite=finite)
-    if _agrees(made, KERNELS[name], gradients, options):
+    made = OnePass(step, kernel, gradients, options, finite=finite)
+    if _agrees(made, kernel, gradients, options):
         return made
     log.info("%s uses torch's kernel: the compiled loop rounds differently on this processor", name)
     return None

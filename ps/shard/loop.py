@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.counters import Service, Traffic
@@ -38,11 +38,10 @@ from hubring.ps.core.messages import (
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import BucketSpec, Sender, Slice
 from hubring.ps.replication.stream import CallHistory, Stream, lasting, pass_failure, without_checkpoint
-from hubring.ps.shard.ticket import Ticket
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.store import KVStore
-from hubring.ps.transport.base import Connection, Envelope, Listener
+from hubring.ps.transport.base import Connection, Envelope, Listener, ReturnPath
 from hubring.ps.transport.decode import MalformedMessage, decode_request, origin
 from hubring.ps.transport.encode import encode_reply
 from hubring.ps.transport.polling import Bell, SpinWait, poller
@@ -50,6 +49,20 @@ from hubring.ps.transport.polling import Bell, SpinWait, poller
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+
+class Ticket(NamedTuple):
+    """The return path of the reply to one request.
+
+    `request` is the sender's number of it; the loop began to handle it at `since`, by `time.monotonic_ns`.
+    """
+
+    listener: Listener
+    reply_to: ReturnPath
+    request: int
+    sender: Sender
+    since: int
+
 
 StandBy = Callable[[int, Request | Probe | Forwarded, Ticket], list[Delivery]]
 
@@ -369,9 +382,8 @@ class ShardLoop:
         number, sender = origin(message)
         if self.store.is_live(sender):
             self.service.damaged += 1
-            log.warning(
-                "refused a message of rank %d: %s; it will be sent again", sender.rank, message.damage
-            )
+            text = "refused a message of rank %d: %s; it will be sent again"
+            log.warning(text, sender.rank, message.damage)
         else:  # a header that cannot be read, or a stranger
             self.rejections.add("damage", log, f"refused a message: {message.damage}")
         ticket = Ticket(listener, envelope.reply_to, number, _NO_SENDER, self._now)

@@ -1,1 +1,1 @@
-"""A shard's state: rounds, ledger, consistency, collectives. No I/O."""
+"""A shard's state: rounds, exactly once, consistency, collectives. No I/O."""

@@ -1,7 +1,12 @@
-"""One key on its shard: values and their version, the open round, and the waiting workers.
+"""One key on its shard: values and their version, the open round, the waiting workers, and their clocks.
 
-Law: `values` never changes its memory, because it is the optimizer's parameter. A
-contribution's gradient is only read, and dropped when its round closes.
+Law: `values` never changes its memory, because it is the optimizer's parameter. A contribution's gradient is
+only read, and dropped when its round closes.
+
+Each push counts once. The clocks of a rank's pushes are consecutive, so one number per rank is enough. A push
+below the number was applied or dropped. A push at the number is new, or waits in the open round. A push above
+it is too early. Only applied pushes survive a restart: the sender of another sends it again. After RIFL (Lee
+et al., SOSP 2015) and Kafka's idempotent producer. The view fences earlier incarnations of a rank.
 """
 
 from __future__ import annotations
@@ -105,7 +110,7 @@ class KeyState:
         values: Flat parameters.
         optimizer: The optimizer's tensors by name, as `OptimizerState.saved` returns them.
         version: How many updates the values include.
-        clocks: Completed steps by rank.
+        clocks: Completed steps by rank, also of ranks that left.
     """
 
     values: Tensor
@@ -128,6 +133,8 @@ class KeyEntry:
         contributions: The open round, by rank.
         readers: Workers whose push is over, and which wait to read.
         pullers: Workers that wait for the initial values.
+        clocks: The clock of each rank's next push.
+        left: The clocks of ranks that left.
         read: The version in the last reply to each rank.
         late: Ranks that joined the running job, and whose first push is not over.
         settled: The last applied or dropped push of each rank.
@@ -147,6 +154,8 @@ class KeyEntry:
     parts: tuple[ParameterPart, ...]
     initialised: bool
     version: int = 0
+    clocks: dict[int, int] = field(default_factory=dict)
+    left: dict[int, int] = field(default_factory=dict)
     contributions: dict[int, Contribution] = field(default_factory=dict)
     readers: dict[int, Reader] = field(default_factory=dict)
     pullers: dict[int, Reader] = field(default_factory=dict)
@@ -308,14 +317,24 @@ class KeyEntry:
             self.writes.forget(rank)
         return [ticket for waiter in waiting for ticket in waiter.tickets]
 
+    def retain(self, ranks: Collection[int]) -> None:
+        """Drops the clocks of all other ranks; a checkpoint still has them."""
+        self.left.update(self.clocks)
+        self.clocks = {rank: clock for rank, clock in self.clocks.items() if rank in ranks}
+
     def waiting(self) -> Collection[int]:
         """Returns the ranks with unanswered requests."""
         return self.contributions.keys() | self.readers.keys() | self.pullers.keys()
 
     def export(self) -> KeyState:
-        """Returns a copy of the state for a checkpoint, without clocks."""
+        """Returns a copy of the state for a checkpoint.
+
+        A rank that left resumes where it left, or with the slowest live rank if that is further.
+        """
         state = self.optimizer.state().on_host().saved()
-        return KeyState(self.values.to("cpu", copy=True), state, self.version)
+        slowest = min(self.clocks.values(), default=0)
+        clocks = {rank: max(clock, slowest) for rank, clock in self.left.items()} | self.clocks
+        return KeyState(self.values.to("cpu", copy=True), state, self.version, clocks)
 
     def restore(self, saved: KeyState) -> None:
         """Restores a state from `export`.
@@ -332,7 +351,7 @@ class KeyEntry:
                 f" expected {self.values.dtype}{list(self.values.shape)}; another job wrote this checkpoint"
             )
         self.write(saved.values, state)
-        self.version = saved.version
+        self.version, self.clocks, self.left = saved.version, dict(saved.clocks), {}
         self.initialised = True
 
     def state(self) -> OptimizerState:

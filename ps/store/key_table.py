@@ -14,7 +14,6 @@ from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Sender, Slice
 from hubring.ps.job.sharding import PAGE_BYTES
 from hubring.ps.store.key_state import KeyEntry, Snapshot
 from hubring.ps.store.parameter_memory import ParameterMemory
-from hubring.ps.store.push_ledger import Ledger
 
 
 class KeyTable(dict[int, KeyEntry]):
@@ -77,47 +76,34 @@ class KeyTable(dict[int, KeyEntry]):
             entry.version = max(entry.version, version)
 
     def start_clocks(
-        self,
-        joined: Iterable[Sender],
-        ledger: Ledger,
-        *,
-        lockstep: bool,
-        late: bool = False,
-        first: int | None = None,
+        self, joined: Iterable[Sender], *, lockstep: bool, late: bool = False, first: int | None = None
     ) -> None:
         """Starts senders at the open round of each key, or without rounds at their rank's clock.
 
         A rank without a clock starts at `first` (None: the slowest clock). `late` senders join workers that
         stay.
         """
-        for key, entry in self.items():
-            clocks = ledger.clocks(key)
-            start = min(clocks.values(), default=0) if first is None else first
+        for entry in self.values():
+            start = min(entry.clocks.values(), default=0) if first is None else first
             for rank, _ in joined:
-                ledger.advance(rank, key, entry.version if lockstep else clocks.get(rank, start))
+                entry.clocks[rank] = entry.version if lockstep else entry.clocks.get(rank, start)
                 entry.read[rank] = entry.version
                 if late:
                     entry.late.add(rank)
 
     def admit(
-        self,
-        joined: Sequence[Sender],
-        live: Mapping[int, int],
-        ledger: Ledger,
-        *,
-        lockstep: bool,
-        first: int | None = None,
+        self, joined: Sequence[Sender], live: Mapping[int, int], *, lockstep: bool, first: int | None = None
     ) -> None:
         """Starts joiners at the open round, or without rounds at the slowest live worker's clock.
 
         If no earlier worker is live, as after a restore, each continues the clocks of its rank instead.
         """
         stayed = live.keys() - {sender.rank for sender in joined}
-        if stayed:
-            ledger.retain(stayed)
-        self.start_clocks(joined, ledger, lockstep=lockstep, late=bool(stayed), first=first)
-        if live:
-            ledger.retain(live)
+        for entry in self.values() if stayed else ():
+            entry.retain(stayed)
+        self.start_clocks(joined, lockstep=lockstep, late=bool(stayed), first=first)
+        for entry in self.values() if live else ():
+            entry.retain(live.keys())
 
     def extend(self, more: KeyTable) -> None:
         """Adds the keys of another table."""
@@ -126,8 +112,8 @@ class KeyTable(dict[int, KeyEntry]):
             if dtype not in self.scratch or self.scratch[dtype].numel() < scratch.numel():
                 self.scratch[dtype] = scratch
 
-    def restore(self, snapshot: Snapshot, ledger: Ledger, version: int | None = None) -> None:
-        """Restores every key, and its clocks, from a checkpoint; with `version`, starts every key at it.
+    def restore(self, snapshot: Snapshot, version: int | None = None) -> None:
+        """Restores every key from a checkpoint; with `version`, starts every key at it.
 
         Raises:
             CheckpointCorrupt: A key is missing, or has another size.
@@ -137,7 +123,6 @@ class KeyTable(dict[int, KeyEntry]):
                 raise CheckpointCorrupt(f"the checkpoint has no key {key}; another job wrote this checkpoint")
             entry.restore(snapshot[key])
             entry.version = entry.version if version is None else version
-            ledger.restore(key, snapshot[key].clocks)
 
 
 class Capture:
@@ -149,7 +134,7 @@ class Capture:
         self._missing = set(keys)
 
     @classmethod
-    def begin(cls, version: int | None, entries: Collection[KeyEntry], ledger: Ledger) -> Capture | None:
+    def begin(cls, version: int | None, entries: Collection[KeyEntry]) -> Capture | None:
         """Begins a snapshot of these keys; None if some key has passed the version, or key 0 has it."""
         # The answers of key 0 to this version ask for the workers' states, so none may be sent yet.
         if version is not None and any(entry.version + (entry.key == 0) > version for entry in entries):
@@ -157,24 +142,22 @@ class Capture:
         capture = cls(version, [entry.key for entry in entries])
         for entry in entries:
             entry.saved_at = -1 if version is None else version
-            capture.catch(entry, ledger)
+            capture.catch(entry)
         return capture
 
-    def catch(self, entry: KeyEntry, ledger: Ledger) -> None:
+    def catch(self, entry: KeyEntry) -> None:
         """Copies a key if it has values and has reached the version."""
         due = entry.key in self._missing and self._version in (None, entry.version)
         if due and entry.initialised:
-            state = entry.export()
-            state.clocks = ledger.saved(entry.key)
-            self.caught[entry.key] = state
+            self.caught[entry.key] = entry.export()
             self._missing.remove(entry.key)
 
-    def expect(self, entries: Collection[KeyEntry], ledger: Ledger) -> None:
+    def expect(self, entries: Collection[KeyEntry]) -> None:
         """Adds keys that join the store, unless every earlier key has been copied already."""
         if not self.complete:
             self._missing.update(entry.key for entry in entries)
             for entry in entries:
-                self.catch(entry, ledger)
+                self.catch(entry)
 
     @property
     def complete(self) -> bool:

@@ -1,13 +1,13 @@
 """The memory of a shard's tensors: on the host or on a GPU.
 
 The store's rules are the same for both. Only input and output differ: transports
-read and write host memory directly, but not a GPU's.
+read and write host memory directly, but not a GPU's. Both allocate zeroed memory, flat
+uint8, for one store. It replaces the earlier memory, unless it `extends` it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,43 +19,6 @@ from hubring.ps.core.types import Sender
 from hubring.ps.optim.sums import zeros
 
 
-class ParameterMemory(Protocol):
-    """Memory of one kind.
-
-    Attributes:
-        device: The device of the memory.
-        shows: Whether processes on the same device can exchange tensors as locations.
-    """
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def shows(self) -> bool: ...
-
-    def allocate(self, nbytes: int, *, extends: bool = False) -> Tensor:
-        """Allocates zeroed memory, flat uint8, for one store.
-
-        It replaces the earlier memory, unless it `extends` it.
-        """
-
-    def take(self, gradient: Tensor | Coded, sender: Sender) -> Tensor | Coded:
-        """Returns a gradient on this device for a round. Compressed gradients stay as they are.
-
-        Raises:
-            ConfigError: The gradient's location cannot be opened.
-        """
-
-    def send(self, values: Tensor) -> Tensor:
-        """Returns values on the CPU for a transport, valid until the original values change."""
-
-    def show(self, values: Tensor) -> Coded:
-        """Returns the location of values for a worker on the same device, after all work queued for them."""
-
-    def retain(self, senders: Collection[Sender]) -> None:
-        """Closes the opened memory of all other senders."""
-
-
 class HostMemory:
     """Host memory, which transports read and write directly.
 
@@ -64,7 +27,6 @@ class HostMemory:
     """
 
     device = torch.device("cpu")
-    shows = False
 
     def __init__(self, allocate: Callable[[int], memoryview] | None = None) -> None:
         self._allocate = allocate
@@ -73,18 +35,6 @@ class HostMemory:
         if self._allocate is None or nbytes == 0:
             return zeros(nbytes, torch.uint8)
         return torch.frombuffer(self._allocate(nbytes), dtype=torch.uint8)
-
-    def take(self, gradient: Tensor | Coded, sender: Sender) -> Tensor | Coded:
-        return gradient
-
-    def send(self, values: Tensor) -> Tensor:
-        return values
-
-    def show(self, values: Tensor) -> Coded:
-        raise AssertionError("host memory is shared by the shared-memory transport, not by location")
-
-    def retain(self, senders: Collection[Sender]) -> None:
-        """Does nothing: no memory of other processes is open."""
 
 
 class GpuMemory:
@@ -99,8 +49,6 @@ class GpuMemory:
         device: The GPU.
         memory: The GPU's memory, shared with other processes.
     """
-
-    shows = True
 
     def __init__(self, device: torch.device, memory: SharedMemory) -> None:
         self.device = device
@@ -118,6 +66,11 @@ class GpuMemory:
         return self._wholes[-1]
 
     def take(self, gradient: Tensor | Coded, sender: Sender) -> Tensor | Coded:
+        """Returns a gradient on this device for a round.
+
+        Raises:
+            ConfigError: The gradient's location cannot be opened.
+        """
         if not isinstance(gradient, Coded):
             return gradient.to(self.device, copy=True)
         assert is_placed(gradient), "a GPU's shard refuses a plan with compressed gradients"
@@ -125,9 +78,11 @@ class GpuMemory:
         return reached.tensor(gradient)[0]
 
     def send(self, values: Tensor) -> Tensor:
+        """Returns a copy of values on the CPU for a transport."""
         return values.to("cpu", copy=True)
 
     def show(self, values: Tensor) -> Coded:
+        """Returns the location of values for a worker on the same device, after all work queued for them."""
         address = values.data_ptr()
         whole = next(one for one in self._wholes if 0 <= address - one.data_ptr() < one.numel())
         if whole.data_ptr() not in self._shared:
@@ -137,5 +92,9 @@ class GpuMemory:
         return gpu_tensor.placed(gpu_tensor.encode(place), values)
 
     def retain(self, senders: Collection[Sender]) -> None:
+        """Closes the opened memory of all other senders."""
         for sender in self._reached.keys() - set(senders):
             del self._reached[sender]
+
+
+ParameterMemory = HostMemory | GpuMemory

@@ -77,7 +77,7 @@ def _unfit_push(entry: KeyEntry, push: Push) -> Refusal | None:
         refusal = _misplaced(entry, push)
     if refusal is None and not entry.initialised:
         refusal = _no_values(entry)
-    if refusal is None:
+    if refusal is None and push.hyper != entry.optimizer.checked:
         try:
             entry.optimizer.check(push.hyper)
         except ConfigError as error:

@@ -1,7 +1,7 @@
 """The rounds of pushes of one store, and the reads that follow them, on a primary and on its standby.
 
 Law: a primary forwards each round before it steps, and its standby applies the same step. Then the standby's
-ledger equals the primary's, except that in lockstep modes it expects every live worker's next push in the
+clocks equal the primary's, except that in lockstep modes it expects every live worker's next push in the
 open round. A worker whose push the primary dropped learns this when it sends the push again.
 """
 
@@ -19,8 +19,7 @@ from hubring.ps.core.types import Hyper, HyperTable, Sender, View
 from hubring.ps.optim.sums import finite_sum, summed
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.key_state import Contribution, KeyEntry, Reader, Settled
-from hubring.ps.store.parameter_memory import ParameterMemory
-from hubring.ps.store.push_ledger import Ledger
+from hubring.ps.store.parameter_memory import GpuMemory
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +81,8 @@ class PushRounds:
         consistency: Whether the keys move in lockstep, which workers may read, and whether gradients must be
             finite.
         workers: The live workers.
-        ledger: Learns which pushes are applied.
-        stats: Counts them.
-        memory: Holds the values.
+        stats: Counts the pushes that are applied.
+        gpu: The memory of the values; None if they are in host memory.
         replica: Where to forward each round; None without a standby. Can be replaced.
     """
 
@@ -92,17 +90,15 @@ class PushRounds:
         self,
         consistency: Consistency,
         workers: LiveWorkers,
-        ledger: Ledger,
         stats: Stats,
-        memory: ParameterMemory,
+        gpu: GpuMemory | None,
         replica: Replica | None,
     ) -> None:
         self._consistency = consistency
         self._stable = consistency.stable
         self._workers = workers
-        self._ledger = ledger
         self._stats = stats
-        self._memory = memory
+        self._gpu = gpu
         self.replica = replica
         self._options_differ = False
         """Whether ranks in lockstep have sent different hyperparameters in one round."""
@@ -112,6 +108,10 @@ class PushRounds:
     def close(self, entry: KeyEntry, scratch: Tensor) -> None:
         """Closes the open round of a key. Raises as `KeyEntry.close`."""
         before = entry.version
+        contributors = [
+            Contributor(rank, one.push.clock, before - entry.read[rank])
+            for rank, one in sorted(entry.contributions.items())
+        ]
 
         def forward(
             contributions: list[Contribution],
@@ -121,17 +121,13 @@ class PushRounds:
         ) -> None:
             assert self.replica is not None
             total = self._total(entry, gradients, self.replica)
-            contributors = tuple(_contributor(entry, before, one.push) for one in contributions)
-            hyper, ranks = contributions[0].push.hyper, tuple(sorted(excused))
-            done = ClosedRound(entry.key, before, total, len(gradients), hyper, contributors, absent, ranks)
+            hyper, by, ranks = contributions[0].push.hyper, tuple(contributors), tuple(sorted(excused))
+            done = ClosedRound(entry.key, before, total, len(gradients), hyper, by, absent, ranks)
             self.replica.append(done)
 
         contributions, absent = entry.close(scratch, None if self.replica is None else forward)
-        contributors = list[Contributor]()
-        for push, tickets, _ in contributions:
-            contributor = _contributor(entry, before, push)
-            contributors.append(contributor)
-            self._ledger.advance(push.sender.rank, entry.key, push.clock + 1)
+        for (push, tickets, _), contributor in zip(contributions, contributors, strict=True):
+            entry.clocks[contributor.rank] = push.clock + 1
             entry.settle(push, tickets, Settled(push.clock, contributor.staleness, absent))
         self._count(entry, before, contributors)
         if self._consistency.lockstep and not self._options_differ:
@@ -143,7 +139,7 @@ class PushRounds:
         assert before == done.version, f"key {entry.key}: round {done.version} after version {before}"
         entry.apply(done, scratch)
         for rank, clock, staleness in done.contributors:
-            self._ledger.advance(rank, entry.key, clock + 1)
+            entry.clocks[rank] = clock + 1
             entry.settled[rank] = Settled(clock, staleness, done.absent)
             entry.late.discard(rank)
             entry.read[rank] = entry.version
@@ -158,8 +154,7 @@ class PushRounds:
         """
         if self._consistency.lockstep:
             for rank in self._workers.live:
-                self._ledger.advance(rank, entry.key, entry.version)
-                entry.read[rank] = entry.version
+                entry.clocks[rank] = entry.read[rank] = entry.version
 
     def _total(self, entry: KeyEntry, gradients: list[Tensor], replica: Replica) -> Tensor:
         """Returns the sum of the gradients.
@@ -195,10 +190,9 @@ class PushRounds:
 
     def answer(self, entry: KeyEntry) -> list[Delivery]:
         """Answers all readers that the policy allows to read."""
-        clocks = self._ledger.clocks(entry.key)
-        everyone, deliveries = clocks.values(), list[Delivery]()
+        deliveries = list[Delivery]()
         for rank in tuple(entry.readers):
-            if self._consistency.may_read(clocks[rank], everyone):
+            if self._consistency.may_read(entry.clocks[rank], entry.clocks.values()):
                 deliveries += self.reply(entry, entry.readers.pop(rank))
         return deliveries
 
@@ -207,17 +201,15 @@ class PushRounds:
         rank, clock, version = reader.sender.rank, reader.clock, entry.version
         contributes = rank in entry.contributions
         if self._consistency.lockstep or clock is None:
-            clock = self._ledger.expected(rank, entry.key)
-            if self._consistency.lockstep and not contributes and clock != version:
-                # Rounds have closed without this worker, so it continues with the open round.
-                clock = version
-                self._ledger.advance(rank, entry.key, clock)
+            if self._consistency.lockstep and not contributes:
+                # Rounds may have closed without this worker, so it continues with the open round.
+                entry.clocks[rank] = version
+            clock = entry.clocks[rank]
         entry.read[rank] = version
-        sent: Tensor | Coded
-        if reader.shown:
-            sent = self._memory.show(entry.values)
-        else:  # parameters are uncompressed, a mean has the gradients' codec
-            sent = self._memory.send(entry.values) if entry.coded is None else entry.coded.latest
+        # Parameters are uncompressed, a mean has the gradients' codec.
+        sent: Tensor | Coded = entry.values if entry.coded is None else entry.coded.latest
+        if self._gpu is not None:
+            sent = self._gpu.show(entry.values) if reader.shown else self._gpu.send(entry.values)
         values = Values(
             key=entry.key,
             values=sent,
@@ -234,11 +226,6 @@ class PushRounds:
             saved=version == entry.saved_at,
         )
         return [Delivery(ticket, values) for ticket in reader.tickets]
-
-
-def _contributor(entry: KeyEntry, before: int, push: Push) -> Contributor:
-    """Returns the sender of a push that is applied to version `before` of the key."""
-    return Contributor(push.sender.rank, push.clock, before - entry.read[push.sender.rank])
 
 
 def _difference(entry: KeyEntry, first: Push, other: Push) -> str:

@@ -2,7 +2,7 @@
 
 Laws:
 - Every request, including every retry, gets exactly one reply, now or later.
-- A push counts once, even if messages are retried, reordered or lost (`hubring.ps.store.push_ledger`).
+- A push counts once, even if messages are retried, reordered or lost (`hubring.ps.store.key_state`).
 - The mean over the actual contributors is applied when the policy allows it
   (`hubring.ps.store.consistency`). It is summed in rank order, so that reruns are bitwise equal.
 - A worker that pushed gets values once its push is applied and the policy allows the read.
@@ -46,8 +46,7 @@ from hubring.ps.store.collective_rounds import RoundBook
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.key_state import Contribution, KeyEntry, Reader, Settled, Snapshot
 from hubring.ps.store.key_table import Capture, KeyTable
-from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
-from hubring.ps.store.push_ledger import Ledger
+from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.store.rounds import LiveWorkers, PushRounds, Replica
 from hubring.ps.store.script_changes import Disagreement
 
@@ -67,6 +66,7 @@ class KVStore:
         self._consistency = consistency
         self._replica: Replica | None = None
         self._memory = memory or HostMemory()
+        self._gpu = memory if isinstance(memory, GpuMemory) else None
         self._workers = LiveWorkers()
         self._rounds = RoundBook()
         self._capture: Capture | None = None
@@ -110,21 +110,19 @@ class KVStore:
         """
         more = self._table(slices, buckets, extends=True)
         if saved is not None:
-            more.restore(saved, self._ledger)
+            more.restore(saved)
         if self._consistency.lockstep:
             more.reach(version)
-        more.start_clocks(self._workers.senders(), self._ledger, lockstep=self._consistency.lockstep)
+        more.start_clocks(self._workers.senders(), lockstep=self._consistency.lockstep)
         self._entries.extend(more)
         if self._draining:
             self.drain()
         if self._capture is not None:
-            self._capture.expect(more.values(), self._ledger)
+            self._capture.expect(more.values())
 
     def _begin(self, entries: KeyTable) -> None:
-        self._entries = entries
-        self._ledger, self._stats = Ledger(), Stats()
-        shared = (self._consistency, self._workers, self._ledger, self._stats, self._memory)
-        self._pushes = PushRounds(*shared, self._replica)
+        self._entries, self._stats = entries, Stats()
+        self._pushes = PushRounds(self._consistency, self._workers, self._stats, self._gpu, self._replica)
 
     def _table(
         self, slices: Sequence[Slice], buckets: Sequence[BucketSpec], *, extends: bool = False
@@ -134,7 +132,7 @@ class KVStore:
             {bucket.index: bucket for bucket in buckets},
             self._memory,
             finite=self._consistency.finite,
-            shown=self._memory.shows and self._consistency.stable,
+            shown=self._gpu is not None and self._consistency.stable,
             extends=extends,
         )
 
@@ -147,7 +145,7 @@ class KVStore:
         Raises:
             CheckpointCorrupt: A key of this shard is missing, or has another size.
         """
-        self._entries.restore(snapshot, self._ledger, step if self._consistency.lockstep else None)
+        self._entries.restore(snapshot, step if self._consistency.lockstep else None)
         self._start_clocks(self._workers.senders(), step)
 
     def on_view(self, view: View) -> list[Delivery]:
@@ -160,7 +158,8 @@ class KVStore:
             for entry in self._entries.values()
             for ticket in entry.forget([sender.rank])
         ]
-        self._memory.retain(self._workers.senders())
+        if self._gpu is not None:
+            self._gpu.retain(self._workers.senders())
         self._start_clocks(change.joined)
         for entry in self._entries.values():
             deliveries += self._advance(entry) + self._refuse_orphans(entry)
@@ -196,7 +195,7 @@ class KVStore:
         Returns:
             False, without a snapshot, if some key has passed that version.
         """
-        capture = Capture.begin(version, self._entries.values(), self._ledger)
+        capture = Capture.begin(version, self._entries.values())
         self._capture = capture or self._capture
         return capture is not None
 
@@ -257,12 +256,12 @@ class KVStore:
 
     def transfer(self, restored: Sequence[int] | None = None) -> Iterator[Change]:
         """Yields the state since the last plan and view, or only that of restored keys, for a standby."""
-        return transfer.changes(self._entries, self._ledger, self._rounds, restored)
+        return transfer.changes(self._entries, self._rounds, restored)
 
     def apply(self, done: ClosedRound | Transfer) -> None:
         """Applies a round that this store's primary closed, or a part of the primary's state."""
         if isinstance(done, Transfer):
-            transfer.take(done, self._entries, self._ledger, self._rounds)
+            transfer.take(done, self._entries, self._rounds)
             if done.key in self._entries:
                 self._pushes.follow(self._entries[done.key])
             return
@@ -275,7 +274,7 @@ class KVStore:
             entry.write(init.values, init.state)
             entry.initialised = True
             if self._capture is not None:
-                self._capture.catch(entry, self._ledger)
+                self._capture.catch(entry)
             for puller in entry.pullers.values():
                 deliveries += self._pushes.reply(entry, puller)
             entry.pullers.clear()
@@ -284,7 +283,7 @@ class KVStore:
     def _on_write(self, entry: KeyEntry, write: Write, ticket: Ticket) -> list[Delivery]:
         """Keeps a write for the round of its sender's next push; without rounds, applies it at once."""
         lockstep, live = self._consistency.lockstep, len(self._workers.live)
-        expected = self._ledger.expected(write.sender.rank, entry.key)
+        expected = entry.clocks[write.sender.rank]
         if write.clock > expected:
             return [Delivery(ticket, refusals.out_of_order(write, expected))]
         if not lockstep and live > 1 and isinstance(write, WriteParameters):
@@ -315,40 +314,32 @@ class KVStore:
 
     def _on_push(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
         rank = push.sender.rank
-        expected = self._ledger.expected(rank, entry.key)
-        if push.clock > expected:
-            return [Delivery(ticket, refusals.out_of_order(push, expected))]
-        if push.clock == expected and rank not in entry.contributions:
-            return self._on_new(entry, push, ticket)
-        self._stats.duplicates += 1
-        if push.clock < expected:
+        if push.clock < entry.clocks[rank]:
+            self._stats.duplicates += 1
             return self._on_completed(entry, push, ticket)
-        # The first try's memory may be freed with its connection, so use the latest try's.
-        tickets = [*entry.contributions[rank].tickets, ticket]
-        gradient = self._memory.take(push.gradient, push.sender)
-        entry.contributions[rank] = Contribution(push, tickets, gradient)
-        return []
-
-    def _on_new(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
-        rank = push.sender.rank
-        if rank in entry.readers:
-            # Otherwise a worker that does not wait for its reads could exceed the staleness bound.
-            return [Delivery(ticket, refusals.out_of_order(push, push.clock))]
+        # A worker that pushes before it has read the reply to its last push could exceed the staleness bound.
+        if push.clock > entry.clocks[rank] or rank in entry.readers:
+            return [Delivery(ticket, refusals.out_of_order(push, entry.clocks[rank]))]
         if self._consistency.lockstep and push.clock < entry.version:
             # The round closed without this gradient; its sender continues with the current round.
             self._stats.dropped += 1
             entry.settle(push, [ticket], Settled(push.clock))
             return self._pushes.answer(entry)
+        gradient = push.gradient if self._gpu is None else self._gpu.take(push.gradient, push.sender)
+        if rank in entry.contributions:
+            self._stats.duplicates += 1
+            # The first try's memory may be freed with its connection, so use the latest try's.
+            tickets = [*entry.contributions[rank].tickets, ticket]
+            entry.contributions[rank] = Contribution(push, tickets, gradient)
+            return []
         self._stats.pushes += 1
-        gradient = self._memory.take(push.gradient, push.sender)
         entry.contributions[rank] = Contribution(push, [ticket], gradient)
         return self._advance(entry)
 
     def _on_completed(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
         """Answers a retry together with the first try."""
         rank = push.sender.rank
-        expected = self._ledger.expected(rank, entry.key)
-        settled = entry.settled.get(rank, Settled(expected - 1))  # none after a restore
+        settled = entry.settled.get(rank, Settled(entry.clocks[rank] - 1))  # none after a restore
         if settled.clock != push.clock:
             # A late message from an old connection, or of a resumed worker whose push the checkpoint has.
             # Answer it separately from the request that the sender waits for now.
@@ -375,7 +366,7 @@ class KVStore:
                 refusal = refusals.disagreeing(entry, found)
                 return self.fail(refusal.text, refusal.code)
             if self._capture is not None:
-                self._capture.catch(entry, self._ledger)
+                self._capture.catch(entry)
         return self._pushes.answer(entry) if entry.readers else []
 
     def _diverge(self, entry: KeyEntry) -> list[Delivery]:
@@ -386,4 +377,4 @@ class KVStore:
 
     def _start_clocks(self, joined: Sequence[Sender], first: int | None = None) -> None:
         lockstep, live = self._consistency.lockstep, self._workers.live
-        self._entries.admit(joined, live, self._ledger, lockstep=lockstep, first=first)
+        self._entries.admit(joined, live, lockstep=lockstep, first=first)

@@ -21,7 +21,6 @@ from hubring.ps.core.types import Sender
 from hubring.ps.store.collective_rounds import RoundBook
 from hubring.ps.store.key_state import KeyEntry, Settled
 from hubring.ps.store.key_table import KeyTable
-from hubring.ps.store.push_ledger import Ledger
 
 _T = TypeVar("_T")
 
@@ -53,39 +52,37 @@ class _SenderFacts(msgspec.Struct):
     refusals: dict[int, tuple[int, str]]
 
 
-def changes(
-    entries: KeyTable, ledger: Ledger, book: RoundBook, restored: Sequence[int] | None = None
-) -> Iterator[Change]:
+def changes(entries: KeyTable, book: RoundBook, restored: Sequence[int] | None = None) -> Iterator[Change]:
     """Yields a store's state, or only that of its keys that were just restored: nothing of them is open.
 
     The tensors are copies, or do not change while their round is open.
     """
     if restored is not None:
-        yield from (_of_key(entries[key], ledger) for key in restored if key in entries)
+        yield from (_of_key(entries[key]) for key in restored if key in entries)
         return
     for entry in entries.values():
-        yield _of_key(entry, ledger)
+        yield _of_key(entry)
         yield from entry.writes.writes(entry.key, entry.version)
     yield _of_collectives(book)
     yield from book.open_parts()
 
 
-def take(transfer: Transfer, entries: KeyTable, ledger: Ledger, book: RoundBook) -> None:
+def take(transfer: Transfer, entries: KeyTable, book: RoundBook) -> None:
     """Applies a transfer from `changes`."""
     if transfer.key == NO_KEY:
         _take_collectives(transfer, book)
     else:
-        _take_key(transfer, entries[transfer.key], ledger)
+        _take_key(transfer, entries[transfer.key])
 
 
-def _of_key(entry: KeyEntry, ledger: Ledger) -> Transfer:
+def _of_key(entry: KeyEntry) -> Transfer:
     state = entry.state()
     facts = _KeyFacts(
         version=entry.version,
         initialised=entry.initialised,
         drain_from=None if entry.drain_from == inf else int(entry.drain_from),
-        clocks=dict(ledger.clocks(entry.key)),
-        left=dict(ledger.left(entry.key)),
+        clocks=entry.clocks,
+        left=entry.left,
         settled=entry.settled,
         read=entry.read,
         late=sorted(entry.late),
@@ -101,7 +98,7 @@ def _of_key(entry: KeyEntry, ledger: Ledger) -> Transfer:
     return Transfer(entry.key, _with_facts(tensors, facts))
 
 
-def _take_key(transfer: Transfer, entry: KeyEntry, ledger: Ledger) -> None:
+def _take_key(transfer: Transfer, entry: KeyEntry) -> None:
     facts = _facts(transfer.tensors, _KeyFacts)
     named = {
         name.removeprefix("state "): tensor
@@ -113,8 +110,8 @@ def _take_key(transfer: Transfer, entry: KeyEntry, ledger: Ledger) -> None:
         entry.coded.latest.payload.copy_(transfer.tensors["code"])
     entry.version, entry.initialised = facts.version, facts.initialised
     entry.drain_from = inf if facts.drain_from is None else facts.drain_from
+    entry.clocks, entry.left = facts.clocks, facts.left
     entry.settled, entry.read, entry.late = facts.settled, facts.read, set(facts.late)
-    ledger.restore(entry.key, facts.clocks, facts.left)
 
 
 def _of_collectives(book: RoundBook) -> Transfer:

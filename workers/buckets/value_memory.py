@@ -95,10 +95,7 @@ class WindowValues:
         return self._window.written(ends)
 
     def look(self) -> Look:
-        if self._window.written([self.seen.nbytes]):
-            return lambda: True
-        self._window.forget()
-        return nothing
+        return (lambda: True) if self._window.is_written() else nothing
 
 
 class ComparedValues:

@@ -260,8 +260,8 @@ class Overlap:
         if self._on_server:
             if self.backward is None and passes:
                 self._settle_backward(habit)
-            elif self._exchange.begun and (changes := habit or self._changes()):
-                self._refuse(changes)
+            elif self._exchange.begun:
+                self._refuse(habit or self._changes())
             elif passes and self._lockstep and self._changes_gradients(drops=False):
                 self._refuse(CHANGED)
         elif self.crossing:

@@ -23,8 +23,7 @@ from hubring.ps.transport.grpc.calls import describe
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import MAX_FRAME, Assembly, MalformedFrame, read_header, to_frames
 from hubring.ps.transport.grpc.listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
-from hubring.ps.transport.memory.mapping import plain_memory
-from hubring.ps.transport.memory.segment import Arena
+from hubring.ps.transport.memory.mapping import Arena, plain_memory
 from hubring.ps.transport.memory.window import Window, Windows
 from hubring.ps.transport.outbox import Backlog, Outbox, weigh
 from hubring.ps.transport.polling import Bell

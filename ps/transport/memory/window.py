@@ -22,8 +22,7 @@ import numpy as np
 
 from hubring.ps.core import huge_pages
 from hubring.ps.transport.memory import mapping
-from hubring.ps.transport.memory.mapping import address, copy, plain_memory
-from hubring.ps.transport.memory.segment import Arena, Region, Segment
+from hubring.ps.transport.memory.mapping import Arena, Region, Segment, address, copy, plain_memory
 from hubring.ps.transport.memory.written_pages import AnyPages, Copies, own_copies
 
 log = logging.getLogger(__name__)
@@ -272,6 +271,15 @@ class Window:
                 for first, last in runs
             )
         ]
+
+    def is_written(self) -> bool:
+        """Returns whether this process changed the window since `forget`; forgets copies that are equal."""
+        if not self._windows.written(self._start, self._end):
+            return False
+        changed = bool(self.written([self.seen.nbytes]))
+        if not changed:
+            self.forget()
+        return changed
 
     def _differ(self, start: int, end: int) -> bool:
         return start < end and not np.array_equal(

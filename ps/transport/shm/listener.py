@@ -16,8 +16,7 @@ from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.memory.mapping import PAGE, land
-from hubring.ps.transport.memory.segment import Arena, Region, attach, enclose
+from hubring.ps.transport.memory.mapping import PAGE, Arena, Region, attach, enclose, land
 from hubring.ps.transport.shm.packet import (
     MAX_WAITING,
     SCHEME,
@@ -164,9 +163,7 @@ class ShmListener:
         try:
             if peer.doorbell.full:
                 peer.doorbell.on_room()
-            for packet in peer.doorbell.receive():  # one train, so that no peer starves the others
-                if (envelope := self._take(peer, packet)) is not None:
-                    envelopes.append(envelope)
+            self._take(peer, envelopes)
         except EOFError:
             self._drop(peer)
         except DamagedHeader as error:
@@ -181,20 +178,21 @@ class ShmListener:
                 log.warning("%s", text)
             self._drop(peer)
 
-    def _take(self, peer: _Peer, packet: Packet) -> Envelope | None:
-        """Returns the request in a packet; None if the packet is about a segment."""
-        enclosed = None if packet.descriptor is None else attach(packet.descriptor)
-        (kind, tag, payload, into), header = unpack(packet.data)
-        if kind in (Kind.REQUEST, Kind.WINDOWED):
-            came, place = peer.memories(payload, into)
-            return Envelope(Message(header, came), _ReturnPath(peer, tag, place, kind == Kind.WINDOWED))
-        if kind == Kind.SEGMENT and enclosed is not None and len(peer.segments) < MAX_SEGMENTS:
-            peer.segments[tag] = enclosed
-        elif kind == Kind.FORGET:
-            peer.segments.pop(tag, None)
-        else:
-            raise ValueError(f"unexpected packet of kind {kind}, or more than {MAX_SEGMENTS} segments")
-        return None
+    def _take(self, peer: _Peer, envelopes: list[Envelope]) -> None:
+        """Takes the packets of one train, so that no peer starves the others: requests, or about segments."""
+        for packet in peer.doorbell.receive():
+            enclosed = None if packet.descriptor is None else attach(packet.descriptor)
+            (kind, tag, payload, into), header = unpack(packet.data)
+            if kind in (Kind.REQUEST, Kind.WINDOWED):
+                came, place = peer.memories(payload, into)
+                path = _ReturnPath(peer, tag, place, kind == Kind.WINDOWED)
+                envelopes.append(Envelope(Message(header, came), path))
+            elif kind == Kind.SEGMENT and enclosed is not None and len(peer.segments) < MAX_SEGMENTS:
+                peer.segments[tag] = enclosed
+            elif kind == Kind.FORGET:
+                peer.segments.pop(tag, None)
+            else:
+                raise ValueError(f"unexpected packet of kind {kind}, or more than {MAX_SEGMENTS} segments")
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         assert isinstance(reply_to, _ReturnPath)

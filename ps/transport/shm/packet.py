@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 
 from hubring.ps.transport.base import MAX_HEADER
 from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.memory.segment import Arena, Region
+from hubring.ps.transport.memory.mapping import Arena, Region
 
 MAX_PACKET = MAX_HEADER + 1024
 _MAX_TRAIN = MAX_PACKET + 4

@@ -25,8 +25,7 @@ from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable, UsageError
 from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey
 from hubring.ps.transport.base import MAX_HEADER, Message
-from hubring.ps.transport.memory.mapping import copy
-from hubring.ps.transport.memory.segment import Arena, Region, attach, sealed_size
+from hubring.ps.transport.memory.mapping import Arena, Region, attach, copy, sealed_size
 from hubring.ps.transport.memory.window import Window, Windows
 from hubring.ps.transport.shm.listener import ShmListener
 from hubring.ps.transport.shm.packet import (

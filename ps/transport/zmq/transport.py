@@ -22,8 +22,7 @@ from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
 from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey, ShardLock
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.memory.mapping import plain_memory
-from hubring.ps.transport.memory.segment import Arena
+from hubring.ps.transport.memory.mapping import Arena, plain_memory
 from hubring.ps.transport.memory.window import Window, Windows
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.polling import Bell, poller

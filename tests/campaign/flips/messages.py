@@ -8,7 +8,7 @@ from hubring.ps.transport.base import Message
 from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
 from hubring.ps.transport.encode import encode_reply, encode_request
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
-from hubring.ps.transport.memory.segment import Region
+from hubring.ps.transport.memory.mapping import Region
 from hubring.ps.transport.shm.packet import Descriptor, Kind, split, unpack
 from tests.campaign.flips.place import Outcome
 from tests.campaign.tampering import flipped

@@ -17,7 +17,7 @@ from hubring.ps.core.work import Work
 from hubring.ps.store.consistency import BSP
 from hubring.ps.store.parameter_memory import HostMemory
 from hubring.ps.transport.base import Connection
-from hubring.ps.transport.memory import mapping
+from hubring.ps.transport.memory.window import Windows
 from hubring.ps.transport.shm.transport import ShmTransport
 from tests.support.transports.one_shard import SOON, OneShard, push
 
@@ -100,7 +100,7 @@ def test_where_the_kernel_refuses_to_show_parameters_they_are_copied(
     shard.tell(lambda: shard.loop.send(shard.loop.store.on_view(View(2, (Member(0, 1),)))))
     worker = Worker(shard, 0)
     worker.init().wait(SOON)
-    monkeypatch.setattr(mapping, "show", refuse)
+    monkeypatch.setattr(Windows, "_map", refuse)
     worker.pull()
     for step in range(3):
         assert worker.sees(step)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hubring.ps.optim.block_optimizers import optimizer_for
+from hubring.ps.optim.block_optimizers import KERNELS, optimizer_for
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
-from hubring.ps.optim.fused_mean_step import KERNELS, State
+from hubring.ps.optim.fused_mean_step import State
 from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.sums import WORTH, loops_work, summed
 from tests.support.optimizers import random

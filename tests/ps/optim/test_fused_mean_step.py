@@ -17,8 +17,9 @@ from torch import Tensor
 from hubring.ps.core.errors import NonFinite
 from hubring.ps.core.optimizer_state import STEP
 from hubring.ps.optim import fused_mean_step
+from hubring.ps.optim.block_optimizers import KERNELS
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
-from hubring.ps.optim.fused_mean_step import KERNELS, State, one_pass
+from hubring.ps.optim.fused_mean_step import State, one_pass
 from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.sums import MOST, WORTH, finite_sum, loops_work, summed
 from tests.support.optimizers import random
@@ -62,7 +63,7 @@ def test_a_step_in_one_pass_is_torchs_bit_by_bit(
     name: str, options: dict[str, Any], count: int, finite: bool
 ) -> None:
     torch_options = options_of(name, options)
-    made = one_pass(name, count, torch_options, finite=finite)
+    made = one_pass(name, KERNELS[name], count, torch_options, finite=finite)
     assert made is not None, (
         "a processor on which torch rounds otherwise: its kernels serve, but nothing is gained"
     )
@@ -122,7 +123,7 @@ def test_non_finite_gradients_are_detected_within_the_fused_pass(
     [({"amsgrad": True}, 2), ({"betas": (0.5, 0.9)}, 2), ({"betas": (0.5000000001, 0.9)}, 2), ({}, MOST + 1)],
 )
 def test_steps_outside_the_fused_pass_are_left_to_torch(options: dict[str, Any], count: int) -> None:
-    assert one_pass("Adam", count, options_of("Adam", options), finite=True) is None
+    assert one_pass("Adam", KERNELS["Adam"], count, options_of("Adam", options), finite=True) is None
 
 
 def test_a_loop_that_rounds_otherwise_than_torch_is_not_used(
@@ -135,7 +136,7 @@ def test_a_loop_that_rounds_otherwise_than_torch_is_not_used(
     monkeypatch.setattr("hubring.ps.optim.llvm_loops.Arithmetic.fma", round_twice)
     fused_mean_step._sgd.cache_clear()
     with caplog.at_level(logging.INFO):
-        assert one_pass("SGD", 2, options_of("SGD", {"momentum": 0.9}), finite=True) is None
+        assert one_pass("SGD", KERNELS["SGD"], 2, options_of("SGD", {"momentum": 0.9}), finite=True) is None
     assert "SGD uses torch's kernel" in caplog.text
     fused_mean_step._sgd.cache_clear()
 
@@ -155,7 +156,7 @@ def test_without_llvmlite_one_line_says_that_torchs_kernels_serve_and_what_to_in
     caplog.set_level(logging.DEBUG)
     options = options_of("SGD", {})
     assert not loops_work()
-    assert one_pass("SGD", 2, options, finite=True) is None
+    assert one_pass("SGD", KERNELS["SGD"], 2, options, finite=True) is None
     (record,) = caplog.records
     assert (record.levelname, record.message) == (
         "INFO",

@@ -65,7 +65,7 @@ async def test_a_replaced_shard_learns_of_it_after_a_takeover() -> None:
     hub = Hub()
     hub.coordinator.standbys.dismissed["shard"] = "replaced"
     taken_over(hub)
-    assert hub.coordinator.standbys.decision_for("shard", b"", unreachable=False).dismissed == "replaced"
+    assert hub.coordinator.standbys.answer(pb.ShardHeartbeatRequest(token="shard")).dismissed == "replaced"
 
 
 class Caller:

@@ -11,9 +11,8 @@ from typing import NoReturn
 
 import pytest
 
-from hubring.ps.transport.memory import mapping, segment
-from hubring.ps.transport.memory.mapping import PAGE, address, forget, show
-from hubring.ps.transport.memory.segment import SEGMENT_BYTES, Arena, Region
+from hubring.ps.transport.memory import mapping
+from hubring.ps.transport.memory.mapping import PAGE, SEGMENT_BYTES, Arena, Region, address, forget, show
 from hubring.ps.transport.memory.window import Window, Windows
 from hubring.ps.transport.memory.written_pages import Copies, ReadCopies, ScannedCopies, WatchedCopies
 from hubring.ps.transport.zmq.transport import ZmqTransport
@@ -185,7 +184,7 @@ def test_memory_is_found_while_a_garbage_collection_releases_other_memory(
     arena = Arena(guarded=True)
     kept = [arena.allocate(1) for _ in range(30)]  # as many as no tuple is reused for
     start = address(kept[-1])
-    monkeypatch.setattr(segment, "address", lambda memory: start)  # its own allocations would come first
+    monkeypatch.setattr(mapping, "address", lambda memory: start)  # its own allocations would come first
     before = gc.get_threshold()
     gc.freeze()  # else each collection looks through all that other tests have left
     try:
