@@ -449,23 +449,17 @@ Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
 class ConnectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    SHARD_FIELD_NUMBER: _builtins.int
-    rank: _builtins.int
-    incarnation: _builtins.bytes
-    shard: _builtins.str
-    """a shard's token; empty for a worker"""
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """as in JoinRequest or RegisterShardRequest"""
     def __init__(
         self,
         *,
-        rank: _builtins.int = ...,
-        incarnation: _builtins.bytes = ...,
-        shard: _builtins.str = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,7 +38,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _OfMember = (
     pb.HeartbeatRequest
-    | pb.ConnectRequest
     | pb.LeaveRequest
     | pb.PlanRequest
     | pb.RendezvousRequest
@@ -91,9 +90,6 @@ class Control(ControlServicer):
         try:
             joiner = control_messages.checked_joiner(request)
             seat = await self._coordinator.join(joiner)
-        except asyncio.CancelledError:  # the worker is gone
-            self._coordinator.connections.abandon(request.token)
-            raise
         except HubringError as error:
             what = f"refused the worker on {clean(request.host)} (pid {request.pid})"
             if not self._count_if_bounded(what, error):
@@ -174,10 +170,8 @@ class Control(ControlServicer):
         )
 
     async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:
-        try:
-            await self._coordinator.connections.hold(_sender(request), request.shard)
-        except Fenced as error:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        if len(request.token) in (control_messages.WORKER_TOKEN, control_messages.SHARD_TOKEN):
+            await self._coordinator.connections.hold(request.token)
         yield pb.Ack()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:

@@ -139,7 +139,9 @@ class Coordinator(CoordinatorState):
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
         patience = self.config.lease / 2
         await self._notifier.wait_for(lambda: self._begins_for(joiner), patience)
-        return await self._joining.join(joiner, patience) if self._begins_for(joiner) else None
+        if not self._begins_for(joiner):
+            return None
+        return await self._joining.join(joiner, patience, connected=self.connections.is_open(joiner.token))
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float, sent: Telemetry) -> list[str]:
         """As `Job.beat`."""
@@ -207,6 +209,8 @@ class Coordinator(CoordinatorState):
         if self.quorum.complete and self.quorum.shards_wanted and not request.standby:
             return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())
+        if not self.connections.is_open(request.token):
+            self.connections.disconnect(request.token)
         log.info("%s joined (transports: %s)", shard, ", ".join(sorted(shard.addresses)))
         await self._notifier.announce()
         return shard

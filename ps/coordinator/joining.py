@@ -224,13 +224,13 @@ class Joining:
         self._notifier = notifier
         self._clock = clock
 
-    async def join(self, joiner: Joiner, patience: float) -> JoinAnswer:
+    async def join(self, joiner: Joiner, patience: float, *, connected: bool) -> JoinAnswer:
         """Admits a worker; returns None if other workers are still missing after `patience` seconds.
 
         Raises:
             HubringError: The worker cannot join.
         """
-        member = self._job.admit(joiner, self._clock.now(), waits=True)
+        member = self._job.admit(joiner, self._clock.now(), waits=True, connected=connected)
         if self._job.started:  # earlier joins change nothing that another worker waits for
             await self._notifier.announce()
         if self._job.colocated and not joiner.brings_shard:

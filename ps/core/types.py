@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from hubring.ps.core.errors import ConfigError
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Protocol version. Increase it when an older peer could misunderstand a newer one."""
 
 MAX_WORLD_SIZE = 4096

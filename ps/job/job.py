@@ -78,13 +78,14 @@ class Job(JobState):
         self.generations = Generations()
         self._standstill = Standstill(self.tell, self.fail)
 
-    def admit(self, joiner: Joiner, now: float, *, waits: bool = False) -> Member:
+    def admit(self, joiner: Joiner, now: float, *, waits: bool = False, connected: bool = True) -> Member:
         """Gives the worker a rank. The same token always gets the same rank.
 
         Args:
             joiner: The worker.
             now: Monotonic seconds.
             waits: Whether the worker waits for its place, and sends no heartbeats yet.
+            connected: Whether its connection is open.
 
         Raises:
             ConfigError: The job, topology or world size differs, or no rank is free.
@@ -99,7 +100,8 @@ class Job(JobState):
             self.name, self.topology = joiner.job, joiner.topology
             self.generations = Generations(joiner.min_workers)
         known, step = self.membership.holds(joiner.token), self.step
-        member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now, waits=waits)
+        place = joiner.token, joiner.rank, joiner.host, joiner.pid
+        member = self.membership.join(*place, now, waits=waits, connected=connected)
         if not known:
             log.info("%s joined", member)
             # A late worker continues at the step of the others, not of an earlier worker with its rank.
@@ -253,16 +255,10 @@ class Job(JobState):
             self.news.pop(member.rank, None)
         return lost
 
-    def disconnect(self, sender: Sender, now: float) -> None:
-        """Gives a worker whose connection closed only a few seconds for its next heartbeat."""
+    def connect(self, token: str, now: float, *, connected: bool) -> None:
+        """Notes that a worker's connection opened or closed."""
         if self.membership is not None:
-            self.membership.disconnect(sender, now)
-
-    def abandon(self, token: str, now: float) -> None:
-        """Does the same for a worker that disconnected while it waited for the start."""
-        member = self.membership.holder(token) if self.membership is not None else None
-        if member is not None:
-            self.disconnect(member.sender, now)
+            self.membership.connect(token, now, connected=connected)
 
     def resume(self, world_size: int, places: Iterable[Place], now: float) -> None:
         """Takes over these members of another process. All leases begin `now`."""

@@ -155,6 +155,8 @@ class Hub:
         restored = checkpoint_folder.newest(config.checkpoint_dir) if config.checkpoint_dir else None
         consistency = by_name(config.mode, config.staleness, config.backup)
         self.coordinator = Coordinator(config, self.fleet, consistency, self.time, restored)
+        # The processes of most tests open no connection.
+        self.coordinator.connections.is_open = lambda token: True  # type: ignore[method-assign]
         self.reporter = StatusReporter(self.coordinator, self.time)
         self.control = Control(self.coordinator, self.reporter)
 
@@ -206,14 +208,14 @@ class Hub:
         return list(await asyncio.gather(self.join("a"), self.join("b")))
 
 
-async def opened(hub: Hub, request: pb.ConnectRequest) -> int:
+async def opened(hub: Hub, token: str) -> int:
     """Returns how many messages came until the call ended."""
-    return len([message async for message in hub.control.Connect(request, CONTEXT)])
+    return len([message async for message in hub.control.Connect(pb.ConnectRequest(token=token), CONTEXT)])
 
 
-async def disconnect(hub: Hub, request: pb.ConnectRequest) -> None:
+async def disconnect(hub: Hub, token: str) -> None:
     """Opens a connection and closes it, as the end of a process does."""
-    call = asyncio.create_task(opened(hub, request))
+    call = asyncio.create_task(opened(hub, token))
     await asyncio.sleep(0)
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -222,7 +224,9 @@ async def disconnect(hub: Hub, request: pb.ConnectRequest) -> None:
 
 async def vanish(hub: Hub, joined: pb.JoinReply) -> None:
     """Closes a worker's connection, as the end of its process does."""
-    await disconnect(hub, pb.ConnectRequest(rank=joined.rank, incarnation=joined.incarnation))
+    assert hub.coordinator.job.membership is not None
+    (place,) = [one for one in hub.coordinator.job.membership.places if one.member.rank == joined.rank]
+    await disconnect(hub, place.token)
 
 
 def run(story: Coroutine[Any, Any, T]) -> T:
