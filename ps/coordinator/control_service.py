@@ -194,7 +194,9 @@ class Control(ControlServicer):
         try:
             offered = control_messages.checked_buckets(request.buckets)
             if request.trial:
-                trial = await self._coordinator.try_plan(_sender(request), offered, request.slice_bytes)
+                trial = await self._coordinator.planner.try_out(
+                    _sender(request), offered, request.slice_bytes
+                )
                 return pb.PlanReply(slices=[slice_to_proto(piece) for piece in trial.slices])
             slicing = Slicing(request.slice_bytes, request.shards) if request.slice_bytes else None
             step = await self._coordinator.plan(_sender(request), offered, slicing, request.step)
@@ -283,7 +285,7 @@ class Control(ControlServicer):
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointReply:
         try:
-            path, step = await self._coordinator.save()
+            path, step = await self._coordinator.checkpoints.save()
         except HubringError as error:
             return pb.CheckpointReply(refused=str(error))
         return pb.CheckpointReply(path=str(path), step=step)

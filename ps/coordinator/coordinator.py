@@ -26,7 +26,7 @@ from hubring.ps.coordinator.shard_fleet import Fleet, Shard, ShardSilent
 from hubring.ps.coordinator.shutdown import TURN_SECONDS, Departures, Shutdown
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
-from hubring.ps.core.types import Sender, ShardPlan, Slicing, incarnation_from_wire
+from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire
 from hubring.ps.job.job import Job
 from hubring.ps.job.membership import Joiner
 from hubring.ps.job.outcome import JobCounters, JobOutcome, JobVerdict, LeaveReason
@@ -113,7 +113,7 @@ class Coordinator(CoordinatorState):
             first_incarnation=self.next_incarnation,
         )
         self.agreed_model = AgreedModel(self.consistency, config.mode, config.slice_bytes, restored)
-        self._planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier, self._planning)
+        self.planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier, self._planning)
         self.views = ViewPublisher(self.fleet, self._publishing)
         self.rendezvous = Rendezvous(self._notifier)
         self.meeting = RegroupService(self.job, self.views, self._notifier, self._clock)
@@ -155,6 +155,7 @@ class Coordinator(CoordinatorState):
         """
         if self.departures.verdict(sender) is not None:
             return []
+        await self._note_exchange([sender.rank])
         news = self._job_of(sender).leave(sender, reason, text, step)
         if reason is LeaveReason.FINISHED:
             self.departures.expect(sender)
@@ -176,18 +177,14 @@ class Coordinator(CoordinatorState):
         membership, agreed = self._job_of(sender).membership, self.agreed_model
         if unplanned := not agreed.settled:
             self.checkpoints.states.clear()
-        late = await self._planner.agree(sender, offered, slicing, step)
+        late = await self.planner.agree(sender, offered, slicing, step)
         if not late or agreed.undecided:
             return None if agreed.undecided else agreed.step
         assert membership is not None
         await self._notifier.wait_out(lambda: not self.takeover.recent)
-        resumed = await self._planner.activate(sender, gives=unplanned and sender.rank == 0)
+        resumed = await self.planner.activate(sender, gives=unplanned and sender.rank == 0)
         await self.views.publish(membership)
         return resumed
-
-    async def try_plan(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
-        """Sends every shard the slices that the workers want to try. Raises as `Planner.try_out`."""
-        return await self._planner.try_out(sender, offered, slice_bytes)
 
     def check_member(self, sender: Sender) -> None:
         """Raises Fenced if this worker is not a member of the job."""
@@ -206,7 +203,7 @@ class Coordinator(CoordinatorState):
         if (known := self.fleet.find(request.token)) is not None:
             return known
         index = self.quorum.number(incarnation_from_wire(request.worker))
-        if self.quorum.complete and self.quorum.shards_wanted and not request.standby:
+        if (self.quorum.complete or self.views.epoch) and self.quorum.shards_wanted and not request.standby:
             return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())
         if not self.connections.is_open(request.token):
@@ -247,6 +244,8 @@ class Coordinator(CoordinatorState):
     async def _check(self) -> None:
         now = self._clock.now()
         await self.takeover.check(now)
+        if self.job.membership is not None:
+            await self._note_exchange([member.rank for member in self.job.membership.expired(now)])
         self.job.expire(now)
         if not self.quorum.complete:
             await self.fleet.dismiss(self.quorum.orphans(now - self.config.lease))
@@ -284,10 +283,6 @@ class Coordinator(CoordinatorState):
             await self.drain()
         elif self.job.draining:
             await self.shutdown.drain()
-
-    async def save(self) -> tuple[Path, int]:
-        """As `CheckpointSchedule.save`."""
-        return await self.checkpoints.save()
 
     async def end(self, why: str) -> None:
         """Fails the job at once, even within a step; the server continues as after a failure.
@@ -334,6 +329,12 @@ class Coordinator(CoordinatorState):
         self.departures.check(sender)
         return self.job
 
+    async def _note_exchange(self, lost: Sequence[int]) -> None:
+        """Notes whether these ranks, which are lost, may have exchanged something with the others."""
+        if lost and self.job.started and not self.job.exchanged:
+            met = any(rank in self.rendezvous.counts for rank in lost)  # where a ring connects
+            self.job.exchanged = met or await self.fleet.exchanged(self.agreed_model.step)
+
     async def _publish_or_fail(self) -> None:
         """Publishes the members to the shards; sends them the failure first if the job has failed."""
         await self.shutdown.tell_failure()
@@ -353,7 +354,7 @@ class Coordinator(CoordinatorState):
 
     async def _end_job(self) -> None:
         """Saves the job after its last worker left; then stops the server or begins the next job."""
-        if not (self.judged or self.job.started or self.stopping or self.failure):
+        if not (self.judged or self.job.started or self.views.epoch or self.stopping or self.failure):
             log.info("all workers left before the job started; ready for the next job")
             self.next_incarnation = self._incarnation_after()
             self.counters.leave(self.job.outcome)
@@ -395,9 +396,5 @@ class Coordinator(CoordinatorState):
         return self.config.once or self.stopping or self.failure is not None
 
     def _checkpoint_content(self) -> CheckpointContent:
-        """Returns what a checkpoint must save.
-
-        Raises:
-            ConfigError: The shards hold no parameters.
-        """
+        """Returns what a checkpoint must save. Raises ConfigError if the shards hold no parameters."""
         return self.agreed_model.checkpoint_content(self.job, self._incarnation_after())

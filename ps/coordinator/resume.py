@@ -53,7 +53,7 @@ class HeldConnections:
         """Holds the call of a process open until the server stops, or until the same process calls again."""
         end = asyncio.create_task(self._done.wait())
         replaced, self._open[token] = self._open.get(token), end
-        self._job().connect(token, self._clock.now(), connected=True)
+        self._note(token, connected=True)
         if replaced is not None:
             replaced.cancel()
         try:
@@ -76,8 +76,13 @@ class HeldConnections:
 
     def disconnect(self, token: str) -> None:
         """Notes that a process has no connection."""
-        self._job().connect(token, self._clock.now(), connected=False)
+        self._note(token, connected=False)
         self._fleet.disconnect(token, self._clock.now())
+
+    def _note(self, token: str, *, connected: bool) -> None:
+        membership = self._job().membership
+        if membership is not None:
+            membership.connect(token, self._clock.now(), connected=connected)
 
 
 class Takeover:

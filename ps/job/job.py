@@ -1,8 +1,9 @@
 """One job, from the first join to the last leave.
 
 Law: a worker is a member from its admission until it leaves or its lease expires. All workers of a job run
-the same script on the same topology. A job that cannot continue has failed. A job is over when it has no
-members left. No I/O: requests and the time are arguments.
+the same script on the same topology. A job starts once it has all workers. It waits for all of them again if
+it loses one before they have exchanged anything. A job that cannot continue has failed. A job is over when it
+has no members left. No I/O: requests and the time are arguments.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class JobState:
     topology: str = ""
     averages: bool = False
     """Whether the hub only averages. Then no worker can join after the start."""
+    exchanged: bool = False
+    """Whether a lost worker may have exchanged something with the others, which a new worker would lack."""
     outcome: JobOutcome = field(default_factory=JobOutcome)
     draining: bool = False
     """Whether all workers were asked to leave. Departures are then no news for the others."""
@@ -255,11 +258,6 @@ class Job(JobState):
             self.news.pop(member.rank, None)
         return lost
 
-    def connect(self, token: str, now: float, *, connected: bool) -> None:
-        """Notes that a worker's connection opened or closed."""
-        if self.membership is not None:
-            self.membership.connect(token, now, connected=connected)
-
     def resume(self, world_size: int, places: Iterable[Place], now: float) -> None:
         """Takes over these members of another process. All leases begin `now`."""
         self.membership = Membership(world_size, self._lease)
@@ -372,6 +370,12 @@ class Job(JobState):
 
     def _lose(self, member: Member, why: str) -> None:
         left = len(self.members)
+        assert self.membership is not None
+        fixed = self.exchanged or self.draining or self.colocated or self.generations.heals
+        if self.started and self.failure is None and left and not fixed:
+            self.membership.complete = False
+            why = f"{why}; {self.waiting_for()}"
+            self.tell(f"{member} {why}")
         if not self.started or self.failure is not None:
             log.warning("%s %s", member, why)
             return

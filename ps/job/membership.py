@@ -124,7 +124,7 @@ class MembershipState:
     world_size: int
     next_incarnation: int
     complete: bool = False
-    """Whether all ranks have been held at once; stays true when workers leave later."""
+    """Whether all ranks have been held at once. The job may wait for all again, but not after an exchange."""
     finished: str = ""
     """As `View.finished`."""
     epoch: int = 0
@@ -291,13 +291,14 @@ class Membership(MembershipState):
         self._vacate({member: "it left the job"}, left=True)
         return member
 
+    def expired(self, now: float) -> list[Member]:
+        """Returns the holders whose lease expired, in rank order."""
+        leases = (lease for _, lease in sorted(self._leases.items()))
+        return [lease.member for lease in leases if lease.expired(now, self.lease_seconds)]
+
     def expire(self, now: float) -> list[Member]:
         """Frees the ranks whose lease expired; returns their holders in rank order."""
-        lost = {
-            lease.member: self._why(lease, now)
-            for _, lease in sorted(self._leases.items())
-            if lease.expired(now, self.lease_seconds)
-        }
+        lost = {member: self._why(self._leases[member.rank], now) for member in self.expired(now)}
         self._vacate(lost, left=False)
         return list(lost)
 

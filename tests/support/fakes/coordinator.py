@@ -68,6 +68,8 @@ class FakeFleet(Fleet):
         self.planning = 0
         self.drains = 0
         self.silent_ones = False
+        self.used = True
+        """Whether the workers have exchanged something."""
         self.versions: Counter[int] = Counter()
         """The progress of each shard's keys."""
         self.apart = 0
@@ -128,6 +130,9 @@ class FakeFleet(Fleet):
             )
             for each in self.shards
         ]
+
+    async def exchanged(self, step: int) -> bool:
+        return self.used
 
     async def look(self, patience: float) -> list[str]:
         return [f"{shard} does not answer" if self.silent_ones else "" for shard in self.shards]
