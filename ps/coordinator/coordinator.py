@@ -118,7 +118,8 @@ class Coordinator(CoordinatorState):
         self.rendezvous = Rendezvous(self._notifier)
         self.meeting = RegroupService(self.job, self.views, self._notifier, self._clock)
         self.quorum = Quorum(self.job, self.fleet, config)
-        self._joining = Joining(self.job, self.quorum, self.views, self._notifier, self._clock)
+        shared = (self.job, self.quorum, self.views, self._notifier, self._clock, self.connections)
+        self._joining = Joining(*shared)
         self.shutdown = Shutdown(self.job, self.fleet, self.checkpoints, colocate=config.colocate)
         self._end: asyncio.Task[None] | None = None
         self.judged = False
@@ -139,9 +140,7 @@ class Coordinator(CoordinatorState):
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
         patience = self.config.lease / 2
         await self._notifier.wait_for(lambda: self._begins_for(joiner), patience)
-        if not self._begins_for(joiner):
-            return None
-        return await self._joining.join(joiner, patience, connected=self.connections.is_open(joiner.token))
+        return await self._joining.join(joiner, patience) if self._begins_for(joiner) else None
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float, sent: Telemetry) -> list[str]:
         """As `Job.beat`."""
@@ -155,7 +154,6 @@ class Coordinator(CoordinatorState):
         """
         if self.departures.verdict(sender) is not None:
             return []
-        await self._note_exchange([sender.rank])
         news = self._job_of(sender).leave(sender, reason, text, step)
         if reason is LeaveReason.FINISHED:
             self.departures.expect(sender)
@@ -206,8 +204,7 @@ class Coordinator(CoordinatorState):
         if (self.quorum.complete or self.views.epoch) and self.quorum.shards_wanted and not request.standby:
             return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())
-        if not self.connections.is_open(request.token):
-            self.connections.disconnect(request.token)
+        self.connections.note(request.token)
         log.info("%s joined (transports: %s)", shard, ", ".join(sorted(shard.addresses)))
         await self._notifier.announce()
         return shard
@@ -244,8 +241,7 @@ class Coordinator(CoordinatorState):
     async def _check(self) -> None:
         now = self._clock.now()
         await self.takeover.check(now)
-        if self.job.membership is not None:
-            await self._note_exchange([member.rank for member in self.job.membership.expired(now)])
+        await self._note_exchange(now)
         self.job.expire(now)
         if not self.quorum.complete:
             await self.fleet.dismiss(self.quorum.orphans(now - self.config.lease))
@@ -329,11 +325,15 @@ class Coordinator(CoordinatorState):
         self.departures.check(sender)
         return self.job
 
-    async def _note_exchange(self, lost: Sequence[int]) -> None:
-        """Notes whether these ranks, which are lost, may have exchanged something with the others."""
-        if lost and self.job.started and not self.job.exchanged:
-            met = any(rank in self.rendezvous.counts for rank in lost)  # where a ring connects
-            self.job.exchanged = met or await self.fleet.exchanged(self.agreed_model.step)
+    async def _note_exchange(self, now: float) -> None:
+        """Notes whether a worker that is lost `now` may have exchanged something with the others."""
+        job, step = self.job, self.agreed_model.step
+        if job.membership is None or not job.started or job.exchanged or job.failure is not None:
+            return
+        if lost := job.membership.expired(now):
+            met = any(member.rank in self.rendezvous.counts for member in lost)  # where a ring connects
+            stats = await self.fleet.stats()
+            job.exchanged = met or any(each.newest > step or each.collectives for each in stats)
 
     async def _publish_or_fail(self) -> None:
         """Publishes the members to the shards; sends them the failure first if the job has failed."""

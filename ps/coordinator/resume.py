@@ -42,47 +42,37 @@ class HeldConnections:
 
     def __init__(self, job: Callable[[], Job], fleet: Fleet, clock: TimeSource, done: asyncio.Event) -> None:
         self._job, self._fleet, self._clock, self._done = job, fleet, clock, done
-        self._open: dict[str, asyncio.Task[Literal[True]]] = {}
+        self._open: dict[str, asyncio.Future[Literal[True]]] = {}
         """The end of each process's connection, by its token."""
-
-    def is_open(self, token: str) -> bool:
-        """Returns whether the process with this token has a connection."""
-        return token in self._open
 
     async def hold(self, token: str) -> None:
         """Holds the call of a process open until the server stops, or until the same process calls again."""
         end = asyncio.create_task(self._done.wait())
         replaced, self._open[token] = self._open.get(token), end
-        self._note(token, connected=True)
+        self.note(token)
         if replaced is not None:
             replaced.cancel()
         try:
             await asyncio.wait([end])
-        except asyncio.CancelledError:
-            if self._open.get(token) is end:
-                self.disconnect(token)
-            raise
         finally:
             end.cancel()
             if self._open.get(token) is end:
                 del self._open[token]
+                self.note(token)
 
     def expect(self) -> None:
         """Treats each process without a connection as one whose connection closed."""
         membership = self._job().membership
         for process in (*(membership.places if membership is not None else ()), *self._fleet.shards):
-            if not self.is_open(process.token):
-                self.disconnect(process.token)
+            self.note(process.token)
 
-    def disconnect(self, token: str) -> None:
-        """Notes that a process has no connection."""
-        self._note(token, connected=False)
-        self._fleet.disconnect(token, self._clock.now())
-
-    def _note(self, token: str, *, connected: bool) -> None:
-        membership = self._job().membership
+    def note(self, token: str) -> None:
+        """Notes whether a process is connected, where it is a member."""
+        membership, connected, now = self._job().membership, token in self._open, self._clock.now()
         if membership is not None:
-            membership.connect(token, self._clock.now(), connected=connected)
+            membership.connect(token, now, connected=connected)
+        if not connected:
+            self._fleet.disconnect(token, now)
 
 
 class Takeover:

@@ -292,13 +292,6 @@ class Fleet:
         """Returns every shard's counters."""
         return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=self._call_seconds))
 
-    async def exchanged(self, step: int) -> bool:
-        """Returns whether the workers have exchanged anything since a step, or a shard does not answer."""
-        try:
-            return any(each.newest > step or each.collectives for each in await self.stats())
-        except JobFailed:
-            return True
-
     async def look(self, patience: float) -> list[str]:
         """Updates the `last_stats` of each shard; returns per shard an error, or empty text on success.
 

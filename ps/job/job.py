@@ -2,7 +2,7 @@
 
 Law: a worker is a member from its admission until it leaves or its lease expires. All workers of a job run
 the same script on the same topology. A job starts once it has all workers. It waits for all of them again if
-it loses one before they have exchanged anything. A job that cannot continue has failed. A job is over when it
+one is lost before they have exchanged anything. A job that cannot continue has failed. A job is over when it
 has no members left. No I/O: requests and the time are arguments.
 """
 
@@ -81,14 +81,13 @@ class Job(JobState):
         self.generations = Generations()
         self._standstill = Standstill(self.tell, self.fail)
 
-    def admit(self, joiner: Joiner, now: float, *, waits: bool = False, connected: bool = True) -> Member:
+    def admit(self, joiner: Joiner, now: float, *, waits: bool = False) -> Member:
         """Gives the worker a rank. The same token always gets the same rank.
 
         Args:
             joiner: The worker.
             now: Monotonic seconds.
             waits: Whether the worker waits for its place, and sends no heartbeats yet.
-            connected: Whether its connection is open.
 
         Raises:
             ConfigError: The job, topology or world size differs, or no rank is free.
@@ -103,8 +102,7 @@ class Job(JobState):
             self.name, self.topology = joiner.job, joiner.topology
             self.generations = Generations(joiner.min_workers)
         known, step = self.membership.holds(joiner.token), self.step
-        place = joiner.token, joiner.rank, joiner.host, joiner.pid
-        member = self.membership.join(*place, now, waits=waits, connected=connected)
+        member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now, waits=waits)
         if not known:
             log.info("%s joined", member)
             # A late worker continues at the step of the others, not of an earlier worker with its rank.
@@ -251,9 +249,13 @@ class Job(JobState):
         lost = self.membership.expire(now)
         for member in lost:
             silent = now - self.progress[member.rank].heard
-            self._lose(
-                member, f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
-            )
+            why = f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
+            fixed = self.exchanged or self.draining or self.colocated or self.generations.heals
+            if self.started and self.failure is None and self.members and not fixed:
+                self.membership.complete = False
+                why += f"; {self.waiting_for()}. To replace the worker, start one with --rank {member.rank}"
+                self.tell(f"{member} {why}")
+            self._lose(member, why)
             self.outcome.leave("lost", member.rank, f"silent for {silent:.1f} s at step {self._step(member)}")
             self.news.pop(member.rank, None)
         return lost
@@ -370,12 +372,6 @@ class Job(JobState):
 
     def _lose(self, member: Member, why: str) -> None:
         left = len(self.members)
-        assert self.membership is not None
-        fixed = self.exchanged or self.draining or self.colocated or self.generations.heals
-        if self.started and self.failure is None and left and not fixed:
-            self.membership.complete = False
-            why = f"{why}; {self.waiting_for()}"
-            self.tell(f"{member} {why}")
         if not self.started or self.failure is not None:
             log.warning("%s %s", member, why)
             return

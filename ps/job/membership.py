@@ -105,12 +105,14 @@ class Lease(Place):
     Args:
         place: The place.
         beaten: When the holder sent its last heartbeat, or its connection opened or closed.
+
+    Attributes:
         connected: Whether its connection is open.
     """
 
-    def __init__(self, place: Place, beaten: float, *, connected: bool = True) -> None:
+    def __init__(self, place: Place, beaten: float) -> None:
         super().__init__(place.member, place.token, place.active, place.waits)
-        self.beaten, self.connected = beaten, connected
+        self.beaten, self.connected = beaten, True
 
     def expired(self, now: float, seconds: float) -> bool:
         lease = max(seconds, JOIN_SECONDS) if self.waits else seconds
@@ -204,15 +206,7 @@ class Membership(MembershipState):
         )
 
     def join(
-        self,
-        token: str,
-        rank: int | None,
-        host: str,
-        pid: int,
-        now: float,
-        *,
-        waits: bool = False,
-        connected: bool = True,
+        self, token: str, rank: int | None, host: str, pid: int, now: float, *, waits: bool = False
     ) -> Member:
         """Gives the worker a rank; the lowest free rank if `rank` is None.
 
@@ -223,7 +217,6 @@ class Membership(MembershipState):
             pid: The worker's process id, for messages.
             now: Monotonic seconds.
             waits: Whether the worker still waits for its place; its lease is then at least JOIN_SECONDS.
-            connected: Whether a new holder's connection is open.
 
         Raises:
             ConfigError: No rank is free, or `rank` is taken or out of range.
@@ -237,7 +230,7 @@ class Membership(MembershipState):
             member = Member(self.free_rank(rank), new_incarnation(self.next_incarnation), host, pid)
             self.next_incarnation += 1
             self.tokens[token] = member
-            self._leases[member.rank] = Lease(Place(member, token, waits=waits), now, connected=connected)
+            self._leases[member.rank] = Lease(Place(member, token, waits=waits), now)
         if not self.complete and len(self._leases) == self.world_size and not self.disconnected:
             self.complete = True
             self._activate(self._leases.values())

@@ -68,4 +68,6 @@ def test_a_worker_that_is_killed_before_the_first_exchange_is_waited_for(
     server.until_said(f"waiting for 1 of 3 workers (rank {rank} not started yet)")
     workers.append(worker(rank, "nowhere"))
     assert [each.done()["steps"] for each in workers] == [5, 5, 5]
-    assert server.done()["finished"] == [0, 1, 2]
+    summary = server.done()
+    assert summary["finished"] == [0, 1, 2]
+    assert not summary["shards"][0]["partial_rounds"], "every round has all workers"

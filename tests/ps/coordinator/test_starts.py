@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from tests.support.fakes.coordinator import CONTEXT, Hub
+from hubring.ps.job.membership import RETURN_SECONDS
+from tests.support.fakes.coordinator import CONTEXT, Hub, vanish
 
 
 @pytest.fixture(autouse=True)
@@ -13,26 +14,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.01)
 
 
+async def lose(hub: Hub, joined: pb.JoinReply) -> None:
+    await vanish(hub, joined)
+    hub.time.advance(RETURN_SECONDS + 0.1)
+    await hub.coordinator.tick()
+
+
 async def one_lost(**settings: object) -> tuple[Hub, pb.JoinReply]:
-    """Returns a hub whose second worker has left, and the first."""
+    """Returns a hub whose second worker was killed, and the first."""
     hub = Hub(**settings)
     hub.fleet.used = False
     first, second = await hub.started()
-    await hub.leave(second, "FAILED")
+    await lose(hub, second)
     return hub, first
-
-
-@pytest.mark.parametrize("on_loss", ["drop", "wait"])
-async def test_a_lost_worker_is_replaced_as_if_it_had_never_come(on_loss: str) -> None:
-    hub, first = await one_lost(on_loss=on_loss)
-    (news,) = (await hub.beat(first)).news
-    assert news.endswith("waiting for 1 of 2 workers (rank 1 not started yet)")
-    assert [view.ranks for view in hub.fleet.views] == [(0, 1)], "no round closes without it"
-    again = await hub.join("c")
-    assert (again.state, again.rank, again.late) == (pb.JoinReply.READY, 1, False)
-    assert [member.incarnation for member in hub.fleet.views[-1].members] == [
-        member.incarnation for member in hub.coordinator.job.members
-    ]
 
 
 async def test_the_shards_of_a_job_that_waits_again_stay_the_same() -> None:
@@ -54,5 +48,5 @@ async def test_a_ring_that_may_have_connected_with_the_lost_worker_fails() -> No
     _, second = [await hub.join(name, topology="ring") for name in "ab"]
     where = pb.RendezvousRequest(rank=1, incarnation=second.incarnation, key="where", value="here")
     await hub.control.Rendezvous(where, CONTEXT)
-    await hub.leave(second, "FAILED")
+    await lose(hub, second)
     assert "a ring cannot continue without it" in str(hub.coordinator.job.failure)

@@ -45,7 +45,6 @@ def taken_over(hub: Hub) -> None:
     state = decode_state(encode_state(ServerState(SERVER, capture(old), steps_of(old))))
     hub.fleet = FakeFleet(old.config.lease)
     hub.coordinator = Coordinator(old.config, hub.fleet, old.consistency, hub.time, None)
-    hub.coordinator.connections.is_open = old.connections.is_open  # type: ignore[method-assign]
     restore(hub.coordinator, state, hub.time.now())
     hub.coordinator.takeover.begin(saving=state.hub.saving)
     hub.reporter = StatusReporter(hub.coordinator, hub.time)

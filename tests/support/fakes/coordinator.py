@@ -127,12 +127,10 @@ class FakeFleet(Fleet):
                 shard=each.index,
                 oldest=self.versions[each.index],
                 newest=self.versions[each.index] + self.apart,
+                collectives=int(self.used),
             )
             for each in self.shards
         ]
-
-    async def exchanged(self, step: int) -> bool:
-        return self.used
 
     async def look(self, patience: float) -> list[str]:
         return [f"{shard} does not answer" if self.silent_ones else "" for shard in self.shards]
@@ -160,12 +158,17 @@ class Hub:
         restored = checkpoint_folder.newest(config.checkpoint_dir) if config.checkpoint_dir else None
         consistency = by_name(config.mode, config.staleness, config.backup)
         self.coordinator = Coordinator(config, self.fleet, consistency, self.time, restored)
-        # The processes of most tests open no connection.
-        self.coordinator.connections.is_open = lambda token: True  # type: ignore[method-assign]
+        self.connects = True
+        """Whether workers and shards are connected when they join."""
         self.reporter = StatusReporter(self.coordinator, self.time)
         self.control = Control(self.coordinator, self.reporter)
 
+    def connect(self, token: str) -> None:
+        if self.connects:
+            self.coordinator.connections._open.setdefault(token, asyncio.get_running_loop().create_future())
+
     async def shard(self, token: str = "s", worker: bytes = b"") -> pb.RegisterShardReply:
+        self.connect(shard_token(token))
         request = pb.RegisterShardRequest(
             protocol=PROTOCOL,
             token=shard_token(token),
@@ -176,6 +179,7 @@ class Hub:
         return await self.control.RegisterShard(request, CONTEXT)
 
     async def join(self, token: str, **changes: Any) -> pb.JoinReply:
+        self.connect(worker_token(token))
         request = {"job": "train.py", "topology": "hub", "rank": -1, **changes}
         asks = pb.JoinRequest(protocol=PROTOCOL, token=worker_token(token), **request)
         return await self.control.Join(asks, CONTEXT)
