@@ -193,11 +193,7 @@ class Coordinator(CoordinatorState):
     # Requests of shards.
 
     async def register_shard(self, request: pb.RegisterShardRequest) -> Shard | None:
-        """Adds a shard, once per token; returns None while a job runs without the shard.
-
-        Raises:
-            ConfigError: This hub cannot use the shard.
-        """
+        """Adds a shard, once per token; returns None while a job runs without it. Raises as `Quorum.number`."""
         if (known := self.fleet.find(request.token)) is not None:
             return known
         index = self.quorum.number(incarnation_from_wire(request.worker))
@@ -328,10 +324,11 @@ class Coordinator(CoordinatorState):
     async def _note_exchange(self, now: float) -> None:
         """Notes whether a worker that is lost `now` may have exchanged something with the others."""
         job, step = self.job, self.agreed_model.step
-        if job.membership is None or not job.started or job.exchanged or job.failure is not None:
+        if job.membership is None or not (lost := {*job.membership.expired(now)}):
             return
-        if lost := job.membership.expired(now):
+        if job.started and not job.exchanged and job.failure is None:
             met = any(member.rank in self.rendezvous.counts for member in lost)  # where a ring connects
+            met |= not lost.issubset(job.membership.disconnected)  # the others may continue
             stats = await self.fleet.stats()
             job.exchanged = met or any(each.newest > step or each.collectives for each in stats)
 

@@ -322,11 +322,9 @@ class Membership(MembershipState):
 
     def _why(self, lease: Lease, now: float) -> str:
         silence = f"it sent no heartbeat for {now - lease.beaten:.1f} s"
-        return (
-            f"{silence} (lease: {self.lease_seconds:g} s)"
-            if lease.connected
-            else f"its connection closed, and {silence}"
-        )
+        if not lease.connected:
+            return f"its connection closed, and {silence}"
+        return f"{silence} (lease: {self.lease_seconds:g} s)"
 
     def _lease_of(self, sender: Sender) -> Lease:
         lease = self._leases.get(sender.rank)

@@ -50,3 +50,13 @@ async def test_a_ring_that_may_have_connected_with_the_lost_worker_fails() -> No
     await hub.control.Rendezvous(where, CONTEXT)
     await lose(hub, second)
     assert "a ring cannot continue without it" in str(hub.coordinator.job.failure)
+
+
+async def test_a_worker_that_is_only_silent_may_still_exchange_so_its_rank_is_not_free() -> None:
+    hub = Hub(on_loss="wait", lease=10.0)
+    hub.fleet.used = False
+    first, _ = await hub.started()
+    hub.time.advance(16.0)
+    await hub.beat(first)
+    await hub.coordinator.tick()
+    assert "with --on-loss wait the job cannot continue" in str(hub.coordinator.job.failure)
