@@ -193,7 +193,7 @@ class Coordinator(CoordinatorState):
     # Requests of shards.
 
     async def register_shard(self, request: pb.RegisterShardRequest) -> Shard | None:
-        """Adds a shard, once per token; returns None while a job runs without it. Raises as `Quorum.number`."""
+        """Adds a shard, once per token; returns None if a job runs without it. Raises as `Quorum.number`."""
         if (known := self.fleet.find(request.token)) is not None:
             return known
         index = self.quorum.number(incarnation_from_wire(request.worker))
