@@ -449,23 +449,17 @@ Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
 class ConnectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    SHARD_FIELD_NUMBER: _builtins.int
-    rank: _builtins.int
-    incarnation: _builtins.bytes
-    shard: _builtins.str
-    """a shard's token; empty for a worker"""
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """as in JoinRequest or RegisterShardRequest"""
     def __init__(
         self,
         *,
-        rank: _builtins.int = ...,
-        incarnation: _builtins.bytes = ...,
-        shard: _builtins.str = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1826,6 +1820,7 @@ class ShardStats(_message.Message):
     GPU_BYTES_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    COLLECTIVES_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     bytes_in: _builtins.int
     bytes_out: _builtins.int
@@ -1852,6 +1847,8 @@ class ShardStats(_message.Message):
     """GPU memory that torch holds in the shard's process"""
     damaged: _builtins.int
     """messages that did not match their checksum"""
+    collectives: _builtins.int
+    """rounds of collectives that closed"""
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     @_builtins.property
@@ -1889,10 +1886,11 @@ class ShardStats(_message.Message):
         gpu_bytes: _builtins.int = ...,
         damaged: _builtins.int = ...,
         refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        collectives: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "damaged", b"damaged", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "collectives", b"collectives", "cpu_ns", b"cpu_ns", "damaged", b"damaged", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -136,8 +136,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request, context):
-        """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
-        the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
+        """Opened before Join or RegisterShard, and stays open while the worker or shard lives, until the server
+        stops. When it closes, the coordinator waits only seconds for the next call, not for the end of the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

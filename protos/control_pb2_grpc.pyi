@@ -46,8 +46,8 @@ class ControlStub:
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]
     """Renews a worker's lease and returns news."""
     Connect: _grpc.UnaryStreamMultiCallable[_control_pb2.ConnectRequest, _control_pb2.Ack]
-    """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
-    the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
+    """Opened before Join or RegisterShard, and stays open while the worker or shard lives, until the server
+    stops. When it closes, the coordinator waits only seconds for the next call, not for the end of the lease.
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_control_pb2.LeaveRequest, _control_pb2.LeaveReply]
     """A worker leaves. One that finished, or that runs a shard, calls again until the job is over. A second
@@ -88,8 +88,8 @@ class ControlAsyncStub(ControlStub):
     Heartbeat: _aio.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]  # type: ignore[assignment]
     """Renews a worker's lease and returns news."""
     Connect: _aio.UnaryStreamMultiCallable[_control_pb2.ConnectRequest, _control_pb2.Ack]  # type: ignore[assignment]
-    """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
-    the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
+    """Opened before Join or RegisterShard, and stays open while the worker or shard lives, until the server
+    stops. When it closes, the coordinator waits only seconds for the next call, not for the end of the lease.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_control_pb2.LeaveRequest, _control_pb2.LeaveReply]  # type: ignore[assignment]
     """A worker leaves. One that finished, or that runs a shard, calls again until the job is over. A second
@@ -145,8 +145,8 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ConnectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.Ack], _abc.AsyncIterator[_control_pb2.Ack]]:
-        """Stays open while a worker or a shard lives, until the server stops. When its connection closes,
-        the coordinator waits only seconds for the next heartbeat, not for the end of the lease.
+        """Opened before Join or RegisterShard, and stays open while the worker or shard lives, until the server
+        stops. When it closes, the coordinator waits only seconds for the next call, not for the end of the lease.
         """
 
     @_abc_1.abstractmethod

@@ -32,7 +32,7 @@ from hubring.ps.security.access import CONNECT_SECONDS, Access, find_access, ref
 from hubring.ps.security.certificate import NO_CERTIFICATE, OwnCertificate, load_certificate
 from hubring.ps.security.guard import Role
 from hubring.ps.shard.spawn import ShardSettings, shard_host, start
-from hubring.ps.transport.grpc.calls import describe, details, patience, whole
+from hubring.ps.transport.grpc.calls import OpenCall, describe, details, patience, whole
 from hubring.ps.transport.host import probe
 
 log = logging.getLogger(__name__)
@@ -94,6 +94,7 @@ class Admission:
         log_format: Log format of the shard that the worker starts.
         trace: Folder for that shard's trace; empty for no trace.
         began: When the worker began to look for the server, by `time.monotonic`.
+        presence: The call that shows the server that this worker lives.
 
     Attributes:
         shard: The shard process that this worker started; None if the hub wants none.
@@ -108,6 +109,7 @@ class Admission:
         log_format: LogFormat,
         trace: str,
         began: float,
+        presence: OpenCall,
     ) -> None:
         self._address = address
         self._stub = stub
@@ -116,6 +118,7 @@ class Admission:
         self._log_format = log_format
         self._trace = trace
         self._began = began
+        self._presence = presence
         self._silent = SILENT_SECONDS
         self.shard: Child | None = None
 
@@ -179,6 +182,7 @@ class Admission:
         began, logged = time.monotonic(), False
         known = again or self._access.certificate
         while True:
+            self._presence.keep()
             try:
                 reply = whole(self._stub.Join(request, timeout=CONNECT_SECONDS))
                 reply.text = clean_message(reply.text)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -135,11 +135,13 @@ class Session:
         access = prove(address, token_file, own, insecure=insecure)
         self._channel = open_channel(address, access, FAST_REDIAL)
         self._stub = ControlStub(self._channel)
-        self._admission = Admission(address, self._stub, access, own, log_format, trace, began)
-        self._presence = OpenCall(self._connect)
+        request = join_request(self.host, job, topology, rank, world_size, min_workers)
+        self._presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(token=request.token)))
+        self._admission = Admission(
+            address, self._stub, access, own, log_format, trace, began, self._presence
+        )
         self._heartbeats = InsistentCalls()
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
-        request = join_request(self.host, job, topology, rank, world_size, min_workers)
         try:
             joined = self._admission.join(request, start_timeout)
         except BaseException:
@@ -210,7 +212,6 @@ class Session:
                 raise self.failure
 
     def _keep_alive(self) -> None:
-        self._presence.keep()
         interval, again = heartbeat_seconds(self._lease), answer_seconds(self._lease)
         pause, silence = interval, self._silence
         while not self._leaves(pause):
@@ -239,10 +240,6 @@ class Session:
         seconds = FAST_HEARTBEAT_SECONDS if self.stop_after or self.stopping else interval
         with self._silence.pauses.within(seconds):
             return self._left.wait(seconds)
-
-    def _connect(self) -> Any:
-        rank, incarnation = self._identity
-        return self._stub.Connect(pb.ConnectRequest(rank=rank, incarnation=incarnation))
 
     def _beat(self) -> pb.HeartbeatRequest:
         rank, incarnation = self._identity

@@ -38,7 +38,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _OfMember = (
     pb.HeartbeatRequest
-    | pb.ConnectRequest
     | pb.LeaveRequest
     | pb.PlanRequest
     | pb.RendezvousRequest
@@ -91,9 +90,6 @@ class Control(ControlServicer):
         try:
             joiner = control_messages.checked_joiner(request)
             seat = await self._coordinator.join(joiner)
-        except asyncio.CancelledError:  # the worker is gone
-            self._coordinator.connections.abandon(request.token)
-            raise
         except HubringError as error:
             what = f"refused the worker on {clean(request.host)} (pid {request.pid})"
             if not self._count_if_bounded(what, error):
@@ -174,10 +170,8 @@ class Control(ControlServicer):
         )
 
     async def Connect(self, request: pb.ConnectRequest, context: Context) -> AsyncIterator[pb.Ack]:
-        try:
-            await self._coordinator.connections.hold(_sender(request), request.shard)
-        except Fenced as error:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        if len(request.token) in (control_messages.WORKER_TOKEN, control_messages.SHARD_TOKEN):
+            await self._coordinator.connections.hold(request.token)
         yield pb.Ack()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
@@ -200,7 +194,8 @@ class Control(ControlServicer):
         try:
             offered = await asyncio.to_thread(control_messages.checked_buckets, request.buckets)
             if request.trial:
-                trial = await self._coordinator.try_plan(_sender(request), offered, request.slice_bytes)
+                draw = self._coordinator.planner.try_out
+                trial = await draw(_sender(request), offered, request.slice_bytes)
                 return await asyncio.to_thread(slices_to_proto, trial)
             slicing = Slicing(request.slice_bytes, request.shards) if request.slice_bytes else None
             step = await self._coordinator.plan(_sender(request), offered, slicing, request.step)
@@ -286,7 +281,7 @@ class Control(ControlServicer):
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointReply:
         try:
-            path, step = await self._coordinator.save()
+            path, step = await self._coordinator.checkpoints.save()
         except HubringError as error:
             return pb.CheckpointReply(refused=str(error))
         return pb.CheckpointReply(path=str(path), step=step)

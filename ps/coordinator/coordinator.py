@@ -26,7 +26,7 @@ from hubring.ps.coordinator.shard_fleet import Fleet, Shard, ShardSilent
 from hubring.ps.coordinator.shutdown import TURN_SECONDS, Departures, Shutdown
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
-from hubring.ps.core.types import Sender, ShardPlan, Slicing, incarnation_from_wire
+from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire
 from hubring.ps.job.job import Job
 from hubring.ps.job.membership import Joiner
 from hubring.ps.job.outcome import JobCounters, JobOutcome, JobVerdict, LeaveReason
@@ -114,12 +114,13 @@ class Coordinator(CoordinatorState):
             first_incarnation=self.next_incarnation,
         )
         self.agreed_model = AgreedModel(self.consistency, config.mode, config.slice_bytes, restored)
-        self._planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier, self._planning)
+        self.planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier, self._planning)
         self.views = ViewPublisher(self.fleet, self._publishing)
         self.rendezvous = Rendezvous(self._notifier)
         self.meeting = RegroupService(self.job, self.views, self._notifier, self._clock)
         self.quorum = Quorum(self.job, self.fleet, config)
-        self._joining = Joining(self.job, self.quorum, self.views, self._notifier, self._clock)
+        shared = (self.job, self.quorum, self.views, self._notifier, self._clock, self.connections)
+        self._joining = Joining(*shared)
         self.shutdown = Shutdown(self.job, self.fleet, self.checkpoints, colocate=config.colocate)
         self._ending = self.judged = False
         self.checkpoints.begin()
@@ -174,18 +175,14 @@ class Coordinator(CoordinatorState):
         membership, agreed = self._job_of(sender).membership, self.agreed_model
         if unplanned := not agreed.settled:
             self.checkpoints.states.clear()
-        late = await self._planner.agree(sender, offered, slicing, step)
+        late = await self.planner.agree(sender, offered, slicing, step)
         if not late or agreed.undecided:
             return None if agreed.undecided else agreed.step
         assert membership is not None
         await self._notifier.wait_out(lambda: not self.takeover.recent)
-        resumed = await self._planner.activate(sender, gives=unplanned and sender.rank == 0)
+        resumed = await self.planner.activate(sender, gives=unplanned and sender.rank == 0)
         await self.views.publish(membership)
         return resumed
-
-    async def try_plan(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
-        """Sends every shard the slices that the workers want to try. Raises as `Planner.try_out`."""
-        return await self._planner.try_out(sender, offered, slice_bytes)
 
     def check_member(self, sender: Sender) -> None:
         """Raises Fenced if this worker is not a member of the job."""
@@ -196,17 +193,14 @@ class Coordinator(CoordinatorState):
     # Requests of shards.
 
     async def register_shard(self, request: pb.RegisterShardRequest) -> Shard | None:
-        """Adds a shard, once per token; returns None while a job runs without the shard.
-
-        Raises:
-            ConfigError: This hub cannot use the shard.
-        """
+        """Adds a shard, once per token; returns None if a job runs without it. Raises as `Quorum.number`."""
         if (known := self.fleet.find(request.token)) is not None:
             return known
         index = self.quorum.number(incarnation_from_wire(request.worker))
-        if self.quorum.complete and self.quorum.shards_wanted and not request.standby:
+        if (self.quorum.complete or self.views.epoch) and self.quorum.shards_wanted and not request.standby:
             return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())
+        self.connections.note(request.token)
         log.info("%s joined (transports: %s)", shard, ", ".join(sorted(shard.addresses)))
         await self._notifier.announce()
         return shard
@@ -243,6 +237,7 @@ class Coordinator(CoordinatorState):
     async def _check(self) -> None:
         now = self._clock.now()
         self.takeover.check(now)
+        await self._note_exchange(now)
         self.job.expire(now)
         if not self.quorum.complete:
             await self.fleet.dismiss(self.quorum.orphans(now - self.config.lease))
@@ -287,10 +282,6 @@ class Coordinator(CoordinatorState):
         """Repeats the request to drain, which a killed process may have sent in part."""
         if self.stopping or self.job.draining:
             await (self.drain() if self.stopping else self.shutdown.drain())
-
-    async def save(self) -> tuple[Path, int]:
-        """As `CheckpointSchedule.save`."""
-        return await self.checkpoints.save()
 
     async def end(self, why: str) -> None:
         """Fails the job at once, even within a step; the server continues as after a failure.
@@ -337,6 +328,18 @@ class Coordinator(CoordinatorState):
         self.departures.check(sender)
         return self.job
 
+    async def _note_exchange(self, now: float) -> None:
+        """Notes whether a worker that is lost `now` may have exchanged something with the others."""
+        job, step = self.job, self.agreed_model.step
+        if job.membership is None or not (lost := {*job.membership.expired(now)}):
+            return
+        if job.started and not job.exchanged and job.failure is None:
+            met = any(member.rank in self.rendezvous.counts for member in lost)  # where a ring connects
+            met |= not lost.issubset(job.membership.disconnected)  # the others may continue
+            unknown = any(await self.fleet.look(TURN_SECONDS))
+            stats = [shard.last_stats for shard in self.fleet.shards]
+            job.exchanged = met or unknown or any(each.newest > step or each.collectives for each in stats)
+
     async def _publish_or_fail(self) -> None:
         """Publishes the members to the shards; sends them the failure first if the job has failed."""
         await self.shutdown.tell_failure()
@@ -349,7 +352,7 @@ class Coordinator(CoordinatorState):
 
     async def _end_job(self) -> None:
         """Saves the job after its last worker left; then stops the server or begins the next job."""
-        if not (self.judged or self.job.started or self.stopping or self.failure):
+        if not (self.judged or self.job.started or self.views.epoch or self.stopping or self.failure):
             log.info("all workers left before the job started; ready for the next job")
             self.next_incarnation = self._incarnation_after()
             self.counters.leave(self.job.outcome)
@@ -391,9 +394,5 @@ class Coordinator(CoordinatorState):
         return self.config.once or self.stopping or self.failure is not None
 
     def _checkpoint_content(self) -> CheckpointContent:
-        """Returns what a checkpoint must save.
-
-        Raises:
-            ConfigError: The shards hold no parameters.
-        """
+        """Returns what a checkpoint must save. Raises ConfigError if the shards hold no parameters."""
         return self.agreed_model.checkpoint_content(self.job, self._incarnation_after())

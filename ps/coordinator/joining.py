@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
+from hubring.ps.coordinator.resume import HeldConnections
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.timing import TimeSource
@@ -215,16 +216,23 @@ class Joining:
         views: Publishes the members to the shards.
         notifier: Where workers wait for the others.
         clock: The source of the time.
+        connections: Which workers are connected.
     """
 
     def __init__(
-        self, job: Job, quorum: Quorum, views: ViewPublisher, notifier: Notifier, clock: TimeSource
+        self,
+        job: Job,
+        quorum: Quorum,
+        views: ViewPublisher,
+        notifier: Notifier,
+        clock: TimeSource,
+        connections: HeldConnections,
     ) -> None:
         self._job = job
         self._quorum = quorum
         self._views = views
         self._notifier = notifier
-        self._clock = clock
+        self._clock, self._connections = clock, connections
 
     async def join(self, joiner: Joiner, patience: float) -> JoinAnswer:
         """Admits a worker; returns None if other workers are still missing after `patience` seconds.
@@ -233,6 +241,7 @@ class Joining:
             HubringError: The worker cannot join.
         """
         member = self._job.admit(joiner, self._clock.now(), waits=True)
+        self._connections.note(joiner.token)  # it may have ended since it called
         if self._job.started:  # earlier joins change nothing that another worker waits for
             await self._notifier.announce()
         if self._job.colocated and not joiner.brings_shard:

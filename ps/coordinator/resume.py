@@ -1,8 +1,9 @@
 """What a closed connection means, and how a coordinator continues after a takeover.
 
-Law: a process that lives and has lost only its connection sends its next heartbeat within RETURN_SECONDS.
-One that does not is lost, however long its lease still is. A process has one connection: a new one
-replaces the last, whose end then means nothing.
+Law: a process opens its connection before it joins, so there is no moment at which its end goes unnoticed.
+One that lives and has lost only its connection calls again within RETURN_SECONDS. One that does not is lost,
+however long its lease still is. A process has one connection: a new one replaces the last, whose end then
+means nothing.
 
 Law: after a takeover, leases start again. A worker or shard that has not reconnected after
 RECONNECT_SECONDS is treated as disconnected: it may have ended while there was no coordinator. What the
@@ -20,9 +21,7 @@ from typing import Literal
 from hubring.ps.coordinator.checkpoints import CheckpointSchedule
 from hubring.ps.coordinator.promotion import Standbys
 from hubring.ps.coordinator.shard_fleet import Fleet
-from hubring.ps.core.errors import Fenced
 from hubring.ps.core.timing import TimeSource
-from hubring.ps.core.types import Sender
 from hubring.ps.job.job import Job
 
 log = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ RECONNECT_SECONDS = 4.0
 
 
 class HeldConnections:
-    """Notes the connections that close.
+    """Notes the connections that open and close.
 
     Args:
         job: Returns the job.
@@ -43,62 +42,37 @@ class HeldConnections:
 
     def __init__(self, job: Callable[[], Job], fleet: Fleet, clock: TimeSource, done: asyncio.Event) -> None:
         self._job, self._fleet, self._clock, self._done = job, fleet, clock, done
-        self._open: dict[Sender | str, asyncio.Task[Literal[True]]] = {}
-        """The end of each process's connection, by worker or by the shard's token."""
+        self._open: dict[str, asyncio.Future[Literal[True]]] = {}
+        """The end of each process's connection, by its token."""
 
-    async def hold(self, sender: Sender, shard: str) -> None:
-        """Holds a call open until the server stops, or until the same process calls again.
-
-        Args:
-            sender: The worker that calls.
-            shard: The token of the shard that calls; empty if a worker does.
-
-        Raises:
-            Fenced: The worker is not a member of the job, or the shard is not registered.
-        """
-        self._check(sender, shard)
-        process, end = shard or sender, asyncio.create_task(self._done.wait())
-        replaced, self._open[process] = self._open.get(process), end
+    async def hold(self, token: str) -> None:
+        """Holds the call of a process open until the server stops, or until the same process calls again."""
+        end = asyncio.create_task(self._done.wait())
+        replaced, self._open[token] = self._open.get(token), end
+        self.note(token)
         if replaced is not None:
             replaced.cancel()
         try:
             await asyncio.wait([end])
-        except asyncio.CancelledError:
-            if self._open.get(process) is end:
-                self._disconnect(sender, shard)
-            raise
         finally:
             end.cancel()
-            if self._open.get(process) is end:
-                del self._open[process]
-
-    def abandon(self, token: str) -> None:
-        """Notes that a worker disconnected while it waited for the job to start."""
-        self._job().abandon(token, self._clock.now())
+            if self._open.get(token) is end:
+                del self._open[token]
+                self.note(token)
 
     def expect(self) -> None:
         """Treats each process without a connection as one whose connection closed."""
-        for member in self._job().members:
-            if member.sender not in self._open:
-                self._disconnect(member.sender, "")
-        for shard in self._fleet.shards:
-            if shard.token not in self._open:
-                self._fleet.disconnect(shard.token, self._clock.now())
+        membership = self._job().membership
+        for process in (*(membership.places if membership is not None else ()), *self._fleet.shards):
+            self.note(process.token)
 
-    def _check(self, sender: Sender, shard: str) -> None:
-        if shard and self._fleet.find(shard) is None:
-            raise Fenced("this shard is not registered with this server; restart the shard")
-        if not shard and sender not in [member.sender for member in self._job().members]:
-            raise Fenced(
-                f"rank {sender.rank} (join {sender.number}) is not a member of the job;"
-                " restart the worker to rejoin"
-            )
-
-    def _disconnect(self, sender: Sender, shard: str) -> None:
-        if shard:
-            self._fleet.disconnect(shard, self._clock.now())
-        else:
-            self._job().disconnect(sender, self._clock.now())
+    def note(self, token: str) -> None:
+        """Notes whether a process is connected, where it is a member."""
+        membership, connected, now = self._job().membership, token in self._open, self._clock.now()
+        if membership is not None:
+            membership.connect(token, now, connected=connected)
+        if not connected:
+            self._fleet.disconnect(token, now)
 
 
 class Takeover:

@@ -76,6 +76,7 @@ class Stats:
         keys: Slices that the shard holds.
         oldest: Lowest version of any key; 0 without keys.
         newest: Highest version of any key; 0 without keys.
+        collectives: Rounds of collectives that closed.
         staleness: Number of pushes that were applied at each staleness.
         partial: Rounds that closed without some of the job's first members.
     """
@@ -86,6 +87,7 @@ class Stats:
     keys: int = 0
     oldest: int = 0
     newest: int = 0
+    collectives: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
     partial: deque[PartialRounds] = field(default_factory=lambda: deque(maxlen=MAX_RUNS))
     _latest: dict[int, PartialRounds] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """One job, from the first join to the last leave.
 
 Law: a worker is a member from its admission until it leaves or its lease expires. All workers of a job run
-the same script on the same topology. A job that cannot continue has failed. A job is over when it has no
-members left. No I/O: requests and the time are arguments.
+the same script on the same topology. A job starts once it has all workers. It waits for all of them again if
+one is lost before they have exchanged anything. A job that cannot continue has failed. A job is over when it
+has no members left. No I/O: requests and the time are arguments.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class JobState:
     topology: str = ""
     averages: bool = False
     """Whether the hub only averages. Then no worker can join after the start."""
+    exchanged: bool = False
+    """Whether a lost worker may have exchanged something with the others, which a new worker would lack."""
     outcome: JobOutcome = field(default_factory=JobOutcome)
     draining: bool = False
     """Whether all workers were asked to leave. Departures are then no news for the others."""
@@ -246,23 +249,16 @@ class Job(JobState):
         lost = self.membership.expire(now)
         for member in lost:
             silent = now - self.progress[member.rank].heard
-            self._lose(
-                member, f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
-            )
+            why = f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
+            fixed = self.exchanged or self.draining or self.colocated or self.generations.heals
+            if self.started and self.failure is None and self.members and not fixed:
+                self.membership.complete = False
+                why += f"; {self.waiting_for()}. To replace the worker, start one with --rank {member.rank}"
+                self.tell(f"{member} {why}")
+            self._lose(member, why)
             self.outcome.leave("lost", member.rank, f"silent for {silent:.1f} s at step {self._step(member)}")
             self.news.pop(member.rank, None)
         return lost
-
-    def disconnect(self, sender: Sender, now: float) -> None:
-        """Gives a worker whose connection closed only a few seconds for its next heartbeat."""
-        if self.membership is not None:
-            self.membership.disconnect(sender, now)
-
-    def abandon(self, token: str, now: float) -> None:
-        """Does the same for a worker that disconnected while it waited for the start."""
-        member = self.membership.holder(token) if self.membership is not None else None
-        if member is not None:
-            self.disconnect(member.sender, now)
 
     def resume(self, world_size: int, places: Iterable[Place], now: float) -> None:
         """Takes over these members of another process. All leases begin `now`."""

@@ -2,10 +2,10 @@
 
 Law: a rank has at most one holder. Each join gets a higher incarnation than every join before it, so an
 incarnation always identifies one holder of a rank. A holder stays a member while it sends heartbeats
-within its lease. If its connection closes, it has only RETURN_SECONDS for the next heartbeat. A holder
-that waits for its place sends no heartbeats; it asks again within JOIN_SECONDS. A worker that lost its
-rank must join as a new process. The view begins when all ranks are held at once. Later joiners enter the
-view when they are activated. The epoch rises with every change of the view, and with nothing else.
+within its lease. Without an open connection its lease is only RETURN_SECONDS. A holder that waits for its
+place sends no heartbeats; it asks again within JOIN_SECONDS. A worker that lost its rank must join as a new
+process. The view begins when all ranks are held at once by connected workers. Later joiners enter the view
+when they are activated. The epoch rises with every change of the view, and with nothing else.
 
 The caller passes the time, in monotonic seconds. `extend_leases` adds the time in which the server
 could not receive heartbeats.
@@ -104,20 +104,19 @@ class Lease(Place):
 
     Args:
         place: The place.
-        beaten: When the holder sent its last heartbeat.
+        beaten: When the holder sent its last heartbeat, or its connection opened or closed.
 
     Attributes:
-        returns_by: When the lease of a holder whose connection closed expires.
+        connected: Whether its connection is open.
     """
 
     def __init__(self, place: Place, beaten: float) -> None:
         super().__init__(place.member, place.token, place.active, place.waits)
-        self.beaten = beaten
-        self.returns_by = math.inf
+        self.beaten, self.connected = beaten, True
 
     def expired(self, now: float, seconds: float) -> bool:
         lease = max(seconds, JOIN_SECONDS) if self.waits else seconds
-        return now - self.beaten > lease or now > self.returns_by
+        return now - self.beaten > (lease if self.connected else min(lease, RETURN_SECONDS))
 
 
 @dataclass(eq=False, repr=False)
@@ -127,7 +126,7 @@ class MembershipState:
     world_size: int
     next_incarnation: int
     complete: bool = False
-    """Whether all ranks have been held at once; stays true when workers leave later."""
+    """Whether all ranks have been held at once. The job may wait for all again, but not after an exchange."""
     finished: str = ""
     """As `View.finished`."""
     epoch: int = 0
@@ -171,9 +170,8 @@ class Membership(MembershipState):
 
     @property
     def disconnected(self) -> tuple[Member, ...]:
-        """The holders whose connection closed and which sent no heartbeat since, in rank order."""
-        leases = (lease for _, lease in sorted(self._leases.items()))
-        return tuple(lease.member for lease in leases if lease.returns_by < math.inf)
+        """The holders without an open connection, in rank order."""
+        return tuple(lease.member for _, lease in sorted(self._leases.items()) if not lease.connected)
 
     @property
     def view(self) -> View:
@@ -228,12 +226,12 @@ class Membership(MembershipState):
             member = self.tokens[token]
             self.beat(member.sender, now)
             self._leases[member.rank].waits = waits
-            return member
-        member = Member(self.free_rank(rank), new_incarnation(self.next_incarnation), host, pid)
-        self.next_incarnation += 1
-        self.tokens[token] = member
-        self._leases[member.rank] = Lease(Place(member, token, waits=waits), now)
-        if not self.complete and len(self._leases) == self.world_size:
+        else:
+            member = Member(self.free_rank(rank), new_incarnation(self.next_incarnation), host, pid)
+            self.next_incarnation += 1
+            self.tokens[token] = member
+            self._leases[member.rank] = Lease(Place(member, token, waits=waits), now)
+        if not self.complete and len(self._leases) == self.world_size and not self.disconnected:
             self.complete = True
             self._activate(self._leases.values())
         return member
@@ -254,30 +252,24 @@ class Membership(MembershipState):
         Raises:
             Fenced: This incarnation is no longer a member.
         """
-        lease = self._lease_of(sender)
-        lease.beaten, lease.returns_by = now, math.inf
+        self._lease_of(sender).beaten = now
 
-    def disconnect(self, sender: Sender, now: float) -> None:
-        """Shortens the lease of a holder whose connection closed, until its next heartbeat."""
-        lease = self._leases.get(sender.rank)
-        if lease is not None and lease.member.incarnation == sender.incarnation:
-            lease.returns_by = now + min(RETURN_SECONDS, self.lease_seconds)
+    def connect(self, token: str, now: float, *, connected: bool) -> None:
+        """Notes that the connection of a worker process opened or closed."""
+        for lease in self._leases.values():
+            if lease.token == token:
+                lease.beaten, lease.connected = now, connected
 
     def end_grace(self) -> None:
         """Ends the grace of holders whose connection closed: other members have lost them too."""
         for lease in self._leases.values():
-            if lease.returns_by < math.inf:
-                lease.returns_by = -math.inf
-
-    def holder(self, token: str) -> Member | None:
-        """Returns the member that this worker process became, even if it lost the rank since."""
-        return self.tokens.get(token)
+            if not lease.connected:
+                lease.beaten = -math.inf
 
     def extend_leases(self, seconds: float, now: float) -> None:
         """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         for lease in self._leases.values():
             lease.beaten = min(now, lease.beaten + seconds)
-            lease.returns_by += seconds
 
     def leave(self, sender: Sender) -> Member | None:
         """Frees the rank of a member that leaves; returns None if it has left already, as in a retry.
@@ -292,13 +284,14 @@ class Membership(MembershipState):
         self._vacate({member: "it left the job"}, left=True)
         return member
 
+    def expired(self, now: float) -> list[Member]:
+        """Returns the holders whose lease expired, in rank order."""
+        leases = (lease for _, lease in sorted(self._leases.items()))
+        return [lease.member for lease in leases if lease.expired(now, self.lease_seconds)]
+
     def expire(self, now: float) -> list[Member]:
         """Frees the ranks whose lease expired; returns their holders in rank order."""
-        lost = {
-            lease.member: self._why(lease, now)
-            for _, lease in sorted(self._leases.items())
-            if lease.expired(now, self.lease_seconds)
-        }
+        lost = {member: self._why(self._leases[member.rank], now) for member in self.expired(now)}
         self._vacate(lost, left=False)
         return list(lost)
 
@@ -329,7 +322,7 @@ class Membership(MembershipState):
 
     def _why(self, lease: Lease, now: float) -> str:
         silence = f"it sent no heartbeat for {now - lease.beaten:.1f} s"
-        if now > lease.returns_by:
+        if not lease.connected:
             return f"its connection closed, and {silence}"
         return f"{silence} (lease: {self.lease_seconds:g} s)"
 

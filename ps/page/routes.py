@@ -270,7 +270,7 @@ class _Actions:
         self._hub = hub
 
     async def checkpoint(self) -> str:
-        path, step = await self._hub.save()
+        path, step = await self._hub.checkpoints.save()
         return f"Step {step} is saved in {path}."
 
     async def drain(self) -> str:

@@ -170,6 +170,7 @@ class ShardControl(ShardControlServicer):
             keys=stats.keys,
             oldest=stats.oldest,
             newest=stats.newest,
+            collectives=stats.collectives,
             staleness=stats.staleness,
             partial=[
                 pb.Contributors(key=run.key, first=run.first, last=run.last, ranks=run.ranks)

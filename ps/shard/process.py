@@ -102,6 +102,7 @@ class Registration:
             door=lock.key.to_proto(),
             standby=settings.standby,
         )
+        self._presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(token=self._token)))
         self._reply = self._register(request)
         self.index = self._reply.shard
         rule = by_name(self._reply.mode, self._reply.staleness, self._reply.backup)
@@ -110,6 +111,7 @@ class Registration:
     def _register(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
         heard, logged = time.monotonic(), False
         while not self._orphaned.wait(0.2):
+            self._presence.keep()
             try:
                 reply = whole(self._stub.RegisterShard(request, timeout=CONNECT_SECONDS))
             except grpc.RpcError as error:
@@ -201,10 +203,9 @@ class Registration:
     ) -> None:
         lease, silent_seconds = self._reply.lease_seconds, self._reply.silent_seconds
         again, timeout = answer_seconds(lease), max(lease, silent_seconds)
-        presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(shard=self._token)))
         heard, allowed, pauses = time.monotonic(), timeout, Pauses()
         while time.monotonic() - heard - pauses.seconds < allowed:
-            presence.keep()
+            self._presence.keep()
             secret, stalled = stream()
             request = pb.ShardHeartbeatRequest(token=self._token, stream=secret, stalled=stalled)
             try:
@@ -236,7 +237,7 @@ class Registration:
                 f" had no heartbeat within the lease of {lease:g} s and has given up the shard, so its part"
                 f" of the parameters is lost. {RESTART_JOB}. To allow longer pauses, use a longer --lease"
             )
-        presence.close()
+        self._presence.close()
         lost()
 
 

@@ -63,9 +63,14 @@ class _Sent:
 
 
 class RoundBook:
-    """All open rounds, and the replies that a retry may request again."""
+    """All open rounds, and the replies that a retry may request again.
+
+    Attributes:
+        closed: How many rounds have closed.
+    """
 
     def __init__(self) -> None:
+        self.closed = 0
         self._open: dict[Key, dict[int, list[_Waiting]]] = {}
         """Parts by rank, each rank's in the order of its calls."""
         self._joined: dict[int, _Waiting] = {}
@@ -169,6 +174,7 @@ class RoundBook:
         return deliveries
 
     def _close_one(self, queues: dict[int, list[_Waiting]], members: Collection[int]) -> list[Delivery]:
+        self.closed += 1
         round_ = {rank: queues[rank].pop(0) for rank in members if queues.get(rank)}
         parts = [Part(rank, one.request.call, one.request.tensors) for rank, one in round_.items()]
         results = outcome(parts, joined=[rank for rank in members if rank not in round_])

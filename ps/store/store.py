@@ -219,6 +219,7 @@ class KVStore:
         versions = [entry.version for entry in self._entries.values()]
         self._stats.keys = len(versions)
         self._stats.oldest, self._stats.newest = min(versions, default=0), max(versions, default=0)
+        self._stats.collectives = self._rounds.closed
         return self._stats
 
     # Requests of workers.

@@ -170,7 +170,7 @@ async def test_the_hub_answers_while_a_checkpoint_is_published(
     both = await seated(hub)
     monkeypatch.setattr(checkpoint_folder, "publish", slow)
     hub.fleet.may_save.set()
-    saving = asyncio.create_task(hub.coordinator.save())
+    saving = asyncio.create_task(hub.coordinator.checkpoints.save())
     await hub.fleet.saves.get()
     for joined in both:
         await hub.beat(joined)

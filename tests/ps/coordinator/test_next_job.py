@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.core.types import Sender, incarnation_from_wire
 from hubring.ps.job.membership import RETURN_SECONDS
-from tests.support.fakes.coordinator import Hub
+from tests.support.fakes.coordinator import Hub, vanish
 
 
 @pytest.fixture(autouse=True)
@@ -20,12 +19,6 @@ async def members(hub: Hub, topology: str) -> list[pb.JoinReply]:
     await hub.join("a", topology=topology)
     second = await hub.join("b", topology=topology)
     return [await hub.join("a", topology=topology), second]
-
-
-def lose(hub: Hub, joined: pb.JoinReply) -> None:
-    hub.coordinator.job.disconnect(
-        Sender(joined.rank, incarnation_from_wire(joined.incarnation)), hub.time.now()
-    )
 
 
 async def begins(hub: Hub, topology: str) -> None:
@@ -57,7 +50,7 @@ async def test_a_worker_waits_until_the_last_worker_of_a_failed_job_left(topolog
 async def test_a_worker_waits_until_killed_workers_are_given_up(topology: str, script: str) -> None:
     hub = Hub()
     for joined in await members(hub, topology):
-        lose(hub, joined)
+        await vanish(hub, joined)
     early = await hub.join("c", job=script, topology=topology)
     assert early.state == pb.JoinReply.WAITING
     assert "it has 4 s to return" in early.text
@@ -69,7 +62,7 @@ async def test_a_worker_waits_until_killed_workers_are_given_up(topology: str, s
 async def test_a_rank_of_a_killed_worker_is_waited_for_and_given() -> None:
     hub = Hub()
     first, second = await members(hub, "hub")
-    lose(hub, second)
+    await vanish(hub, second)
     assert (await hub.join("c", rank=second.rank)).state == pb.JoinReply.WAITING
     assert (await hub.join("d", rank=first.rank)).state == pb.JoinReply.WAITING
     hub.time.advance(RETURN_SECONDS + 0.1)

@@ -25,6 +25,7 @@ def sender(member: Member) -> Sender:
 def full(keep_going: bool = True, topology: str = "hub") -> tuple[Job, list[Sender]]:
     started = job(keep_going=keep_going)
     members = [started.admit(joiner(token, topology=topology), 0.0) for token in "ab"]
+    started.exchanged = True
     return started, [sender(member) for member in members]
 
 

@@ -57,7 +57,7 @@ def test_every_join_has_a_higher_incarnation_also_after_a_restore() -> None:
 
 def test_a_held_up_server_gives_more_time_to_who_disconnected() -> None:
     members, (first, _) = full()
-    members.disconnect(sender(first), now=0.0)
+    members.connect("token0", 0.0, connected=False)
     members.extend_leases(3.0, now=3.0)
     assert members.expire(2.5 + RETURN_SECONDS) == []
     assert members.expire(3.5 + RETURN_SECONDS) == [first]

@@ -24,6 +24,7 @@ def registered(replies: Sequence[Reply | None]) -> tuple[Registration, Heartbeat
     shard, coordinator = Registration.__new__(Registration), Heartbeats(replies)
     stub: Any = coordinator
     shard._stub, shard._token, shard._control = stub, "token", "hub:1"
+    shard._presence = stub
     shard._reply = pb.RegisterShardReply(lease_seconds=90.0, silent_seconds=4.0)
     shard._orphaned, shard._heartbeats, shard.failure = threading.Event(), InsistentCalls(), None
     return shard, coordinator

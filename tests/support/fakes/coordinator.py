@@ -67,6 +67,8 @@ class FakeFleet(Fleet):
         self.planning = 0
         self.drains = 0
         self.silent_ones = False
+        self.used = True
+        """Whether the workers have exchanged something."""
         self.versions: Counter[int] = Counter()
         """The progress of each shard's keys."""
         self.apart = 0
@@ -122,6 +124,7 @@ class FakeFleet(Fleet):
                 shard=each.index,
                 oldest=self.versions[each.index],
                 newest=self.versions[each.index] + self.apart,
+                collectives=int(self.used),
             )
             for each in self.shards
         ]
@@ -152,10 +155,17 @@ class Hub:
         restored = checkpoint_folder.newest(config.checkpoint_dir) if config.checkpoint_dir else None
         consistency = by_name(config.mode, config.staleness, config.backup)
         self.coordinator = Coordinator(config, self.fleet, consistency, self.time, restored)
+        self.connects = True
+        """Whether workers and shards are connected when they join."""
         self.reporter = StatusReporter(self.coordinator, self.time)
         self.control = Control(self.coordinator, self.reporter)
 
+    def connect(self, token: str) -> None:
+        if self.connects:
+            self.coordinator.connections._open.setdefault(token, asyncio.get_running_loop().create_future())
+
     async def shard(self, token: str = "s", worker: bytes = b"") -> pb.RegisterShardReply:
+        self.connect(shard_token(token))
         request = pb.RegisterShardRequest(
             protocol=PROTOCOL,
             token=shard_token(token),
@@ -166,6 +176,7 @@ class Hub:
         return await self.control.RegisterShard(request, CONTEXT)
 
     async def join(self, token: str, **changes: Any) -> pb.JoinReply:
+        self.connect(worker_token(token))
         request = {"job": "train.py", "topology": "hub", "rank": -1, **changes}
         asks = pb.JoinRequest(protocol=PROTOCOL, token=worker_token(token), **request)
         return await self.control.Join(asks, CONTEXT)
@@ -203,14 +214,14 @@ class Hub:
         return list(await asyncio.gather(self.join("a"), self.join("b")))
 
 
-async def opened(hub: Hub, request: pb.ConnectRequest) -> int:
+async def opened(hub: Hub, token: str) -> int:
     """Returns how many messages came until the call ended."""
-    return len([message async for message in hub.control.Connect(request, CONTEXT)])
+    return len([message async for message in hub.control.Connect(pb.ConnectRequest(token=token), CONTEXT)])
 
 
-async def disconnect(hub: Hub, request: pb.ConnectRequest) -> None:
+async def disconnect(hub: Hub, token: str) -> None:
     """Opens a connection and closes it, as the end of a process does."""
-    call = asyncio.create_task(opened(hub, request))
+    call = asyncio.create_task(opened(hub, token))
     await asyncio.sleep(0)
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -219,7 +230,9 @@ async def disconnect(hub: Hub, request: pb.ConnectRequest) -> None:
 
 async def vanish(hub: Hub, joined: pb.JoinReply) -> None:
     """Closes a worker's connection, as the end of its process does."""
-    await disconnect(hub, pb.ConnectRequest(rank=joined.rank, incarnation=joined.incarnation))
+    assert hub.coordinator.job.membership is not None
+    (place,) = [one for one in hub.coordinator.job.membership.places if one.member.rank == joined.rank]
+    await disconnect(hub, place.token)
 
 
 def run(story: Coroutine[Any, Any, T]) -> T:

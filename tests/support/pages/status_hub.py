@@ -134,6 +134,7 @@ class StatusHub:
         self.asked = 0
         self.done: list[str] = []
         self.refusal: HubringError | None = None
+        self.checkpoints = self
 
     @property
     def coordinator(self) -> Coordinator:

@@ -36,7 +36,7 @@ GUESSES = [number.to_bytes(24) for number in (0, 1, 2, 3, 1 << 128)]
 CALLS: dict[str, Any] = {
     "Join": pb.JoinRequest(protocol=PROTOCOL, token="t", job="x", topology="hub", rank=-1),
     "Heartbeat": pb.HeartbeatRequest(incarnation=GUESSES[1]),
-    "Connect": pb.ConnectRequest(incarnation=GUESSES[1]),
+    "Connect": pb.ConnectRequest(token="t"),
     "Leave": pb.LeaveRequest(incarnation=GUESSES[1], text="\x1b[31mred"),
     "Plan": pb.PlanRequest(incarnation=GUESSES[1]),
     "Rendezvous": pb.RendezvousRequest(incarnation=GUESSES[1], key="k", value="v"),

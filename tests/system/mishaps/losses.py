@@ -29,6 +29,18 @@ def a_killed_worker(stage: Stage, *flags: str, topology: str = "hub") -> Program
     return at_once(stage, first)
 
 
+def a_worker_that_is_killed_early(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "2", "--once")
+    script = stage.folder / "small.py"
+    script.write_text(Path(SMALL).read_text().replace("hubring.init()", "hubring.init(); time.sleep(1000)"))
+    first = stage.cluster.worker(address, "--rank", "0", SMALL, "5")
+    second = stage.cluster.worker(address, "--rank", "1", str(script), "5")
+    second.until_said("rank 1 of 2, hub in mode")
+    second.process.kill()
+    stage.afterwards = lambda: stage.cluster.worker(address, "--rank", "1", SMALL, "5")
+    return at_once(stage, first)
+
+
 def a_stopped_worker(stage: Stage, topology: str = "hub") -> Program:
     first, second = two_held(stage, topology=topology)
     second.process.send_signal(signal.SIGSTOP)
@@ -224,6 +236,11 @@ LOSSES = [
         provoke=lambda stage: a_killed_worker(stage, "--on-loss", "wait"),
     ),
     KILLED.but("a worker is stopped (SIGSTOP)", a_stopped_worker),
+    KILLED.but(
+        "a worker is killed before the workers have exchanged anything",
+        a_worker_that_is_killed_early,
+        why=r"waiting for 1 of 2 workers \(rank 1 not started yet\)",
+    ),
     Mishap(
         "a stopped worker continues (SIGCONT)",
         "that worker",

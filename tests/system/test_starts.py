@@ -1,0 +1,73 @@
+"""Workers that end before the first exchange: each of their ranks is free again, and the others wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.cluster import SMALL, Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+PAUSES = """
+import sys, threading
+
+import hubring
+from hubring.ps.client.join import Admission
+from tests.support.scripts import small
+
+def pause(*_):
+    print("paused", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+joins, where = Admission.join, sys.argv.pop(1)
+if where == "join":
+    Admission.join = lambda *arguments: pause(joins(*arguments))
+hubring.init()
+if where == "init":
+    pause()
+small.main()
+"""
+"""Pauses before the first heartbeat (`join`), or once connected to the shards, as one that loads data."""
+
+
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+def test_a_worker_that_gives_up_frees_its_rank(cluster: Cluster, topology: str) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--lease", "1000")
+    flags = ["--topology", topology, SMALL, "5"]
+    cluster.worker(address, "--timeout", "1", *flags).done(1)
+    pair = [cluster.worker(address, *flags) for _ in range(2)]
+    assert [worker.done()["steps"] for worker in pair] == [5, 5]
+    assert server.done()["finished"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("where", "flags", "topology", "rank"),
+    [
+        pytest.param("join", [], "hub", 1, marks=pytest.mark.full),
+        ("join", [], "ring", 1),
+        ("init", [], "hub", 0),
+        ("init", ["--on-loss", "wait"], "hub", 1),
+    ],
+)
+def test_a_worker_that_is_killed_before_the_first_exchange_is_waited_for(
+    cluster: Cluster, tmp_path: Path, where: str, flags: list[str], topology: str, rank: int
+) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "1000", *flags)
+    script = tmp_path / "pauses.py"
+    script.write_text(PAUSES)
+
+    def worker(rank: int, where: str) -> Program:
+        return cluster.worker(address, "--topology", topology, "--rank", str(rank), str(script), where, "5")
+
+    lost = worker(rank, where)
+    workers = [worker(other, "nowhere") for other in range(3) if other != rank]
+    lost.until_said("paused")
+    lost.process.kill()
+    server.until_said(f"waiting for 1 of 3 workers (rank {rank} not started yet)")
+    workers.append(worker(rank, "nowhere"))
+    assert [each.done()["steps"] for each in workers] == [5, 5, 5]
+    summary = server.done()
+    assert summary["finished"] == [0, 1, 2]
+    assert not summary["shards"][0]["partial_rounds"], "every round has all workers"
