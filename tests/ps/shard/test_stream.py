@@ -19,7 +19,7 @@ from hubring.ps.core.messages import (
     Reply,
     StoreCommand,
 )
-from hubring.ps.replication.stream import SILENT_SECONDS, OrderedChanges, StandbyLost, Stream
+from hubring.ps.shard.stream import SILENT_SECONDS, OrderedChanges, StandbyLost, Stream
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.decode import decode_request
 from hubring.ps.transport.encode import encode_reply
