@@ -1456,21 +1456,25 @@ class ShardHeartbeatRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     UNREACHABLE_FIELD_NUMBER: _builtins.int
+    STALLED_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     stream: _builtins.bytes
     """the secret of the stream to the shard's standby; empty: it has none"""
     unreachable: _builtins.bool
     """the shard cannot reach that standby, and asks to go on without it"""
+    stalled: _builtins.bool
+    """that standby acknowledges nothing, and the shard's workers wait for it"""
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         stream: _builtins.bytes = ...,
         unreachable: _builtins.bool = ...,
+        stalled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream", "token", b"token", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stalled", b"stalled", "stream", b"stream", "token", b"token", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -245,6 +245,7 @@ def _start_again_and_again(config: Any, begin: Any) -> int:
 async def _until_exit(work: Awaitable[T]) -> T:
     """Awaits what a server does, and then ignores signals: a loop that closes would let them kill."""
     import asyncio
+    import signal
 
     from hubring.ps.process.launch import STOP_SIGNALS
 
@@ -253,7 +254,7 @@ async def _until_exit(work: Awaitable[T]) -> T:
     finally:
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
-        terminal.ignore_stop_signals()
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _submit(

@@ -308,6 +308,9 @@ class Server:
                     coordinator.extend_leases(late)
                 for shard in [each for each in shards.started if each.ended]:
                     await self._on_ended(coordinator, shards, shard)
+                for shard in shards.started:
+                    if (socket.gethostname(), shard.pid) in coordinator.fleet.departed:
+                        shard.signal(signal.SIGKILL)  # it may be frozen; a standby starts in its place
                 if coordinator.failure is None:
                     self._missing.fill(len(shards.started))
                 if self._draining is not None and self._draining.done():

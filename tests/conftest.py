@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import hypothesis
 import pytest
 import torch
 
+from hubring.ps.observe.logs import OURS
 from tests.support.processes.orphans import take_in_orphans
 from tests.support.processes.process_tree import GRACE, command, descendants, ends_by
 
@@ -55,10 +57,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def no_rank_of_another_test() -> Iterator[None]:
-    """Removes the HOROVOD_* variables that a script's `init` has set; other workers would read them."""
-    before = set(os.environ)
+def nothing_of_another_test() -> Iterator[None]:
+    """Removes a script's HOROVOD_* variables, which other workers would read, and its log's handler."""
+    before, ours = set(os.environ), logging.getLogger(OURS)
     yield
+    ours.handlers, ours.propagate = [], True
     for name in set(os.environ) - before:
         if name.startswith("HOROVOD_"):
             del os.environ[name]

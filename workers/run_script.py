@@ -13,11 +13,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures.thread import _threads_queues
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
+from zipfile import is_zipfile
 
 import torch.distributed as dist
 
@@ -49,6 +51,8 @@ class Script:
         self._given, self._is_module = name, is_module
         self.name = name if is_module else Path(name).name
         """The name of the job."""
+        self.file = "" if is_module else os.path.abspath(name)
+        """The path of the program that runs; empty before a module runs."""
         self._folder = Path.cwd() if is_module else Path(name).resolve().parent
 
     def check(self) -> None:
@@ -73,11 +77,29 @@ class Script:
                 del sys.path[0]  # the folder of our own program
             sys.path.insert(0, str(self._folder))
         if self._is_module:
-            sys.argv = [_file_of(self._given), *arguments]
+            self.file = _file_of(self._given)
+            sys.argv = [self.file, *arguments]
             runpy.run_module(self._given, run_name="__main__", alter_sys=True)
         else:
             sys.argv = [self._given, *arguments]
-            runpy.run_path(os.path.abspath(self._given), run_name="__main__")
+            _run_file(self.file)
+
+    def line(self, error: BaseException) -> str:
+        """Returns the script's line in the error's traceback, or an empty string."""
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == self.file]
+        return f" ({Path(self.file).name} line {lines[-1]})" if lines else ""
+
+
+def _run_file(path: str) -> None:
+    """Runs a file as Python does: the module that it makes stays, for threads and for what runs at exit."""
+    if is_zipfile(path):
+        runpy.run_path(path, run_name="__main__")
+        return
+    loader = SourceFileLoader("__main__", path)
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    main.__file__, main.__loader__ = path, loader
+    exec(loader.source_to_code(loader.get_data(path), path), main.__dict__)  # noqa: S102
 
 
 def _file_of(module: str) -> str:
@@ -148,7 +170,7 @@ def train(
             alias.install()
             alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
         with _no_lightning_group():
-            outcome = _run(lambda: script.run(words[1:]))
+            outcome = _run(lambda: script.run(words[1:]), script)
         return _warn_unused_server(outcome, config)
     if is_module:
         raise UsageError("--module: the module is missing; for example: ps-worker -m package.train [ARGS]...")
@@ -158,14 +180,13 @@ def train(
     return _run(lambda: importlib.import_module(module).main(words))
 
 
-def _run(action: Callable[[], object]) -> ScriptOutcome:
+def _run(action: Callable[[], object], script: Script | None = None) -> ScriptOutcome:
     """Runs the script. In every case the worker leaves the job and sends the reason."""
     StopSignals().install()
-    pid, hook = os.getpid(), sys.excepthook
-    outcome, reason, line = ScriptOutcome(0, {}), LeaveReason.FINISHED, ""
-    uncaught: BaseException | None = None
+    pid, line, shown = os.getpid(), "", list[BaseException]()
+    outcome, reason = ScriptOutcome(0, {}), LeaveReason.FINISHED
     try:
-        _call(action)
+        _call(action, shown)
         terminal.ignore_stop_signals()
         context.shutdown()
     except Preempted as stop:
@@ -180,40 +201,33 @@ def _run(action: Callable[[], object]) -> ScriptOutcome:
     except BaseException as error:
         if (own := _own(error)) is None:
             outcome, reason = _failed(error)
-            uncaught = error
         else:
             cause = _server_cause(own)
             outcome = ScriptOutcome(cause.exit_code, {}, error=str(cause))
-            reason, line = context.reason_of(cause), _script_line(error)
+            reason, line = context.reason_of(cause), script.line(error) if script is not None else ""
+        if error in shown:
+            outcome.traceback = ""
     if os.getpid() != pid:  # a process that the script forked; it ends as in plain Python
         print(outcome.text("a process that the script forked"), file=sys.stderr, end="")
         raise SystemExit(outcome.code)
     _leave(outcome, reason)
-    of_torch = str(getattr(sys.excepthook, "__module__", "")).startswith("torch.")  # its groups add the rank
-    if uncaught is not None and sys.excepthook is not hook and not of_torch:
-        sys.excepthook(type(uncaught), uncaught, uncaught.__traceback__)
-        outcome.traceback = ""
     # Added last: the other workers receive the message without it, and each adds its own line.
     outcome.error += line
     return outcome
 
 
-def _script_line(error: BaseException) -> str:
-    """Returns the script's line in the error's traceback, or an empty string."""
-    frames = traceback.extract_tb(error.__traceback__)
-    name = Path(sys.argv[0]).name
-    lines = [frame.lineno for frame in frames if Path(frame.filename).name == name]
-    return f" ({name} line {lines[-1]})" if lines else ""
+def _stop_code() -> int | None:
+    """Returns the exit code of a worker that was asked to stop."""
+    worker = context.started()
+    return None if worker is None else worker.stop_code
 
 
 def _failed(error: BaseException) -> tuple[ScriptOutcome, LeaveReason]:
-    worker = context.started()
     last = traceback.format_exception_only(error)[-1].strip()
-    if worker is not None and worker.stop_code is not None:
+    if (code := _stop_code()) is not None:
         # The signal also stopped the script's own child processes, and their exit made the script fail.
-        return ScriptOutcome(
-            worker.stop_code, {}, error=f"stopped on request, before the step finished: {last}"
-        ), LeaveReason.PREEMPTED
+        text = f"stopped on request, before the step finished: {last}"
+        return ScriptOutcome(code, {}, error=text), LeaveReason.PREEMPTED
     hint = _missing_package_hint(error) or _process_group_hint(error) or _shared_memory_hint(error)
     text = f"{last}: {hint}" if hint else last
     return ScriptOutcome(1, {}, error=text, traceback=_traceback(error), hint=hint), LeaveReason.FAILED
@@ -278,21 +292,52 @@ def _shared_memory_hint(error: BaseException) -> str:
     )
 
 
-def _call(action: Callable[[], object]) -> None:
-    """Runs the script. `sys.exit(0)` counts as a normal end."""
-    try:
-        with outputs_restored():
+def _call(action: Callable[[], object], shown: list[BaseException]) -> None:
+    """Runs the script to its end, as Python does. `sys.exit(0)` counts as a normal end.
+
+    Args:
+        action: Runs the script.
+        shown: Gets the error that the script's own error hook has shown.
+    """
+    hook = sys.excepthook
+    with outputs_restored():
+        try:
             action()
-            _await_threads()
-    except SystemExit as end:
-        if _exit_code(end):
+        except SystemExit as end:
+            if _exit_code(end):
+                raise
+        except BaseException as error:
+            if sys.excepthook is not hook and _stop_code() is None and _shows(error):
+                shown.append(error)
             raise
+        _end_threads()
+    worker = context.started()
+    if worker is not None and worker.leaving:  # only a thread of the script got the error, or it was caught
+        raise Preempted("stopped on request", worker.stop_code or Preempted.exit_code)
 
 
-def _await_threads() -> None:
-    """Waits for threads that may still train, as Python does at its end. Idle ones of executors end then."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon and thread not in _threads_queues:
+def _shows(error: BaseException) -> bool:
+    """Whether the script's error hook, which gets what Python would give it, shows the error."""
+    kind, frames = type(error), _frames(error)
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error.with_traceback(frames), frames
+    try:
+        sys.excepthook(kind, error, frames)
+    except SystemExit:
+        raise
+    except BaseException as failure:
+        print("Error in sys.excepthook:", *traceback.format_exception(failure), file=sys.stderr, sep="\n")
+        return False
+    return True
+
+
+def _end_threads() -> None:
+    """Ends executors and waits for threads that may still train, as Python does at its end."""
+    at_exit: list[Callable[[], object]] = threading._threading_atexits  # type: ignore[attr-defined]
+    while at_exit:
+        at_exit.pop()()
+    own = threading.current_thread()
+    while threads := [each for each in threading.enumerate() if each is not own and not each.daemon]:
+        for thread in threads:
             thread.join()
 
 
@@ -329,11 +374,15 @@ def _warn_unused_server(outcome: ScriptOutcome, config: WorkerConfig) -> ScriptO
 
 
 def _traceback(error: BaseException) -> str:
-    """Returns the traceback without the frames of this file and of runpy."""
+    return "".join(traceback.format_exception(type(error), error, _frames(error)))
+
+
+def _frames(error: BaseException) -> TracebackType | None:
+    """Returns the error's frames without those of this file and of runpy."""
     frames = error.__traceback__
     while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename) and frames.tb_next is not None:
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    return frames
 
 
 def _is_ours(filename: str) -> bool:

@@ -141,7 +141,7 @@ class ShardConnections:
         with self._attending:
             for one in (self._bell, self._reconnect_bell, self._background_poller, self._poller):
                 one.close()
-        self.fail(ConnectionLost("this worker has left the job; do this before the script ends, not at exit"))
+        self.fail(ConnectionLost("this worker has left the job; train before shutdown() and the last line"))
 
     def _abort(self, interruption: BaseException) -> None:
         """Fails all requests: an exception interrupted sending or reading, so a message may be lost."""

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator.checkpoints import CheckpointContent
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, Slicing
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, ShardPlan, Slice, Slicing
 from hubring.ps.job.control_messages import model_difference
 from hubring.ps.job.job import Job
-from hubring.ps.job.sharding import SLICE_BYTES, deal, loads_of
+from hubring.ps.job.sharding import MAX_SLICES, SLICE_BYTES, deal, loads_of, number_of_slices
 from hubring.ps.job.sharding import plan as make_plan
 from hubring.ps.store.consistency import Consistency
 
@@ -47,6 +47,7 @@ class ModelState:
     joined: tuple[int, ...] = ()
     """The numbers of buckets that joined together, in order."""
     trial: tuple[Buckets, int] | None = None
+    """The buckets and the slice size of the trial whose plan the shards have."""
 
 
 class AgreedModel(ModelState):
@@ -128,15 +129,11 @@ class AgreedModel(ModelState):
         """Returns a plan for a trial, and whether it differs from the plan that the shards have.
 
         Raises:
-            ConfigError: The job already has its plan.
+            ConfigError: The job already has its plan, or the slices are too many.
         """
         if not self.undecided:
             raise ConfigError("the job already has its slices; no worker can try other slices")
-        return make_plan(offered, shards, slice_bytes), (offered, slice_bytes) != self.trial
-
-    def note_trial(self, offered: Buckets, slice_bytes: int) -> None:
-        """Notes that the shards have this trial's plan."""
-        self.trial = (offered, slice_bytes)
+        return self._cut(offered, shards, Slicing(slice_bytes)), (offered, slice_bytes) != self.trial
 
     def extends(self, offered: Buckets) -> bool:
         """Returns whether these buckets join those of the job."""
@@ -159,7 +156,7 @@ class AgreedModel(ModelState):
             slicing: What the workers chose, if the choice was theirs.
 
         Raises:
-            ConfigError: The checkpoint belongs to another model.
+            ConfigError: The checkpoint belongs to another model, or the slices are too many.
         """
         if self._slice_bytes is None and slicing is not None:
             self.slicing = slicing
@@ -167,10 +164,7 @@ class AgreedModel(ModelState):
         if saved is not None and self._slice_bytes is None:
             plan = deal(saved.slices, offered, shards, loads_of(self.plan, self.buckets, shards))
         else:
-            used, first = min(self.slicing.shards or shards, shards), len(self.plan.slices)
-            loads = loads_of(self.plan, self.buckets, used)
-            cut = make_plan(offered, used, self.slicing.slice_bytes, loads).slices
-            plan = ShardPlan(tuple(replace(piece, key=first + piece.key) for piece in cut))
+            plan = self._cut(offered, shards, self.slicing)
         if saved is None:
             return plan, None
         clause = model_difference(_uncoded(saved.buckets), _uncoded(offered))
@@ -183,6 +177,18 @@ class AgreedModel(ModelState):
                 " checkpoint"
             )
         return plan, saved.path
+
+    def _cut(self, offered: Buckets, shards: int, slicing: Slicing) -> ShardPlan:
+        used, first = min(slicing.shards or shards, shards), len(self.plan.slices)
+        count = first + number_of_slices(offered, slicing.slice_bytes)
+        if count > MAX_SLICES:
+            nbytes = sum(bucket.numel * DTYPE_BYTES[bucket.dtype] for bucket in offered)
+            least = nbytes // max(1, MAX_SLICES - first - len(offered))
+            raise ConfigError(
+                f"slices of at most {slicing.slice_bytes} bytes cut this model into {count} slices, but a job"
+                f" has at most {MAX_SLICES}; restart the server with --slice-bytes {1 << least.bit_length()}"
+            )
+        return make_plan(offered, used, slicing.slice_bytes, loads_of(self.plan, self.buckets, used), first)
 
     def _saved(self, offered: Buckets) -> _Saved | None:
         """Returns what the checkpoint has in place of these buckets; None if they are new."""

@@ -52,15 +52,13 @@ class CheckpointContent:
         """Returns the part that the shards saved: buckets that joined during the save may be missing."""
         start, joined = 0, []
         for count in self.joined:
-            indices = [bucket.index for bucket in self.buckets[start : start + count]]
-            if not all(piece.key in keys for piece in self.plan.slices if piece.bucket in indices):
+            end = start + count
+            if not all(piece.key in keys for piece in self.plan.slices if start <= piece.bucket < end):
                 break
-            start += count
+            start = end
             joined.append(count)
-        buckets = self.buckets[:start]
-        indices = [bucket.index for bucket in buckets]
-        slices = tuple(piece for piece in self.plan.slices if piece.bucket in indices)
-        return replace(self, buckets=buckets, plan=ShardPlan(slices), joined=tuple(joined))
+        slices = tuple(piece for piece in self.plan.slices if piece.bucket < start)
+        return replace(self, buckets=self.buckets[:start], plan=ShardPlan(slices), joined=tuple(joined))
 
 
 class CheckpointWriter:

@@ -26,7 +26,7 @@ from hubring.ps.core.bounds import RejectionReason, Rejections, clean, clean_mes
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, UsageError
 from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job import control_messages, telemetry
-from hubring.ps.job.control_messages import slice_to_proto
+from hubring.ps.job.control_messages import slices_to_proto
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.security.guard import Role
 from hubring.ps.security.keyring import Keyring
@@ -198,10 +198,10 @@ class Control(ControlServicer):
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
         try:
-            offered = control_messages.checked_buckets(request.buckets)
+            offered = await asyncio.to_thread(control_messages.checked_buckets, request.buckets)
             if request.trial:
                 trial = await self._coordinator.try_plan(_sender(request), offered, request.slice_bytes)
-                return pb.PlanReply(slices=[slice_to_proto(piece) for piece in trial.slices])
+                return await asyncio.to_thread(slices_to_proto, trial)
             slicing = Slicing(request.slice_bytes, request.shards) if request.slice_bytes else None
             step = await self._coordinator.plan(_sender(request), offered, slicing, request.step)
         except Fenced as error:
@@ -209,13 +209,10 @@ class Control(ControlServicer):
         except HubringError as error:
             self._count_if_bounded(f"refused the buckets of rank {request.rank}", error)
             return pb.PlanReply(refused=str(error), exit_code=error.exit_code)
-        agreed_model = self._coordinator.agreed_model
-        return pb.PlanReply(
-            slices=[slice_to_proto(piece) for piece in agreed_model.plan.slices],
-            step=step or 0,
-            initialised=agreed_model.initialised(offered),
-            undecided=step is None,
-        )
+        model = self._coordinator.agreed_model
+        reply = pb.PlanReply(step=step or 0, initialised=model.initialised(offered), undecided=step is None)
+        reply.MergeFrom(await asyncio.to_thread(slices_to_proto, model.plan))
+        return reply
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:
         try:
@@ -332,12 +329,9 @@ class Control(ControlServicer):
         self, request: pb.ShardHeartbeatRequest, context: Context
     ) -> pb.ShardHeartbeatReply:
         stays = self._coordinator.beat_shard(request.token)
-        decision = self._coordinator.standbys.decision_for(
-            request.token, request.stream, unreachable=request.unreachable
-        )
-        return pb.ShardHeartbeatReply(
-            stop=not stays, dismissed=decision.dismissed, given_up=decision.given_up
-        )
+        reply = self._coordinator.standbys.answer(request)
+        reply.stop = not stays
+        return reply
 
 
 def _sender(request: _OfMember) -> Sender:

@@ -87,6 +87,7 @@ class Coordinator(CoordinatorState):
             self._checkpoint_content,
             restored[0] if restored else None,
         )
+        self._turn: asyncio.Task[None] | None = None
         self.done = asyncio.Event()
         """Set when the server should exit: after its only job, or after a failure of the server."""
         self.counters = JobCounters()
@@ -120,8 +121,7 @@ class Coordinator(CoordinatorState):
         self.quorum = Quorum(self.job, self.fleet, config)
         self._joining = Joining(self.job, self.quorum, self.views, self._notifier, self._clock)
         self.shutdown = Shutdown(self.job, self.fleet, self.checkpoints, colocate=config.colocate)
-        self._end: asyncio.Task[None] | None = None
-        self.judged = False
+        self._ending = self.judged = False
         self.checkpoints.begin()
 
     # Requests of workers.
@@ -242,17 +242,26 @@ class Coordinator(CoordinatorState):
 
     async def _check(self) -> None:
         now = self._clock.now()
-        await self.takeover.check(now)
+        self.takeover.check(now)
         self.job.expire(now)
         if not self.quorum.complete:
             await self.fleet.dismiss(self.quorum.orphans(now - self.config.lease))
         if await self.standbys.check():
             await self._notifier.announce()
-        # Also completes a Leave whose caller disconnected in the middle.
+        # A task, because a shard that is lost must not block what notices its loss.
+        turn = self._turn = self._turn or asyncio.create_task(self._call_shards())
+        await asyncio.wait([turn], timeout=TURN_SECONDS)
+        if turn.done():
+            self._turn = None
+            turn.result()
+
+    async def _call_shards(self) -> None:
+        """Publishes the members, also after a Leave whose caller disconnected; ends or saves the job."""
         await self._publish_or_fail()
         if self.job.over:
-            await self._end_in_background()
-        elif self.trains and self.job.step and self.checkpoints.due(now):
+            self._ending = True
+            await self._end_job()
+        elif self.trains and self.job.step and self.checkpoints.due(self._clock.now()):
             self.checkpoints.save_in_passing()
 
     def shard_lost(self, what: str) -> None:
@@ -276,10 +285,8 @@ class Coordinator(CoordinatorState):
 
     async def _drain_again(self) -> None:
         """Repeats the request to drain, which a killed process may have sent in part."""
-        if self.stopping:
-            await self.drain()
-        elif self.job.draining:
-            await self.shutdown.drain()
+        if self.stopping or self.job.draining:
+            await (self.drain() if self.stopping else self.shutdown.drain())
 
     async def save(self) -> tuple[Path, int]:
         """As `CheckpointSchedule.save`."""
@@ -319,7 +326,7 @@ class Coordinator(CoordinatorState):
 
     @property
     def _ends(self) -> bool:
-        return self._end is not None or self.judged
+        return self._ending or self.judged
 
     def _incarnation_after(self) -> int:
         """Returns a number above every incarnation so far; checkpoints carry it across restarts."""
@@ -339,13 +346,6 @@ class Coordinator(CoordinatorState):
                 await self.views.publish(self.job.membership)
         except JobFailed as error:
             self.job.fail(error)
-
-    async def _end_in_background(self) -> None:
-        """Ends the job in a task, so that leases are still checked: a lost shard must not block the end."""
-        end = self._end = self._end or asyncio.create_task(self._end_job())
-        await asyncio.wait([end], timeout=TURN_SECONDS)
-        if end.done():
-            end.result()
 
     async def _end_job(self) -> None:
         """Saves the job after its last worker left; then stops the server or begins the next job."""

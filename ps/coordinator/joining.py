@@ -4,7 +4,8 @@ Law: a job begins when it has as many shards as it needs. From then on their num
 
 Law: the shards know a worker before the worker knows the shards, so that no shard refuses a new worker.
 
-Law: one plan at a time goes to the shards. The job's plan is settled only once all shards have it.
+Law: one plan at a time goes to the shards. The job's plan is settled only once all shards have it. Threads
+compare models and make plans, because the loop must answer heartbeats.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hubring.ps.coordinator.shard_fleet import Fleet, Shard
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Member, Sender, ShardPlan, Slicing
+from hubring.ps.job.control_messages import assignment
 from hubring.ps.job.job import Job
 from hubring.ps.job.membership import Joiner, Membership
 from hubring.ps.job.sharding import SLICE_BYTES
@@ -294,12 +296,17 @@ class Planner:
         async with self._planning:
             self._is_late(sender)  # raises Fenced if the worker lost its rank while it waited
             if not late and self._agreed_model.turns_to_averaging(offered):
-                await self._start_again(offered)
-            self._check(offered, late)
+                await self._start_again(sender, offered)
+            try:
+                await asyncio.to_thread(self._agreed_model.check, offered, late)
+            except ConfigError as error:
+                if self._agreed_model.buckets and not late:  # the job's first workers differ
+                    self._job.fail(ConfigError(f"the workers differ: {error}"))
+                raise
             if self._agreed_model.undecided and slicing is None:
                 self._agreed_model.expect(offered)
             elif not self._agreed_model.settled or self._agreed_model.extends(offered):
-                await self._settle(offered, slicing, step)
+                await self._settle(sender, offered, slicing, step)
         return late
 
     async def try_out(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
@@ -310,11 +317,12 @@ class Planner:
             ConfigError: The job already has its plan.
         """
         async with self._planning:
+            draw, shards = self._agreed_model.draw_trial, len(self._fleet.shards)
+            trial, is_new = await asyncio.to_thread(draw, offered, shards, slice_bytes)
             self._is_late(sender)
-            trial, is_new = self._agreed_model.draw_trial(offered, len(self._fleet.shards), slice_bytes)
             if is_new:
-                await self._fleet.set_plan(offered, trial, None)
-                self._agreed_model.note_trial(offered, slice_bytes)
+                await self._fleet.set_plan(await asyncio.to_thread(assignment, offered, trial, None))
+                self._agreed_model.trial = (offered, slice_bytes)
         return trial
 
     async def activate(self, sender: Sender, *, gives: bool) -> int | None:
@@ -358,32 +366,25 @@ class Planner:
         assert self._job.membership is not None
         return self._agreed_model.undecided and bool(self._job.membership.view.members)
 
-    def _check(self, offered: Buckets, late: bool) -> None:
-        """Calls `AgreedModel.check`, and fails the job if its first workers differ."""
-        try:
-            self._agreed_model.check(offered, late)
-        except ConfigError as error:
-            if self._agreed_model.buckets and not late:
-                self._job.fail(ConfigError(f"the workers differ: {error}"))
-            raise
-
-    async def _start_again(self, offered: Buckets) -> None:
+    async def _start_again(self, sender: Sender, offered: Buckets) -> None:
         """Lets the shards average instead of stepping, if no step was taken."""
         model = self._agreed_model
         if model.restored is None and not any(stats.newest for stats in await self._fleet.stats()):
             model.forget()
-            await self._settle(offered, model.slicing, 0)
+            await self._settle(sender, offered, model.slicing, 0)
 
-    async def _settle(self, offered: Buckets, slicing: Slicing | None, step: int) -> None:
-        model = self._agreed_model
-        plan, restore = model.draw(offered, len(self._fleet.shards), slicing)
+    async def _settle(self, sender: Sender, offered: Buckets, slicing: Slicing | None, step: int) -> None:
+        model, shards = self._agreed_model, len(self._fleet.shards)
+        plan, restore = await asyncio.to_thread(model.draw, offered, shards, slicing)
+        message = await asyncio.to_thread(assignment, offered, plan, restore)
+        self._is_late(sender)  # raises Fenced if the worker lost its rank meanwhile
+        message.extends, message.version = model.settled, model.step
         if model.settled:
             # The worker that offers has all replies to its last step, so some shard has that version. It may
             # have pushed the next step's gradients during backward, but not those of the new buckets.
             newest = max((stats.newest for stats in await self._fleet.stats()), default=0)
-            await self._fleet.extend_plan(offered, plan, restore, newest - (newest - 1 == step))
-        else:
-            await self._fleet.set_plan(offered, plan, restore, model.step)
+            message.version = newest - (newest - 1 == step)
+        await self._fleet.set_plan(message)
         model.settle(offered, plan)
         self._job.averages = not model.on_the_hub
         await self._notifier.announce()

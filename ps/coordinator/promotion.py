@@ -2,8 +2,9 @@
 
 Law: only `Standbys`, in the coordinator's one loop, decides. A standby joins a shard until it has the
 shard's state, and then follows it. If the shard is lost, a standby that follows it is promoted. A standby
-that is lost, or that its shard cannot reach, is given up for good, and its shard goes on alone. Until the
-shard learns which, it answers no worker. So at most one process answers for a shard.
+that is lost, or that its shard cannot reach, is given up for good, and its shard goes on alone. So is one
+that sends no heartbeat while its shard waits for it. Until the shard learns which, it answers no worker.
+So at most one process answers for a shard.
 
 Streams are recorded before a shard or a standby gets them. A stream that is not on record, or no
 longer, is given up: a coordinator that takes over pairs each standby that was joining again.
@@ -17,12 +18,11 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import grpc
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.coordinator.shard_fleet import Fleet, Shard
+from hubring.ps.coordinator.shard_fleet import STALLED_LEASE_SECONDS, Fleet, Shard
 from hubring.ps.core.errors import SHARD_REPLACED, STANDBY_GIVEN_UP
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.transport.grpc.calls import describe
@@ -63,19 +63,6 @@ SUCCESSION_SECONDS = 10.0
 PAIR_SECONDS = 5.0
 """The time between two attempts to pair a shard with a standby."""
 _PAUSE = 0.05
-
-
-class StandbyDecision(NamedTuple):
-    """What a shard learns with its heartbeat.
-
-    Attributes:
-        dismissed: The error for a shard whose standby has taken its place, or for a standby that is given up;
-            empty for any other process.
-        given_up: Whether the standby of the shard's stream is given up.
-    """
-
-    dismissed: str
-    given_up: bool
 
 
 class Standbys:
@@ -172,43 +159,34 @@ class Standbys:
             what: How it ended, as a clause.
             standby: Whether it was started as a standby. Until it registers, no shard needs it.
         """
-        for process in self._fleet.processes:
-            if (process.host, process.pid) == (socket.gethostname(), pid):
-                await self.lose(process, what)
-                return
-        if not standby and pid not in self._fleet.departed:
+        ended = socket.gethostname(), pid
+        process = next((each for each in self._fleet.processes if (each.host, each.pid) == ended), None)
+        if process is not None:
+            await self.lose(process, what)
+        elif not standby and ended not in self._fleet.departed:
             self._fail(f"{name} {what}")
+        self._fleet.departed.discard(ended)  # the number may be used again
 
-    def decision_for(self, token: str, stream: bytes, *, unreachable: bool) -> StandbyDecision:
-        """Returns what a shard learns with its heartbeat.
-
-        Args:
-            token: The shard's.
-            stream: The secret of the stream to its standby; empty if it has none.
-            unreachable: Whether it cannot reach that standby.
-        """
-        shard = self._fleet.find(token)
+    def answer(self, request: pb.ShardHeartbeatRequest) -> pb.ShardHeartbeatReply:
+        """Returns what a shard or a standby learns with its heartbeat, except for whether it stops."""
+        shard, stream = self._fleet.find(request.token), request.stream
         if shard is None:
-            return StandbyDecision(self.dismissed.get(token, ""), given_up=False)
+            return pb.ShardHeartbeatReply(dismissed=self.dismissed.get(request.token, ""))
         standby = self._fleet.standby_with(stream)
-        if standby is not None and unreachable and not self._deciding.locked():
+        if standby is not None and request.unreachable and not self._deciding.locked():
             self._give_up(standby, f"cannot be reached by {shard}")
-        return StandbyDecision("", given_up=bool(stream) and stream not in (shard.stream, shard.joining))
+        elif standby is not None and request.stalled:  # `check` gives it up, unless it is only busy
+            standby.returns_by = min(standby.returns_by, standby.heard + STALLED_LEASE_SECONDS)
+        return pb.ShardHeartbeatReply(given_up=bool(stream) and stream not in (shard.stream, shard.joining))
 
     async def successor(self, shard: Shard) -> Shard | None:
         """Waits until a shard that did not answer a call is replaced; None if it is not."""
         until = self._clock.now() + SUCCESSION_SECONDS
-        while self._clock.now() < until:
-            current = self._fleet.numbered(shard.index)
-            if current is not shard:
-                return current
-            if not shard.stream:
+        while (current := self._fleet.numbered(shard.index)) is shard:
+            if not shard.stream or self._clock.now() >= until:
                 return None
-            if not self._fleet.lives(shard, self._clock.now()):
-                await self.lose(shard, "does not answer")
-            else:
-                await asyncio.sleep(_PAUSE)
-        return None
+            await asyncio.sleep(_PAUSE)
+        return current
 
     def _unpaired(self) -> list[tuple[Shard, Shard]]:
         """Returns the shards without a standby and their new standbys; before a job only if all get one."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Literal
 
 from hubring.ps.coordinator.checkpoints import CheckpointSchedule
@@ -122,13 +122,13 @@ class Takeover:
         standbys: Standbys,
         checkpoints: CheckpointSchedule,
         connections: HeldConnections,
-        drain: Callable[[], Awaitable[None]],
+        drain: Callable[[], Coroutine[None, None, None]],
         clock: TimeSource,
     ) -> None:
         self.failovers = 0
         self._job, self._standbys, self._checkpoints = job, standbys, checkpoints
         self._connections, self._drain, self._clock = connections, drain, clock
-        self._begun = False
+        self._draining: asyncio.Task[None] | None = None
         self._reconnected_by = math.inf
 
     def begin(self, *, saving: bool) -> None:
@@ -138,12 +138,12 @@ class Takeover:
             saving: Whether that process was writing a checkpoint.
         """
         self.failovers += 1
-        self._begun = True
         self._reconnected_by = self._clock.now() + RECONNECT_SECONDS
         line = f"the coordinator was lost; its standby has taken over ({self.failovers} in all)"
         log.warning("%s", line)
         self._job().tell(line)
         self._standbys.take_over()
+        self._draining = asyncio.create_task(self._drain())
         if saving:
             self._checkpoints.hasten()
 
@@ -152,11 +152,8 @@ class Takeover:
         """Whether some workers may not have reported their steps yet."""
         return self._reconnected_by < math.inf
 
-    async def check(self, now: float) -> None:
-        """Repeats the request to drain; notices workers and shards that have not reconnected in time."""
-        if self._begun:
-            await self._drain()
-        self._begun = False
+    def check(self, now: float) -> None:
+        """Notices workers and shards that have not reconnected in time."""
         if now > self._reconnected_by:
             self._reconnected_by = math.inf
             self._connections.expect()

@@ -18,8 +18,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.bounds import clean_message
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
-from hubring.ps.core.types import BucketSpec, ShardPlan, View, incarnation_from_wire, incarnation_to_wire
-from hubring.ps.job.control_messages import bucket_to_proto, slice_to_proto
+from hubring.ps.core.types import View, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.security.certificate import Identity
 from hubring.ps.security.shard_key import ShardKey
@@ -37,6 +36,8 @@ GUARDED_RETURN_SECONDS = 1.5
 """As RETURN_SECONDS, for a shard with a standby. A heartbeat comes each second, and replacing a shard that
 lives costs only its standby.
 """
+STALLED_LEASE_SECONDS = 2.0
+"""As the lease, for a standby that acknowledges nothing while its shard waits: it has missed a heartbeat."""
 LOOK_SECONDS = 1.0
 """How long a page or a scrape waits for a shard. A longer wait would make the other shards' numbers old."""
 SAVE_SECONDS = 600.0
@@ -128,7 +129,7 @@ class Fleet:
         before_call: Called before each call that changes the shards, and before a ring is notified of them.
         standbys: The processes that wait to take a shard's place.
         guarded: Whether every shard has its standby, or needs none.
-        departed: Process ids of shards and standbys that are no longer needed.
+        departed: Host and process id of shards and standbys that are no longer needed.
         successor: Waits until a shard that did not answer is replaced; returns None if it is not.
     """
 
@@ -137,7 +138,7 @@ class Fleet:
         self.before_call: Callable[[], None] = lambda: None
         self.standbys: list[Shard] = []
         self.guarded = True
-        self.departed: set[int] = set()
+        self.departed: set[tuple[str, int]] = set()
         self.successor: Callable[[Shard], Awaitable[Shard | None]] = _no_successor
         self.lease_seconds = lease_seconds
         self._identity = identity
@@ -171,12 +172,12 @@ class Fleet:
         standby.standby, standby.stream, standby.last_stats = False, b"", shard.last_stats
         standby.heard, standby.returns_by = now, math.inf
         self.shards = [standby if each is shard else each for each in self.shards]
-        self.departed.add(shard.pid)
+        self.departed.add((shard.host, shard.pid))
 
     def give_up(self, standby: Shard) -> Shard | None:
         """Removes a standby; returns the shard that it followed or joined."""
         self.standbys.remove(standby)
-        self.departed.add(standby.pid)
+        self.departed.add((standby.host, standby.pid))
         for shard in self.shards:
             if standby.stream and standby.stream in (shard.stream, shard.joining):
                 shard.stream = shard.joining = b""
@@ -246,20 +247,8 @@ class Fleet:
         message = pb.View(epoch=view.epoch, members=members, finished=view.finished)
         await self._all(lambda stub: stub.SetView(message, timeout=self._call_seconds))
 
-    async def set_plan(
-        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, step: int = 0
-    ) -> None:
-        """Sends every shard its slices, zeroed or restored from a checkpoint of this step."""
-        message = _assignment(buckets, plan, restore)
-        message.version = step
-        await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
-
-    async def extend_plan(
-        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, version: int
-    ) -> None:
-        """Adds slices of more buckets to those that the shards have, at the version of the others."""
-        message = _assignment(buckets, plan, restore)
-        message.extends, message.version = True, version
+    async def set_plan(self, message: pb.ShardAssignment) -> None:
+        """Sends every shard its slices, zeroed or restored from a checkpoint."""
         await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
 
     async def drain(self) -> None:
@@ -370,11 +359,3 @@ def _silent(shard: Shard, error: grpc.aio.AioRpcError) -> ShardSilent:
 
 async def _no_successor(shard: Shard) -> Shard | None:
     return None
-
-
-def _assignment(buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> pb.ShardAssignment:
-    return pb.ShardAssignment(
-        buckets=[bucket_to_proto(bucket) for bucket in buckets],
-        slices=[slice_to_proto(piece) for piece in plan.slices],
-        restore=os.path.abspath(restore) if restore else "",  # a shard's working directory may differ
-    )

@@ -98,6 +98,7 @@ RejectionReason = Literal[
     "token",
     "world size",
     "text",
+    "model",
     "board",
     "path",
     "message",

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from hubring.ps.core.errors import ConfigError
 
 PROTOCOL = 12
@@ -158,8 +160,7 @@ class BucketSpec:
         return sum(tensor.numel for tensor in self.tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Struct, frozen=True, gc=False):
     """A contiguous part of one bucket, stored on one shard under one key. Offset and numel count elements."""
 
     key: int
@@ -184,9 +185,6 @@ class ShardPlan:
 
     def of_bucket(self, bucket: int) -> list[Slice]:
         return [piece for piece in self.slices if piece.bucket == bucket]
-
-    def of_shard(self, shard: int) -> list[Slice]:
-        return [piece for piece in self.slices if piece.shard == shard]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,26 @@ are refused rather than changed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from msgspec.structs import asdict
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.bounds import NAME_CHARACTERS, RejectionReason, clean
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.types import DTYPE_BYTES, MAX_WORLD_SIZE, PROTOCOL, BucketSpec, Slice, TensorSpec
+from hubring.ps.core.types import (
+    DTYPE_BYTES,
+    MAX_WORLD_SIZE,
+    PROTOCOL,
+    BucketSpec,
+    ShardPlan,
+    Slice,
+    TensorSpec,
+)
 from hubring.ps.job.membership import Joiner
 
 LEAST_BUCKET = 8
@@ -38,8 +51,21 @@ def bucket_from_proto(message: pb.BucketSpec) -> BucketSpec:
 
 def slice_to_proto(piece: Slice) -> pb.Slice:
     """Returns the slice as a message."""
-    return pb.Slice(
-        key=piece.key, bucket=piece.bucket, offset=piece.offset, numel=piece.numel, shard=piece.shard
+    return pb.Slice(**asdict(piece))
+
+
+@lru_cache(maxsize=1)
+def slices_to_proto(plan: ShardPlan) -> pb.PlanReply:
+    """Returns the slices as the answer to a worker. It is made once for all workers: do not change it."""
+    return pb.PlanReply(slices=map(slice_to_proto, plan.slices))
+
+
+def assignment(buckets: Iterable[BucketSpec], plan: ShardPlan, restore: Path | None) -> pb.ShardAssignment:
+    """Returns the order to a shard to make its slices, zeroed or restored from a checkpoint."""
+    return pb.ShardAssignment(
+        buckets=map(bucket_to_proto, buckets),
+        slices=slices_to_proto(plan).slices,
+        restore=os.path.abspath(restore) if restore else "",  # a shard's working directory may differ
     )
 
 
@@ -104,6 +130,9 @@ WORKER_TOKEN, SHARD_TOKEN = 32, 64
 
 PARAMETER_CHARACTERS = 1024
 """Maximum length of a parameter's name."""
+
+MAX_PARAMETERS, MAX_DIMENSIONS, MAX_ELEMENTS = 1 << 16, 64, 1 << 47
+"""Bounds of a model, and of each parameter's shape. So a whole model has less than 2**64 elements."""
 
 MAX_ADDRESSES = 8
 """Maximum number of addresses of a shard, one per transport."""
@@ -187,18 +216,27 @@ def checked_shard(request: pb.RegisterShardRequest, *, proves: bool) -> pb.Regis
     return checked
 
 
-def checked_buckets(offered: Iterable[pb.BucketSpec]) -> tuple[BucketSpec, ...]:
+def checked_buckets(offered: Sequence[pb.BucketSpec]) -> tuple[BucketSpec, ...]:
     """Returns a worker's buckets.
 
     Raises:
-        ConfigError: A name in them exceeds its bound.
+        ConfigError: A name or a shape in them exceeds its bound, or they are too many.
     """
+    if (count := max(len(offered), sum(len(bucket.tensors) for bucket in offered))) > MAX_PARAMETERS:
+        raise RejectedRequest("model", f"{count} buckets or parameters; use at most {MAX_PARAMETERS}")
     specs = tuple(map(bucket_from_proto, offered))
     for spec in specs:
         for what, text in (("dtype", spec.dtype), ("optimizer", spec.optimizer), ("codec", spec.codec)):
             _check(what, text)
         for tensor in spec.tensors:
             _check("parameter name", tensor.name, PARAMETER_CHARACTERS)
+            shape = tensor.shape
+            if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or tensor.numel > MAX_ELEMENTS:
+                raise RejectedRequest(
+                    "model",
+                    f"parameter {tensor.name} has the shape {clean(str(list(shape)))}; use at most"
+                    f" {MAX_DIMENSIONS} dimensions, none negative, and at most {MAX_ELEMENTS} elements",
+                )
     return specs
 
 

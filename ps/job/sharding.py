@@ -7,11 +7,11 @@ Only the distribution depends on the number of shards. So a checkpoint restores 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from math import ceil
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, ShardPlan, Slice, TensorSpec
@@ -31,9 +31,15 @@ A fused optimizer uses different instructions for whole vectors and for the rest
 Slices that start between vectors therefore round bitwise as the whole tensor does.
 """
 
+MAX_SLICES = 65_536
+"""Maximum number of slices of a job; with SLICE_BYTES they have 256 GiB.
+
+A slice costs its shard 0.1 ms and 9 kB. All slices must fit into the 4 MiB that gRPC lets a worker receive.
+"""
+
 
 def plan(
-    buckets: Sequence[BucketSpec], shards: int, slice_bytes: int = SLICE_BYTES, loads: Sequence[int] = ()
+    buckets: Sequence[BucketSpec], shards: int, slice_bytes: int, loads: Sequence[int] = (), first: int = 0
 ) -> ShardPlan:
     """Splits every bucket and distributes the slices over `shards` shards. Deterministic.
 
@@ -45,18 +51,24 @@ def plan(
         shards: At least 1.
         slice_bytes: The most bytes in one slice; at least one element.
         loads: The bytes that each shard holds already; empty for none.
+        first: The key of the first slice.
 
     Raises:
         ConfigError: There is no shard, `slice_bytes` is too small, or a dtype is not supported.
     """
     if shards < 1:
         raise ConfigError(f"--shards {shards} is invalid; a hub needs --shards 1 or more")
-    cut = [
-        (bucket.index, offset, numel)
-        for bucket in buckets
-        for offset, numel in _cuts(bucket.numel, _element_bytes(bucket), slice_bytes)
-    ]
-    return deal([Slice(key, *place, shard=0) for key, place in enumerate(cut)], buckets, shards, loads)
+    slices: list[Slice] = []
+    for bucket in buckets:
+        numel, step = bucket.numel, _step(bucket, slice_bytes)
+        for offset in range(0, numel, step):
+            slices.append(Slice(first + len(slices), bucket.index, offset, min(step, numel - offset), 0))
+    return deal(slices, buckets, shards, loads)
+
+
+def number_of_slices(buckets: Iterable[BucketSpec], slice_bytes: int) -> int:
+    """Returns how many slices a plan has, without making it. Raises as `plan`."""
+    return sum(-(-bucket.numel // _step(bucket, slice_bytes)) for bucket in buckets)
 
 
 def deal(
@@ -64,20 +76,27 @@ def deal(
 ) -> ShardPlan:
     """Distributes existing slices over `shards` shards, and ignores which shard held them before.
 
-    See `plan` for `loads`.
+    The largest goes first, each to the least loaded shard; ties go to the lower key and shard. See `plan` for
+    `loads`.
     """
     widths = {bucket.index: _element_bytes(bucket) for bucket in buckets}
     weights = [piece.numel * widths.get(piece.bucket, 1) for piece in slices]
-    owners = _deal(weights, list(loads) or [0] * shards)
+    owners, heap = [0] * len(weights), [(load, shard) for shard, load in enumerate(loads or [0] * shards)]
+    heapq.heapify(heap)
+    for at in sorted(range(len(weights)), key=weights.__getitem__, reverse=True):  # stable
+        load, owners[at] = heap[0]
+        heapq.heapreplace(heap, (load + weights[at], owners[at]))
     return ShardPlan(tuple(replace(piece, shard=owner) for piece, owner in zip(slices, owners, strict=True)))
 
 
 def loads_of(held: ShardPlan, buckets: Sequence[BucketSpec], shards: int) -> list[int]:
     """Returns the bytes that each of `shards` shards holds of these buckets."""
     widths = {bucket.index: _element_bytes(bucket) for bucket in buckets}
-    return [
-        sum(piece.numel * widths[piece.bucket] for piece in held.of_shard(shard)) for shard in range(shards)
-    ]
+    loads = [0] * shards
+    for piece in held.slices:
+        if piece.shard < shards:
+            loads[piece.shard] += piece.numel * widths[piece.bucket]
+    return loads
 
 
 def _element_bytes(bucket: BucketSpec) -> int:
@@ -89,34 +108,21 @@ def _element_bytes(bucket: BucketSpec) -> int:
     return DTYPE_BYTES[bucket.dtype]
 
 
-def _cuts(numel: int, element_bytes: int, slice_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields offset and length of nearly equal parts, so that no tiny rest needs its own transfer."""
+def _step(bucket: BucketSpec, slice_bytes: int) -> int:
+    """Returns the elements of each slice but the last: nearly equal parts, so that none is a tiny rest."""
+    numel, element_bytes = max(1, bucket.numel), _element_bytes(bucket)
     if slice_bytes < element_bytes:
         raise ConfigError(
             f"--slice-bytes {slice_bytes} is smaller than one element of {element_bytes} bytes;"
             f" use a larger value (default: {SLICE_BYTES})"
         )
-    if numel == 0:
-        return
     most = slice_bytes // element_bytes
-    step = ceil(numel / ceil(numel / most))
+    step = -(-numel // -(-numel // most))
     unit = (PAGE_BYTES if slice_bytes >= _MANY_PAGES * PAGE_BYTES else _LINE_BYTES) // element_bytes
-    aligned = ceil(step / unit) * unit
+    aligned = -(-step // unit) * unit
     if aligned > most:
         aligned = most // unit * unit or step  # a limit below one cache line cannot be aligned
-    for offset in range(0, numel, aligned):
-        yield offset, min(aligned, numel - offset)
-
-
-def _deal(weights: Sequence[int], held: Sequence[int]) -> list[int]:
-    """Assigns the largest first, each to the least loaded shard; ties go to the lower key and shard."""
-    owners = [0] * len(weights)
-    loads = [(load, shard) for shard, load in enumerate(held)]
-    heapq.heapify(loads)
-    for key in sorted(range(len(weights)), key=lambda key: (-weights[key], key)):
-        load, owners[key] = loads[0]
-        heapq.heapreplace(loads, (load + weights[key], owners[key]))
-    return owners
+    return aligned
 
 
 class ParameterPart(NamedTuple):

@@ -42,12 +42,21 @@ class LogOrigin:
 who = LogOrigin()
 """The origin of this process's lines: its role and the step that it has reached.
 
-It is global, as is the root logger that `configure` sets up.
+It is global, as are the loggers that `configure` sets up.
 """
 
+OURS = "hubring"
+"""The logger above all of Hubring's."""
 
-def configure(fmt: LogFormat = "text", stream: TextIO | None = None) -> LogOrigin:
-    """Sends the lines of all loggers to `stream`, or to standard error. A second call replaces the first.
+
+def configure(fmt: LogFormat = "text", stream: TextIO | None = None, logger: str = "") -> LogOrigin:
+    """Sends log lines to `stream`, or to standard error. A second call replaces the first.
+
+    Args:
+        fmt: The format of a line.
+        stream: Where the lines go.
+        logger: Whose lines: of all loggers; in a process that runs a script `OURS` alone, so that the
+            script's own loggers are as in plain Python.
 
     Returns:
         `who`, which the caller must fill in.
@@ -55,12 +64,13 @@ def configure(fmt: LogFormat = "text", stream: TextIO | None = None) -> LogOrigi
     stream = stream or sys.stderr
     handler = LineHandler(stream)
     handler.setFormatter(JsonLine(who) if fmt == "json" else TextLine(who, colour=is_terminal(stream)))
-    root = logging.getLogger()
-    for earlier in [known for known in root.handlers if isinstance(known, LineHandler)]:
-        root.removeHandler(earlier)
+    top = logging.getLogger(logger)
+    for earlier in [known for known in top.handlers if isinstance(known, LineHandler)]:
+        top.removeHandler(earlier)
         earlier.close()
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    top.addHandler(handler)
+    top.setLevel(logging.INFO)
+    top.propagate = False  # a script's handlers would repeat each line
     return who
 
 

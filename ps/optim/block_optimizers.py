@@ -237,7 +237,7 @@ class FusedStep:
         return dict(self.held)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.held = dict(state)
+        self.held, self._hyper = dict(state), None  # options are checked against the state
 
 
 def step_together(

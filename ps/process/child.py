@@ -68,17 +68,18 @@ class Adopted:
 
     def ask_to_stop(self) -> None:
         """Asks it to stop."""
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
 
     def end(self, seconds: float) -> None:
         """Waits `seconds` for its end, then kills it."""
         if not self.wait(seconds):
-            self._signal(signal.SIGKILL)
+            self.signal(signal.SIGKILL)
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
+        """Sends a signal. Does nothing once the process has ended."""
         if self._descriptor is not None and not self.wait(0.0):
             signal.pidfd_send_signal(self._descriptor, number)
 

@@ -79,7 +79,7 @@ class HubRecord(Struct):
     takeovers: int
     promotions: int
     dismissed: dict[str, str]
-    departed: set[int]
+    departed: set[tuple[str, int]]
     guarded: bool
     once: bool
     saving: bool

@@ -33,7 +33,7 @@ from hubring.ps.recovery.guardian import CoordinatorSettings, ServerReport, star
 from hubring.ps.security import private_file
 from hubring.ps.security.token_file import runtime_file
 
-_KIND = "hubring-state-2"
+_KIND = "hubring-state-3"
 
 
 class StateDamaged(HubringError):
@@ -113,7 +113,7 @@ _CONTROL = f"/{DESCRIPTOR.services_by_name['Control'].full_name}/"
 
 _ROUTINE: Mapping[str, frozenset[str]] = {
     "Heartbeat": frozenset({"rank", "incarnation", "step", "loss", "waiting", "telemetry"}),
-    "ShardHeartbeat": frozenset({"token", "stream"}),
+    "ShardHeartbeat": frozenset({"token", "stream", "stalled"}),
     "Rendezvous": frozenset({"rank", "incarnation", "key", "wait_seconds"}),
     "Clock": frozenset(),
     "Status": frozenset(),

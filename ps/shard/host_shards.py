@@ -120,7 +120,7 @@ async def join(config: ServerConfig) -> int:
     loop = asyncio.get_running_loop()
 
     def stop(number: int) -> None:
-        log.warning("signal %d: this host's shards stop, and the job fails if it uses them", number)
+        log.warning("signal %d: this host's shards stop; a job that still uses them fails", number)
         signals.append(number)
         quit_.set()
 
@@ -159,5 +159,5 @@ async def join(config: ServerConfig) -> int:
         raise JobFailed(f"{ended} {ended.ended}")
     if ended is not None:
         return ended.exit_code()
-    # The server may have ended the job, and its shards, just before the signal.
-    return 128 + signals[0] if any(shard.exit_code() for shard in shards.started) else 0
+    codes = {shard.exit_code() for shard in shards.started}
+    return 0 if codes == {0} else 128 + signals[0]  # 0: the server ended them just before the signal

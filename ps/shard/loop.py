@@ -221,10 +221,10 @@ class ShardLoop:
         self._history.note(call)
 
     @property
-    def stream(self) -> bytes:
-        """The secret of the stream to the standby; empty without one; from any thread."""
+    def stream(self) -> tuple[bytes, bool]:
+        """The stream's secret, empty without a standby, and whether it is stalled; from any thread."""
         stream = self._stream
-        return b"" if stream is None else stream.secret
+        return (b"", False) if stream is None else (stream.secret, stream.stalled)
 
     def replicate(self, stream: Stream, connection: Connection, received: Future[None]) -> None:
         """Forwards the job's state, and all changes from now on.

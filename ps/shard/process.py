@@ -65,6 +65,8 @@ from hubring.ps.transport.registry import open_doors
 
 log = logging.getLogger(__name__)
 
+StreamState = Callable[[], tuple[bytes, bool]]
+
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a shard that its parent stops. One that the server lets go exits with 0."""
 
@@ -82,7 +84,8 @@ class Registration:
     ) -> None:
         self.failure: HubringError | None = None
         """Why the shard exits without a request to exit."""
-        self.told_to_stop = False
+        self.exit_code = STOPPED
+        """The exit code without a failure."""
         self._orphaned = orphaned
         self._heartbeats = InsistentCalls()
         self._control, self._patience = settings.control, settings.patience
@@ -167,19 +170,20 @@ class Registration:
 
     def dismissed(self, why: str) -> None:
         """Notes that the job goes on without this process; `why` is empty if the server ends."""
-        self.told_to_stop = True
+        self.exit_code = 0
         if why and self.failure is None:
             self.failure = Fenced(why)
             self._orphaned.set()
 
     def keep(
-        self, lost: Callable[[], None], stream: Callable[[], bytes], given_up: Callable[[bytes], object]
+        self, lost: Callable[[], None], stream: StreamState, given_up: Callable[[bytes], object]
     ) -> None:
         """Renews the lease in a thread.
 
         Args:
             lost: Called once the coordinator requests the exit, or the coordinator or the parent is gone.
-            stream: Returns the secret of the stream to the standby; empty without one.
+            stream: Returns the secret of the stream to the standby, empty without one, and whether it is
+                stalled.
             given_up: Called with that secret once the coordinator has given up the standby.
         """
         threading.Thread(
@@ -193,7 +197,7 @@ class Registration:
         self._heartbeats.end()
 
     def _beat(
-        self, lost: Callable[[], None], stream: Callable[[], bytes], given_up: Callable[[bytes], object]
+        self, lost: Callable[[], None], stream: StreamState, given_up: Callable[[bytes], object]
     ) -> None:
         lease, silent_seconds = self._reply.lease_seconds, self._reply.silent_seconds
         again, timeout = answer_seconds(lease), max(lease, silent_seconds)
@@ -201,7 +205,8 @@ class Registration:
         heard, allowed, pauses = time.monotonic(), timeout, Pauses()
         while time.monotonic() - heard - pauses.seconds < allowed:
             presence.keep()
-            request = pb.ShardHeartbeatRequest(token=self._token, stream=stream())
+            secret, stalled = stream()
+            request = pb.ShardHeartbeatRequest(token=self._token, stream=secret, stalled=stalled)
             try:
                 with pauses.within(timeout):
                     reply = self._heartbeats.make(self._stub.ShardHeartbeat, request, again, timeout)
@@ -209,8 +214,8 @@ class Registration:
                     self.dismissed(reply.dismissed)
                     break
                 if reply.given_up:
-                    given_up(request.stream)
-                heard, pause = time.monotonic(), heartbeat_seconds(lease)
+                    given_up(secret)
+                heard, pause = time.monotonic(), RETRY_SECONDS if stalled else heartbeat_seconds(lease)
                 pauses.clear()
             except grpc.RpcError as error:
                 log.debug("the coordinator does not answer: %s", error.code().name)
@@ -283,8 +288,7 @@ def main() -> None:
     loop.run()
     if registration.failure is not None:
         raise registration.failure
-    if not registration.told_to_stop:
-        raise SystemExit(STOPPED)
+    raise SystemExit(registration.exit_code)
 
 
 def _watch_parent(parent: int, orphaned: threading.Event) -> None:

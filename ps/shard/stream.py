@@ -43,7 +43,9 @@ from hubring.ps.transport.encode import encode_change
 from hubring.ps.transport.polling import poller
 
 SILENT_SECONDS = 30.0
-"""Seconds without an acknowledgement after which a standby counts as lost."""
+"""Seconds without an acknowledgement after which a standby counts as lost, although its process lives."""
+STALLED_SECONDS = 1.0
+"""Seconds without an acknowledgement after which the coordinator looks at the standby's heartbeats."""
 
 
 class StandbyLost(ConnectionLost):
@@ -150,6 +152,11 @@ class Stream:
         if not self._unacknowledged or self._connection is None:
             return None
         return max(0.0, self._heard + SILENT_SECONDS - self._clock())
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing has been acknowledged for STALLED_SECONDS; from any thread."""
+        return bool(self._unacknowledged) and self._clock() - self._heard > STALLED_SECONDS
 
     def check(self) -> None:
         """Gives up a connection whose peer is silent."""

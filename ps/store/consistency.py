@@ -40,9 +40,8 @@ class Consistency:
         return self.lockstep and not self.backup
 
     def may_apply(self, contributors: int, live: int) -> bool:
-        """Returns whether this many gradients complete a round of `live` workers."""
-        wanted = live - self.backup if self.lockstep else 1
-        return contributors >= max(1, wanted)
+        """Returns whether this many gradients, at least one, complete a round of `live` workers."""
+        return contributors >= (live - self.backup if self.lockstep else 1)
 
     def may_read(self, clock: int, clocks: Collection[int]) -> bool:
         """Returns whether a worker that completed `clock` steps may read.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -285,18 +286,11 @@ class KeyEntry:
 
     def _plain(self, contributions: Sequence[Contribution], scratch: Tensor) -> list[Tensor]:
         """Returns uncompressed gradients unchanged, or the mean of compressed gradients."""
-        plain, coded = list[Tensor](), list[Coded]()
-        for contribution in contributions:
-            if isinstance(contribution.gradient, Coded):
-                coded.append(contribution.gradient)
-            else:
-                plain.append(contribution.gradient)
-        # The store refuses the other form. Without the assertion, the mean would silently skip gradients.
-        assert not (plain if self.codec else coded), f"key {self.key} has gradients in another form"
+        gradients = list(map(attrgetter("gradient"), contributions))  # the store refuses the other form
         if self.codec is None:
-            return plain
+            return gradients
         mean, spare = scratch[: self.values.numel()], scratch[self.values.numel() :]
-        compressor.mean_into(mean, self.codec, coded, spare)
+        compressor.mean_into(mean, self.codec, gradients, spare)
         return [mean]
 
     def settle(self, push: Push, tickets: list[Ticket], settled: Settled) -> None:

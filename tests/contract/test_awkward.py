@@ -13,14 +13,10 @@ from torch import Tensor, nn
 
 from hubring.workers.collectives import allreduce
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.awkward import (
     KINDS,
-    STEPPING_HERE,
-    STEPS,
     Aggregate,
     Hub,
-    Loss,
     Ring,
     assert_as_one,
     batches,
@@ -30,42 +26,8 @@ from tests.contract.awkward import (
     momentum,
     parts,
     values,
-    wrapped,
 )
 from tests.support.training.ranks import Ranks
-
-
-class Knot(nn.Module):
-    """One layer is used twice, one is frozen, and the first and the last have one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.twice, self.frozen, self.last = (nn.Linear(4, 4) for _ in range(4))
-        self.frozen.requires_grad_(False)
-        self.last.weight = self.first.weight
-
-    def forward(self, batch: Tensor) -> Tensor:
-        return self.last(self.frozen(self.twice(torch.tanh(self.twice(self.first(batch))))))
-
-
-@KINDS
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_tied_frozen_and_twice_used_parameters_train_as_in_one_process(
-    kind: type[Ranks], set_to_none: bool
-) -> None:
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        model = made(Knot())
-        frozen = model.frozen.weight.detach().clone()
-        optimizer = momentum(model, communicator)
-        for batch in batches():
-            optimizer.zero_grad(set_to_none=set_to_none)
-            mean([model(share).square().mean() for share in parts(batch, communicator)]).backward()
-            optimizer.step()
-        assert torch.equal(model.frozen.weight, frozen)
-        assert model.last.weight is model.first.weight
-        return values(model)
-
-    assert_as_one(kind, train)
 
 
 @pytest.mark.differing
@@ -94,31 +56,6 @@ def test_normalisation_sees_each_ranks_own_batch_and_keeps_its_own_statistics(ki
 
 
 # Steps that are not alike
-
-
-@STEPPING_HERE
-@pytest.mark.parametrize("search", [None, "strong_wolfe"])
-def test_lbfgs_asks_all_ranks_and_decides_by_their_mean_loss(kind: type[Ranks], search: str | None) -> None:
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        model = made(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))
-        lbfgs = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn=search)
-        optimizer = wrapped(lbfgs, model, communicator)
-        losses: list[Loss] = []
-        for batch in batches():
-
-            def closure(batch: Tensor = batch) -> Loss:
-                optimizer.zero_grad()
-                loss = mean([(model(share) - 1).square().mean() for share in parts(batch, communicator)])
-                loss.backward()
-                return loss
-
-            losses.append(optimizer.step(closure))
-        if isinstance(optimizer, DistributedOptimizer):
-            assert optimizer.completed_steps == STEPS
-        return [*values(model), torch.stack(losses).detach()]
-
-    # A quasi-Newton step divides by small differences, so rounding grows more than elsewhere.
-    assert_as_one(kind, train, rtol=1e-3, atol=1e-4)
 
 
 @pytest.fixture

@@ -192,21 +192,6 @@ def test_parameters_and_state_that_every_rank_writes_are_the_next_steps(
     run(kind, action)
 
 
-def test_ranks_that_write_different_parameters_all_fail_in_words(run: Run) -> None:
-    def action(communicator: Communicator) -> str:
-        model = trained(communicator)
-        communicator.attach(model.buckets)
-        (bucket,) = model.buckets
-        bucket.parameters[1].data.fill_(2.0 + communicator.rank)
-        hub_of(model.communicator).write_parameters(bucket, [1])
-        with pytest.raises(ConfigError) as caught:
-            model.step(0)
-        return str(caught.value)
-
-    for text in run(STEPPING["hub"], action):
-        assert "ranks 0 and 1 have different parameters before step 1: c [4, 4] differs" in text
-
-
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_rank_0_brings_its_optimizers_state_and_reads_it_back(
     name: str, options: dict[str, Any], run: Run

@@ -151,30 +151,6 @@ def test_a_parameter_without_a_gradient_anywhere_is_not_stepped(
     assert_as_one(kind, train, rtol=1e-4, atol=1e-5)
 
 
-@KINDS
-@pytest.mark.parametrize("keep", [lambda g: g, lambda g: g.view(-1), lambda g: g.detach()])
-def test_gradients_that_the_script_keeps_are_not_overwritten(
-    kind: type[Ranks], keep: Callable[[Tensor], Tensor]
-) -> None:
-    """As in gradient surgery: the second gradient is corrected by the first."""
-
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        model = layers()
-        optimizer = momentum(model, communicator, overlap=False)
-        for batch in batches():
-            optimizer.zero_grad()
-            backward(model, batch, communicator)
-            first = [keep(gradient(one)) for one in model.parameters()]
-            optimizer.zero_grad()
-            backward(model, batch * 2, communicator)
-            for own, one in zip(first, model.parameters(), strict=True):
-                gradient(one).add_(own.view_as(one), alpha=0.5)
-            optimizer.step()
-        return values(model)
-
-    assert_as_one(kind, train)
-
-
 @STEPPING_HERE
 def test_an_accumulation_that_ends_early_is_a_mean_after_synchronize(kind: type[Ranks]) -> None:
     def train(communicator: Communicator | None) -> list[Tensor]:

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from hubring.workers.runtime.sampler import ShardedSampler
 from tests.contract.awkward import (
     KINDS,
     assert_as_one,
@@ -25,27 +23,6 @@ from tests.contract.awkward import (
     wrapped,
 )
 from tests.support.training.ranks import Ranks
-
-
-@KINDS
-def test_a_smaller_last_batch_that_all_ranks_have_is_as_in_one_process(kind: type[Ranks]) -> None:
-    """Of 14 samples each of two ranks has 7: batches of 3, 3 and 1, which are 6, 6 and 2 of one process."""
-    samples = TensorDataset(torch.randn(14, 4, generator=torch.Generator().manual_seed(2)))
-
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        rank, size = (0, 1) if communicator is None else (communicator.rank, communicator.size)
-        sampler = ShardedSampler(samples, rank=rank, size=size)
-        model = made(nn.Linear(4, 2))
-        optimizer = momentum(model, communicator)
-        for epoch in range(2):
-            sampler.set_epoch(epoch)
-            for (batch,) in DataLoader(samples, batch_size=6 // size, sampler=sampler):
-                optimizer.zero_grad()
-                model(batch).square().mean().backward()
-                optimizer.step()
-        return values(model)
-
-    assert_as_one(kind, train)
 
 
 @KINDS

@@ -84,5 +84,5 @@ def test_a_host_that_is_stopped_in_the_middle_of_a_job_exits_with_an_error(clust
     worker.until(lambda: any(each["step"] for each in cluster.status(address)["workers"]), "steps")
     host.process.send_signal(signal.SIGTERM)
     assert host.done(128 + signal.SIGTERM)["exit_code"] == 128 + signal.SIGTERM
-    assert "this host's shards stop, and the job fails if it uses them" in host.said()
+    assert "this host's shards stop; a job that still uses them fails" in host.said()
     assert worker.wait() != 0

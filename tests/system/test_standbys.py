@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.full]
 SERVER = ("--workers", "2", "--once", "--no-page", "--standby", "1")
 
 
-def start(cluster: Cluster, address: str) -> list[Program]:
+def start(cluster: Cluster, address: str, steps: int = 200) -> list[Program]:
     """Starts two workers that train for some seconds."""
-    return [cluster.worker(address, SMALL, "200", "16", "pace", "0.02") for _ in range(2)]
+    return [cluster.worker(address, SMALL, str(steps), "16", "pace", "0.02") for _ in range(2)]
 
 
 def with_joined_host(
@@ -47,25 +47,46 @@ def shards() -> list[int]:
     return [pid for pid in below(os.getpid()) if runs(pid, "hubring.ps.shard.process")]
 
 
-def test_a_frozen_shard_is_replaced_and_exits_once_it_wakes(cluster: Cluster) -> None:
+def test_a_frozen_shard_is_replaced_and_gives_way_to_a_standby(cluster: Cluster) -> None:
     server, address = cluster.server(*SERVER, "--lease", "2")
     workers = start(cluster, address)
     pid = trained(server, cluster, address)["pid"]
     os.kill(pid, signal.SIGSTOP)
     server.until_said("has taken its place, and no step is lost")
-    os.kill(pid, signal.SIGCONT)
-    server.until_said("the standby of this shard has taken its place, because this shard was suspended")
+    server.until_said(f"(pid {pid}) was killed by signal 9 (SIGKILL); starting a standby")
     assert [program.wait() for program in (server, *workers)] == [0, 0, 0]
     assert server.result()["failovers"] == 1
 
 
-def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster) -> None:
-    server, workers, join, rows = with_joined_host(cluster)
-    theirs = join.children("hubring.ps.shard.process")
-    os.kill(next(row["pid"] for row in rows if row["pid"] in theirs), signal.SIGKILL)
+def test_a_frozen_standby_is_given_up_and_another_one_takes_the_place_of_the_shard(cluster: Cluster) -> None:
+    server, address = cluster.server(*SERVER)
+    workers = start(cluster, address, steps=1000)
+    row = trained(server, cluster, address)
+    frozen = row["standby"]["pid"]
+    os.kill(frozen, signal.SIGSTOP)
+    server.until_said(f"pid {frozen}) sent no heartbeat for ")
+    server.until_said("goes on without a standby")
+    server.until_said(f"(pid {frozen}) was killed by signal 9 (SIGKILL); starting a standby")
+    server.until(lambda: server.said().count("follows shard 0") == 2, "another standby")
+    os.kill(row["pid"], signal.SIGKILL)
     server.until_said("has taken its place, and no step is lost")
+    assert [program.wait() for program in (server, *workers)] == [0, 0, 0]
+    assert server.result()["steps"] == 1000
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster, frozen: bool) -> None:
+    server, workers, join, rows = with_joined_host(cluster, "--lease", "2")
+    theirs = join.children("hubring.ps.shard.process")
+    pid = next(row["pid"] for row in rows if row["pid"] in theirs)
+    os.kill(pid, signal.SIGSTOP if frozen else signal.SIGKILL)
+    server.until_said("has taken its place, and no step is lost")
+    if frozen:
+        os.kill(pid, signal.SIGCONT)
+        join.until_said("the standby of this shard has taken its place, because this shard was suspended")
+    how = "exited with 75" if frozen else "was killed by signal 9 (SIGKILL)"
+    join.until_said(f"(pid {pid}) {how}; starting a standby")
     assert [program.wait() for program in (server, *workers, join)] == [0, 0, 0, 0]
-    assert "was killed by signal 9 (SIGKILL); starting a standby" in join.said()
 
 
 def test_a_joined_host_goes_on_without_a_standby_that_was_given_up(cluster: Cluster) -> None:

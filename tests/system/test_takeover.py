@@ -251,6 +251,29 @@ def test_a_coordinator_that_is_killed_as_a_standby_joins_a_shard_costs_no_step(c
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_shard_that_is_lost_while_a_coordinator_takes_over_costs_no_step(
+    cluster: Cluster, tmp_path: Path, killed: bool
+) -> None:
+    server, address = served(cluster, "--no-page", "--once")
+    save = ["--save-parameters", str(tmp_path / "final.safetensors")]
+    script = [SMALL, str(STEPS), "16", "pace", "0.5"]
+    workers = [cluster.worker(address, *save, *script) for _ in range(2)]
+    workers[0].until(lambda: any(row["step"] for row in cluster.status(address)["workers"]), "steps")
+    shard = cluster.status(address)["shards"][0]["pid"]
+    kill(coordinators()[0])
+    os.kill(shard, signal.SIGSTOP)
+    server.until_said("its standby has taken over")
+    if killed:
+        cluster.status(address)  # by now it calls the shard
+        kill(shard)
+    server.until_said("has taken its place, and no step is lost")
+    assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
+    assert server.done()["failovers"] == 2
+    assert is_trained(tmp_path)
+
+
+@pytest.mark.full
 def test_a_resumed_job_survives_its_shard(cluster: Cluster, tmp_path: Path) -> None:
     saved = ("--checkpoint-dir", str(tmp_path / "saved"))
     server, address = cluster.server("--workers", "2", "--once", *saved, name="first")

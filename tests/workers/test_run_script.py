@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     """Runs a script in this process, alone, as ps-worker does; what it changes is put back."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "_threading_atexits", [])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(context, "_result", {})
     monkeypatch.setattr(context, "_prepared", None)
     handlers = {
@@ -35,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     def start(script: str, *arguments: str, **settings: Any) -> ScriptOutcome:
         file = tmp_path / "script.py"
         file.write_text(script)
-        return train(WorkerConfig(**settings), LogOrigin(), "", "", [str(file), *arguments])
+        return train(WorkerConfig(**settings), LogOrigin(), "", "", [file.name, *arguments])
 
     yield start
     context.shutdown()
@@ -149,7 +154,7 @@ def test_a_script_sees_what_python_would_show_it(run: Callable[..., ScriptOutcom
     outcome = run(
         "import sys, pickle, neighbour\n"
         "class Mine: pass\n"
-        "assert sys.argv[1:] == ['--lr', '3'], sys.argv\n"
+        "assert sys.argv == ['script.py', '--lr', '3'], sys.argv\n"
         f"assert sys.path[0] == {str(tmp_path)!r}, sys.path\n"
         "assert isinstance(pickle.loads(pickle.dumps(Mine())), Mine)\n"
         "assert __name__ == '__main__'\n"
@@ -182,6 +187,16 @@ def test_a_file_without_a_folder_is_refused_before_training(
         outcome = run(TRAIN, **{setting: tmp_path / "none" / "file"})
         assert outcome.code == ConfigError.exit_code
         assert "does not exist" in outcome.error
+
+
+def test_a_script_may_change_its_folder(run: Callable[..., ScriptOutcome], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    moves, paths = (
+        "import os\nos.chdir('other')\n",
+        {"save_parameters": Path("saved"), "record": Path("steps")},
+    )
+    assert run(moves + TRAIN, **paths).code == 0
+    assert {"saved", "steps"} < {path.name for path in tmp_path.iterdir()}
 
 
 def test_parameters_that_cannot_be_saved_are_a_failure(
@@ -229,7 +244,9 @@ def test_a_lone_worker_that_was_stopped_goes_on_at_its_step(
 
 
 def test_an_error_after_a_signal_counts_as_the_requested_stop(run: Callable[..., ScriptOutcome]) -> None:
-    outcome = run(TRAIN + "import signal\nsignal.raise_signal(signal.SIGTERM)\nraise RuntimeError('no data')")
+    hook = "sys.excepthook = lambda *_: sys.exit(9)\n"
+    asked = "import signal\nsignal.raise_signal(signal.SIGTERM)\n"
+    outcome = run(f"{TRAIN}{hook}{asked}raise RuntimeError('no data')")
     assert outcome.code == 75
     assert "RuntimeError: no data" in outcome.error
 
@@ -263,12 +280,13 @@ def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(
 ) -> None:
     outcome = run(
         TRAIN + "import os, signal, time\n"
+        "ask_worker = signal.getsignal(signal.SIGTERM)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    hubring.shutdown()\n"
         "    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
         "    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, 'too late before a wait for a lock'\n"
-        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    ask_worker(signal.SIGTERM, None)  # as from a handler of the script\n"
         "    os._exit(0)\n"
         "_, status = os.waitpid(child, 0)\n"
         "assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM, status\n"
@@ -307,19 +325,57 @@ def test_a_plain_script_leaves_the_job_once_and_tells_how_it_ended(
     assert ended.returncode == int(told.startswith("FAILED"))
 
 
+STEP = "def late(): model(torch.ones(1, 2)).sum().backward(); optimizer.step()\n"
+START = "from threading import Thread\nThread(target=late).start()\n"
+POOL = "from concurrent.futures import {0}\npool = {0}(1)\n"
+STOP = "def late():\n    import os; os.kill(os.getpid(), 15)\n    while True: step()\n"
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_pythons")
-def test_a_script_ends_with_its_last_thread_or_its_own_hook(tmp_path: Path) -> None:
-    step = "def late(): model(torch.ones(1, 2)).sum().backward(); optimizer.step(); 1 / 0"
-    thread = f"import threading\n{step}\nthreading.Thread(target=late).start()"
-    for script, ends in (
-        (thread, (0, 2)),
-        ("def hook(*_): raise SystemExit(7)\nsys.excepthook = hook\n1 / 0", (7, 1)),
-    ):
-        (tmp_path / "script.py").write_text(f"{TRAIN}{script}")
-        ended = started(tmp_path, *module_command("hubring.workers.programs.ps_worker", "script.py"))
-        found = json.loads((ended.stdout.splitlines() or ["{}"])[-1])
-        assert (ended.returncode, found.get("steps", 1)) == ends, ended.stderr
+@pytest.mark.parametrize(
+    ("ending", "steps", "code"),
+    [
+        (STEP + START, 2, 0),
+        (f"{STEP}{START}sys.exit(0)", 2, 0),
+        (f"{STEP}{POOL.format('ThreadPoolExecutor')}pool.submit(late)", 2, 0),
+        (f"{POOL.format('ProcessPoolExecutor')}pool.submit(abs, 1).result()", 1, 0),
+        (f"{STEP.replace('late', 'step')}{STOP}{START}", None, 75),
+    ],
+    ids=["thread", "exit", "executor", "idle processes", "stopped in a thread"],
+)
+def test_a_script_ends_with_its_last_thread(
+    tmp_path: Path, ending: str, steps: int | None, code: int
+) -> None:
+    (tmp_path / "script.py").write_text(TRAIN + ending)
+    ended = started(tmp_path, *module_command("hubring.workers.programs.ps_worker", "script.py"))
+    result = json.loads(ended.stdout.splitlines()[-1])
+    assert (ended.returncode, result["exit_code"]) == (code, code), ended.stderr
+    assert result["steps"] == (steps or result["steps"])
+
+
+@pytest.mark.parametrize(
+    ("hook", "code", "shown", "traced"),
+    [
+        ("print(hubring.size(), kind.__name__)", 1, "1 ValueError\n", False),
+        ("raise SystemExit(7)", 7, "", False),
+        ("1 / 0", 1, "", True),
+    ],
+)
+def test_the_error_hook_of_a_script_is_called_as_in_plain_python(
+    run: Callable[..., ScriptOutcome],
+    capsys: pytest.CaptureFixture[str],
+    hook: str,
+    code: int,
+    shown: str,
+    traced: bool,
+) -> None:
+    sets = f"def hook(kind, *_): {hook}\nsys.excepthook = hook\n"
+    outcome = run(f"{TRAIN}{sets}raise ValueError('the cause')")
+    assert (outcome.code, outcome.result["steps"]) == (code, 1)
+    assert ("ValueError: the cause" in outcome.traceback) == traced
+    out, err = capsys.readouterr()
+    assert (out, "ZeroDivisionError" in err) == (shown, traced)
 
 
 @pytest.mark.slow

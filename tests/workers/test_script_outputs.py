@@ -17,6 +17,7 @@ class Logger:
     def __init__(self, to): self.to = to
     def write(self, text): self.to.write(text)
 """
+WARN = "import logging; logging.getLogger('hubring.of.tests').warning('after the script')"
 REPLACED = {
     "by a logger": "sys.stdout, sys.stderr = Logger(sys.stdout), Logger(sys.stderr)",
     "closed": "sys.stdout.close(); sys.stderr.close()",
@@ -38,11 +39,21 @@ def test_a_script_that_replaces_its_outputs_still_gives_its_result(
 ) -> None:
     script = tmp_path / "script.py"
     parts = (replace, TRAIN) if early else (TRAIN, replace)
-    script.write_text("\n".join([LOGGER, *parts, "import logging; logging.warning('of the script')"]))
+    script.write_text("\n".join([LOGGER, *parts, WARN]))
     ended = started(tmp_path, *module_command("hubring.workers.programs.ps_worker", str(script)))
     result = json.loads(ended.stdout.splitlines()[-1])
     assert (ended.returncode, result["exit_code"], result["steps"]) == (0, 0, 1)
-    assert "WARNING: of the script" in ended.stderr
+    assert "WARNING: after the script" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_pythons")
+def test_a_script_sets_up_logging_as_in_plain_python(tmp_path: Path) -> None:
+    setup = "import logging, sys\nlogging.basicConfig(level='DEBUG', format='%(name)s', stream=sys.stdout)"
+    (tmp_path / "script.py").write_text("\n".join([TRAIN, setup, "logging.debug('of the script')", WARN]))
+    ended = started(tmp_path, *module_command("hubring.workers.programs.ps_worker", "script.py"))
+    assert ended.stdout.splitlines()[:-1] == ["root"]
+    assert ended.stderr.count("WARNING: after the script") == 1
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import typer
 
 from hubring.ps.config import terminal
 from hubring.workers.bench.row import ROWS
+from hubring.workers.peers.rows import chosen
 
 if TYPE_CHECKING:
     from hubring.workers.bench.case import BenchCase, BenchEntry
@@ -127,15 +128,14 @@ def rows_of(names: str | None) -> list[BenchRow]:
         ConfigError: This machine does not support a named row.
     """
     from hubring.ps.core.errors import ConfigError
-    from hubring.workers.bench.row import select
 
-    chosen = select(name.strip() for name in names.split(",")) if names else list(ROWS.values())
-    lacks = {row.name: lack for row in chosen if (lack := row.missing())}
+    asked = chosen(map(str.strip, names.split(",")), ROWS) if names else list(ROWS.values())
+    lacks = {row.name: lack for row in asked if (lack := row.missing())}
     if names and lacks:
         raise ConfigError("; ".join(f"--rows {name}: {lack}" for name, lack in lacks.items()))
     for name, lack in lacks.items():
         print(f"skipping {name}: {lack}", file=sys.stderr)
-    return [row for row in chosen if row.name not in lacks]
+    return [row for row in asked if row.name not in lacks]
 
 
 def _stamp() -> dict[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hubring.workers.bench.job import ModelShape
 from hubring.workers.peers import machine
-from hubring.workers.peers.rows import PEERS, PeerRow, chosen, spelt
+from hubring.workers.peers.rows import PEERS, PeerRow, spelt
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,3 @@ ROWS = {
         _on_gpu(_bound("bound-cuda", "raw:BoundCuda", 1, "mean and step of all gradients on one GPU")),
     )
 }
-
-
-def select(names: Iterable[str]) -> list[BenchRow]:
-    """Returns the rows with these names, in this order; raises as `chosen`."""
-    return chosen(names, ROWS)

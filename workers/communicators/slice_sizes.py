@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Slice, TensorSpec
-from hubring.ps.job.sharding import SLICE_BYTES, plan
+from hubring.ps.job.sharding import SLICE_BYTES, number_of_slices, plan
 
 SIZES = (SLICE_BYTES, 1 << 20, 2 << 20, 8 << 20)
 """Sizes to try, in bytes. The first is used if the size makes no difference."""
@@ -33,7 +33,7 @@ def different(specs: Sequence[BucketSpec], sizes: Sequence[int]) -> list[int]:
     """Returns the sizes that split the buckets differently."""
     cuts: dict[int, int] = {}
     for size in sizes:
-        cuts.setdefault(len(plan(specs, 1, size).slices), size)
+        cuts.setdefault(number_of_slices(specs, size), size)
     return list(cuts.values())
 
 

@@ -212,7 +212,6 @@ class LocalTeam:
                     continue
                 if self._signals:  # the others end as well, each after what it still has to save
                     failed = failed or worker.exit_code()
-                    self._places.clear()
                     continue
                 verdict = self._patience.verdict(len(self._running), finished)
                 cause = self._cause(worker) if verdict is FailureResponse.END else worker

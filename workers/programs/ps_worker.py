@@ -88,7 +88,7 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
             restarts = Restarts(config.restarts, WORKER_PAUSE_SECONDS)
             begin = as_child("ps-worker", "hubring.workers.programs.ps_worker", environment())
             return supervise("ps-worker", begin, restarts)
-        origin = logs.configure(config.log_format)
+        origin = logs.configure(config.log_format, logger=logs.OURS)
         if node_launcher.wanted(config):  # the launcher does not train, and does not import torch
             again = ["--module"] if is_module else []
             return node_launcher.run(config, flags, config_file, [*again, "--", *words])

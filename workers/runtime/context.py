@@ -46,8 +46,13 @@ _meet: WorkerMaker | None = None
 def prepare(config: WorkerConfig, origin: logs.LogOrigin, job: str) -> None:
     """Sets the configuration for `init()`. ps-worker calls it before the script, which may `chdir`."""
     global _prepared
-    folder = config.checkpoint_dir
-    _prepared = (config if folder is None else replace(config, checkpoint_dir=folder.absolute()), origin, job)
+    _prepared = _anchored(config), origin, job
+
+
+def _anchored(config: WorkerConfig) -> WorkerConfig:
+    """Returns settings whose paths hold in any folder."""
+    paths = ((name, getattr(config, name)) for name in config.__struct_fields__)
+    return replace(config, **{name: path.absolute() for name, path in paths if isinstance(path, Path)})
 
 
 def make_workers_by(meet: WorkerMaker) -> None:
@@ -104,8 +109,8 @@ def init(*, aggregate: bool = False) -> Worker:
     if _prepared is not None:
         config, origin, job = _prepared
     else:
-        config = load_worker({})
-        origin, job = logs.configure(config.log_format), Path(sys.argv[0]).name
+        config = _anchored(load_worker({}))
+        origin, job = logs.configure(config.log_format, logger=logs.OURS), Path(sys.argv[0]).name
     if aggregate and config.topology == "hub":
         config = replace(config, aggregate=True)
     placement = detect(environment(), config.rank, config.world_size, config.local_rank, socket.gethostname())

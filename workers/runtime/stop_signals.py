@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Set as AbstractSet
 from functools import cache
 from types import FrameType
 
@@ -77,8 +78,14 @@ class StopSignals:
                 self._begin_watch(context.started(), number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if _forking.goes_on:  # Python would swallow an error
+            threading.Timer(LOOK_SECONDS, os.kill, (os.getpid(), number)).start()
+            return
         worker = context.started()
         forked = worker is not None and worker.pid != os.getpid()
+        if forked and number == signal.SIGTERM:  # a handler of the script calls this one
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         if forked and number == signal.SIGUSR1:
             return
         if worker is not None and self._overdue:
@@ -143,7 +150,15 @@ def _tell(text: str) -> None:
     threading.Thread(target=log.warning, args=("%s", text), name="stop notice").start()
 
 
-_forking = threading.local()
+class _Fork(threading.local):
+    """A fork by this thread."""
+
+    goes_on = False
+    mask: AbstractSet[int] = frozenset()
+    """The signals that were blocked before."""
+
+
+_forking = _Fork()
 
 
 @cache
@@ -156,11 +171,16 @@ def _guard_forks() -> None:
 
 
 def _hold() -> None:
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, CODES)
+    _forking.goes_on = True
+    _forking.mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, ()
+    )  # before, since handlers of the script can raise
+    signal.pthread_sigmask(signal.SIG_BLOCK, CODES)
 
 
 def _release() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+    _forking.goes_on = False
 
 
 def _forget_arrivals() -> None:
@@ -168,10 +188,9 @@ def _forget_arrivals() -> None:
 
     A handler of Python would be too late for a child that is about to wait for a lock.
     """
-    if threading.current_thread() is threading.main_thread():  # otherwise Python refuses
-        signal.set_wakeup_fd(-1)
-        if getattr(signal.getsignal(signal.SIGTERM), "__func__", None) is StopSignals._handle:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    if getattr(signal.getsignal(signal.SIGTERM), "__func__", None) is StopSignals._handle:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _release()
 
 

@@ -18,6 +18,7 @@ from hubring.ps.coordinator.regroup_service import Rendezvous
 from hubring.ps.core.bounds import MESSAGE_CHARACTERS, Rejections
 from hubring.ps.core.errors import UsageError
 from hubring.ps.core.types import MAX_WORLD_SIZE, PROTOCOL, BucketSpec, TensorSpec
+from hubring.ps.job import control_messages
 from hubring.ps.job.control_messages import MAX_ADDRESSES, PARAMETER_CHARACTERS, SHARD_TOKEN
 from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, shard_token
 
@@ -116,6 +117,28 @@ async def test_names_in_buckets_are_bounded(bucket: BucketSpec) -> None:
     assert len(reply.refused) < 400
     assert "\x1b" not in reply.refused
     assert refused(hub) == {"text": 1}
+
+
+@pytest.mark.parametrize("shape", [(-4,), (2, -4), (1 << 24, 1 << 24), (1,) * 65, (1 << 62,) * 1000])
+async def test_shapes_are_bounded(shape: tuple[int, ...]) -> None:
+    hub = Hub()
+    worker, _ = await hub.started()
+    reply = await hub.plan(worker, BucketSpec(0, "float32", "SGD", (TensorSpec("w", shape),)))
+    assert f"parameter w has the shape [{shape[0]}" in reply.refused
+    assert "; use at most 64 dimensions, none negative, and at most" in reply.refused
+    assert len(reply.refused) < 400
+    assert refused(hub) == {"model": 1}
+
+
+async def test_the_parameters_of_a_model_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_messages, "MAX_PARAMETERS", 2)
+    hub = Hub()
+    worker, _ = await hub.started()
+    for count in (2, 3):
+        tensors = tuple(TensorSpec(str(number), (4,)) for number in range(count))
+        reply = await hub.plan(worker, BucketSpec(0, "float32", "SGD", tensors))
+    assert "3 buckets or parameters; use at most 2" in reply.refused
+    assert refused(hub) == {"model": 1}
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,13 @@ async def test_a_member_that_is_connected_is_waited_for() -> None:
     waiting = await regroup(hub, one, 1, boundary=False, wait=0.0)
     assert waiting.generation == 0
     assert (await hub.beat(two)).broken == 1
+    hub.time.advance(3.0)
     first, second = await asyncio.gather(
         regroup(hub, one, 1, boundary=False), regroup(hub, two, 1, boundary=False)
     )
     assert ranks(first) == ranks(second) == [one.rank, two.rank]
     assert (await hub.beat(two)).broken == 0
+    assert hub.reporter.report([])["ring_pause"] == 3.0
 
 
 async def test_a_newcomer_enters_at_the_boundary_and_ranks_are_kept() -> None:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import pkgutil
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from threading import Event
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
+from hubring.ps.coordinator import agreed_model
 from hubring.ps.coordinator.checkpoints import CheckpointContent
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, TensorSpec
+from hubring.ps.job import control_messages
+from hubring.ps.job.sharding import MAX_SLICES
 from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, Refused
 
 
@@ -62,13 +72,15 @@ async def test_a_worker_that_left_can_no_longer_change_the_plan() -> None:
     hub = Hub(slice_bytes=None)
     first, _ = await hub.started()
     hub.fleet.may_plan.clear()
-    trials = [asyncio.create_task(hub.plan(first, slice_bytes=size, trial=True)) for size in (8, 4)]
-    await asyncio.sleep(0)
+    trial = asyncio.create_task(hub.plan(first, slice_bytes=8, trial=True))
+    while not hub.fleet.planning:
+        await asyncio.sleep(0)
+    second_trial = asyncio.create_task(hub.plan(first, slice_bytes=4, trial=True))
     await hub.leave(first)
     hub.fleet.may_plan.set()
-    assert len((await trials[0]).slices) == 2
+    assert len((await trial).slices) == 2
     with pytest.raises(Refused, match="it left the job"):
-        await trials[1]
+        await second_trial
     assert hub.fleet.plans == [[2, 2]]
 
 
@@ -77,7 +89,8 @@ async def test_the_next_jobs_plan_waits_for_the_last_jobs() -> None:
     both = await hub.started()
     hub.fleet.may_plan.clear()
     old = asyncio.create_task(hub.plan(both[0]))
-    await asyncio.sleep(0)
+    while not hub.fleet.planning:
+        await asyncio.sleep(0)
     for joined in both:
         await hub.leave(joined)
     await hub.coordinator.tick()
@@ -163,7 +176,7 @@ async def test_buckets_join_the_job_once_at_the_step_of_the_others() -> None:
             (4, 1),
         ]
         assert not reply.initialised
-    assert hub.fleet.extensions == [([2, 3, 4], None, 7)]
+    assert hub.fleet.extensions == [([2, 3, 4], "", 7)]
 
 
 @pytest.mark.parametrize(
@@ -209,9 +222,107 @@ async def test_a_restored_job_gets_the_saved_values_when_its_script_adds_the_gro
         assert not reply.refused
         assert [piece.key for piece in reply.slices] == [0, 1]
         assert reply.initialised
-    assert hub.fleet.extensions == [([1], path, 0)]
+    assert hub.fleet.extensions == [([1], str(path), 0)]
     third = BucketSpec(2, "float32", "SGD", (TensorSpec("tail", (2,)),))
     assert not (await hub.plan(both[0], third)).initialised
+
+
+TRY = partial(Hub.plan, slice_bytes=8, trial=True)
+
+
+def held(monkeypatch: pytest.MonkeyPatch, work: str) -> tuple[Event, Event]:
+    """Makes a function of the coordinator wait; returns when it has begun, and when it may go on."""
+    name, begun, may_end = f"hubring.ps.coordinator.{work}", Event(), Event()
+    function = pkgutil.resolve_name(name)
+
+    def waits(*arguments: Any) -> Any:
+        begun.set()
+        assert may_end.wait(LIMIT)
+        return function(*arguments)
+
+    monkeypatch.setattr(name, waits)
+    return begun, may_end
+
+
+@pytest.mark.parametrize(
+    ("work", "call"),
+    [
+        ("control_service.control_messages.checked_buckets", Hub.plan),
+        ("agreed_model.AgreedModel.check", Hub.plan),
+        ("agreed_model.AgreedModel.draw", Hub.plan),
+        ("agreed_model.AgreedModel.draw_trial", TRY),
+        ("control_service.slices_to_proto", Hub.plan),
+        ("joining.assignment", Hub.plan),
+        ("joining.assignment", TRY),
+    ],
+)
+async def test_a_heartbeat_is_answered_while_a_plan_is_made(
+    monkeypatch: pytest.MonkeyPatch, work: str, call: Callable[[Hub, pb.JoinReply], Awaitable[pb.PlanReply]]
+) -> None:
+    hub = Hub(slice_bytes=None if call is TRY else 64)
+    first, second = await hub.started()
+    begun, may_end = held(monkeypatch, work)
+    planning = asyncio.ensure_future(call(hub, first))
+    while not begun.is_set():
+        await asyncio.sleep(0)
+    await hub.beat(second)
+    may_end.set()
+    await planning
+
+
+@pytest.mark.parametrize("call", [Hub.plan, TRY])
+async def test_the_plan_of_a_worker_that_leaves_meanwhile_goes_to_no_shard(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[Hub, pb.JoinReply], Awaitable[pb.PlanReply]]
+) -> None:
+    hub = Hub(slice_bytes=None if call is TRY else 64)
+    first, _ = await hub.started()
+    begun, may_end = held(monkeypatch, "agreed_model.make_plan")
+    planning = asyncio.ensure_future(call(hub, first))
+    while not begun.is_set():
+        await asyncio.sleep(0)
+    await hub.leave(first)
+    may_end.set()
+    with pytest.raises(Refused, match="it left the job"):
+        await planning
+    assert not hub.fleet.plans
+
+
+async def test_the_slices_are_put_into_messages_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    control_messages.slices_to_proto.cache_clear()
+    made = Mock(side_effect=control_messages.slice_to_proto)
+    monkeypatch.setattr(control_messages, "slice_to_proto", made)
+    hub = Hub(slice_bytes=4)
+    replies = [await hub.plan(joined) for joined in await hub.started()]
+    assert replies[0] == replies[1]
+    assert made.call_count == len(replies[0].slices) == 4
+
+
+@pytest.mark.parametrize(
+    ("numel", "slice_bytes", "count"), [(1 << 24, 8, 1 << 23), (1 << 40, 4 << 20, 1 << 20)]
+)
+async def test_too_many_slices_are_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, numel: int, slice_bytes: int, count: int
+) -> None:
+    hub = Hub(slice_bytes=None)
+    first, _ = await hub.started()
+    bucket = BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (numel,)),))
+    with monkeypatch.context() as patch:
+        patch.setattr(agreed_model, "make_plan", None)
+        trial, chosen = [
+            (await hub.plan(first, bucket, slice_bytes, trial=trial)).refused for trial in (True, False)
+        ]
+    assert trial == chosen
+    assert f"at most {slice_bytes} bytes cut this model into {count} slices" in trial
+    larger = int(trial.rpartition("restart the server with --slice-bytes ")[2])
+    assert MAX_SLICES / 4 < len((await hub.plan(first, bucket, larger)).slices) <= MAX_SLICES
+
+
+async def test_slices_that_join_a_job_count_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreed_model, "MAX_SLICES", 4)
+    hub = Hub(slice_bytes=8)
+    first, _ = await hub.started()
+    assert len((await hub.plan(first)).slices) == 2
+    assert "into 5 slices, but a job has at most 4" in (await hub.plan(first, MORE)).refused
 
 
 def test_a_checkpoint_has_the_buckets_that_all_shards_saved() -> None:

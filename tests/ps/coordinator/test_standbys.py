@@ -9,8 +9,8 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.promotion import PAIR_SECONDS, pair_on_hosts
-from hubring.ps.coordinator.shard_fleet import GUARDED_RETURN_SECONDS, ShardSilent
-from tests.support.fakes.standbys import Story, calls, gives_up, kill, process
+from hubring.ps.coordinator.shard_fleet import GUARDED_RETURN_SECONDS, STALLED_LEASE_SECONDS, ShardSilent
+from tests.support.fakes.standbys import Story, calls, dismissal, gives_up, kill, process
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ async def test_a_standby_takes_the_place_of_a_lost_shard(monkeypatch: pytest.Mon
     assert hub.fleet.shards[0] is standby
     assert (calls(standby)[-1], hub.standbys.failovers, hub.failures) == ("Promote", 1, [])
     assert f"{KILLED}; its standby (here pid 100) has taken its place" in hub.news[0]
-    assert "has taken its place" in hub.standbys.decision_for(shard.token, b"", unreachable=False).dismissed
-    assert hub.standbys.decision_for(standby.token, b"", unreachable=False) == ("", False)
+    assert "has taken its place" in dismissal(hub, shard)
+    assert dismissal(hub, standby) == ""
 
 
 async def test_a_standby_that_cannot_be_reached_is_given_up_for_good() -> None:
@@ -109,6 +109,22 @@ async def test_a_standby_that_cannot_be_reached_is_given_up_for_good() -> None:
     await hub.standbys.lose(shard, "was killed")
     assert "Promote" not in calls(standby)
     assert hub.failures
+
+
+async def test_a_standby_for_which_its_shard_waits_is_given_up_once_it_sends_no_heartbeats() -> None:
+    hub = Story(1)
+    shard, standby = await hub.paired()
+    stalled = pb.ShardHeartbeatRequest(token=shard.token, stream=shard.stream, stalled=True)
+    for _ in range(3):  # it is busy, and lives
+        hub.fleet.beat(standby.token, hub.time.now())
+        assert not hub.standbys.answer(stalled).given_up
+        hub.time.advance(STALLED_LEASE_SECONDS)
+        await hub.standbys.check()
+    hub.time.advance(0.1)
+    await hub.standbys.check()
+    assert hub.standbys.answer(stalled).given_up
+    assert dismissal(hub, standby).startswith("this standby was given up")
+    assert (hub.fleet.departed, hub.failures) == ({(standby.host, standby.pid)}, [])
 
 
 async def test_a_silent_shard_with_a_standby_has_little_time_to_return() -> None:
@@ -282,8 +298,8 @@ async def test_shard_and_standby_hear_that_it_is_given_up_once_that_is_on_record
     _, standby = await hub.paired()
     recorded: list[bool] = []
     hub.fleet.before_call = lambda: recorded.append(standby in hub.fleet.standbys)
-    assert hub.standbys.decision_for(standby.token, b"", unreachable=False).dismissed == ""
+    assert dismissal(hub, standby) == ""
     await hub.standbys.lose(standby, KILLED)
     assert recorded == [False]
-    why = hub.standbys.decision_for(standby.token, b"", unreachable=False).dismissed
+    why = dismissal(hub, standby)
     assert why.startswith("this standby was given up")

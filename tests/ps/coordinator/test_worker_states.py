@@ -86,6 +86,12 @@ def test_two_ranks_that_send_the_shared_state_at_once_do_not_mix_it(tmp_path: Pa
     assert path.read_bytes() == b"abcdefghij"
 
 
+def test_an_incomplete_state_of_an_earlier_life_is_removed(tmp_path: Path) -> None:
+    for life, last in ((b"first", False), (b"second", True)):
+        assert WorkerStates(tmp_path).take(pb.KeepRequest(incarnation=life, content=b"own", last=last)) == ""
+    assert in_folder(tmp_path / ".workers") == {"rank-0.0": b"own"}
+
+
 def test_a_state_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     assert "offset -1" in WorkerStates(tmp_path).take(part_of(0, -1, b"abcd"))
     assert "cannot write to" in WorkerStates(tmp_path / "gone").take(part_of(0, 0, b"abcd"))

@@ -91,13 +91,6 @@ def test_a_job_that_often_replaces_workers_does_not_grow() -> None:
     assert members.holds(f"token{MOST_DEPARTED + 49}")
 
 
-def test_each_worker_of_a_large_job_that_finished_can_ask_again() -> None:
-    members, everyone = full(MOST_DEPARTED + 50)
-    for member in everyone:
-        members.leave(sender(member))
-    assert [members.leave(sender(member)) for member in everyone] == [None] * len(everyone)
-
-
 def test_a_worker_that_waits_for_its_rank_has_a_longer_lease() -> None:
     members = Membership(1, 2.0)
     waiting = members.join("a", None, "alpha", 1, 0.0, waits=True)

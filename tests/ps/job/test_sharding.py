@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, TensorSpec
-from hubring.ps.job.sharding import deal, loads_of, parameter_parts, plan
+from hubring.ps.job.sharding import deal, loads_of, number_of_slices, parameter_parts, plan
 
 
 def bucket(index: int, numel: int, dtype: str = "float32") -> BucketSpec:
@@ -28,6 +29,7 @@ def test_every_element_lies_in_exactly_one_slice(
     buckets: list[BucketSpec], shards: int, slice_bytes: int
 ) -> None:
     slices = plan(buckets, shards, slice_bytes).slices
+    assert len(slices) == number_of_slices(buckets, slice_bytes)
     assert [piece.key for piece in slices] == list(range(len(slices)))
     covered = [
         (piece.bucket, at) for piece in slices for at in range(piece.offset, piece.offset + piece.numel)
@@ -71,6 +73,15 @@ def test_slices_that_are_cut_already_keep_their_cuts_when_dealt_anew() -> None:
     after = deal(before, model, 2).slices
     assert after == plan(model, 2, slice_bytes=1024).slices
     assert {piece.shard for piece in after} == {0, 1}
+
+
+def test_the_slices_in_checkpoints_stay_as_they_are() -> None:
+    slices = plan([bucket(0, 30_003), bucket(1, 5_000, "bfloat16")], 2, 65_536).slices
+    assert msgspec.json.encode(slices) == (
+        b'[{"key":0,"bucket":0,"offset":0,"numel":15360,"shard":0},'
+        b'{"key":1,"bucket":0,"offset":15360,"numel":14643,"shard":1},'
+        b'{"key":2,"bucket":1,"offset":0,"numel":5000,"shard":1}]'
+    )
 
 
 def test_no_tiny_rest_is_left_over() -> None:

@@ -85,14 +85,6 @@ def test_compressed_gradients_are_refused_too(codec: str) -> None:
     assert values(store) == [0.0] * 64
 
 
-def test_where_workers_step_the_mean_comes_back_as_it_is() -> None:
-    store = hub(BSP(), 1, optimizer="")
-    ((_, reply),) = store.handle(push(0, 0, NAN, hyper={}), "a")
-    mean = values_of(reply).values
-    assert isinstance(mean, Tensor)
-    assert mean.isnan().tolist() == [False, True, False, True]
-
-
 def test_a_slice_of_several_blocks_is_never_saved_half_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 8)
     store = hub(BSP(), 1)

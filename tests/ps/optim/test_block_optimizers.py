@@ -136,5 +136,9 @@ def test_an_option_that_the_state_has_no_tensor_for_is_refused_as_torch_refuses_
     with pytest.raises(ConfigError, match=r"got momentum=0\.9, but its state has no momentum_buffer"):
         steps.check(momentum)
     steps.check(plain)
+    used = steps.state()
     steps.load(OptimizerState())
     steps.check(momentum)
+    steps.load(used)
+    with pytest.raises(ConfigError, match="its state has no momentum_buffer"):
+        steps.check(momentum)

@@ -61,6 +61,13 @@ async def test_what_workers_have_published_counts_after_a_takeover() -> None:
     assert after.counts == {1: 1}
 
 
+async def test_a_replaced_shard_learns_of_it_after_a_takeover() -> None:
+    hub = Hub()
+    hub.coordinator.standbys.dismissed["shard"] = "replaced"
+    taken_over(hub)
+    assert hub.coordinator.standbys.answer(pb.ShardHeartbeatRequest(token="shard")).dismissed == "replaced"
+
+
 class Caller:
     """Makes the calls of workers and shards, and notes the answers."""
 

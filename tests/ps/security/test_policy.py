@@ -35,6 +35,12 @@ def test_every_policy_names_roles_or_why_a_call_needs_no_secret() -> None:
         assert bool(policy.roles) != bool(policy.open), method
 
 
+def test_only_an_operator_changes_a_server_and_only_the_hub_its_shards() -> None:
+    for call in ("Checkpoint", "RotateToken"):
+        assert POLICIES[f"/hubring.v1.Control/{call}"].roles == {Role.OPERATOR}
+    assert all(policy.roles == {Role.HUB} for method, policy in POLICIES.items() if "ShardControl" in method)
+
+
 @pytest.mark.parametrize("method", sorted(POLICIES))
 def test_a_guard_lets_in_only_the_roles_of_the_policy(method: str) -> None:
     guard, policy = Guard(SECRETS), POLICIES[method]

@@ -36,7 +36,7 @@ def test_a_shard_goes_on_after_replies_without_a_message(
     monkeypatch.setattr(process, "RETRY_SECONDS", 0.0)
     shard, _ = registered([*[None] * damaged, Reply(stop=True)])
     ended: list[bool] = []
-    shard._beat(lambda: ended.append(True), bytes, lambda stream: None)
+    shard._beat(lambda: ended.append(True), lambda: (b"", False), lambda stream: None)
     assert (ended, shard.failure) == ([True], None)
 
 
@@ -58,7 +58,7 @@ def test_a_shard_asks_again_about_its_standby_after_a_reply_without_a_message(
 def test_a_shard_ends_with_its_parent_while_its_heartbeat_waits_for_a_reply() -> None:
     shard, coordinator = registered([])
     ended = threading.Event()
-    shard.keep(ended.set, bytes, lambda stream: None)
+    shard.keep(ended.set, lambda: (b"", False), lambda stream: None)
     assert coordinator.unanswered.wait(SOON)
     shard._orphaned.set()
     assert ended.wait(SOON)

@@ -19,7 +19,14 @@ from hubring.ps.core.messages import (
     Reply,
     StoreCommand,
 )
-from hubring.ps.shard.stream import SILENT_SECONDS, OrderedChanges, StandbyLost, Stream
+from hubring.ps.shard.stream import (
+    SILENT_SECONDS,
+    STALLED_SECONDS,
+    CallHistory,
+    OrderedChanges,
+    StandbyLost,
+    Stream,
+)
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.decode import decode_request
 from hubring.ps.transport.encode import encode_reply
@@ -122,6 +129,13 @@ def test_a_reply_without_a_change_of_its_own_waits_for_a_fresh_acknowledgement(s
     assert story.released == ["pull"]
 
 
+def test_a_later_standby_hears_nothing_of_a_job_before_a_reset() -> None:
+    history = CallHistory()
+    for command in (StoreCommand.SET_VIEW, StoreCommand.DRAIN, StoreCommand.FAIL, StoreCommand.RESET):
+        history.note(CoordinatorCall(command))
+    assert history.calls() == []
+
+
 def test_a_new_connection_gets_what_is_unacknowledged_in_order(story: Story) -> None:
     for _ in range(3):
         story.stream.append(drain())
@@ -161,6 +175,16 @@ def test_a_silent_standby_counts_as_lost(story: Story) -> None:
     story.time.advance(1.0)
     story.stream.check()
     assert isinstance(story.lost[0], StandbyLost)
+
+
+def test_a_stream_is_stalled_while_a_change_is_unacknowledged(story: Story) -> None:
+    story.stream.append(drain())
+    story.time.advance(STALLED_SECONDS)
+    found = [story.stream.stalled]
+    story.time.advance(0.1)
+    found.append(story.stream.stalled)
+    story.acknowledge(0)
+    assert [*found, story.stream.stalled] == [False, True, False]
 
 
 def test_a_standby_that_answered_while_its_shard_was_busy_is_not_silent(story: Story) -> None:

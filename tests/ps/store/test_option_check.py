@@ -24,11 +24,3 @@ def test_ranks_in_lockstep_that_differ_in_an_option_are_named_once(
             "rank 0 has lr=0.1 in step 2, and rank 2 has lr=0.05; the hub steps with those of rank 0" in text
         )
         assert "hubring.allreduce" in text
-
-
-def test_ranks_with_the_same_options_hear_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    store = hub(BSP(), 2)
-    for step in range(2):
-        for rank in range(2):
-            store.handle(push(rank, step), (step, rank))
-    assert not caplog.records

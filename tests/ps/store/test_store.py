@@ -77,14 +77,6 @@ def test_bsp_is_bitwise_the_same_for_every_order_of_arrival() -> None:
         assert torch.equal(run([order, order[::-1], order]), expected)
 
 
-def test_no_gradient_is_written_to() -> None:
-    store = hub(BSP(), 3)
-    given = [torch.full((4,), float(rank)) for rank in range(3)]
-    for clock, rank in itertools.product(range(2), range(3)):
-        store.handle(push(rank, clock, given[rank], hyper={**MOMENTUM, "weight_decay": 0.5}), rank)
-    assert [tensor.tolist() for tensor in given] == [[float(rank)] * 4 for rank in range(3)]
-
-
 def test_the_values_keep_their_memory() -> None:
     store = hub(BSP(), 1)
     first = tensor_of(store.handle(push(0, 0), "a")[0].reply).data_ptr()

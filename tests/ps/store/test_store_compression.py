@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from hubring.ps.core.messages import Code, Coded, Pull, Push
+from hubring.ps.core.messages import Code, Coded, Pull, Push, Transfer
+from hubring.ps.shard.stream import lasting
 from hubring.ps.store.consistency import BSP
 from tests.support.store import (
     ADD,
@@ -50,6 +53,17 @@ def test_a_retry_is_answered_with_the_same_code() -> None:
     ((_, again),) = store.handle(push_, "second")
     assert torch.equal(decoded(values_of(again).values), code)
     assert store.stats().duplicates == 1
+
+
+def test_what_waits_for_a_standby_does_not_change_with_the_next_round() -> None:
+    store = hub(BSP(), 1, optimizer="", codec="sign", numel=64)
+    (transfer, *_) = store.transfer()
+    ((_, reply),) = store.handle(Pull(sender(0), 0), "a")
+    held = values_of(lasting(replace(values_of(reply), stable=False)))
+    store.handle(coded_push(0, 0, torch.ones(64), hyper={}, name="sign"), "b")
+    assert isinstance(transfer, Transfer)
+    assert not transfer.tensors["code"].any()
+    assert not decoded(held.values).any()
 
 
 @pytest.mark.parametrize(

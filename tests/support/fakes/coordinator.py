@@ -23,7 +23,6 @@ from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.types import (
     PROTOCOL,
     BucketSpec,
-    ShardPlan,
     Slice,
     TensorSpec,
     View,
@@ -58,7 +57,7 @@ class FakeFleet(Fleet):
         super().__init__(lease_seconds)
         self.views: list[View] = []
         self.plans: list[list[int]] = []
-        self.extensions: list[tuple[list[int], Path | None, int]] = []
+        self.extensions: list[tuple[list[int], str, int]] = []
         """Keys, checkpoint and version."""
         self.failures: list[str] = []
         self.saves: asyncio.Queue[int] = asyncio.Queue()
@@ -87,19 +86,17 @@ class FakeFleet(Fleet):
         if self.shards:
             self.views.append(view)
 
-    async def set_plan(
-        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, step: int = 0
-    ) -> None:
+    async def set_plan(self, message: pb.ShardAssignment) -> None:
         self.planning += 1
         assert self.planning == 1, "one plan at a time"
         await self.may_plan.wait()
         self.planning -= 1
-        self.plans.append([piece.numel for piece in plan.slices])
-
-    async def extend_plan(
-        self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None, version: int
-    ) -> None:
-        self.extensions.append(([piece.key for piece in plan.slices], restore, version))
+        if message.extends:
+            self.extensions.append(
+                ([piece.key for piece in message.slices], message.restore, message.version)
+            )
+        else:
+            self.plans.append([piece.numel for piece in message.slices])
 
     async def drain(self) -> None:
         self.drains += 1
@@ -236,10 +233,10 @@ def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9)
 
 
 async def ring(hub: Hub, size: int = 2, least: int = 1) -> list[pb.JoinReply]:
-    """Starts a ring and its first generation."""
+    """Starts a ring and its first generation, to which the last rank comes first."""
     joins = (hub.join(f"w{rank}", topology="ring", min_workers=least) for rank in range(size))
     members = list(await asyncio.gather(*joins))
-    first = await asyncio.gather(*(regroup(hub, member, 0) for member in members))
+    first = await asyncio.gather(*(regroup(hub, member, 0) for member in reversed(members)))
     assert [reply.generation for reply in first] == [1] * size
     return members
 

@@ -113,4 +113,10 @@ def kill(process: Shard) -> None:
 
 def gives_up(hub: Story, shard: Shard, stream: bytes, *, unreachable: bool = False) -> bool:
     """Whether a shard that asks about a stream hears that its standby is given up."""
-    return hub.standbys.decision_for(shard.token, stream, unreachable=unreachable).given_up
+    request = pb.ShardHeartbeatRequest(token=shard.token, stream=stream, unreachable=unreachable)
+    return hub.standbys.answer(request).given_up
+
+
+def dismissal(hub: Story, process: Shard) -> str:
+    """Returns why a process must exit; empty if it need not."""
+    return hub.standbys.answer(pb.ShardHeartbeatRequest(token=process.token)).dismissed

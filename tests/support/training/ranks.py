@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import ClassVar, TypeVar, cast
@@ -17,7 +16,7 @@ from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Assignment, Session
 from hubring.ps.compression import gpu_tensor
 from hubring.ps.core.errors import HubringError
-from hubring.ps.core.types import BucketSpec, Member, Sender, ShardPlan, Slicing, View
+from hubring.ps.core.types import BucketSpec, Member, Sender, ShardPlan, Slice, Slicing, View
 from hubring.ps.job.sharding import plan
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP, Consistency
@@ -114,6 +113,10 @@ class Seat:
         """Does nothing, since no worker fails here."""
 
 
+def of_shard(held: ShardPlan, shard: int) -> list[Slice]:
+    return [piece for piece in held.slices if piece.shard == shard]
+
+
 class HubRanks(Ranks):
     """Ranks of a hub whose two shards are threads of this process; usable for one `run`."""
 
@@ -164,7 +167,7 @@ class HubRanks(Ranks):
                 self.averages = averages
                 self.shared = plan(buckets, len(self.loops), self.slice_bytes)
                 for shard, loop in enumerate(self.loops):
-                    mine = self.shared.of_shard(shard)
+                    mine = of_shard(self.shared, shard)
                     loop.command(partial(loop.store.assign, mine, buckets)).result(LIMIT)
             elif buckets[0].index > max(piece.bucket for piece in self.shared.slices):
                 self.extend(buckets)
@@ -174,11 +177,10 @@ class HubRanks(Ranks):
         """Adds buckets, as the coordinator does."""
         assert self.shared is not None
         first = len(self.shared.slices)
-        cut = plan(buckets, len(self.loops), self.slice_bytes).slices
-        more = ShardPlan(tuple(replace(piece, key=first + piece.key) for piece in cut))
+        more = plan(buckets, len(self.loops), self.slice_bytes, first=first)
         version = max(loop.command(loop.store.stats).result(LIMIT).newest for loop in self.loops)
         for shard, loop in enumerate(self.loops):
-            loop.command(partial(loop.store.extend, more.of_shard(shard), buckets, version)).result(LIMIT)
+            loop.command(partial(loop.store.extend, of_shard(more, shard), buckets, version)).result(LIMIT)
         self.shared = ShardPlan((*self.shared.slices, *more.slices))
 
     def join(self, rank: int) -> Communicator:

@@ -84,6 +84,12 @@ def no_folder_for_the_record(stage: Stage) -> Program:
     return stage.worker("--record", str(stage.folder / "missing" / "record.jsonl"), SMALL, "5")
 
 
+def tiny_slices(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "1", "--slice-bytes", "8")
+    stage.happens()
+    return stage.cluster.worker(address, SMALL, "5", "90000")
+
+
 def a_misused_optimizer(stage: Stage) -> Program:
     script = stage.folder / "twice.py"
     script.write_text(
@@ -226,6 +232,15 @@ SETTINGS = [
         fix="create it first",
         code=78,
         provoke=no_folder_for_the_record,
+    ),
+    Mishap(
+        "--slice-bytes is too small for the model",
+        "the worker",
+        who="slices of at most 8 bytes",
+        why=r"into \d+ slices, but a job has at most \d+",
+        fix=r"restart the server with --slice-bytes \d+",
+        code=78,
+        provoke=tiny_slices,
     ),
     Mishap(
         "a second backward after the gradients were sent",

@@ -22,7 +22,7 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.slice_tuning import SliceTrial
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import attached, linear, train_two_groups
-from tests.support.training.ranks import LIMIT, HubRanks, Seat
+from tests.support.training.ranks import LIMIT, HubRanks, Seat, of_shard
 
 SIZES = (128, 64, 256, 1 << 20)
 """Whole cache lines: cuts between them change no bit."""
@@ -73,7 +73,8 @@ class AskedRanks(HubRanks):
                 self.held = (buckets, slicing)
                 self.tried += [slice_bytes] if trial else []
                 for shard, loop in enumerate(self.loops):
-                    loop.command(partial(loop.store.assign, drawn.of_shard(shard), buckets)).result(LIMIT)
+                    mine = of_shard(drawn, shard)
+                    loop.command(partial(loop.store.assign, mine, buckets)).result(LIMIT)
             self.chosen += [] if trial else [slice_bytes]
             return drawn
 

@@ -12,7 +12,7 @@ from msgspec import json
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.plan.experiment import Experiment, FaultTable, StragglerTable
 from hubring.workers.compare.plan.experiment_file import load_experiment, shipped
-from hubring.workers.compare.plan.row import ROWS, select
+from hubring.workers.compare.plan.row import EVERY, ROWS
 from hubring.workers.compare.plan.setting import Link
 from hubring.workers.runtime.slowdown import Straggler
 from tests.support.compare.replayed import experiment
@@ -209,7 +209,7 @@ def test_rows_on_gpus_and_of_hubs_run_beside_nccl() -> None:
     alone = ("local", "ring", "ring-heals", "ddp", "fsdp2", "zero1")
     rows = (*alone, "hub-bsp", "hub-int8", "hub-asp", "hub-colocated")
     assert Experiment(job="digits", rows=rows, backend="nccl").rows == rows
-    assert "Gloo" not in select(["ring"])[0].about, "it may be on NCCL"
+    assert "Gloo" not in EVERY["ring"].about, "it may be on NCCL"
 
 
 def test_the_page_on_gpus_shows_an_experiment_and_gives_every_task_its_cores(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -182,6 +183,9 @@ def test_workers_get_one_sigterm_though_both_outputs_are_lost(monkeypatch: pytes
     monkeypatch.setattr(sys, "stdin", None)
     job, worker = team.LocalTeam([], []), Listener()
     job._workers.started.append(worker)  # type: ignore[arg-type]
+    job._server = SimpleNamespace(code=0)  # type: ignore[assignment]
+    job._watch_stopping()
+    assert job._quit_at == float("inf"), "workers may go on after the server's end"
     for screen in job._screens:
         screen.fail(BrokenPipeError())
     assert worker.signals == [signal.SIGTERM]

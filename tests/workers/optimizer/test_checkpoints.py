@@ -147,14 +147,16 @@ def test_a_failed_background_checkpoint_is_logged_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained = Trained()
-    keeps = checkpoints(tmp_path, every=1e-9)
+    keeps = checkpoints(tmp_path, every=3600.0)
     keeps.adopt(trained)
     trained.train(1)
+    keeps._saved_at -= 3600.0
     shutil.rmtree(tmp_path / "workers")
     (tmp_path / "workers").write_text("in the way")
     with caplog.at_level("ERROR"):
-        keeps.save_in_passing()
-    assert "checkpoint not saved: cannot write" in caplog.text
+        for _ in range(2):
+            keeps.save_in_passing()
+    assert caplog.text.count("checkpoint not saved: cannot write") == 1
 
 
 def test_after_a_failure_no_rank_waits_for_the_same_step_again(tmp_path: Path) -> None:

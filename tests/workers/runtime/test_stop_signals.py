@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from hubring.workers.runtime import context, stop_signals
+from hubring.workers.runtime.stop_signals import StopSignals
+from tests.support.fakes.clock import FakeTime
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_pythons")]
 
@@ -66,6 +73,22 @@ def test_a_script_that_does_not_react_ends_without_its_consent(tmp_path: Path) -
     assert "the script does not react, so this process ends at once" in done.stderr
 
 
+def test_every_step_after_a_signal_has_the_whole_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SimpleNamespace(completed_steps=0, step_seconds=0.0, leaving=False)
+    clock, signals = FakeTime(), StopSignals()
+
+    def sleep(_: float) -> None:
+        clock.advance(0.75 * stop_signals.GRACE_SECONDS)
+        worker.completed_steps += 1
+        worker.leaving = worker.completed_steps == 4
+
+    monkeypatch.setattr(stop_signals, "time", SimpleNamespace(monotonic=clock.now, sleep=sleep))
+    monkeypatch.setattr(context, "started", lambda: worker)
+    monkeypatch.setattr(signal, "pthread_kill", lambda *_: pytest.fail("the worker is ended"))
+    signals._watched = clock
+    signals._watch(worker, signal.SIGTERM, clock)  # type: ignore[arg-type]
+
+
 CLEAN_UP = """
 try:
     signal.raise_signal(signal.SIGINT)
@@ -112,6 +135,17 @@ print("went on")
     done = ended(tmp_path, fork)
     assert done.returncode == 0, done.stderr
     assert "went on" in done.stdout
+
+
+def test_a_signal_during_a_fork_comes_again_after_it() -> None:
+    """Python swallows what a handler raises then."""
+    came = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: came.set())
+    stop_signals._hold()
+    StopSignals()._handle(signal.SIGTERM, None)
+    stop_signals._release()
+    assert came.wait(10)
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_signal_during_a_print_is_told(tmp_path: Path) -> None:

@@ -105,9 +105,8 @@ class Ring:
         if patient or connect_timeout is not None:
             self._group.set_timeout(FOREVER if patient else timedelta(seconds=timeout))
         self._store = store
-        self._exchanged = threading.Event()
-        """Whether no `exchange` waits for torch."""
-        self._exchanged.set()
+        self._exchanges, self._exchange_ended = 0, threading.Condition()
+        """How many calls of `exchange` wait for torch."""
         for kept in (self._group, store):  # never destroy them, unless `close` drops this reference
             _python.Py_IncRef(kept)
 
@@ -138,16 +137,20 @@ class Ring:
         """
         work = RingWork(whose.what)
         work.when_done(lambda ended: whose.fail(ended.error) if ended.error is not None else None)
-        if self.operations.begin(work):
-            self._exchanged.clear()
+        with self._exchange_ended:
+            group, begun = self._group, self.operations.begin(work)
+            self._exchanges += begun
+        if begun:
             try:
-                launch(self._group).wait(FOREVER)
+                launch(group).wait(FOREVER)
             except RuntimeError as cause:
                 self.operations.break_in(work, cause)
             else:
                 self.operations.end(work)
             finally:
-                self._exchanged.set()
+                with self._exchange_ended:
+                    self._exchanges -= 1
+                    self._exchange_ended.notify_all()
         work.wait()
 
     def gather(
@@ -195,7 +198,9 @@ class Ring:
             assert connections is not None
             connections.cut()
         self._connections = None  # its device ends with the group, though a traceback may keep this ring
-        if self.operations.end_thread(ABORT_SECONDS) and self._exchanged.wait(ABORT_SECONDS):
+        with self._exchange_ended:
+            ended = self._exchange_ended.wait_for(lambda: not self._exchanges, ABORT_SECONDS)
+        if self.operations.end_thread(ABORT_SECONDS) and ended:
             self._release(group)  # its destructor waits for all operations, which Gloo seldom forgets to end
         self._group = None
 

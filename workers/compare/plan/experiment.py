@@ -7,6 +7,7 @@ An `Experiment` is always consistent: its constructor rejects contradictions.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,8 +18,9 @@ from msgspec.structs import replace
 from hubring.ps.config.settings import flag
 from hubring.ps.config.values import Bytes, Count, Seconds, Whole
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.plan.row import ROWS, Row, select
+from hubring.workers.compare.plan.row import EVERY, ROWS, Row
 from hubring.workers.compare.plan.setting import Fault, Link, Setting, Victim
+from hubring.workers.peers.rows import chosen
 from hubring.workers.runtime.slowdown import Straggler
 
 
@@ -205,7 +207,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("rows", "seeds", "workers", "servers"):
-            _check_list(name, getattr(self, name))
+            check_list(name, getattr(self, name))
         self._check_rows()
         self._check_script()
         if self.lr != "same" and self.yardstick.learning_rate is None:
@@ -303,7 +305,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def ways(self) -> list[Row]:
         """The rows of this experiment."""
-        return select(self.rows)
+        return chosen(self.rows, EVERY)
 
     @property
     def settings(self) -> list[Setting]:
@@ -358,7 +360,12 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.learning_rate
 
 
-def _check_list(name: str, values: tuple[object, ...]) -> None:
+def check_list(name: str, values: Sequence[object]) -> None:
+    """Checks the values of a setting, or of an option.
+
+    Raises:
+        UsageError: There is none, or one occurs twice.
+    """
     if not values:
         raise UsageError(f"{name} is empty; set at least one value")
     if len(set(values)) < len(values):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from msgspec.structs import replace
 
-from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.plan.setting import Fault, Setting
-from hubring.workers.peers.rows import PEERS, PeerRow, chosen, spelt
+from hubring.workers.peers.rows import PEERS, PeerRow, spelt
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 """Which workers wait for each other: those around a ring, or as the hub's mode says."""
@@ -212,15 +211,3 @@ EVERY = OURS | {peer.name: Row(name=peer.name, about=peer.about, peer=peer) for 
 def meets(name: str, setting: Setting) -> Setting:
     """Returns the part of a setting that affects the row with this name; of an unknown row, all of it."""
     return EVERY[name].meets(setting) if name in EVERY else setting
-
-
-def select(names: Iterable[str]) -> list[Row]:
-    """Returns the rows with these names, in this order.
-
-    Raises:
-        UsageError: No row has that name, a name occurs twice, or there is no name.
-    """
-    rows = chosen(names, EVERY)
-    if not rows:
-        raise UsageError(f"--rows is empty; expected some of {', '.join(EVERY)}")
-    return rows

@@ -15,6 +15,7 @@ from rich.table import Table
 from hubring.ps.core.errors import UsageError
 from hubring.ps.page.kit.figures import digits
 from hubring.workers.compare.plan import setting
+from hubring.workers.compare.plan.experiment import check_list
 from hubring.workers.compare.plan.experiment_file import load_experiment
 from hubring.workers.compare.plan.row import Row
 from hubring.workers.compare.plan.setting import Link, Setting
@@ -125,8 +126,10 @@ class PredictionQuestion(Struct, frozen=True, kw_only=True):
             )
         link = None if slow.link == Link() and constants.link is None else slow.link
         usual = ROWS if constants.cluster is None else GPU_ROWS
+        names = [name.strip() for name in (given["rows"] or usual).split(",")]
+        check_list("--rows", names)
         return PredictionQuestion(
-            rows=tuple(read_row(name.strip()) for name in (given["rows"] or usual).split(",")),
+            rows=tuple(map(read_row, names)),
             workers=counts,
             servers=_counts("--servers", given["servers"]),
             link=link,
@@ -219,7 +222,9 @@ def _counts(flag: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"{flag} {text}: expected comma-separated numbers from 1, such as 1,2,4")
-    return tuple(int(word) for word in words)
+    counts = tuple(int(word) for word in words)
+    check_list(flag, counts)
+    return counts
 
 
 def _size(model_bytes: int | None, job: str | None) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -14,6 +16,8 @@ import torch
 from torch import distributed
 
 from hubring.ps.core.errors import JobFailed, RingBroken
+from hubring.ps.core.work import Work
+from hubring.workers.communicators.ring import process_group
 from hubring.workers.communicators.ring.group import RingStore, open_group
 from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT
@@ -100,6 +104,31 @@ def test_a_ring_that_is_aborted_leaves_no_listener_though_something_keeps_it() -
     for ring in rings:
         ring.abort(RingBroken("a member is lost"))
     assert not listeners() & opened_now
+
+
+def test_an_aborted_ring_keeps_its_group_while_any_exchange_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "ABORT_SECONDS", 0.1)
+    store = RingStore(SharedNotes(), "ring", LIMIT)
+    rings = [each.result(LIMIT) for each in on_threads(2, lambda rank: ring_of(rank, store))]
+    released, begun, forgotten = list[Any](), threading.Event(), threading.Event()
+    monkeypatch.setattr(rings[0], "_release", released.append)
+
+    def exchange(wait: Callable[[], object]) -> None:
+        rings[0].exchange(Work("sum"), lambda _: SimpleNamespace(wait=lambda _: wait()))
+
+    def hang() -> None:
+        begun.set()
+        forgotten.wait(LIMIT)
+
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(exchange, hang)
+        assert begun.wait(LIMIT)
+        exchange(lambda: None)
+        for ring in rings:
+            ring.abort(RingBroken("a member is lost"))
+        forgotten.set()
+        assert isinstance(stuck.exception(LIMIT), RingBroken)
+    assert not released
 
 
 @pytest.mark.parametrize("error", [JobFailed("rank 2 left"), RingBroken("a member of the ring is lost")])

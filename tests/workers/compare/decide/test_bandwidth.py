@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from hubring.workers.compare.decide.measure import price
 from hubring.workers.compare.plan.experiment import FaultTable, PricesTable
-from hubring.workers.compare.plan.row import select
+from hubring.workers.compare.plan.row import EVERY
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.run.outcome import RunOutcome
@@ -106,7 +106,7 @@ PRICES = PricesTable(worker=4.0, server=0.5)
     ],
 )
 def test_a_row_pays_for_the_hosts_that_it_needs(row: str, hourly: float) -> None:
-    [way] = select([row])
+    way = EVERY[row]
     run = PlannedRun(way.meets(Setting(workers=4, servers=2)), way, 0)
     found = price(run, {"seconds": 1800.0, "seconds_to_target": 900.0}, PRICES, 5)
     assert found == {"price_per_epoch": hourly / 2 / 5, "price_to_target": hourly / 4}

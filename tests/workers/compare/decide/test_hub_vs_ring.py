@@ -182,3 +182,13 @@ def test_faster_by_step_yet_later_or_never_at_the_target_is_said(
     words = verdict(tmp_path, Replayed(records=records))
     assert f"hub-asp processes samples 2.00 times as fast as hub-bsp, but {said}" in words
     assert ("hub-asp did not reach test accuracy 0.93." in words) == ("not reach" in said)
+
+
+def test_a_higher_loss_is_a_worse_result(tmp_path: Path) -> None:
+    def records(run: PlannedRun) -> list[Line]:
+        asp = run.row.name == "hub-asp"
+        lines = record(0.01 if asp else 0.02, pause=0.0)
+        return [{**line, "bits_per_char": 9.0 if asp else 8.0} if "epoch" in line else line for line in lines]
+
+    words = verdict(tmp_path, Replayed(records=records), job="char-lm")
+    assert "2.00 times as fast as hub-bsp, but ends with a worse result" in words

@@ -250,8 +250,9 @@ def test_a_long_curve_keeps_its_shape_in_few_points(tmp_path: Path) -> None:
 
 def test_repeats_with_one_seed_are_one_value(tmp_path: Path) -> None:
     trainer = Replayed(records=lambda run: record(0.01 * (1 + run.turn)))
-    step = row(compared(tmp_path, trainer, seeds=(4,), repeats=3), "ring")["numbers"]["step_ms"]
-    assert step["values"] == [pytest.approx(20)]
+    found = compared(tmp_path, trainer, rows=("ring",), seeds=(4,), repeats=3)
+    assert row(found, "ring")["numbers"]["step_ms"]["values"] == [pytest.approx(20)]
+    assert len(found["curves"]) == 1
 
 
 def test_the_second_run_of_the_hub_counts_for_no_speed(tmp_path: Path) -> None:

@@ -192,6 +192,14 @@ def test_random_delays_are_simulated_with_five_seeds(predicted: Told) -> None:
     assert "of the seeds" in shown
 
 
+def test_slow_ranks_that_a_setting_lacks_slow_nothing(predicted: Told) -> None:
+    asked = ("--rows", "ring", "--workers", "2,4")
+    _, calm, _ = predicted(*asked)
+    _, slow, _ = predicted(*asked, "--straggler", "1", "--straggler-ranks", "2")
+    pairs = zip(slow["predictions"], calm["predictions"], strict=True)
+    assert [one["step_ms"] > other["step_ms"] for one, other in pairs] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -218,6 +226,8 @@ def test_random_delays_are_simulated_with_five_seeds(predicted: Told) -> None:
         (("--job", "digits", "--model-bytes", "5"), "use one of them"),
         (("--rate", "fast"), "fast"),
         (("--rows", "gossip"), "no model of row 'gossip'"),
+        (("--rows", "ring,ring"), "--rows = ring, ring has a duplicate; remove it"),
+        (("--workers", "2,02"), "--workers = 2, 2 has a duplicate; remove it"),
         (("--rows", "ring-powersgd:4"), "no model of --compress powersgd:4, whose size depends"),
         (("--workers", "1", "--rows", "hub-backup"), "hub-backup needs at least 2 workers, not 1; pass"),
         (("--optimizer", "lion"), "no optimizer 'lion'; expected one of sgd, adam"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hubring.workers.compare.plan.experiment import LinkTable
-from hubring.workers.compare.plan.row import select
+from hubring.workers.compare.plan.row import EVERY
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Link
 from hubring.workers.compare.run.programs import Programs
@@ -56,9 +56,7 @@ def test_a_hub_row_goes_by_its_own_wire_or_by_the_experiments(
     row: str, asked: dict[str, object], wire: str
 ) -> None:
     plan = experiment(rows=(row,), **asked)
-    programs = Programs(
-        plan, PlannedRun(plan.settings[0], select([row])[0], seed=0), Path("run"), LocalHosts()
-    )
+    programs = Programs(plan, PlannedRun(plan.settings[0], EVERY[row], seed=0), Path("run"), LocalHosts())
     words = programs.worker(0, "hub:5555")
     assert "--backend" not in words, "that is the ring's"
     assert [words[place + 1] for place, word in enumerate(words) if word == "--transport"] == [wire]

@@ -80,7 +80,7 @@ def _train(given: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[s
     stand_in = None
     try:
         config = load_worker(settings)
-        place = logs.configure(config.log_format)
+        place = logs.configure(config.log_format, logger=logs.OURS)
         seat = {name: given[name] for name in _SEAT if name in given}
         stand_in = StandIn(given["peer"], PeerRendezvous(size=given["world_size"], **seat))
         stand_in.install()
