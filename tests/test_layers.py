@@ -32,9 +32,8 @@ ps/config: ps/core
 ps/security: protos ps/config ps/core
 ps/transport: protos ps/compression ps/config ps/core ps/security
 ps/observe: protos ps/config ps/core ps/security ps/transport
-ps/replication: protos ps/core ps/transport
 ps/shard: protos ps/checkpoint ps/compression ps/config ps/core ps/job ps/observe ps/optim ps/process
-    ps/replication ps/security ps/store ps/transport
+    ps/security ps/store ps/transport
 ps/client: protos ps/config ps/core ps/job ps/process ps/security ps/shard ps/transport
 ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/security ps/store ps/transport
 ps/page: ps/config ps/coordinator ps/core ps/job ps/observe ps/security ps/transport

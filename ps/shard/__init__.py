@@ -1,1 +1,1 @@
-"""The shard process: one loop that runs one store."""
+"""The shard process: one loop that runs one store, and the stream of its changes to a standby."""

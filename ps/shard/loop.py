@@ -4,7 +4,7 @@ One thread polls every listener and passes requests to the store. The loop never
 blocks on anything else. The coordinator's calls arrive on gRPC threads, which pass
 them to the loop as commands, so that only one thread uses the store.
 
-With a standby the replies wait in its stream (`hubring.ps.replication.stream`). A standby's own loop applies
+With a standby the replies wait in its stream (`hubring.ps.shard.stream`). A standby's own loop applies
 what its primary forwards, and refuses all else until it is promoted (`hubring.ps.shard.standby`).
 """
 
@@ -37,7 +37,7 @@ from hubring.ps.core.messages import (
 )
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import BucketSpec, Sender, Slice
-from hubring.ps.replication.stream import CallHistory, Stream, lasting, pass_failure, without_checkpoint
+from hubring.ps.shard.stream import CallHistory, Stream, lasting, pass_failure, without_checkpoint
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.store import KVStore
@@ -222,10 +222,7 @@ class ShardLoop:
 
     @property
     def stream(self) -> tuple[bytes, bool]:
-        """The secret of the stream to the standby, empty without one, and whether it is stalled.
-
-        From any thread.
-        """
+        """The stream's secret, empty without a standby, and whether it is stalled; from any thread."""
         stream = self._stream
         return (b"", False) if stream is None else (stream.secret, stream.stalled)
 

@@ -39,7 +39,6 @@ from hubring.ps.job.membership import BUSY_SECONDS, RETRY_SECONDS, answer_second
 from hubring.ps.observe import logs
 from hubring.ps.process import launch
 from hubring.ps.process.launch import await_parent_end
-from hubring.ps.replication.stream import StandbyVerdict
 from hubring.ps.security.access import CONNECT_SECONDS, refused_error
 from hubring.ps.security.shard_key import ShardLock, make_lock
 from hubring.ps.shard import gpu
@@ -47,6 +46,7 @@ from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.spawn import VARIABLE, ShardSettings
 from hubring.ps.shard.standby import Follower, StandbyLink
+from hubring.ps.shard.stream import StandbyVerdict
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.calls import (

@@ -28,10 +28,10 @@ from hubring.ps.core.messages import (
     Ticket,
     Transfer,
 )
-from hubring.ps.replication.stream import OrderedChanges, StandbyVerdict, Stream, pass_failure, restore_stream
 from hubring.ps.security.certificate import Identity
 from hubring.ps.shard.coordinator_calls import action
 from hubring.ps.shard.loop import OTHER_STREAM, ShardLoop
+from hubring.ps.shard.stream import OrderedChanges, StandbyVerdict, Stream, pass_failure, restore_stream
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import FASTEST_FIRST, ShardAddress, dial_by, reach, transport
 

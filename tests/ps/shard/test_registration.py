@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.replication.stream import StandbyVerdict
 from hubring.ps.shard import process
 from hubring.ps.shard.process import Registration
+from hubring.ps.shard.stream import StandbyVerdict
 from hubring.ps.transport.grpc.calls import InsistentCalls
 from tests.support.fakes.heartbeats import Heartbeats
 

@@ -17,10 +17,10 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import CoordinatorCall, Forwarded, StoreCommand
 from hubring.ps.core.types import BucketSpec, Slice, TensorSpec, incarnation_to_wire
 from hubring.ps.job.control_messages import bucket_to_proto, slice_to_proto
-from hubring.ps.replication.stream import StandbyVerdict
 from hubring.ps.shard.coordinator_calls import action
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.standby import Follower, StandbyLink
+from hubring.ps.shard.stream import StandbyVerdict
 from hubring.ps.store.consistency import ASP
 from hubring.ps.store.key_state import Snapshot
 from hubring.ps.transport.host import host_id

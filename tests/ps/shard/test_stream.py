@@ -19,7 +19,7 @@ from hubring.ps.core.messages import (
     Reply,
     StoreCommand,
 )
-from hubring.ps.replication.stream import (
+from hubring.ps.shard.stream import (
     SILENT_SECONDS,
     STALLED_SECONDS,
     CallHistory,

@@ -1,1 +1,0 @@
-"""A shard's standby: the stream of changes that a primary forwards to it."""
