@@ -130,7 +130,11 @@ class FakeFleet(Fleet):
         ]
 
     async def look(self, patience: float) -> list[str]:
-        return [f"{shard} does not answer" if self.silent_ones else "" for shard in self.shards]
+        if self.silent_ones:
+            return [f"{shard} does not answer" for shard in self.shards]
+        for shard, stats in zip(self.shards, await self.stats(), strict=True):
+            shard.last_stats = stats
+        return [""] * len(self.shards)
 
 
 class Refused(Exception):
