@@ -44,6 +44,8 @@ TRUSTING = {
     "workers/localrun/functions.py": "cloudpickle",
     # Workers of one comparison, which has started them all, exchange parts of collectives as torch would.
     "workers/compare/run/peers/grouped.py": "all_gather_object",
+    # Runs the user's script, as Python does.
+    "workers/run_script.py": "exec",
     # Runs the code after `-c` that a test has given it, as Python does.
     "tests/support/processes/fork_server.py": "exec",
     # Tests read what they have just written.
