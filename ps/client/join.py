@@ -59,11 +59,11 @@ def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecur
         try:
             return find_access(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
         except ServerUnreachable as error:
-            silent = _silent(address, began)
+            seconds = time.monotonic() - began
             is_busy = isinstance(error.__cause__, TimeoutError)  # it listens, and does not shake hands
-            if not is_busy or time.monotonic() - began > PROOF_SECONDS:
-                raise silent from error
-            log.warning("%s", silent)
+            if not is_busy or seconds > PROOF_SECONDS:
+                raise _silent(address, began) from error
+            log.warning("%s has not answered for %.0f s: it is busy, or no hub; retrying", address, seconds)
 
 
 def join_request(
