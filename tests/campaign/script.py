@@ -49,10 +49,7 @@ class Model(nn.Module):
 
 
 def optimizer_of(model: Model) -> torch.optim.Optimizer:
-    groups = [
-        {"params": [model.ledger], "lr": 1.0},
-        {"params": model.network.parameters(), "momentum": 0.9},
-    ]
+    groups = [{"params": [model.ledger], "lr": 1.0}, {"params": model.network.parameters(), "momentum": 0.9}]
     return torch.optim.SGD(groups, lr=0.05)
 
 

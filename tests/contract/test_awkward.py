@@ -96,7 +96,7 @@ def test_a_compiled_model_trains_as_in_one_process(kind: type[Ranks]) -> None:
         *(
             pytest.param(*case, marks=pytest.mark.full)
             for case in [
-                *((Hub, "function"), (Hub, "step"), (Aggregate, "all"), (Ring, "all"), (Ring, "step")),
+                *((Hub, "function"), (Hub, "step"), (Aggregate, "all"), (Ring, "all"), (Ring, "step"))
             ]
         ),
     ],

@@ -44,7 +44,7 @@ from tests.support.transports.messages import (
     replies,
     request,
 )
-from tests.support.transports.serving import Serving
+from tests.support.transports.serving import Serving, connected
 
 
 def still_serves(transport: Transport, address: str) -> bool:
@@ -215,8 +215,7 @@ def test_zmq_lets_nobody_in_without_the_secret() -> None:
 
 def test_a_payload_of_many_parts_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubring.ps.transport.zmq.socket.PART_BYTES", 1 << 10)
-    transport = ZmqTransport()
-    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+    with connected(ZmqTransport) as (_, line):
         for nbytes in (0, 1, 1 << 10, (1 << 10) + 1, 100_000):
             assert content(ask(line, request(nbytes, noise(nbytes)))) == bytes(noise(nbytes))
 

@@ -144,8 +144,7 @@ OTHERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("topology", "codec"),
-    [*FIRST, *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)],
+    ("topology", "codec"), [*FIRST, *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)]
 )
 def test_compressed_training_comes_to_the_optimum(topology: str, codec: str) -> None:
     run = runs(topology, codec)[0]

@@ -271,10 +271,7 @@ def test_an_old_request_is_refused_however_many_names_came_since(monkeypatch: py
 def test_a_shard_lets_in_no_more_connections_than_it_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "MOST_PASSWORDS", 1)
     plain = PlainData()
-    with (
-        Serving(plain) as server,
-        contextlib.closing(plain.dial(server.address, PATIENCE)) as first,
-    ):
+    with Serving(plain) as server, contextlib.closing(plain.dial(server.address, PATIENCE)) as first:
         with pytest.raises(ServerUnreachable, match="takes no further connection"):
             plain.dial(server.address, PATIENCE)
         assert number_of(ask(first, request(2))) == 2

@@ -18,7 +18,7 @@ from hubring.ps.transport.memory.mapping import enclose
 from hubring.ps.transport.shm.packet import VERSION
 from hubring.ps.transport.shm.transport import ShmTransport
 from tests.support.transports.messages import PATIENCE, ask, content, noise, request
-from tests.support.transports.serving import Serving
+from tests.support.transports.serving import Serving, connected
 
 LAYOUT = struct.Struct("<BB6xQQQQQQQ")
 NOWHERE = (0, 0, 0)
@@ -88,8 +88,7 @@ def held() -> int:
 
 
 def test_shm_forgets_segments_that_nobody_uses() -> None:
-    transport = ShmTransport()
-    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+    with connected(ShmTransport) as (transport, line):
         before = held()
         for number in range(20):
             memory = transport.allocate(200 << 20)  # too large to share a segment with others
@@ -101,7 +100,7 @@ def test_shm_forgets_segments_that_nobody_uses() -> None:
 
 SERVE = """
 import sys
-from tests.support.transports.serving import Serving
+from tests.support.transports.serving import Serving, connected
 from hubring.ps.transport.shm.transport import ShmTransport
 
 with Serving(ShmTransport()) as server:

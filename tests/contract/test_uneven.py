@@ -13,15 +13,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.contract.awkward import (
-    KINDS,
-    assert_as_one,
-    batches,
-    made,
-    momentum,
-    values,
-    wrapped,
-)
+from tests.contract.awkward import KINDS, assert_as_one, batches, made, momentum, values, wrapped
 from tests.support.training.ranks import Ranks
 
 

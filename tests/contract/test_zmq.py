@@ -17,7 +17,7 @@ from hubring.ps.transport.zmq import socket as zmq_socket
 from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from tests.support.transports.messages import PATIENCE, await_loss, noise, number_of, replies, request
-from tests.support.transports.serving import Answer, Serving, echo
+from tests.support.transports.serving import Answer, Serving, connected, echo
 
 
 def is_for_replies(name: bytes) -> bool:
@@ -159,7 +159,7 @@ def hold(listening: threading.Event, answer: Answer) -> Answer:
 
 
 def test_zmq_lets_urgent_messages_overtake_what_waits_both_ways() -> None:
-    transport, payload, listening = ZmqTransport(), noise(4 << 20), threading.Event()
+    payload, listening = noise(4 << 20), threading.Event()
     arrived: list[Envelope] = []
 
     def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:
@@ -168,10 +168,7 @@ def test_zmq_lets_urgent_messages_overtake_what_waits_both_ways() -> None:
             number = number_of(one.message)
             listener.send(one.reply_to, replace(request(number, payload), priority=number), stable=True)
 
-    with (
-        Serving(transport, hold(listening, answer_all_at_once)) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
-    ):
+    with connected(ZmqTransport, hold(listening, answer_all_at_once)) as (_, line):
         for number in range(32):
             line.send(replace(request(number, payload), priority=number))
             line.flush()

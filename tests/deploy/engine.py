@@ -69,21 +69,11 @@ class Engine:
     def start(self) -> None:
         namespaces = ["--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
         script = 'ip link set lo up && exec "$@"'
+        # Whoever kills the tests kills all of it: the kernel sees to that.
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces]
         with self._log.open("wb") as log:
             self._daemon = subprocess.Popen(
-                # Whoever kills the tests kills all of it: the kernel sees to that.
-                [
-                    "setpriv",
-                    "--pdeathsig",
-                    "KILL",
-                    "unshare",
-                    *namespaces,
-                    "sh",
-                    "-c",
-                    script,
-                    "sh",
-                    *self._command,
-                ],
+                [*command, "sh", "-c", script, "sh", *self._command],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

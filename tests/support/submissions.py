@@ -17,46 +17,12 @@ from hubring.ps.submit.job import Submission, assemble
 IMAGE = "registry.example/hubring:1"
 
 NASTY = [
-    "",
-    " ",
-    "two words",
-    "it's",
-    '"quoted"',
-    "$HOME",
-    "$(touch injected)",
-    "`touch injected`",
-    "; touch injected",
-    "a\nb\n#SBATCH --nodes=9\n",
-    "\\",
-    "\\'; touch injected; '",
-    "*",
-    "~",
-    "!!",
-    "--",
-    "-x",
-    "ü",
-    "{server}",
-    "EOF",
+    *("", " ", "two words", "it's", '"quoted"', "$HOME", "$(touch injected)", "`touch injected`"),
+    *("; touch injected", "a\nb\n#SBATCH --nodes=9\n", "\\", "\\'; touch injected; '", "*", "~", "!!"),
+    *("--", "-x", "ü", "{server}", "EOF"),
 ]
-
-
-WORDS = [
-    *NASTY,
-    "$$",
-    "$$(HOME)",
-    "$(HOME)",
-    "${HOME}",
-    "y",
-    "on",
-    "1e3",
-    "0o17",
-    "1:30",
-    "null",
-    "~",
-    "#",
-    "- a",
-    "\x07",
-]
+WORDS = [*NASTY, "$$", "$$(HOME)", "$(HOME)", "${HOME}", "y", "on", "1e3", "0o17", "1:30", "null", "~", "#"]
+WORDS += ["- a", "\x07"]
 
 
 def job(

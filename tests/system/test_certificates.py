@@ -128,11 +128,7 @@ def door(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> I
     own = flags(ours.sign("server", HERE))
     server, address = cluster.server("--no-page", "--token-file", str(tokens), *own)
     server.until_said("shard 0")  # else its process would count as one that the first test started
-    files = {
-        "missing": TlsFiles(),
-        "host name": ours.sign("worker"),
-        "expired": ours.sign("old", days=-1),
-    }
+    files = {"missing": TlsFiles(), "host name": ours.sign("worker"), "expired": ours.sign("old", days=-1)}
     yield Door(address, tokens, files)
     cluster.end()
 

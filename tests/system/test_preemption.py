@@ -68,15 +68,10 @@ def wholes(
 
 
 @pytest.mark.parametrize(
-    ("kind", "whom"),
-    [*FIRST, *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)],
+    ("kind", "whom"), [*FIRST, *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)]
 )
 def test_a_job_that_was_stopped_ends_in_the_same_bytes(
-    cluster: Cluster,
-    tmp_path: Path,
-    wholes: Callable[[str], dict[str, Tensor]],
-    kind: str,
-    whom: str,
+    cluster: Cluster, tmp_path: Path, wholes: Callable[[str], dict[str, Tensor]], kind: str, whom: str
 ) -> None:
     """On another number of shards too."""
     runs, go, whole = Runs(cluster, tmp_path, kind), tmp_path / "go", wholes(kind)

@@ -251,8 +251,7 @@ def test_a_wrong_variable_ends_every_program_of_a_job_with_78(
 
 
 @pytest.mark.parametrize(
-    "module",
-    [PS_RUN, "hubring.ps.cli", "hubring.workers.programs.ps_worker", "hubring.workers.compare.cli"],
+    "module", [PS_RUN, "hubring.ps.cli", "hubring.workers.programs.ps_worker", "hubring.workers.compare.cli"]
 )
 def test_every_program_has_a_version(cluster: Cluster, module: str) -> None:
     program = cluster.run("version", module, "--version")

@@ -11,7 +11,7 @@ from hubring.ps.security.token_file import runtime_file
 from hubring.ps.transport.host import reachable
 from hubring.workers.compare.plan.setting import Link
 from hubring.workers.compare.run.site import network, why_not
-from tests.support.processes.cluster import PATIENCE, SCRIPTS, SMALL, Cluster
+from tests.support.processes.cluster import PATIENCE, SCRIPTS, SMALL, Cluster, Program
 
 FOREVER = "1000000"
 MARKED = str(SCRIPTS / "marked.py")
@@ -28,6 +28,17 @@ def steps(cluster: Cluster, address: str) -> int:
     return max((worker["step"] for worker in cluster.status(address)["workers"]), default=0)
 
 
+def refused(stranger: Program) -> set[str]:
+    """Checks that a stranger was refused everything over TCP; returns how over shared memory."""
+    found = stranger.done()
+    assert found.pop("token file") == "PermissionError"
+    assert {found.pop("zmq False"), found.pop("zmq True")} == {"silence"}
+    shared = {found.pop(name) for name in list(found) if name.startswith("shm")}
+    assert len(found) >= 31
+    assert set(found.values()) == {"UNAUTHENTICATED"}, found
+    return shared
+
+
 @pytest.mark.slow
 def test_another_user_of_the_host_is_refused_everything(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "1", "--no-page")
@@ -36,15 +47,9 @@ def test_another_user_of_the_host_is_refused_everything(cluster: Cluster) -> Non
     (shard,) = server.children("hubring.ps.shard.process")
     file = runtime_file(int(address.rpartition(":")[2]))
     stranger = cluster.run("stranger", "tests.support.scripts.stranger", address, str(file), str(shard))
-    found = stranger.done()
-    assert found.pop("token file") == "PermissionError"
-    assert {found.pop("zmq False"), found.pop("zmq True")} == {"silence"}
-    shared = [outcome for name, outcome in found.items() if name.startswith("shm")]
+    shared = refused(stranger)
     assert shared
     assert "allowed" not in shared
-    others = {name: outcome for name, outcome in found.items() if not name.startswith("shm")}
-    assert len(others) >= 31
-    assert set(others.values()) == {"UNAUTHENTICATED"}, others
     before = steps(cluster, address)
     worker.until(lambda: steps(cluster, address) > before, "more steps")
     assert "\x1b" not in server.said()
@@ -198,21 +203,9 @@ def test_a_host_on_the_network_reads_nothing(
         pair = [cluster.worker(address, *worker, within=there.command()) for _ in range(2)]
         pair[0].until(lambda: sniffed.stat().st_size > 1 << 20, "traffic")
         (shard,) = server.children("hubring.ps.shard.process")
-        stranger = cluster.run(
-            "stranger",
-            "tests.support.scripts.stranger",
-            address,
-            str(tokens),
-            str(shard),
-            within=elsewhere.command(),
-        )
-        found = stranger.done()
-        assert found.pop("token file") == "PermissionError"
-        assert {found.pop("zmq False"), found.pop("zmq True")} == {"silence"}
-        shared = {found.pop(name) for name in list(found) if name.startswith("shm")}
-        assert shared == {"ConnectionRefusedError"}
-        assert len(found) >= 31
-        assert set(found.values()) == {"UNAUTHENTICATED"}, found
+        words = "tests.support.scripts.stranger", address, str(tokens), str(shard)
+        stranger = cluster.run("stranger", *words, within=elsewhere.command())
+        assert refused(stranger) == {"ConnectionRefusedError"}
         assert all(each.process.poll() is None for each in (server, *pair))
         for sniffer in sniffers:
             sniffer.process.send_signal(signal.SIGTERM)

@@ -23,17 +23,8 @@ def test_address_is_split(text: str, pair: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "hub",
-        "hub:",
-        ":5555",
-        "hub:http",
-        "hub:0",
-        "hub:65536",
-        "::1:5555",
-        "[::1]",
-        "http://hub:80",
-        "a b:1",
+        *("", "hub", "hub:", ":5555", "hub:http", "hub:0", "hub:65536"),
+        *("::1:5555", "[::1]", "http://hub:80", "a b:1"),
     ],
 )
 def test_address_that_is_none_is_refused_with_an_example(text: str) -> None:

@@ -60,12 +60,6 @@ def test_switch_in_the_environment_is_true_or_false(text: str, meant: bool) -> N
     assert load_server({}, environment={"PS_ONCE": text}).once is meant
 
 
-def test_every_program_refuses_what_is_wrong_for_another() -> None:
-    told = r"PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup"
-    with pytest.raises(ConfigError, match=told):
-        load_worker({}, environment={"PS_MODE": "async"})
-
-
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
@@ -75,8 +69,6 @@ def test_every_program_refuses_what_is_wrong_for_another() -> None:
         ({"PS_LEASE": "nan"}, ["PS_LEASE='nan'", "seconds, above 0"]),
         ({"PS_LEASE": "inf"}, ["PS_LEASE='inf'", "at most 1e7"]),
         ({"PS_ONCE": "maybe"}, ["PS_ONCE='maybe'", "true or false"]),
-        ({"PS_MODE": "sync"}, ["PS_MODE='sync'", "one of bsp, asp, ssp, backup"]),
-        ({"PS_SEVER": "hub:1"}, ["PS_SEVER in the environment", "did you mean PS_SERVER?"]),
         ({"PS_SERVER": ""}, ["PS_SERVER in the environment is empty", "unset it"]),
         ({"PS_QQQQ": "1"}, ["PS_QQQQ in the environment", "valid names: PS_ADDRESS_FILE, PS_AGGREGATE"]),
     ],
@@ -96,7 +88,6 @@ def test_bad_variable_is_named_with_what_was_allowed(variables: dict[str, str], 
         ("[worker]\nbackends = 'gloo'", ["backends in", "[worker]", "did you mean backend?"]),
         ("[sever]\nport = 80", ["[sever] in", "did you mean server?"]),
         ("server = 80", ["server = 80 in", "expected a table, [server]"]),
-        ("[server", ["is not TOML"]),
     ],
 )
 def test_bad_file_is_named_with_what_was_allowed(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -117,7 +108,6 @@ def test_missing_file_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
     [
         ({"port": 70000}, "--port 70000: expected a port from 0 to 65535"),
         ({"mode": "sync"}, "--mode sync: expected one of bsp, asp, ssp, backup"),
-        ({"staleness": 3}, "--staleness 3 requires --mode ssp, not --mode bsp; change one"),
         ({"backup": 1, "mode": "asp"}, "--backup 1 requires --mode backup, not --mode asp"),
         ({"mode": "backup"}, "--mode backup needs --backup B"),
         (
@@ -182,7 +172,6 @@ def test_server_takes_what_goes_together(flags: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"server": "hub"}, "address 'hub': expected HOST:PORT"),
         ({"topology": "ring"}, "--topology ring needs --server"),
         ({"world_size": 2}, "--world-size 2 needs --server"),
         ({"server": "hub:1", "topology": "ring", "aggregate": True}, "--aggregate requires --topology hub"),

@@ -39,11 +39,8 @@ async def test_a_world_that_is_too_large_is_refused_before_it_is_made(size: int)
     assert refused(hub) == {"world size": 1}
 
 
-async def test_a_waiting_worker_of_the_largest_world_hears_of_few_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.01)
-
+@pytest.mark.usefixtures("impatient")
+async def test_a_waiting_worker_of_the_largest_world_hears_of_few_ranks() -> None:
     hub = Hub(workers=MAX_WORLD_SIZE)
     reply = await hub.join("a")
     assert f"waiting for {MAX_WORLD_SIZE - 1} of {MAX_WORLD_SIZE} workers (ranks 1, 2, 3" in reply.text

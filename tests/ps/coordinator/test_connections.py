@@ -65,11 +65,8 @@ async def test_a_process_that_joins_as_its_connection_ends_has_only_seconds() ->
     assert hub.fleet.silent(hub.time.now()) == hub.fleet.shards
 
 
-async def test_a_job_does_not_begin_with_a_worker_whose_connection_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.01)
-
+@pytest.mark.usefixtures("impatient")
+async def test_a_job_does_not_begin_with_a_worker_whose_connection_closed() -> None:
     hub = Hub(workers=3, lease=1000.0)
     await hub.shard()
     for name in "ab":

@@ -328,15 +328,7 @@ async def test_slices_that_join_a_job_count_with_its_own(monkeypatch: pytest.Mon
 def test_a_checkpoint_has_the_buckets_that_all_shards_saved() -> None:
     plan = ShardPlan((Slice(0, 0, 0, 4, 0), Slice(1, 1, 0, 3, 0), Slice(2, 1, 3, 3, 1)))
     held = CheckpointContent(
-        "job",
-        "bsp",
-        (BUCKET, MORE),
-        plan,
-        1,
-        lockstep=True,
-        together=True,
-        running=True,
-        joined=(1, 1),
+        "job", "bsp", (BUCKET, MORE), plan, 1, lockstep=True, together=True, running=True, joined=(1, 1)
     )
     assert held.saved({0, 1, 2}) == held
     for keys in ({0}, {0, 1}):

@@ -8,10 +8,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.job.membership import RETURN_SECONDS
 from tests.support.fakes.coordinator import CONTEXT, Hub, vanish
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.01)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 async def lose(hub: Hub, joined: pb.JoinReply) -> None:

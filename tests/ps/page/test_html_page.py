@@ -23,11 +23,7 @@ from tests.support.pages.status_hub import report, shard, snapshot, worker
 
 LOG = (LogEntry(1, 1.7e9, "info", "rank 0 joined"), LogEntry(2, 1.7e9, "error", "the job cannot go on: x"))
 ALL_STATES: dict[str, Any] = {
-    "workers": [
-        worker(0),
-        worker(1, seconds_waiting=4.0),
-        worker(2, seconds_since_heartbeat=3.0),
-    ],
+    "workers": [worker(0), worker(1, seconds_waiting=4.0), worker(2, seconds_since_heartbeat=3.0)],
     "world_size": 8,
     "ended": {"finished": [3], "preempted": [4], "failed": {"5": "out of memory"}, "lost": {"6": "silent"}},
     "slowest": "rank 0 (node1 pid 1000) at step 40",

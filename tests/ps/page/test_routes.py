@@ -21,17 +21,8 @@ from tests.support.pages.status_hub import TOKEN, StatusHub
 
 serve = partial(page_app, public=True)
 ACTIONS = ("/checkpoint", "/drain", "/end")
-LOOKS = (
-    "/",
-    "/?view=tables",
-    "/?still=1",
-    "/status.json",
-    "/metrics",
-    "/page.css",
-    "/page.js",
-    "/sign-in.js",
-    "/icon.svg",
-)
+FILES = ("/page.css", "/page.js", "/sign-in.js", "/icon.svg")
+LOOKS = ("/", "/?view=tables", "/?still=1", "/status.json", "/metrics", *FILES)
 
 
 def bearer(token: str) -> str:
@@ -132,7 +123,7 @@ def test_the_metrics_are_made_of_the_same_report() -> None:
     assert answer.body == metrics.exposition(hub.report(hub.rows))
 
 
-@pytest.mark.parametrize("name", ["/page.css", "/page.js", "/sign-in.js", "/icon.svg"])
+@pytest.mark.parametrize("name", FILES)
 def test_the_files_of_the_page_come_with_the_package(name: str) -> None:
     answer = run(ask(serve(StatusHub()), name))
     kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[name.rpartition(".")[2]]

@@ -150,11 +150,7 @@ class Caller:
     topology=st.sampled_from(["hub", "ring"]),
 )
 def test_a_coordinator_that_took_over_before_every_call_answers_like_one_that_did_not(
-    monkeypatch: pytest.MonkeyPatch,
-    operations: list[tuple[Any, ...]],
-    begun: bool,
-    once: bool,
-    topology: str,
+    monkeypatch: pytest.MonkeyPatch, operations: list[tuple[Any, ...]], begun: bool, once: bool, topology: str
 ) -> None:
     monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.01)
     start = [("shard", "s"), ("join", "a", 0), ("join", "b", 1), ("join", "a", 0)] if begun else []

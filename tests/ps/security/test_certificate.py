@@ -154,13 +154,7 @@ def test_programs_report_a_wrong_token_file_before_they_import_torch(tmp_path: P
     (tmp_path / "tokens").write_text("junk")
     (tmp_path / "script.py").touch()
     words = ["--server", "127.0.0.1:1"] if program == "ps_worker" else ["-np", "1"]
-    command = [
-        sys.executable,
-        "-m",
-        f"hubring.workers.programs.{program}",
-        *words,
-        str(tmp_path / "script.py"),
-    ]
+    command = [sys.executable, "-m", f"hubring.workers.programs.{program}", *words, f"{tmp_path}/script.py"]
     path = f"{tmp_path}:{environment().get('PYTHONPATH', '')}"
     variables = {**environment(), "PYTHONPATH": path, "PS_TOKEN_FILE": str(tmp_path / "tokens")}
     ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)

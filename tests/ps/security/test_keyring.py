@@ -17,6 +17,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.security import token_file
 from hubring.ps.security.keyring import Keyring
 from hubring.ps.security.token_file import OLD_SECONDS, network, runtime_file
+from tests.support.processes.ports import free_port
 
 
 @pytest.fixture(name="port")
@@ -58,8 +59,7 @@ def test_a_server_without_tokens_leaves_those_of_another_address(port: int) -> N
 
 @pytest.mark.parametrize("winner", [0, 1])
 def test_of_two_servers_that_start_at_once_the_loser_leaves_the_winners_tokens(winner: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     both = Keyring(None), Keyring(None)
     for each in both:
         each.publish(port)
@@ -68,8 +68,7 @@ def test_of_two_servers_that_start_at_once_the_loser_leaves_the_winners_tokens(w
 
 
 def test_the_tokens_of_a_killed_server_are_replaced_and_do_not_come_back() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     Keyring(None).publish(port)
     next_one = Keyring(None)
     next_one.publish(port)

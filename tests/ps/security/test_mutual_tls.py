@@ -13,12 +13,7 @@ from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.observe.health import probe
 from hubring.ps.security import handshake, token_file
 from hubring.ps.security.access import find_access
-from hubring.ps.security.certificate import (
-    NO_CERTIFICATE,
-    OwnCertificate,
-    load_certificate,
-    make_certificate,
-)
+from hubring.ps.security.certificate import NO_CERTIFICATE, OwnCertificate, load_certificate, make_certificate
 from hubring.ps.security.guard import Role
 from hubring.ps.security.handshake import Proof, fetch
 from hubring.ps.security.token_file import draw_tokens

@@ -13,16 +13,7 @@ from hubring.ps.store.key_state import Snapshot
 from hubring.ps.store.parameter_memory import GpuMemory
 from hubring.ps.store.store import KVStore
 from tests.support.fakes.gpu import FakeMemory
-from tests.support.store import (
-    answered,
-    hub,
-    parameters,
-    push,
-    sender,
-    snapshot_of,
-    train,
-    values_of,
-)
+from tests.support.store import answered, hub, parameters, push, sender, snapshot_of, train, values_of
 
 MORE = BucketSpec(1, "float32", "SGD", (TensorSpec("head", (4,)),))
 

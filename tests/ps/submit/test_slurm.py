@@ -155,8 +155,7 @@ def test_settings_become_directives_and_more_may_follow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "server", "code"),
-    [(0, 0, 0), (137, 0, 0), (1, 1, 1), (1, 69, 69), (75, 75, 75), (0, 78, 78)],
+    ("workers", "server", "code"), [(0, 0, 0), (137, 0, 0), (1, 1, 1), (1, 69, 69), (75, 75, 75), (0, 78, 78)]
 )
 @pytest.mark.slow
 def test_the_job_ends_as_its_server_did(tmp_path: Path, workers: int, server: int, code: int) -> None:

@@ -47,13 +47,7 @@ class Group(NamedTuple):
     experiments: Sequence[Mapping[str, Any]]
 
 
-COMMON = {
-    "job": "digits",
-    "rows": ["ring", "hub-bsp"],
-    "epochs": 1,
-    "target": 0.5,
-    "tolerance": 0.001,
-}
+COMMON = {"job": "digits", "rows": ["ring", "hub-bsp"], "epochs": 1, "target": 0.5, "tolerance": 0.001}
 
 
 def settings(workers: int, servers: int | list[int], **link: Any) -> dict[str, Any]:

@@ -321,9 +321,6 @@ PLANTED: dict[str, Planted] = {
         "ring", nullcontext, Script(deal=_same_samples), "so they train on the same samples"
     ),
     "an uneven last batch": Planted(
-        "hub-bsp",
-        nullcontext,
-        Script(last=7),
-        "their gradients have the same weight",
+        "hub-bsp", nullcontext, Script(last=7), "their gradients have the same weight"
     ),
 }

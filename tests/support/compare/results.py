@@ -11,13 +11,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from hubring.workers.compare.plan.experiment import (
-    JOBS,
-    Experiment,
-    JobMetric,
-    LinkTable,
-    StragglerTable,
-)
+from hubring.workers.compare.plan.experiment import JOBS, Experiment, JobMetric, LinkTable, StragglerTable
 from hubring.workers.compare.plan.setting import Link, Setting
 from hubring.workers.compare.record.findings import (
     Accuracy,

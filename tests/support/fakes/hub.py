@@ -14,12 +14,7 @@ from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.ps.core.types import Hyper, HyperTable, StepHyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators.base import (
-    CollectiveWork,
-    Communicator,
-    ParameterState,
-    SteppingHub,
-)
+from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, SteppingHub
 
 T = TypeVar("T")
 Done = Callable[[torch.Tensor], None]

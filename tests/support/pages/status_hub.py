@@ -46,9 +46,7 @@ def shard(index: int, **changes: Any) -> dict[str, Any]:
         "host": "node0",
         "pid": 2000 + index,
         "pushes": 160,
-        "duplicates": 0,
-        "dropped": 0,
-        "damaged": 0,
+        **dict.fromkeys(("duplicates", "dropped", "damaged", "gpu_bytes"), 0),
         "refused": {},
         "bytes_in": 4_000_000,
         "bytes_out": 5_000_000,
@@ -61,7 +59,6 @@ def shard(index: int, **changes: Any) -> dict[str, Any]:
         "cpu_seconds": 0.5,
         "peak_bytes": 1 << 20,
         "memory_bytes": 300_000_000,
-        "gpu_bytes": 0,
         "staleness": {"0": 150, "3": 10},
         "partial_rounds": [],
         "seconds_since_heartbeat": 0.2,
@@ -71,7 +68,7 @@ def shard(index: int, **changes: Any) -> dict[str, Any]:
 
 def report(count: int = 4, **changes: Any) -> dict[str, Any]:
     """Returns a status without shards: a job with `count` training workers."""
-    told = {
+    told: dict[str, Any] = {
         "version": "0.1.0",
         "protocol": 4,
         "seconds_up": 100.0,
@@ -81,19 +78,16 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         "state": "running",
         "started": True,
         "epoch": 1,
-        "ring_generation": None,
-        "ring_pause": None,
-        "draining": False,
-        "ends_with_job": False,
-        "failure": "",
+        **dict.fromkeys(("ring_generation", "ring_pause", "progress", "seconds_left"), None),
+        **dict.fromkeys(("draining", "ends_with_job"), False),
+        **dict.fromkeys(("failure", "slowest", "checkpoint"), ""),
+        **dict.fromkeys(("checkpoints", "failovers"), 0),
+        **dict.fromkeys(("checkpoint_age", "checkpoint_every"), None),
         "world_size": count,
         "lease_seconds": 5.0,
         "step": 40,
-        "progress": None,
-        "seconds_left": None,
         "workers": [worker(rank) for rank in range(count)],
         "shards_wanted": 2,
-        "slowest": "",
         "ended": {"finished": [], "preempted": [], "failed": {}, "lost": {}},
         "replace": {},
         "totals": {
@@ -101,11 +95,6 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
             "workers": {"finished": 0, "preempted": 0, "failed": 0, "lost": 0},
             "refused": {},
         },
-        "checkpoint": "",
-        "checkpoints": 0,
-        "failovers": 0,
-        "checkpoint_age": None,
-        "checkpoint_every": None,
     }
     return told | changes
 

@@ -120,10 +120,7 @@ def fills_the_parts_of_a_window_apart(make_transport: MakeTransport) -> None:
         number = number_of(envelope.message)
         listener.send(envelope.reply_to, request(number, parts[number]), stable=True)
 
-    with (
-        Serving(transport, answer) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
-    ):
+    with connected(lambda: transport, answer) as (_, line):
         window = transport.window(sum(part.nbytes for part in parts)).landing
         ends = list(itertools.accumulate(part.nbytes for part in parts))
         places = [window[end - part.nbytes : end] for part, end in zip(parts, ends, strict=True)]
@@ -180,10 +177,7 @@ def keeps_what_waits_where_it_is(make_transport: MakeTransport) -> None:
         reply = request(number, None if number % 2 else payload)
         listener.send(envelope.reply_to, reply, stable=True)
 
-    with (
-        Serving(transport, answer_in_time) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
-    ):
+    with connected(lambda: transport, answer_in_time) as (_, line):
         before = _forget_peak()
         for number in range(2 * count):
             line.send(request(number, payload if number % 2 else None))

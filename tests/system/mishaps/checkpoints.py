@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.processes.cluster import SMALL, Program, mounted
-from tests.system.mishaps.mishap import Mishap, Stage, like_anybody
+from tests.system.mishaps.mishap import Mishap, Says, Stage, like_anybody
 
 AFRESH = "Restore the files or their permissions, or use another --checkpoint-dir to start without"
 WIDE = "4096"
@@ -60,12 +60,6 @@ def a_folder_in_use(stage: Stage) -> Program:
     return stage.server("--checkpoint-dir", str(folder))
 
 
-def another_model(stage: Stage) -> Program:
-    folder = saved(stage)
-    _, address = stage.cluster.server("--checkpoint-dir", str(folder))
-    return stage.worker("--server", address, SMALL, "10", "24")
-
-
 def a_full_disk(stage: Stage) -> Program:
     server, address = small_disk(stage)
     stage.cluster.worker(address, SMALL, "10", WIDE)
@@ -76,8 +70,7 @@ def a_full_disk_by_hand(stage: Stage) -> Program:
     _, address = small_disk(stage, "--mode", "asp")  # else it would wait for the next step
     script = [SMALL, "10", WIDE, "hold", str(stage.go), "5"]
     stage.cluster.worker(address, *script).until_said("holding at 5")
-    stage.happens()
-    return stage.cluster.run("saving", "hubring.ps.cli", "checkpoint", address)
+    return stage.command("checkpoint", address)
 
 
 def small_disk(stage: Stage, *flags: str) -> tuple[Program, str]:
@@ -91,16 +84,13 @@ def small_disk(stage: Stage, *flags: str) -> tuple[Program, str]:
 
 def no_folder(stage: Stage) -> Program:
     _, address = stage.cluster.server()
-    stage.happens()
-    return stage.cluster.run("saving", "hubring.ps.cli", "checkpoint", address)
+    return stage.command("checkpoint", address)
 
 
 FULL_DISK = Mishap(
     "the disk is full",
     "`ps-server checkpoint`",
-    who=r"cannot write .*shard-0\.safetensors",
-    why="No space left on device",
-    fix=r"needs \d+ bytes, but only \d+ bytes are free\. Free some space, or use another disk",
+    Says(r"cannot write .*shard-0\.safetensors", "No space left on device", r"are free\. Free some space"),
     code=78,
     provoke=a_full_disk_by_hand,
 )
@@ -109,56 +99,44 @@ CHECKPOINTS = [
     Mishap(
         "a flipped bit in the only checkpoint",
         "the server",
-        who=r"shard-0\.safetensors",
-        why="does not match its digest; the file was changed or damaged",
-        fix=AFRESH,
+        Says(r"shard-0\.safetensors", "does not match its digest; the file was changed or damaged", AFRESH),
         code=78,
         provoke=a_flipped_bit,
     ),
     Mishap(
         "a torn file in the newest checkpoint",
         "the server",
-        who=r"shard-0\.safetensors",
-        why=r"has 100 bytes, expected \d+",
-        fix="trying the previous checkpoint",
+        Says(r"shard-0\.safetensors", r"has 100 bytes, expected \d+", "trying the previous checkpoint"),
         code=0,
         provoke=a_torn_file,
     ),
     Mishap(
         "a checkpoint that cannot be read",
         "the server",
-        who=r"shard-0\.safetensors",
-        why="cannot read .*: Permission denied",
-        fix=AFRESH,
+        Says(r"shard-0\.safetensors", "cannot read .*: Permission denied", AFRESH),
         code=78,
         provoke=a_locked_file,
     ),
     Mishap(
         "a folder that cannot be written",
         "the server",
-        who="cannot write checkpoints to .*saved",
-        why="Permission denied",
-        fix="set --checkpoint-dir to a folder that this user can write to",
+        Says("cannot write checkpoints to .*saved", "Permission denied", "set --checkpoint-dir to a folder"),
         code=78,
         provoke=a_locked_folder,
     ),
     Mishap(
         "a checkpoint folder that another server uses",
         "the second server",
-        who=r"pid \d+",
-        why="saved is locked by",
-        fix="wait until that process exits, or use another --checkpoint-dir",
+        Says(r"pid \d+", "saved is locked by", "use another --checkpoint-dir"),
         code=78,
         provoke=a_folder_in_use,
     ),
     Mishap(
         "a checkpoint of another model",
         "the worker",
-        who="the checkpoint .*saved",
-        why=r"this worker\'s model does not match .* got 0\.weight \[8, 24\]",
-        fix="Restart the server with another --checkpoint-dir, or start the job that wrote the checkpoint",
+        Says("the checkpoint .*saved", r"not match .* got 0\.weight \[8, 24\]", "another --checkpoint-dir"),
         code=78,
-        provoke=another_model,
+        provoke=lambda stage: stage.newcomer(("--checkpoint-dir", str(saved(stage))), SMALL, "10", "24"),
     ),
     FULL_DISK.but(
         "the disk is full",
@@ -171,9 +149,7 @@ CHECKPOINTS = [
     Mishap(
         "a checkpoint is requested from a server without a folder",
         "`ps-server checkpoint`",
-        who="this server",
-        why="writes no checkpoints",
-        fix="restart the server with --checkpoint-dir",
+        Says("this server", "writes no checkpoints", "restart the server with --checkpoint-dir"),
         code=78,
         provoke=no_folder,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.processes.cluster import SMALL, Program
-from tests.system.mishaps.mishap import HOLD, Mishap, Stage
+from tests.system.mishaps.mishap import HOLD, Mishap, Says, Stage
 
 FIX = "Lower the learning rate, clip gradients, .*use a torch.amp.GradScaler"
 
@@ -24,10 +24,7 @@ def a_spoilt_gradient(stage: Stage, factor: str, *flags: str, mode: str = "bsp")
 REFUSED = Mishap(
     "a gradient is NaN",
     "all workers",
-    who="the gradient of rank 1",
-    since=f"in step {HOLD + 1}",
-    why=r"is not finite.* nan in \d\.\w+ \[",
-    fix=FIX,
+    Says("the gradient of rank 1", r"is not finite.* nan in \d\.\w+ \[", FIX, since=f"in step {HOLD + 1}"),
     code=1,
     provoke=lambda stage: a_spoilt_gradient(stage, "nan"),
 )
@@ -35,10 +32,7 @@ REFUSED = Mishap(
 TRAINED = Mishap(
     "a gradient is NaN, under `--aggregate`",
     "all workers",
-    who="rank 1's parameter",
-    since=f"after step {HOLD + 1}",
-    why=r"\d\.\w+ \[.*\] holds nan",
-    fix=FIX,
+    Says("rank 1's parameter", r"\d\.\w+ \[.*\] holds nan", FIX, since=f"after step {HOLD + 1}"),
     code=1,
     provoke=lambda stage: a_spoilt_gradient(stage, "nan", "--aggregate"),
 )

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from hubring.ps.core.errors import RESTART_ALL, RESTART_JOB
 from tests.support.processes.cluster import SMALL, Program
-from tests.system.mishaps.mishap import HOLD, Mishap, Stage
+from tests.system.mishaps.mishap import HOLD, Mishap, Says, Stage
 
-RANK_1 = r"rank 1 \(.* pid \d+\)"
+RANK_0, RANK_1 = [rf"rank {rank} \(.* pid \d+\)" for rank in range(2)]
 SILENT = r"sent no heartbeat for \d+\.\d s"
+STEP = r"at about step \d+"
 LEASE = ("--lease", "8")
 """Shorter than the default, which is made for busy machines."""
 
@@ -160,10 +161,7 @@ def shard_of(program: Program) -> int:
 KILLED = Mishap(
     "a worker is killed",
     "the other workers",
-    who=RANK_1,
-    since=SILENT,
-    why="it was killed, suspended or disconnected.*the job continues with 1 of 2 workers",
-    fix="To replace the worker, start one with --rank 1",
+    Says(RANK_1, "killed, .*continues with 1 of 2", "start one with --rank 1", since=SILENT),
     code=0,
     provoke=a_killed_worker,
 )
@@ -171,10 +169,7 @@ KILLED = Mishap(
 FEWER = Mishap(
     "a rank has fewer batches than the others, under `--aggregate`",
     "the other workers",
-    who=r"rank 0 \(.* pid \d+\)",
-    since=f"finished after {HOLD} steps",
-    why=f"no rank can take step {HOLD + 1}",
-    fix="pass uneven=True to DistributedOptimizer on all ranks",
+    Says(RANK_0, f"can take step {HOLD + 1}", "uneven=True", since=f"finished after {HOLD} steps"),
     code=78,
     provoke=lambda stage: fewer_batches(stage, "--aggregate"),
 )
@@ -182,10 +177,7 @@ FEWER = Mishap(
 MEMBER_KILLED = Mishap(
     "a member of the ring is killed",
     "the other members",
-    who=RANK_1,
-    since=SILENT,
-    why="it was killed, suspended or disconnected.*a ring cannot continue without it",
-    fix="Restart the job",
+    Says(RANK_1, "killed, .*a ring cannot continue", "Restart the job", since=SILENT),
     code=69,
     provoke=lambda stage: a_killed_worker(stage, topology="ring"),
 )
@@ -193,10 +185,7 @@ MEMBER_KILLED = Mishap(
 SHARD_KILLED = Mishap(
     "a shard is killed",
     "the workers",
-    who=r"a shard process \(pid \d+\)",
-    since=r"at about step \d+",
-    why="was killed by signal 9",
-    fix=RESTART_ALL,
+    Says(r"a shard process \(pid \d+\)", "was killed by signal 9", RESTART_ALL, since=STEP),
     code=69,
     provoke=lambda stage: a_killed_shard(stage, told="worker"),
 )
@@ -204,10 +193,7 @@ SHARD_KILLED = Mishap(
 SHARD_STOPPED = Mishap(
     "a shard is stopped (SIGSTOP)",
     "the workers",
-    who=r"shard 0 \(.* pid \d+\)",
-    since=SILENT,
-    why="its part of the parameters is lost",
-    fix=RESTART_ALL,
+    Says(r"shard 0 \(.* pid \d+\)", "its part of the parameters is lost", RESTART_ALL, since=SILENT),
     code=69,
     provoke=a_stopped_shard,
 )
@@ -215,10 +201,7 @@ SHARD_STOPPED = Mishap(
 SERVER_KILLED = Mishap(
     "the server is killed",
     "the workers",
-    who=r"the server at 127\.0\.0\.1:\d+",
-    since=r"has not answered for \d+\.\d s",
-    why="The server stopped or the network is down",
-    fix=RESTART_ALL,
+    Says(r"the server at 127\.0\.0\.1:\d+", "network is down", RESTART_ALL, since=r"answered for \d+\.\d s"),
     code=69,
     provoke=lambda stage: a_lost_server(stage, how=signal.SIGKILL),
 )
@@ -228,10 +211,7 @@ LOSSES = [
     Mishap(
         "a worker is killed, under `--on-loss wait`",
         "the other workers",
-        who=RANK_1,
-        since=SILENT,
-        why="suspended or disconnected.*with --on-loss wait the job cannot continue without it",
-        fix=RESTART_JOB,
+        Says(RANK_1, "with --on-loss wait the job cannot continue", RESTART_JOB, since=SILENT),
         code=69,
         provoke=lambda stage: a_killed_worker(stage, "--on-loss", "wait"),
     ),
@@ -244,38 +224,28 @@ LOSSES = [
     Mishap(
         "a stopped worker continues (SIGCONT)",
         "that worker",
-        who=f"{RANK_1} is not a member of the job",
-        since=SILENT,
-        why="lease: 8 s",
-        fix="Restart the worker to rejoin",
+        Says(f"{RANK_1} is not a member", "lease: 8 s", "Restart the worker to rejoin", since=SILENT),
         code=75,
         provoke=a_worker_that_was_frozen,
     ),
     Mishap(
         "a training script fails",
         "that worker",
-        who="ZeroDivisionError",
-        why="division by zero",
-        fix="",
+        Says("ZeroDivisionError", "division by zero", ""),
         code=1,
         provoke=lambda stage: a_failing_script(stage, own=True),
     ),
     Mishap(
         "a training script fails",
         "the other workers",
-        who=RANK_1,
-        why="failed: ZeroDivisionError: division by zero; the job continues with 1 of 2 workers",
-        fix="To replace the worker, start one with --rank 1",
+        Says(RANK_1, "division by zero; the job continues with 1 of 2", "start one with --rank 1"),
         code=0,
         provoke=lambda stage: a_failing_script(stage, own=False),
     ),
     Mishap(
         "a worker does not reach its next step",
         "the other workers",
-        who=f"the slowest is {RANK_1}",
-        since=r"waiting for 1\d s at step \d+",
-        why="It computes, loads data or hangs",
-        fix="see its log, or its stack: py-spy dump",
+        Says(f"the slowest is {RANK_1}", "or hangs", "see its log", since=r"for 1\d s at step \d+"),
         code=0,
         provoke=a_worker_that_does_not_come_on,
     ),
@@ -303,10 +273,7 @@ LOSSES = [
     Mishap(
         "a worker's shard is killed, under `--colocate`",
         "the other workers",
-        who=r"shard 1 \(rank 1's, .* pid \d+\)",
-        since=r"at about step \d+",
-        why="was killed by signal 9",
-        fix=RESTART_JOB,
+        Says(r"shard 1 \(rank 1's, ", "was killed by signal 9", RESTART_JOB, since=STEP),
         code=69,
         provoke=a_shard_beside_a_worker,
     ),
@@ -318,10 +285,7 @@ LOSSES = [
     Mishap(
         "the server is asked to stop (SIGTERM)",
         "the workers",
-        who="the server was asked to stop",
-        since="after this step",
-        why="all workers stop after this step",
-        fix="restart the server and the workers to continue from the last checkpoint",
+        Says("the server was asked to stop", "workers stop", "restart the", since="after this step"),
         code=75,
         provoke=a_server_that_is_asked_to_stop,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.processes.cluster import Program, mounted
-from tests.system.mishaps.mishap import Mishap, Stage
+from tests.system.mishaps.mishap import Mishap, Says, Stage
 
 TINY = mounted("mount -t tmpfs -o size=256k small /dev/shm")
 
@@ -19,18 +19,15 @@ for batch in torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1):
 def a_loader_without_room(stage: Stage) -> Program:
     script = stage.folder / "loader.py"
     script.write_text(LOADER)
-    stage.happens()
-    return stage.cluster.run("worker", "hubring.workers.programs.ps_worker", str(script), within=TINY)
+    return stage.worker(str(script), within=TINY)
 
 
 MACHINE = [
     Mishap(
         "a small /dev/shm, for a DataLoader with workers",
         "the worker",
-        who="/dev/shm has 262144 bytes",
-        why="shared memory",
-        fix="start the container with more shared memory, for example --shm-size=1g, or set num_workers=0",
+        Says("/dev/shm has 262144 bytes", "shared memory", "--shm-size=1g, or set num_workers=0"),
         code=1,
         provoke=a_loader_without_room,
-    ),
+    )
 ]

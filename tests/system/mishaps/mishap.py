@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.support.processes.stopwatch import Stopwatch
@@ -21,38 +21,42 @@ HOLD = 20
 """The step at which workers hold until the mischief is done; they take three times as many."""
 
 
+class Says(NamedTuple):
+    """Patterns that one line of a log matches: who is at fault, why, what to do, and since when."""
+
+    who: str
+    why: str
+    fix: str
+    since: str = ""
+
+
 @dataclass(frozen=True)
 class Mishap:
-    """What goes wrong, and patterns that one line of the program's log must match.
+    """What goes wrong, and what is said of it.
 
     Attributes:
         name: What goes wrong.
         program: The program that must print the message.
-        who: Who or what is at fault.
-        since: Since when; empty if the message is immediate.
-        why: The cause.
-        fix: What to do.
+        says: What identifies the message. `deploy/MISHAPS.md` has it word for word.
         code: The program's exit code; 0 if it continues and finishes.
         provoke: Makes it happen, and returns the program.
     """
 
     name: str
     program: str
-    who: str
-    why: str
-    fix: str
+    says: Says
     code: int
     provoke: Callable[[Stage], Program]
-    since: str = ""
 
     def but(self, name: str, provoke: Callable[[Stage], Program], **changes: Any) -> Mishap:
         """Returns another mishap, of which the program prints the same but for the changes."""
-        return replace(self, name=name, provoke=provoke, **changes)
+        others = {each: changes.pop(each) for each in ("program", "code") if each in changes}
+        return replace(self, name=name, provoke=provoke, says=self.says._replace(**changes), **others)
 
     def message(self, said: str) -> str:
         """The first line that says it all; empty if none does."""
-        words = [self.who, self.since, self.why, self.fix]
-        return next((line for line in said.splitlines() if all(re.search(one, line) for one in words)), "")
+        lines = said.splitlines()
+        return next((line for line in lines if all(re.search(one, line) for one in self.says)), "")
 
 
 class Stage:
@@ -96,10 +100,15 @@ class Stage:
             assert repeated(message, program.said()) == "", program.said()
             return message
 
-    def worker(self, *words: str) -> Program:
+    def worker(self, *words: str, **settings: Any) -> Program:
         """A worker that goes wrong from the start: the seconds count at once."""
         self.happens()
-        return self.cluster.run("worker", "hubring.workers.programs.ps_worker", *words)
+        return self.cluster.run("worker", "hubring.workers.programs.ps_worker", *words, **settings)
+
+    def newcomer(self, flags: Sequence[str], *words: str, **settings: Any) -> Program:
+        """A worker that goes wrong at a server with these flags."""
+        _, address = self.cluster.server(*flags)
+        return self.worker("--server", address, *words, **settings)
 
     def seeker(self, address: str) -> Program:
         """A worker that looks for a server; the seconds count once it does, however long torch took."""
@@ -110,12 +119,14 @@ class Stage:
         self.happens()
         return seeker
 
-    def server(self, *words: str, within: Iterable[str] = ()) -> Program:
-        """A server that goes wrong from the start."""
+    def command(self, *words: str, **settings: Any) -> Program:
+        """A call of `ps-server` that goes wrong from the start."""
         self.happens()
-        return self.cluster.run(
-            "failing", "hubring.ps.cli", "start", "--port", "0", *words, within=tuple(within)
-        )
+        return self.cluster.run("failing", "hubring.ps.cli", *words, **settings)
+
+    def server(self, *words: str, **settings: Any) -> Program:
+        """A server that goes wrong from the start."""
+        return self.command("start", "--port", "0", *words, **settings)
 
     def hold(self, address: str, count: int, *flags: str) -> list[Program]:
         """Workers that wait at a step until `go` is there."""

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.security.keyring import make_files
 from tests.support.processes.cluster import SMALL, Program
-from tests.system.mishaps.mishap import HOLD, Mishap, Stage
+from tests.system.mishaps.mishap import HOLD, Mishap, Says, Stage
 
+TWO = ("--workers", "2")
+RANK = ("--rank", "1")
 OLDER = f"import hubring.ps.core.types\nhubring.ps.core.types.PROTOCOL = {PROTOCOL - 1}\n"
 
 
-def no_token(stage: Stage) -> Program:
-    _, address = stage.cluster.server("--token-file", str(stage.folder / "tokens"))
-    return stage.worker("--server", address, SMALL, "5")
+def with_tokens(stage: Stage, *flags: str) -> Program:
+    return stage.newcomer(("--token-file", str(stage.folder / "tokens")), *flags, SMALL, "5")
 
 
 def another_token(stage: Stage) -> Program:
-    _, address = stage.cluster.server("--token-file", str(stage.folder / "tokens"))
-    other = make_files(stage.folder / "other")
-    return stage.worker("--server", address, "--token-file", str(other), SMALL, "5")
-
-
-def an_older_worker(stage: Stage) -> Program:
-    _, address = stage.cluster.server()
-    stage.happens()
-    flags = ("--server", address, SMALL, "5")
-    return stage.cluster.run("worker", "hubring.workers.programs.ps_worker", *flags, variables=older(stage))
+    return with_tokens(stage, "--token-file", str(make_files(stage.folder / "other")))
 
 
 def an_older_shard(stage: Stage) -> Program:
     _, address = stage.cluster.server()
-    stage.happens()
-    flags = ("start", "--join", address)
-    return stage.cluster.run("joining", "hubring.ps.cli", *flags, variables=older(stage))
+    return stage.command("start", "--join", address, variables=older(stage))
 
 
 def older(stage: Stage) -> dict[str, str]:
@@ -57,16 +48,11 @@ def another_job(stage: Stage) -> Program:
     return stage.worker("--server", address, "--job", "char-lm")
 
 
-def another_topology(stage: Stage) -> Program:
+def a_second_worker(stage: Stage, first: Sequence[str], *flags: str) -> Program:
+    """Another one waits for it."""
     _, address = stage.cluster.server("--workers", "2")
-    first = stage.cluster.worker(address, SMALL, "5")
-    first.until_said("waiting for 1 of 2 workers")
-    return stage.worker("--server", address, "--topology", "ring", SMALL, "5")
-
-
-def another_world_size(stage: Stage) -> Program:
-    _, address = stage.cluster.server("--workers", "2")
-    return stage.worker("--server", address, "--world-size", "3", SMALL, "5")
+    stage.cluster.worker(address, *first, SMALL, "5").until_said("waiting for 1 of 2 workers")
+    return stage.worker("--server", address, *flags, SMALL, "5")
 
 
 def too_few(stage: Stage) -> Program:
@@ -79,18 +65,6 @@ def too_many(stage: Stage) -> Program:
     _, address = stage.cluster.server("--workers", "1")
     stage.hold(address, 1)
     return stage.worker("--server", address, SMALL, "5")
-
-
-def the_same_rank_twice(stage: Stage) -> Program:
-    _, address = stage.cluster.server("--workers", "2")
-    first = stage.cluster.worker(address, "--rank", "1", SMALL, "5")
-    first.until_said("waiting for 1 of 2 workers")
-    return stage.worker("--server", address, "--rank", "1", SMALL, "5")
-
-
-def a_rank_too_high(stage: Stage) -> Program:
-    _, address = stage.cluster.server("--workers", "2")
-    return stage.worker("--server", address, "--rank", "5", SMALL, "5")
 
 
 def another_model(stage: Stage) -> Program:
@@ -131,29 +105,23 @@ def no_values(stage: Stage) -> Program:
 OLDER_WORKER = Mishap(
     "a worker of an older version",
     "the worker",
-    who=f"the worker uses protocol {PROTOCOL - 1}",
-    why=f"this server uses protocol {PROTOCOL}",
-    fix="install the same version of Hubring on both hosts",
+    Says(f"worker uses protocol {PROTOCOL - 1}", f"server uses protocol {PROTOCOL}", "the same version"),
     code=78,
-    provoke=an_older_worker,
+    provoke=lambda stage: stage.newcomer((), SMALL, "5", variables=older(stage)),
 )
 
 PLACES = [
     Mishap(
         "a worker without a token",
         "the worker",
-        who=r"the server at 127\.0\.0\.1:\d+ refused this program",
-        why="it has no token",
-        fix="copy the server's token file, .* and pass it with --token-file",
+        Says("refused this program", "it has no token", "copy the server's token file, .*--token-file"),
         code=78,
-        provoke=no_token,
+        provoke=with_tokens,
     ),
     Mishap(
         "a worker with a token of another server",
         "the worker",
-        who=r"certificate mismatch at 127\.0\.0\.1:\d+",
-        why="this token belongs to another server, or the tokens were regenerated",
-        fix="copy the server's token file again, or pass --tls-ca, if the server has a certificate of your",
+        Says("certificate mismatch", "belongs to another server", "copy .* again, or pass --tls-ca"),
         code=78,
         provoke=another_token,
     ),
@@ -167,92 +135,70 @@ PLACES = [
     Mishap(
         "the server runs another job",
         "the worker",
-        who=r"this server runs job 'small\.py'",
-        why="this worker belongs to job 'char-lm'",
-        fix="wait until the server's job finishes, or start another server",
+        Says(r"runs job 'small\.py'", "belongs to job 'char-lm'", "or start another server"),
         code=78,
         provoke=another_job,
     ),
     Mishap(
         "the other workers use another topology",
         "the worker",
-        who="the job uses --topology hub",
-        why="this worker uses --topology ring",
-        fix="start all workers with the same --topology",
+        Says("job uses --topology hub", "worker uses --topology ring", "with the same --topology"),
         code=78,
-        provoke=another_topology,
+        provoke=lambda stage: a_second_worker(stage, (), "--topology", "ring"),
     ),
     Mishap(
         "another world size than the server's",
         "the worker",
-        who="this worker's launcher starts 3 workers",
-        why="the server expects 2",
-        fix="restart the server with --workers 3",
+        Says("launcher starts 3 workers", "the server expects 2", "restart .* with --workers 3"),
         code=78,
-        provoke=another_world_size,
+        provoke=lambda stage: stage.newcomer(TWO, "--world-size", "3", SMALL, "5"),
     ),
     Mishap(
         "too few workers",
         "the workers that joined",
-        who=r"waiting for 1 of 3 workers \(rank 2",
-        since=r"waited \d+ s",
-        why="not started yet",
-        fix="Start them, or restart the server",
+        Says(r"for 1 of 3 workers \(rank 2", "not started yet", "Start them", since=r"waited \d+ s"),
         code=1,
         provoke=too_few,
     ),
     Mishap(
         "too many workers",
         "the worker",
-        who=r"rank 0 \(.* pid \d+\)",
-        why="no rank is free; the job has 1 of 1 workers",
-        fix="Restart the server with --workers 2, or wait until a worker leaves",
+        Says(r"rank 0 \(.* pid \d+\)", "no rank is free", "Restart the server with --workers 2"),
         code=78,
         provoke=too_many,
     ),
     Mishap(
         "the same rank twice",
         "the second worker",
-        who=r"rank 1 \(.* pid \d+\)",
-        why="already holds this rank",
-        fix="start this worker with another --rank, or stop the other worker",
+        Says(r"rank 1 \(.* pid \d+\)", "already holds this rank", "with another --rank"),
         code=78,
-        provoke=the_same_rank_twice,
+        provoke=lambda stage: a_second_worker(stage, RANK, *RANK),
     ),
     Mishap(
         "a rank beyond the world",
         "the worker",
-        who="rank 5",
-        why=r"is invalid; the job has 2 workers \(ranks 0 to 1\)",
-        fix="Restart the server with --workers 6 or more, or start the worker with a lower --rank",
+        Says("rank 5", r"the job has 2 workers \(ranks 0 to 1\)", "with --workers 6 or more"),
         code=78,
-        provoke=a_rank_too_high,
+        provoke=lambda stage: stage.newcomer(TWO, "--rank", "5", SMALL, "5"),
     ),
     Mishap(
         "a worker with another model",
         "the worker",
-        who="this worker's model differs from the job's",
-        why=r"0\.weight \[8, 24\]",
-        fix="start all workers with the same script, arguments and flags",
+        Says("this worker's model differs", r"0\.weight \[8, 24\]", "with the same script"),
         code=78,
         provoke=another_model,
     ),
     Mishap(
         "the ring has already started",
         "the worker",
-        who="the job has started",
-        why="no worker can join a ring",
-        fix="Wait until the job finishes, or start another server",
+        Says("the job has started", "no worker can join a ring", "Wait until the job finishes"),
         code=78,
         provoke=a_ring_that_has_begun,
     ),
     Mishap(
         "rank 0 fails before it sends the first parameters",
         "the other workers",
-        who="rank 0 left the job",
-        since="before it sent the initial values of key 0",
-        why="check the log of rank 0",
-        fix="then restart the job",
+        Says("rank 0 left the job", "log of rank 0", "restart the job", since="before it sent the initial"),
         code=69,
         provoke=no_values,
     ),

@@ -14,16 +14,21 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
 from tests.support.processes.cluster import SMALL, Program
-from tests.system.mishaps.mishap import Mishap, Stage
+from tests.system.mishaps.mishap import Mishap, Says, Stage
 
 ANY = r"127\.0\.0\.1:\d+"
 CHECK = "Check the address, or start a server there: ps-server start"
 
 
-def no_listener(stage: Stage) -> Program:
-    free = stage.kept.enter_context(socket.socket())
-    free.bind(("127.0.0.1", 0))
-    return look_for(stage, free)
+def free(stage: Stage) -> str:
+    """An address on which nothing listens."""
+    bound = stage.kept.enter_context(socket.socket())
+    bound.bind(("127.0.0.1", 0))
+    return address_of(bound)
+
+
+def address_of(bound: socket.socket) -> str:
+    return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 def a_stopped_server(stage: Stage) -> Program:
@@ -64,62 +69,30 @@ def a_tls_server(stage: Stage) -> Program:
     thread.start()
     stage.kept.callback(thread.join)
     stage.kept.callback(lambda: door.shutdown(socket.SHUT_RDWR))
-    return look_for(stage, door)
-
-
-def an_unknown_host(stage: Stage) -> Program:
-    return stage.seeker("no-such-host.invalid:5555")
-
-
-def no_port(stage: Stage) -> Program:
-    return stage.worker("--server", "localhost", SMALL, "5")
-
-
-def a_url(stage: Stage) -> Program:
-    return stage.worker("--server", "https://127.0.0.1:5555", SMALL, "5")
-
-
-def status_without_server(stage: Stage) -> Program:
-    free = stage.kept.enter_context(socket.socket())
-    free.bind(("127.0.0.1", 0))
-    stage.happens()
-    return stage.cluster.run("status", "hubring.ps.cli", "status", f"127.0.0.1:{free.getsockname()[1]}")
+    return stage.seeker(address_of(door))
 
 
 def join_without_server(stage: Stage) -> Program:
-    free = stage.kept.enter_context(socket.socket())
-    free.bind(("127.0.0.1", 0))
-    joining = stage.cluster.run(
-        "joining", "hubring.ps.cli", "start", "--join", f"127.0.0.1:{free.getsockname()[1]}"
-    )
+    joining = stage.cluster.run("joining", "hubring.ps.cli", "start", "--join", free(stage))
     joining.until_said("retrying for")
     stage.happens()
     return joining
 
 
-def look_for(stage: Stage, listening: socket.socket) -> Program:
-    return stage.seeker(f"127.0.0.1:{listening.getsockname()[1]}")
-
-
 NO_ANSWER = Mishap(
     "no server at the address",
     "the worker",
-    who=f"no server answers at {ANY}",
-    since=r"after \d+ s",
-    why="no process listens on that port",
-    fix=CHECK,
+    Says(f"no server answers at {ANY}", "no process listens on that port", CHECK, since=r"after \d+ s"),
     code=69,
-    provoke=no_listener,
+    provoke=lambda stage: stage.seeker(free(stage)),
 )
 
 NO_ADDRESS = Mishap(
     "an address without a port",
     "the worker",
-    who="address 'localhost'",
-    why="expected HOST:PORT",
-    fix=r"as in 127\.0\.0\.1:5555",
+    Says("address 'localhost'", "expected HOST:PORT", r"as in 127\.0\.0\.1:5555"),
     code=78,
-    provoke=no_port,
+    provoke=lambda stage: stage.worker("--server", "localhost", SMALL, "5"),
 )
 
 REACHING = [
@@ -140,28 +113,27 @@ REACHING = [
     ),
     NO_ANSWER.but(
         "an unknown host name",
-        an_unknown_host,
+        lambda stage: stage.seeker("no-such-host.invalid:5555"),
         who="no server answers at no-such-host",
         why="cannot resolve the host name 'no-such-host.invalid'",
     ),
     NO_ADDRESS,
-    NO_ADDRESS.but("a URL for an address", a_url, who=r"address 'https://127\.0\.0\.1:5555'"),
+    NO_ADDRESS.but(
+        "a URL for an address",
+        lambda stage: stage.worker("--server", "https://127.0.0.1:5555", SMALL, "5"),
+        who=r"address 'https://127\.0\.0\.1:5555'",
+    ),
     Mishap(
         "`ps-server status` without a server",
         "`ps-server status`",
-        who=f"no server answers at {ANY}",
-        why="no process listens on that port",
-        fix="check the address, or start one: ps-server start",
+        Says(f"no server answers at {ANY}", "no process listens", "start one: ps-server start"),
         code=69,
-        provoke=status_without_server,
+        provoke=lambda stage: stage.command("status", free(stage)),
     ),
     Mishap(
         "`ps-server start --join` without a server",
         "the joining host",
-        who=f"no server answers at {ANY}",
-        since="for 10 s",
-        why="no process listens on that port",
-        fix="check the address, or start the server first",
+        Says(f"no server answers at {ANY}", "no process listens", "start the server first", since="for 10 s"),
         code=69,
         provoke=join_without_server,
     ),
