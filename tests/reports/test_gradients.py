@@ -197,11 +197,7 @@ def test_gradients_are_halved_before_every_step(job: Job, change: Change) -> lis
     return changed(job, change, 0)
 
 
-@report(
-    "pytorch/tutorials, DQN",
-    refused="hub",
-    error="changes gradients",
-)
+@report("pytorch/tutorials, DQN", refused="hub", error="changes gradients")
 @pytest.mark.parametrize("change", CHANGES)
 def test_gradients_are_halved_from_the_third_step(job: Job, change: Change) -> list[Tensor]:
     """Halves as above, from the third step."""

@@ -11,15 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.reports.report import report
-from tests.reports.training import (
-    Job,
-    batches,
-    mlp,
-    prepared,
-    step,
-    trained,
-    values,
-)
+from tests.reports.training import Job, batches, mlp, prepared, step, trained, values
 
 
 def two_groups(model: nn.Sequential) -> Optimizer:

@@ -14,18 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.reports.report import EVERYWHERE, report
-from tests.reports.training import (
-    STEPS,
-    Job,
-    adam,
-    batches,
-    mlp,
-    momentum,
-    prepared,
-    step,
-    trained,
-    values,
-)
+from tests.reports.training import STEPS, Job, adam, batches, mlp, momentum, prepared, step, trained, values
 
 Saved = dict[str, Any]
 

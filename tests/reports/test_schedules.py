@@ -25,18 +25,7 @@ from torch.optim.lr_scheduler import (
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.reports.report import report
-from tests.reports.training import (
-    Job,
-    adam,
-    batches,
-    mlp,
-    momentum,
-    prepared,
-    square,
-    step,
-    trained,
-    values,
-)
+from tests.reports.training import Job, adam, batches, mlp, momentum, prepared, square, step, trained, values
 
 
 def warm_up(optimizer: Optimizer) -> LRScheduler:

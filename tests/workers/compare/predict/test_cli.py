@@ -205,15 +205,9 @@ def test_slow_ranks_that_a_setting_lacks_slow_nothing(predicted: Told) -> None:
     [
         (("--workers", "4,none"), "--workers 4,none: expected comma-separated numbers from 1"),
         (("--straggler", "sometimes:1"), "--straggler sometimes:1: expected"),
-        (
-            ("--straggler", "1", "--straggler-ranks", "first"),
-            "ranks first: expected a whole number",
-        ),
+        (("--straggler", "1", "--straggler-ranks", "first"), "ranks first: expected a whole number"),
         (("--straggler-ranks", "1"), "--straggler-ranks 1: the delay is missing; add --straggler"),
-        (
-            ("--workers", "4", "--straggler", "1", "--straggler-ranks", "4"),
-            "expected a rank from 0 to 3",
-        ),
+        (("--workers", "4", "--straggler", "1", "--straggler-ranks", "4"), "expected a rank from 0 to 3"),
         (("--straggler-shape", "2"), "--straggler-shape 2.0: the delay is missing; add --straggler"),
         (("--straggler", "host:1", "--straggler-shape", "2"), "only a pareto delay has a shape, not host"),
         (("--seeds", "4"), "Invalid value for '--seeds'"),
