@@ -258,14 +258,8 @@ def test_a_closure_is_called_once_and_its_loss_is_returned(job: Job) -> list[Ten
     model, optimizer = prepared(job, mlp(), adam)
     losses = []
     for batch in batches():
-
-        def closure(batch: Tensor = batch) -> Any:
-            optimizer.zero_grad()
-            loss = job.loss(batch, square(model))
-            loss.backward()
-            return loss
-
-        losses.append(job.mean_over_ranks(optimizer.step(closure).detach()))  # type: ignore[attr-defined]
+        loss: Any = optimizer.step(job.closure(optimizer, batch, square(model)))
+        losses.append(job.mean_over_ranks(loss.detach()))
     return [*values(model), *losses]
 
 
