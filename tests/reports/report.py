@@ -40,12 +40,7 @@ class Ring(RingRanks):
     size = RANKS
 
 
-TOPOLOGIES: dict[str, type[Ranks]] = {
-    "hub": Hub,
-    "aggregate": Aggregate,
-    "ring": Ring,
-    "alone": LocalRanks,
-}
+TOPOLOGIES: dict[str, type[Ranks]] = {"hub": Hub, "aggregate": Aggregate, "ring": Ring, "alone": LocalRanks}
 
 
 EVERYWHERE = " ".join(TOPOLOGIES)

@@ -10,14 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.reports.report import EVERYWHERE, report
-from tests.reports.training import (
-    Job,
-    batches,
-    mlp,
-    prepared,
-    square,
-    values,
-)
+from tests.reports.training import Job, batches, mlp, prepared, square, values
 
 
 def windows(length: int) -> list[list[Tensor]]:
@@ -43,11 +36,7 @@ def test_the_last_window_of_an_epoch_is_shorter(job: Job, length: int) -> list[T
     return values(model)
 
 
-@report(
-    "huggingface/accelerate#641, huggingface/diffusers#721",
-    error="synchronize",
-    refused=EVERYWHERE,
-)
+@report("huggingface/accelerate#641, huggingface/diffusers#721", error="synchronize", refused=EVERYWHERE)
 def test_a_shorter_window_is_clipped_by_the_norm_of_the_mean(job: Job) -> list[Tensor]:
     """Clips a shorter window."""
     model, optimizer = prepared(job, mlp(), backward_passes_per_step=2)

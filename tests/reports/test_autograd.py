@@ -26,6 +26,7 @@ from tests.reports.training import (
     square,
     step,
     trained,
+    trained_by,
     values,
 )
 
@@ -89,9 +90,7 @@ def test_a_critics_gradient_with_respect_to_its_input_is_penalised(job: Job) -> 
         (slope,) = torch.autograd.grad(score.sum(), part, create_graph=True)
         return score.mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
 
-    for batch in batches():
-        job.step(optimizer, batch, penalised)
-    return values(critic)
+    return trained_by(job, critic, optimizer, penalised, batches())
 
 
 @report("pytorch/pytorch#47562")
@@ -104,9 +103,7 @@ def test_only_the_penalty_is_the_loss_and_the_last_bias_has_no_gradient(job: Job
         (slope,) = torch.autograd.grad(critic(part).sum(), part, create_graph=True)
         return slope.square().mean()
 
-    for batch in batches():
-        job.step(optimizer, batch, penalty)
-    return values(critic)
+    return trained_by(job, critic, optimizer, penalty, batches())
 
 
 @report("pytorch/pytorch#63812", refused="hub aggregate ring", error="create_graph")
@@ -117,9 +114,8 @@ def test_a_backward_goes_through_the_gradients_in_grad(job: Job) -> list[Tensor]
     for batch in batches():
         optimizer.zero_grad()
         job.loss(batch, square(model)).backward(create_graph=True)
-        torch.stack(
-            [one.grad.square().sum() for one in model.parameters() if one.grad is not None]
-        ).sum().backward()
+        slopes = [one.grad.square().sum() for one in model.parameters() if one.grad is not None]
+        torch.stack(slopes).sum().backward()
         optimizer.step()
     return values(model)
 
@@ -152,9 +148,7 @@ def test_inner_steps_on_copies_of_the_weights(job: Job) -> list[Tensor]:
             fast = {name: one - 0.1 * slope for (name, one), slope in zip(fast.items(), slopes, strict=True)}
         return torch.func.functional_call(model, fast, (part,)).abs().mean()
 
-    for batch in batches():
-        job.step(optimizer, batch, outer)
-    return values(model)
+    return trained_by(job, model, optimizer, outer, batches())
 
 
 @report("pytorch/pytorch#130932")
@@ -166,9 +160,7 @@ def test_gradients_come_from_a_function_transform(job: Job) -> list[Tensor]:
     model, optimizer = prepared(job, mlp())
 
     def loss(weights: dict[str, Tensor], batch: Tensor) -> Tensor:
-        return job.loss(
-            batch, lambda part: torch.func.functional_call(model, weights, (part,)).square().mean()
-        )
+        return job.loss(batch, square(lambda part: torch.func.functional_call(model, weights, (part,))))
 
     for batch in batches():
         optimizer.zero_grad()
@@ -222,14 +214,7 @@ def test_a_sharpness_aware_step_evaluates_its_closure_twice(job: Job) -> list[Te
     """SAM with `step(closure=None)`."""
     model, optimizer = prepared(job, mlp(), SharpnessAware)
     for batch in batches():
-
-        def closure(batch: Tensor = batch) -> Any:
-            optimizer.zero_grad()
-            loss = job.loss(batch, square(model))
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(job.closure(optimizer, batch, square(model)))
     return values(model)
 
 
@@ -258,14 +243,7 @@ def test_lbfgs_searches_along_a_line(job: Job) -> list[Tensor]:
     lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
     optimizer = job.wrap(lbfgs, model)
     for batch in batches():
-
-        def closure(batch: Tensor = batch) -> Any:
-            optimizer.zero_grad()
-            loss = job.loss(batch, lambda part: (model(part) - 1).square().mean())
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(job.closure(optimizer, batch, lambda part: (model(part) - 1).square().mean()))
     return values(model)
 
 
@@ -285,9 +263,7 @@ def test_an_embedding_has_sparse_gradients(job: Job, kind: str) -> list[Tensor]:
     }
     optimizer = job.wrap(makes[kind](), model)
     rows = torch.tensor([[0, 1, 2, 2, 5, 2, 0, 7], [3, 3, 1, 0, 9, 9, 9, 1]] * 2)
-    for chosen in rows:
-        job.step(optimizer, chosen, lambda part: (model(part) - 1).square().mean())
-    return values(model)
+    return trained_by(job, model, optimizer, lambda part: (model(part) - 1).square().mean(), rows)
 
 
 @report("pytorch/pytorch#71613, pytorch/pytorch#99518")
@@ -308,11 +284,8 @@ def test_two_losses_are_given_to_one_backward(job: Job) -> list[Tensor]:
     model, optimizer = prepared(job, mlp())
     for batch in batches():
         optimizer.zero_grad()
-        first, second = (
-            job.loss(batch, square(model)),
-            job.loss(batch, lambda part: model(part).abs().mean()),
-        )
-        torch.autograd.backward([first, second])
+        other = job.loss(batch, lambda part: model(part).abs().mean())
+        torch.autograd.backward([job.loss(batch, square(model)), other])
         optimizer.step()
     return values(model)
 

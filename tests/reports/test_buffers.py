@@ -113,9 +113,7 @@ def test_a_buffer_is_made_anew_in_every_forward(job: Job) -> list[Tensor]:
             return self.layer(batch) * self.seen
 
     model, optimizer = prepared(job, seeded(Counting))
-    for batch in batches():
-        job.step(optimizer, batch, lambda part: (model(part) / model.get_buffer("seen")).square().mean())
-    return values(model)
+    return trained(job, model, optimizer, lambda part: model(part) / model.get_buffer("seen"))
 
 
 @report("pytorch/pytorch#22095")

@@ -23,6 +23,7 @@ from tests.reports.training import (
     square,
     step,
     trained,
+    trained_by,
     values,
 )
 
@@ -114,9 +115,8 @@ def test_ranks_that_change_parameters_differently_are_told(job: Job) -> list[Ten
 def test_embedding_with_max_norm_shortens_the_same_rows_on_all_ranks(job: Job) -> list[Tensor]:
     """`Embedding(max_norm=...)`, same rows on all ranks."""
     model, optimizer = prepared(job, seeded(lambda: nn.Embedding(6, 3, max_norm=0.5)))
-    for batch in batches(width=3):
-        job.step(optimizer, batch, lambda part: (model(torch.arange(4)) - part).square().mean())
-    return values(model)
+    loss = square(lambda part: model(torch.arange(4)) - part)
+    return trained_by(job, model, optimizer, loss, batches(width=3))
 
 
 @report("pytorch/pytorch#37246, pytorch/pytorch#28959", error="rank", refused="hub aggregate ring")

@@ -10,17 +10,7 @@ from torch import Tensor, nn
 
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.reports.report import report
-from tests.reports.training import (
-    Job,
-    batches,
-    mlp,
-    momentum,
-    prepared,
-    square,
-    step,
-    trained,
-    values,
-)
+from tests.reports.training import Job, batches, mlp, momentum, prepared, square, step, trained, values
 
 
 def weighed(model: nn.Module, factors: Tensor) -> Callable[[int, Tensor], Tensor]:

@@ -25,6 +25,7 @@ from tests.reports.training import (
     square,
     step,
     trained,
+    trained_by,
     values,
 )
 
@@ -282,9 +283,7 @@ def test_a_bag_of_embeddings_with_a_padding_row(job: Job) -> list[Tensor]:
     """`EmbeddingBag(padding_idx=0)`."""
     model, optimizer = prepared(job, seeded(lambda: nn.EmbeddingBag(8, 4, padding_idx=0)), adam)
     rows = torch.tensor([[[0, 1], [2, 3], [0, 0], [7, 1], [5, 0], [5, 5], [6, 1], [1, 0]]]).expand(4, -1, -1)
-    for chosen in rows:
-        job.step(optimizer, chosen, lambda part: model(part).square().mean())
-    return values(model)
+    return trained_by(job, model, optimizer, square(model), rows)
 
 
 @report("Evaluation in other processes", error=r"call model\.share_memory\(\) before", refused="hub")

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from operator import delitem
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from tests.reports.training import (
     STEPS,
     Job,
     adam,
+    backward,
     batches,
     mlp,
     momentum,
     prepared,
+    square,
     step,
     trained,
     values,
@@ -123,38 +126,28 @@ def test_an_optimizer_is_copied_as_a_whole(job: Job, copied: Callable[..., Optim
     return moments(copied(optimizer))
 
 
-def halve(optimizer: Optimizer) -> None:
-    for state in optimizer.state.values():
-        state["momentum_buffer"].mul_(0.5)
-
-
-def halve_data(optimizer: Optimizer) -> None:
-    for state in optimizer.state_dict()["state"].values():
-        state["momentum_buffer"].data.mul_(0.5)
-
-
-def clear(optimizer: Optimizer) -> None:
-    optimizer.state.clear()
-
-
-def forget_first(optimizer: Optimizer) -> None:
-    del optimizer.state[optimizer.param_groups[0]["params"][0]]
-
-
-def replace(optimizer: Optimizer) -> None:
-    optimizer.state = type(optimizer.state)(dict)
-
-
 def replace_tensor(optimizer: Optimizer) -> None:
     for state in optimizer.state.values():
         state["momentum_buffer"] = 0.5 * state["momentum_buffer"]
 
 
+CHANGES: dict[str, Callable[[Optimizer], Any]] = {
+    "halve": lambda one: [state["momentum_buffer"].mul_(0.5) for state in one.state.values()],
+    "halve_data": lambda one: [
+        state["momentum_buffer"].data.mul_(0.5) for state in one.state_dict()["state"].values()
+    ],
+    "clear": lambda one: one.state.clear(),
+    "forget_first": lambda one: delitem(one.state, one.param_groups[0]["params"][0]),
+    "replace": lambda one: setattr(one, "state", type(one.state)(dict)),
+    "replace_tensor": replace_tensor,
+}
+
+
 @report("pytorch/pytorch#196083")
 @pytest.mark.parametrize("own", [True, False], ids=["own", "wrapper"])
-@pytest.mark.parametrize("change", [halve, halve_data, clear, forget_first, replace, replace_tensor])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_moments_change_in_the_scripts_own_optimizer(
-    job: Job, change: Callable[[Optimizer], None], own: bool
+    job: Job, change: Callable[[Optimizer], Any], own: bool
 ) -> list[Tensor]:
     """Halves, drops or replaces moments through the optimizer that it wrapped, or through the wrapper."""
     model = mlp()
@@ -177,13 +170,7 @@ def test_the_scripts_own_optimizer_steps(job: Job, begin: int, closure: bool) ->
     losses: list[Any] = []
     for turn, batch in enumerate(batches()):
         one: Any = inner if turn >= begin else optimizer
-
-        def evaluate(one: Any = one, batch: Tensor = batch) -> Tensor:
-            one.zero_grad()
-            loss = job.loss(batch, lambda part: model(part).square().mean())
-            loss.backward()
-            return loss
-
+        evaluate = job.closure(one, batch, square(model))
         losses.append(one.step(evaluate) if closure else evaluate())
         if not closure:
             one.step()
@@ -274,7 +261,6 @@ def test_hooks_run_once_where_the_scripts_own_optimizer_steps(job: Job) -> list[
     optimizer = job.wrap(inner, model)
     inner.register_step_post_hook(after)
     for batch in batches():
-        optimizer.zero_grad()
-        job.loss(batch, lambda part: model(part).square().mean()).backward()
+        backward(job, model, optimizer, batch)
         inner.step()
     return [*values(model), torch.tensor(calls)]

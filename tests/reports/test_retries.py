@@ -10,14 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.reports.report import report
-from tests.reports.training import (
-    Job,
-    batches,
-    prepared,
-    seeded,
-    square,
-    values,
-)
+from tests.reports.training import Job, batches, prepared, seeded, square, values
 
 
 class Failing(nn.Module):

@@ -25,18 +25,7 @@ from torch.optim.lr_scheduler import (
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.reports.report import report
-from tests.reports.training import (
-    Job,
-    adam,
-    batches,
-    mlp,
-    momentum,
-    prepared,
-    square,
-    step,
-    trained,
-    values,
-)
+from tests.reports.training import Job, adam, batches, mlp, momentum, prepared, square, step, trained, values
 
 
 def warm_up(optimizer: Optimizer) -> LRScheduler:
@@ -269,14 +258,8 @@ def test_a_closure_is_called_once_and_its_loss_is_returned(job: Job) -> list[Ten
     model, optimizer = prepared(job, mlp(), adam)
     losses = []
     for batch in batches():
-
-        def closure(batch: Tensor = batch) -> Any:
-            optimizer.zero_grad()
-            loss = job.loss(batch, square(model))
-            loss.backward()
-            return loss
-
-        losses.append(job.mean_over_ranks(optimizer.step(closure).detach()))  # type: ignore[attr-defined]
+        loss: Any = optimizer.step(job.closure(optimizer, batch, square(model)))
+        losses.append(job.mean_over_ranks(loss.detach()))
     return [*values(model), *losses]
 
 

@@ -10,17 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.reports.report import report
-from tests.reports.training import (
-    Job,
-    adam,
-    batches,
-    mlp,
-    momentum,
-    prepared,
-    seeded,
-    square,
-    values,
-)
+from tests.reports.training import Job, adam, batches, mlp, momentum, prepared, seeded, square, values
 
 
 def adversaries() -> tuple[nn.Module, nn.Module]:

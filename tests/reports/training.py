@@ -59,11 +59,20 @@ class Job:
 
     def step(self, optimizer: Optimizer, batch: Tensor, of_part: Callable[[Tensor], Tensor]) -> Tensor:
         """Takes a step with the mean of the parts' losses, and returns that."""
-        optimizer.zero_grad()
-        loss = self.loss(batch, of_part)
-        loss.backward()
+        loss = self.closure(optimizer, batch, of_part)()
         optimizer.step()
         return loss.detach()
+
+    def closure(self, optimizer: Optimizer, batch: Tensor, of_part: Callable[[Tensor], Tensor]) -> Any:
+        """Returns what a script gives to `step`: it clears gradients, runs a backward, returns the loss."""
+
+        def evaluate() -> Tensor:
+            optimizer.zero_grad()
+            loss = self.loss(batch, of_part)
+            loss.backward()
+            return loss
+
+        return evaluate
 
     def mean_over_ranks(self, value: Tensor) -> Tensor:
         if self._communicator is None:
@@ -130,6 +139,13 @@ def trained(
     job: Job, model: nn.Module, optimizer: Optimizer, forward: Callable[[Tensor], Tensor] | None = None
 ) -> list[Tensor]:
     """Takes ordinary steps, with `forward` if the model is called otherwise; returns parameters."""
-    for batch in batches():
-        step(job, forward or model, optimizer, batch)
+    return trained_by(job, model, optimizer, square(forward or model), batches())
+
+
+def trained_by(
+    job: Job, model: nn.Module, optimizer: Optimizer, of_part: Callable[[Tensor], Tensor], data: Tensor
+) -> list[Tensor]:
+    """Takes steps with a loss of its own on some batches; returns parameters."""
+    for batch in data:
+        job.step(optimizer, batch, of_part)
     return values(model)

@@ -21,9 +21,11 @@ from hubring.workers.run_script import ScriptOutcome, train
 from hubring.workers.runtime import context
 from tests.workers.scripts import PLAIN, TRAIN, started
 
+Run = Callable[..., ScriptOutcome]
+
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptOutcome]]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Runs a script in this process, alone, as ps-worker does; what it changes is put back."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -52,7 +54,7 @@ LOST = "\nwith torch.no_grad(): model.weight[0, 1] = float('nan')"
 NAN = "\nhubring.report(loss=float('nan'))"
 
 
-def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Callable[..., ScriptOutcome]) -> None:
+def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Run) -> None:
     outcome = run(TRAIN + LOST + NAN)
     assert outcome.code == 1
     assert "parameter weight [1, 2] holds nan after step 1" in outcome.error
@@ -60,20 +62,18 @@ def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Callable
 
 
 @pytest.mark.parametrize("harmless", [NAN, LOST])
-def test_neither_a_metric_nor_a_parameter_alone_ends_it(
-    run: Callable[..., ScriptOutcome], harmless: str
-) -> None:
+def test_neither_a_metric_nor_a_parameter_alone_ends_it(run: Run, harmless: str) -> None:
     assert run(TRAIN + harmless).code == 0
 
 
-def test_a_lack_of_shared_memory_is_told_with_its_size(run: Callable[..., ScriptOutcome]) -> None:
+def test_a_lack_of_shared_memory_is_told_with_its_size(run: Run) -> None:
     outcome = run("raise RuntimeError('unable to allocate shared memory(shm) for file')")
     assert outcome.code == 1
     assert "/dev/shm has" in outcome.error
     assert outcome.traceback.rstrip().endswith("shared memory(shm) for file")
 
 
-def test_a_script_written_for_ddp_is_told_what_to_use(run: Callable[..., ScriptOutcome]) -> None:
+def test_a_script_written_for_ddp_is_told_what_to_use(run: Run) -> None:
     outcome = run(
         "import os, torch.distributed as dist\nfor name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR'):\n"
         "    os.environ.pop(name, None)\ndist.init_process_group('gloo')"
@@ -84,7 +84,7 @@ def test_a_script_written_for_ddp_is_told_what_to_use(run: Callable[..., ScriptO
 
 @pytest.mark.parametrize("size", ["1", "2"])
 def test_lightning_is_told_at_once_that_its_processes_will_not_meet(
-    run: Callable[..., ScriptOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ, "LOCAL_RANK": "0", "WORLD_SIZE": size})
     (tmp_path / "lightning_fabric.py").write_text(
@@ -100,7 +100,7 @@ def test_lightning_is_told_at_once_that_its_processes_will_not_meet(
     assert ("use strategy='auto' and devices=1" in outcome.error) == (size == "2")
 
 
-def test_a_script_written_for_horovod_is_told_how_it_runs(run: Callable[..., ScriptOutcome]) -> None:
+def test_a_script_written_for_horovod_is_told_how_it_runs(run: Run) -> None:
     outcome = run("import horovod.torch as hvd")
     assert outcome.code == 1
     hint = "to run the script unchanged, use ps-worker --as-horovod SCRIPT"
@@ -111,17 +111,14 @@ def test_a_script_written_for_horovod_is_told_how_it_runs(run: Callable[..., Scr
     assert "--as-horovod" not in run(submodule).error
 
 
-def test_an_error_message_is_printed_once(run: Callable[..., ScriptOutcome]) -> None:
+def test_an_error_message_is_printed_once(run: Run) -> None:
     failed, refused = run("1 / 0"), run("import hubring\nhubring.rank()")
-    assert failed.text("ps-worker") == failed.traceback
-    assert failed.traceback.count(failed.error) == 1
+    assert (failed.text("ps-worker"), failed.traceback.count(failed.error)) == (failed.traceback, 1)
     assert refused.text("ps-worker") == f"ps-worker: {refused.error}\n"
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "hubring.shutdown()"])
-def test_a_script_that_ends_well_tells_its_result_however_it_ends(
-    run: Callable[..., ScriptOutcome], ending: str
-) -> None:
+def test_a_script_that_ends_well_tells_its_result_however_it_ends(run: Run, ending: str) -> None:
     outcome = run(TRAIN + ending)
     assert (outcome.code, outcome.error) == (0, "")
     assert outcome.result["steps"] == 1
@@ -140,7 +137,7 @@ def test_a_script_that_ends_well_tells_its_result_however_it_ends(
     ],
 )
 def test_a_script_that_fails_tells_why_and_how_far_it_came(
-    run: Callable[..., ScriptOutcome], ending: str, code: int, error: str
+    run: Run, ending: str, code: int, error: str
 ) -> None:
     outcome = run(TRAIN + ending)
     assert outcome.code == code
@@ -149,7 +146,7 @@ def test_a_script_that_fails_tells_why_and_how_far_it_came(
     assert context.started() is None
 
 
-def test_a_script_sees_what_python_would_show_it(run: Callable[..., ScriptOutcome], tmp_path: Path) -> None:
+def test_a_script_sees_what_python_would_show_it(run: Run, tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("SEVEN = 7\n")
     outcome = run(
         "import sys, pickle, neighbour\n"
@@ -180,61 +177,53 @@ def test_a_script_that_we_start_finds_its_neighbours_unless_the_user_wants_none(
     assert ("No module named 'neighbour'" in ended.stderr) == safe
 
 
-def test_a_file_without_a_folder_is_refused_before_training(
-    run: Callable[..., ScriptOutcome], tmp_path: Path
-) -> None:
+def test_a_file_without_a_folder_is_refused_before_training(run: Run, tmp_path: Path) -> None:
     for setting in ("record", "save_parameters"):
         outcome = run(TRAIN, **{setting: tmp_path / "none" / "file"})
         assert outcome.code == ConfigError.exit_code
         assert "does not exist" in outcome.error
 
 
-def test_a_script_may_change_its_folder(run: Callable[..., ScriptOutcome], tmp_path: Path) -> None:
+def test_a_script_may_change_its_folder(run: Run, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    moves, paths = (
-        "import os\nos.chdir('other')\n",
-        {"save_parameters": Path("saved"), "record": Path("steps")},
-    )
-    assert run(moves + TRAIN, **paths).code == 0
+    paths = {"save_parameters": Path("saved"), "record": Path("steps")}
+    assert run(f"import os\nos.chdir('other')\n{TRAIN}", **paths).code == 0
     assert {"saved", "steps"} < {path.name for path in tmp_path.iterdir()}
 
 
-def test_parameters_that_cannot_be_saved_are_a_failure(
-    run: Callable[..., ScriptOutcome], tmp_path: Path
-) -> None:
+def test_parameters_that_cannot_be_saved_are_a_failure(run: Run, tmp_path: Path) -> None:
     outcome = run(TRAIN, save_parameters=tmp_path)  # a folder
     assert outcome.code == 1
     assert outcome.result["steps"] == 1
     assert context.started() is None
 
 
-def test_the_first_signal_ends_training_after_its_step(run: Callable[..., ScriptOutcome]) -> None:
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)):
-        outcome = run(
-            TRAIN + f"import signal\nsignal.raise_signal({int(number)})\n"
-            "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\nraise AssertionError('went on')\n"
-        )
-        assert (outcome.code, outcome.result["steps"]) == (code, 2)
-
-
 ONE_MORE = "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\n"
 
 
-def test_a_scheduler_that_repeats_itself_asks_once(
-    run: Callable[..., ScriptOutcome], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_the_first_signal_ends_training_after_its_step_and_the_second_at_once(
+    run: Run, number: signal.Signals, code: int, times: int
 ) -> None:
+    raises = f"import signal\nfor _ in range({times}): signal.raise_signal({int(number)})\n"
+    outcome = run(f"{TRAIN}{raises}{ONE_MORE}raise AssertionError('went on')\n")
+    assert (outcome.code, outcome.result["steps"]) == (code, 3 - times)
+
+
+def test_a_scheduler_that_repeats_itself_asks_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launchers pass on what everybody got already."""
     twice = "import signal\nfor name in {}: signal.raise_signal(getattr(signal, name))\n"
-    assert run(TRAIN + twice.format(("SIGUSR1", "SIGUSR1", "SIGTERM")) + ONE_MORE).result["steps"] == 2
+    for asked in (["SIGUSR1"], ["SIGUSR1", "SIGUSR1", "SIGTERM"]):
+        outcome = run(f"{TRAIN}{twice.format(asked)}{ONE_MORE}raise AssertionError('went on')\n")
+        assert (outcome.code, outcome.result["steps"]) == (75, 2)
     for name, value in {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}.items():
         monkeypatch.setenv(name, value)
     assert run(TRAIN + twice.format(("SIGTERM", "SIGTERM")) + ONE_MORE).result["steps"] == 2
     assert run(TRAIN + twice.format(("SIGTERM", "SIGINT")) + ONE_MORE).result["steps"] == 1
 
 
-def test_a_lone_worker_that_was_stopped_goes_on_at_its_step(
-    run: Callable[..., ScriptOutcome], tmp_path: Path
-) -> None:
+def test_a_lone_worker_that_was_stopped_goes_on_at_its_step(run: Run, tmp_path: Path) -> None:
     stopped = run(
         TRAIN + f"import signal\nsignal.raise_signal(signal.SIGTERM)\n{ONE_MORE}", checkpoint_dir=tmp_path
     )
@@ -243,7 +232,7 @@ def test_a_lone_worker_that_was_stopped_goes_on_at_its_step(
     assert (again.code, again.result["steps"]) == (0, 3)
 
 
-def test_an_error_after_a_signal_counts_as_the_requested_stop(run: Callable[..., ScriptOutcome]) -> None:
+def test_an_error_after_a_signal_counts_as_the_requested_stop(run: Run) -> None:
     hook = "sys.excepthook = lambda *_: sys.exit(9)\n"
     asked = "import signal\nsignal.raise_signal(signal.SIGTERM)\n"
     outcome = run(f"{TRAIN}{hook}{asked}raise RuntimeError('no data')")
@@ -251,17 +240,9 @@ def test_an_error_after_a_signal_counts_as_the_requested_stop(run: Callable[...,
     assert "RuntimeError: no data" in outcome.error
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_the_second_signal_ends_it_at_once(
-    run: Callable[..., ScriptOutcome], number: signal.Signals, code: int
-) -> None:
-    outcome = run(TRAIN + f"import signal\nfor _ in range(2): signal.raise_signal({int(number)})\n")
-    assert (outcome.code, outcome.result["steps"]) == (code, 1)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_worker_at_its_end_is_not_asked_to_stop(
-    run: Callable[..., ScriptOutcome], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     leave = context.shutdown
 
@@ -276,7 +257,7 @@ def test_a_worker_at_its_end_is_not_asked_to_stop(
 
 
 def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(
-    run: Callable[..., ScriptOutcome],
+    run: Run,
 ) -> None:
     outcome = run(
         TRAIN + "import os, signal, time\n"
@@ -296,9 +277,7 @@ def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(
     assert outcome.code == 0
 
 
-def test_a_script_that_never_asks_for_its_place_is_warned(
-    run: Callable[..., ScriptOutcome], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_script_that_never_asks_for_its_place_is_warned(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING"):
         assert run("pass", server="127.0.0.1:1").code == 0
     assert "did not call hubring.init()" in caplog.text
@@ -363,7 +342,7 @@ def test_a_script_ends_with_its_last_thread(
     ],
 )
 def test_the_error_hook_of_a_script_is_called_as_in_plain_python(
-    run: Callable[..., ScriptOutcome],
+    run: Run,
     capsys: pytest.CaptureFixture[str],
     hook: str,
     code: int,

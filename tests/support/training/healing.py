@@ -58,10 +58,7 @@ class HealingRanks:
         board = copy(self.notes)  # the notes of all; only the way to the meetings is one member's
         board.regroup = partial(self.regroup, rank)  # type: ignore[method-assign]
         meeting = RingMeeting(
-            *(rank, "127.0.0.1", board),
-            backend=self.backend,
-            compress=self.compress,
-            timeout=LIMIT,
+            *(rank, "127.0.0.1", board), backend=self.backend, compress=self.compress, timeout=LIMIT
         )
         ring = HealingRing(meeting, late=late, size=size, timeout=LIMIT)
         with self._changed:

@@ -124,11 +124,7 @@ def one_page_everywhere(values: Tensor) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
-    ("misplace", "least"),
-    [
-        (one_slice_repeated, SLICE),
-        (one_page_everywhere, 4 * SLICE - 1024),
-    ],
+    ("misplace", "least"), [(one_slice_repeated, SLICE), (one_page_everywhere, 4 * SLICE - 1024)]
 )
 def test_a_misplaced_slice_is_wrong(optimizer: str, misplace: Callable[[Tensor], None], least: int) -> None:
     truth, model = after(3, [(4 * SLICE,)], optimizer)

@@ -11,15 +11,7 @@ import pytest
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.bench import cli
 from hubring.workers.bench.case import BenchCase, BenchEntry
-from hubring.workers.bench.summary import (
-    BEGIN,
-    END,
-    GPU_NOTE,
-    put_into,
-    read_entries,
-    render,
-    targets,
-)
+from hubring.workers.bench.summary import BEGIN, END, GPU_NOTE, put_into, read_entries, render, targets
 
 ROOT = Path(__file__).parents[3]
 MEASURED = ROOT / "workers" / "bench" / "measured.json"

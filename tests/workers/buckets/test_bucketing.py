@@ -34,10 +34,6 @@ def two_groups(
     return optimizer, [(str(index), parameter) for index, parameter in enumerate(parameters)]
 
 
-def three_layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 1))
-
-
 @given(
     shapes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
     groups=st.lists(st.booleans(), min_size=12, max_size=12),
@@ -103,7 +99,7 @@ def test_a_bucket_of_a_hub_has_only_as_many_groups_as_a_push_can_describe(
 
 
 def test_a_parameter_unknown_to_the_model_is_named() -> None:
-    model, stranger = three_layers(), nn.Parameter(torch.zeros(7, 2))
+    model, stranger = nn.Linear(4, 3), nn.Parameter(torch.zeros(7, 2))
     groups: list[dict[str, Any]] = [{"params": model.parameters()}, {"params": [stranger]}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     with pytest.raises(ConfigError, match=r"shape \(7, 2\) in param_groups\[1\]"):
@@ -124,14 +120,10 @@ def test_without_a_model_parameters_are_named_by_group_and_place() -> None:
 
 
 def test_parameters_that_cannot_be_exchanged_are_refused() -> None:
-    lazy = nn.LazyLinear(2)
     frozen = nn.Linear(2, 2).requires_grad_(False)
-    for parameters, match in (
-        (list(lazy.parameters()), "no shape yet"),
-        (list(frozen.parameters()), "no trainable parameter"),
-    ):
+    for layer, match in ((nn.LazyLinear(2), "no shape yet"), (frozen, "no trainable parameter")):
         with pytest.raises(ConfigError, match=match):
-            make_buckets(torch.optim.SGD(parameters, lr=0.1), None, allocate, 100, "")
+            make_buckets(torch.optim.SGD(layer.parameters(), lr=0.1), None, allocate, 100, "")
     with pytest.raises(ConfigError, match="bucket_bytes is 0"):
         buckets_of(nn.Linear(2, 2), bucket_bytes=0)
 

@@ -18,15 +18,11 @@ SPEC = BucketSpec(
 )
 
 
-def allocate(numel: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(numel, dtype=dtype)
-
-
 class Rank(LowRankMean):
     """One rank and its gradients."""
 
     def __init__(self, spec: BucketSpec, gradients: Tensor, rank: int) -> None:
-        super().__init__(spec, gradients.dtype, rank, allocate)
+        super().__init__(spec, gradients.dtype, rank, lambda numel, dtype: torch.zeros(numel, dtype=dtype))
         self.gradients = gradients
 
 

@@ -19,16 +19,9 @@ from hubring.workers.compare import cli as command
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.run.cluster import link, meeting
 from hubring.workers.compare.run.cluster.conductor import Conductor
-from hubring.workers.compare.run.cluster.follower import (
-    ClusterFollower,
-    FollowerHandle,
-)
+from hubring.workers.compare.run.cluster.follower import ClusterFollower, FollowerHandle
 from hubring.workers.compare.run.cluster.link import Hello, OtherEndLost, TaskConnection
-from hubring.workers.compare.run.cluster.meeting import (
-    LauncherTask,
-    check_experiment,
-    find_task,
-)
+from hubring.workers.compare.run.cluster.meeting import LauncherTask, check_experiment, find_task
 from hubring.workers.compare.run.noise import ProcessCounts, of_machine
 from hubring.workers.launchers.placement import FAMILIES, detect
 from hubring.workers.peers.processes import Lifeline, clean_environment
@@ -99,10 +92,7 @@ def test_a_program_with_alone_is_no_launcher_task(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"workers": (2, 8)},
-            "has 8 workers, but slurm started 4 tasks.*; start 8 tasks, or set at most 4",
-        ),
+        ({"workers": (2, 8)}, "has 8 workers, but slurm started 4 tasks.*; start 8 tasks, or set at most 4"),
         ({"link": {"rate": (1e9,)}}, r"\[link\] emulates links on one machine"),
         ({"fault": {"rank": 1, "step": 3}}, r"\[fault\] can kill only a worker on the conductor's machine"),
     ],

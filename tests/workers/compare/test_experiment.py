@@ -167,10 +167,7 @@ def test_experiments_that_ship_can_be_read_and_are_the_same_after_json(name: str
         ("rows = []", "rows is empty"),
         ('job = "digits"\nscript = "a.py"', "either job, .* or script"),
         ('script = "a.py"', "needs metric"),
-        (
-            'script = "a.py"\nmetric = "x"\nseeds = 0',
-            "no script .*a.py; relative paths start at",
-        ),
+        ('script = "a.py"\nmetric = "x"\nseeds = 0', "no script .*a.py; relative paths start at"),
         ('script = "a.py"\nmetric = "x"', "does not receive its seed; add {seed} to arguments"),
         ('script = "a.py"\nmetric = "x"\nseeds = 0\nbatch = 8', "add {batch} to arguments"),
         (FILLED.format("--batch {batch}"), r"{batch} in arguments has no value; set batch \(--batch\)"),

@@ -117,14 +117,9 @@ def in_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_the_job")
 def test_a_rank_needs_no_memory_for_the_models_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = [
-        torch.arange(12.0).view(3, 4).t(),
-        torch.tensor(7),
-        torch.tensor([True, False]),
-        torch.tensor([1 + 2j, 3.0]),
-        torch.zeros(0, 3),
-        torch.ones(2, dtype=torch.bfloat16),
-    ]
+    rows, half = torch.arange(12.0).view(3, 4).t(), torch.ones(2, dtype=torch.bfloat16)
+    others = [torch.tensor(one) for one in (7, [True, False], [1 + 2j, 3.0])]
+    first = [rows, *others, torch.zeros(0, 3), half]
     sent = iter([one for one in first if one.numel()])
     most = max(one.nbytes for one in first)
 

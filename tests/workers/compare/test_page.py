@@ -44,10 +44,8 @@ def small() -> dict[str, Any]:
 
 def test_the_page_fetches_nothing_and_runs_nothing(html: str, tree: Node) -> None:
     for node in tree.all("*"):
-        links = [
-            node.attributes[name] for name in ("src", "href", "srcset", "data") if name in node.attributes
-        ]
-        assert all(link.startswith("#") for link in links), f"{node.tag} {links}"
+        links = node.attributes.keys() & {"src", "href", "srcset", "data"}
+        assert all(node.attributes[link].startswith("#") for link in links), f"{node.tag} {links}"
         assert not any(name.startswith("on") for name in node.attributes)
     assert not list(tree.all("script"))
     assert set(re.findall(r"url\([^)]*\)", html)) == {"url(#hatch)"}
@@ -62,13 +60,8 @@ def test_every_id_stands_once_and_every_reference_leads_somewhere(size: str, tre
     ids = [node.attributes["id"] for node in nodes if "id" in node.attributes]
     assert len(set(ids)) == len(ids)
     for node in nodes:
-        wanted = [
-            node.attributes[name]
-            for name in ("aria-labelledby", "aria-describedby")
-            if name in node.attributes
-        ]
-        wanted += [node.attributes["href"][1:]] if "href" in node.attributes else []
-        assert set(wanted) <= set(ids)
+        named = node.attributes.keys() & {"aria-labelledby", "aria-describedby", "href"}
+        assert {node.attributes[name].removeprefix("#") for name in named} <= set(ids)
 
 
 def test_the_verdict_comes_first_and_the_sections_in_their_order(tree: Node) -> None:
@@ -136,16 +129,8 @@ def test_no_speed_of_a_withheld_row_gets_onto_the_page() -> None:
             shut["numbers"][name] = summary([SENTINEL] * 3)
     point = {"seconds": SENTINEL, "samples": 1, "value": 0.5}
     results["curves"] = [{**where, "seed": 0, "loss": [point, point], "metric": [point, point]}]
-    results["predictions"] = [
-        {
-            **where,
-            "measured_ms": SENTINEL,
-            "predicted_ms": 5.0,
-            "error": SENTINEL,
-            "calibrated": False,
-            "by": "formula",
-        }
-    ]
+    predicted = {"predicted_ms": 5.0, "calibrated": False, "by": "formula"}
+    results["predictions"] = [{**where, **predicted, "measured_ms": SENTINEL, "error": SENTINEL}]
     results["scaling"] = [{"row": shut["row"], "workers": [4], "measured": [SENTINEL], "predicted": [5.0]}]
     results["bandwidth"] = [
         {**where, "size": 8, "count": 2, "type": "float32", "redop": "avg", "wrong": 0}
@@ -174,13 +159,8 @@ def test_rows_that_slept_say_so_at_their_name_wherever_they_stand() -> None:
 def test_a_page_of_little_says_what_is_missing() -> None:
     tree = html_tree(page(read(minimal())))
     assert [each.text for each in tree.all("h1")] == ["No verdict for this experiment."]
-    assert [each.attributes["id"] for each in tree.all("section")] == [
-        "gate",
-        "throughput",
-        "numbers",
-        "noise",
-        "repeat",
-    ]
+    sections = [each.attributes["id"] for each in tree.all("section")]
+    assert sections == ["gate", "throughput", "numbers", "noise", "repeat"]
     text = tree.text
     assert "Not part of this experiment: in words, progress by time, progress by samples, step time," in text
     assert "one seed" in text

@@ -203,9 +203,7 @@ class OnServers(Served):
     client = Keeper  # type: ignore[assignment]  # as much of a client as is used
 
 
-def test_servers_that_keep_their_state_leave_the_dict_its_groups(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_servers_that_keep_their_state_leave_the_dict_its_groups(caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.Linear(2, 1)
     adam = torch.optim.Adam(model.parameters(), lr=0.5)
     model(torch.ones(2)).sum().backward()

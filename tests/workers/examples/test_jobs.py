@@ -62,8 +62,7 @@ def parameters(model: torch.nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "script",
-    [*SCRIPTS, "lm_ptb.py", "mnist.py", "ddp_amp.py", "mpi_patterns.py", "checkpoint.py"],
+    "script", [*SCRIPTS, "lm_ptb.py", "mnist.py", "ddp_amp.py", "mpi_patterns.py", "checkpoint.py"]
 )
 def test_a_job_uses_the_public_names_alone_and_none_of_a_topology(script: str) -> None:
     tree = ast.parse((EXAMPLES / script).read_text())

@@ -190,8 +190,7 @@ def test_rank_0_writes_a_complete_event_for_every_operation(on_two: Everybody, t
     for wait, one in zip(waits, operations, strict=False):
         assert wait["ts"] + wait["dur"] == pytest.approx(one["ts"])
     for one in waits + operations:
-        assert one["ts"] >= 0
-        assert one["dur"] >= 0
+        assert min(one["ts"], one["dur"]) >= 0
         assert {"pid", "tid", "cat"} <= one.keys()
     rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
     assert rows == {"allreduce.loss": 1, "allgather.rows": 2}

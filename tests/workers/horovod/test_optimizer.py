@@ -42,6 +42,14 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
+def wrapped(model: nn.Module, make: Make = sgd, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **options)
+
+
+def subtracting(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
 def trained(make: Make, rank: int, size: int, wrap: Callable[..., Any], steps: int = 4) -> list[torch.Tensor]:
     model = network()
     optimizer = wrap(make(model.parameters()), named_parameters=model.named_parameters())
@@ -72,10 +80,8 @@ def test_ranks_train_as_one_process_with_the_whole_batch(
         return trained(make, hvd.rank(), hvd.size(), wrap)
 
     first, second = on_two(act)
-    alone = trained(make, 0, 1, lambda optimizer, named_parameters: optimizer)
-    for one, other, expected in zip(first, second, alone, strict=True):
-        assert torch.equal(one, other)
-        torch.testing.assert_close(one, expected)
+    assert all(map(torch.equal, first, second))
+    torch.testing.assert_close(first, trained(make, 0, 1, lambda optimizer, named_parameters: optimizer))
 
 
 @every_rank
@@ -104,7 +110,7 @@ def one_weight(value: float = 0.0, **options: Any) -> tuple[nn.Linear, Any]:
     """A layer whose gradient is its input, and an optimizer that subtracts the gradient."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.constant_(layer.weight, value)
-    return layer, hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), **options)
+    return layer, hvd.DistributedOptimizer(subtracting(layer.parameters()), **options)
 
 
 def backward(layer: nn.Module, value: float) -> None:
@@ -112,7 +118,7 @@ def backward(layer: nn.Module, value: float) -> None:
 
 
 def test_gradients_are_the_means_after_synchronize_so_that_clipping_works(on_two: Everybody) -> None:
-    def act() -> tuple[float, float]:
+    def act() -> tuple[float, Any]:
         layer, optimizer = one_weight(1.0)
         backward(layer, 2 + 4 * hvd.rank())
         optimizer.synchronize()
@@ -123,9 +129,7 @@ def test_gradients_are_the_means_after_synchronize_so_that_clipping_works(on_two
             optimizer.step()
         return mean, layer.weight.item()
 
-    for mean, weight in on_two(act):
-        assert mean == 4.0
-        assert weight == pytest.approx(0.0, abs=1e-5)
+    assert on_two(act) == [(4.0, pytest.approx(0.0, abs=1e-5))] * 2
 
 
 def test_synchronize_without_skip_is_warned_of_and_does_no_harm(on_two: Everybody) -> None:
@@ -146,9 +150,7 @@ def test_a_missing_gradient_counts_as_zeros(on_two: Everybody) -> None:
         model = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3))
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters()
-        )
+        optimizer = wrapped(model, subtracting)
         backward(model[hvd.rank()], 1)  # no rank reaches the last
         optimizer.step()
         return [parameter.item() for parameter in model.parameters()]
@@ -215,11 +217,7 @@ def test_sparse_gradients_are_those_of_all_ranks(on_two: Everybody, sparse_as_de
     def act() -> list[list[float]]:
         table = nn.Embedding(4, 1, sparse=True)
         nn.init.zeros_(table.weight)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(table.parameters(), lr=1.0),
-            table.named_parameters(),
-            sparse_as_dense=sparse_as_dense,
-        )
+        optimizer = wrapped(table, subtracting, sparse_as_dense=sparse_as_dense)
         table(torch.tensor([0, 1 + hvd.rank()])).sum().backward()
         optimizer.synchronize()
         assert table.weight.grad is not None
@@ -235,9 +233,7 @@ def test_a_closure_has_its_gradients_reduced_each_time(on_two: Everybody) -> Non
     def act() -> tuple[float, list[torch.Tensor]]:
         model = network()
         x, y = batch(0, hvd.rank(), hvd.size())
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3), model.named_parameters()
-        )
+        optimizer = wrapped(model, lambda parameters: torch.optim.LBFGS(parameters, lr=0.5, max_iter=3))
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
@@ -250,8 +246,7 @@ def test_a_closure_has_its_gradients_reduced_each_time(on_two: Everybody) -> Non
         return before, [parameter.detach() for parameter in model.parameters()]
 
     (_, first), (_, second) = on_two(act)
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, first, second))
 
 
 def test_under_adasum_changes_are_reduced_and_not_gradients(on_two: Everybody) -> None:
@@ -282,7 +277,7 @@ def test_a_memory_format_survives_training(on_two: Everybody) -> None:
     def act() -> list[float]:
         model = nn.utils.convert_conv2d_weight_memory_format(nn.Conv2d(2, 3, 2), torch.channels_last)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        optimizer = wrapped(model)
         samples = torch.full((1, 2, 3, 3), hvd.rank() + 1.0).to(memory_format=torch.channels_last)
         model(samples).sum().backward()
         optimizer.step()
@@ -296,9 +291,7 @@ def test_a_memory_format_survives_training(on_two: Everybody) -> None:
 @every_rank
 def test_parameters_may_be_frozen_and_freed_between_steps() -> None:
     models = [nn.Linear(2, 2), nn.Linear(2, 1)]
-    optimizers = [
-        hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters()) for model in models
-    ]
+    optimizers = [wrapped(model) for model in models]
     for turn in (0, 1, 0, 1):
         for index, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             model.requires_grad_(index == turn)

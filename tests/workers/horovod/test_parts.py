@@ -31,14 +31,9 @@ def test_local_and_cross_ranks_count_hosts_as_horovod_does() -> None:
 
 
 def test_variables_are_those_of_horovodrun() -> None:
-    assert variables(3, 4, Neighbourhood(1, 2, 1, 2)) == {
-        "HOROVOD_RANK": "3",
-        "HOROVOD_SIZE": "4",
-        "HOROVOD_LOCAL_RANK": "1",
-        "HOROVOD_LOCAL_SIZE": "2",
-        "HOROVOD_CROSS_RANK": "1",
-        "HOROVOD_CROSS_SIZE": "2",
-    }
+    said = {"RANK": 3, "SIZE": 4, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 1, "CROSS_SIZE": 2}
+    expected = {f"HOROVOD_{name}": str(number) for name, number in said.items()}
+    assert variables(3, 4, Neighbourhood(1, 2, 1, 2)) == expected
 
 
 def test_buckets_fill_in_the_order_of_backward() -> None:

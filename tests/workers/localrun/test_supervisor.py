@@ -40,9 +40,8 @@ def test_each_restart_is_one_line_with_cause_step_and_what_is_left(
 ) -> None:
     save(tmp_path, 1, 40)
     job = supervisor(3, tmp_path)
-    assert run(job, iter([KILLED, AttemptEnd(69, "the server exited with 69"), AttemptEnd(0)])) == AttemptEnd(
-        0
-    )
+    ends = [KILLED, AttemptEnd(69, "the server exited with 69"), AttemptEnd(0)]
+    assert run(job, iter(ends)) == AttemptEnd(0)
     assert capsys.readouterr().err.splitlines() == [
         "ps-run: rank 1 was killed by signal 9 (SIGKILL); restarting the job in 1 s from the checkpoint of"
         " step 40 (2 restarts left)",

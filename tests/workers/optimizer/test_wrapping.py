@@ -12,14 +12,7 @@ from torch import nn
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.training.training_scripts import (
-    batches,
-    build,
-    plain_step,
-    sgd,
-    single_server,
-    wrap,
-)
+from tests.support.training.training_scripts import batches, build, plain_step, sgd, single_server, wrap
 
 
 def test_the_wrapped_optimizer_shares_its_state_with_the_inner_one() -> None:

@@ -11,13 +11,7 @@ from torch import nn
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer import parameters
 from tests.support.fakes.hub import FakeHub, FakeRank
-from tests.support.training.training_scripts import (
-    SMALL,
-    build,
-    number_of_buckets,
-    single_server,
-    wrap,
-)
+from tests.support.training.training_scripts import SMALL, build, number_of_buckets, single_server, wrap
 
 
 def kinds() -> tuple[nn.Sequential, torch.optim.Optimizer]:
@@ -43,10 +37,7 @@ def test_a_hub_without_overlap_gets_one_bucket_a_kind() -> None:
         (bucket.spec.dtype, [tensor.name for tensor in bucket.spec.tensors])
         for bucket in optimizer._trained.reducer.buckets
     ]
-    assert found == [
-        ("float64", ["4.weight"]),
-        ("float32", ["2.bias", "0.bias", "2.weight", "0.weight"]),
-    ]
+    assert found == [("float64", ["4.weight"]), ("float32", ["2.bias", "0.bias", "2.weight", "0.weight"])]
     assert optimizer._trained.reducer.tuner is not None
     assert optimizer._trained.reducer.tuner._tuning is None, "there is nothing to try"
 

@@ -13,13 +13,7 @@ from hubring.workers.reducer import tuning
 from hubring.workers.reducer.exchange import bucket_groups
 from hubring.workers.reducer.tuning import STEPS, TURNS, Tuning
 from tests.support.fakes.hub import FakeHub, FakeRank
-from tests.support.training.training_scripts import (
-    batches,
-    build,
-    loss_of,
-    plain_step,
-    wrap,
-)
+from tests.support.training.training_scripts import batches, build, loss_of, plain_step, wrap
 
 
 @pytest.fixture

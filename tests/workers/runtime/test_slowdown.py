@@ -26,6 +26,7 @@ from hubring.workers.runtime import context, slowdown
 from hubring.workers.runtime.slowdown import Delays, Slowdown, SlowdownSettings, Straggler
 
 Events = list[Any]
+Begin = Callable[[SlowdownSettings], Events]
 
 
 def slept(events: Events) -> float:
@@ -34,7 +35,7 @@ def slept(events: Events) -> float:
 
 
 @pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[SlowdownSettings], Events]]:
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     """Makes this process a lone worker; what it sleeps and hands over is noted instead of slept."""
     events: Events = []
     push_pull = LocalCommunicator.push_pull
@@ -72,7 +73,7 @@ def backward(model: torch.nn.Module) -> None:
 
 
 def test_gradients_leave_when_the_emulated_device_has_them(
-    begin: Callable[[SlowdownSettings], Events],
+    begin: Begin,
 ) -> None:
     events = begin(SlowdownSettings(compute=0.3))
     model, optimizer = made()
@@ -115,7 +116,7 @@ def test_waiting_for_exchanges_is_no_computing() -> None:
     assert naps == [pytest.approx(0.2)]
 
 
-def test_a_step_of_several_passes_sleeps_once(begin: Callable[[SlowdownSettings], Events]) -> None:
+def test_a_step_of_several_passes_sleeps_once(begin: Begin) -> None:
     events = begin(SlowdownSettings(compute=0.25))
     model, optimizer = made(backward_passes_per_step=3)
     for _ in range(2):
@@ -126,7 +127,7 @@ def test_a_step_of_several_passes_sleeps_once(begin: Callable[[SlowdownSettings]
 
 
 def test_every_step_has_its_own_delay_at_its_first_gradient(
-    begin: Callable[[SlowdownSettings], Events],
+    begin: Begin,
 ) -> None:
     slowness = SlowdownSettings(Straggler(kind="pareto", seconds=0.02), seed=5)
     events = begin(slowness)
@@ -142,7 +143,7 @@ def test_every_step_has_its_own_delay_at_its_first_gradient(
 
 
 def test_delays_are_those_of_the_first_optimizers_steps_however_often_another_steps(
-    begin: Callable[[SlowdownSettings], Events],
+    begin: Begin,
 ) -> None:
     slowness = SlowdownSettings(Straggler(kind="pareto", seconds=0.02), seed=5)
     events = begin(slowness)
@@ -155,7 +156,7 @@ def test_delays_are_those_of_the_first_optimizers_steps_however_often_another_st
     assert naps == [slowness.of(0).lateness(step) for step in range(3)]
 
 
-def test_a_horovod_script_sleeps_once_a_step_too(begin: Callable[[SlowdownSettings], Events]) -> None:
+def test_a_horovod_script_sleeps_once_a_step_too(begin: Begin) -> None:
     import hubring.horovod as hvd
 
     events = begin(SlowdownSettings(compute=0.25))

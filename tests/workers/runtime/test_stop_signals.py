@@ -47,30 +47,26 @@ def ended(folder: Path, script: str, before: str = TRAIN) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_script_that_steps_no_more_ends_after_its_grace(tmp_path: Path) -> None:
-    done = ended(tmp_path, TERM + EVALUATE)
+NOTICE = "signal.raise_signal(signal.SIGUSR1)\ntime.sleep(1)\n"
+DEAF = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+LONG = "time.sleep(1)\nstep()\n"
+GRACE = "SIGTERM: stopping after this step, or if none ends within 0 s; send it again"
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (TERM + EVALUATE, [GRACE, "stopped on request; no step ended within 0 s"]),
+        (NOTICE + TERM + EVALUATE, ["no step ended within"]),
+        (f"{LONG}{TERM}{LONG}raise AssertionError\n", ["stopped on request after this step"]),
+        (TERM + DEAF + EVALUATE, ["the script does not react, so this process ends at once"]),
+    ],
+    ids=["no more steps", "time until SIGTERM", "a step as long as the last", "deaf"],
+)
+def test_a_script_ends_after_its_grace_or_its_step(tmp_path: Path, script: str, told: list[str]) -> None:
+    done = ended(tmp_path, script)
     assert done.returncode == 75, done.stderr
-    assert "SIGTERM: stopping after this step, or if none ends within 0 s; send it again" in done.stderr
-    assert "stopped on request; no step ended within 0 s" in done.stderr
-
-
-def test_a_notice_gives_all_the_time_until_sigterm(tmp_path: Path) -> None:
-    done = ended(tmp_path, "signal.raise_signal(signal.SIGUSR1)\ntime.sleep(1)\n" + TERM + EVALUATE)
-    assert done.returncode == 75, done.stderr
-    assert "no step ended within" in done.stderr
-
-
-def test_a_step_longer_than_the_grace_may_end_if_the_last_was_as_long(tmp_path: Path) -> None:
-    done = ended(tmp_path, "time.sleep(1)\nstep()\n" + TERM + "time.sleep(1)\nstep()\nraise AssertionError\n")
-    assert done.returncode == 75, done.stderr
-    assert "stopped on request after this step" in done.stderr
-
-
-def test_a_script_that_does_not_react_ends_without_its_consent(tmp_path: Path) -> None:
-    deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-    done = ended(tmp_path, TERM + deaf + EVALUATE)
-    assert done.returncode == 75, done.stderr
-    assert "the script does not react, so this process ends at once" in done.stderr
+    assert [words for words in told if words not in done.stderr] == []
 
 
 def test_every_step_after_a_signal_has_the_whole_grace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,14 +74,11 @@ def test_several_groups_connect_at_once_while_other_threads_compute() -> None:
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     store = RingStore(SharedNotes(), "ring", LIMIT)
-    ends = on_threads(2, lambda rank: opened(rank, 3, store, timeout=0.5))
-    for rank, end in enumerate(ends):
+    said = "could not connect to the other ranks within 0.5 s (--timeout): rank 2 did not publish where it"
+    for rank, end in enumerate(on_threads(2, lambda rank: opened(rank, 3, store, timeout=0.5))):
         with pytest.raises(RingBroken) as raised:
             end.result(LIMIT)
-        assert str(raised.value) == (
-            f"rank {rank} of 3 could not connect to the other ranks within 0.5 s (--timeout):"
-            " rank 2 did not publish where it listens"
-        )
+        assert str(raised.value) == f"rank {rank} of 3 {said} listens"
 
 
 def test_a_group_that_does_not_connect_leaves_no_thread() -> None:

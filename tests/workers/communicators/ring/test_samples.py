@@ -4,45 +4,38 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 
 import pytest
 import torch
-from torch import Tensor
 
-from hubring.workers.communicators.ring.samples import Change, Epoch, Samples, shares
-
-
-def lists(length: int, epoch: Epoch) -> list[list[int]]:
-    return [share.tolist() for share in shares(length, epoch)]
+from hubring.workers.communicators.ring.samples import Change, Epoch, Position, Samples, shares
 
 
-def replay(length: int, epoch: Epoch) -> dict[int, int]:
+def replay(length: int, epoch: Epoch) -> list[int]:
     """Returns how often each position of an epoch is trained on, by every rank from its entry to its loss."""
-    counts: dict[int, int] = dict.fromkeys(range(length), 0)
+    trained: list[int] = []
     entered = [0] * epoch.size
     before = epoch._replace(changes=())
     for number, change in enumerate(epoch.changes, start=1):
         for rank, share in enumerate(shares(length, before)):
             if rank not in change.stays:
-                _count(counts, share[entered[rank] : change.trained])
+                trained += share[entered[rank] : change.trained].tolist()
         entered = [entered[rank] for rank in change.stays]
         entered += [change.trained] * (change.size - len(change.stays))
         before = epoch._replace(changes=epoch.changes[:number])
     for rank, share in enumerate(shares(length, before)):
-        _count(counts, share[entered[rank] :])
-    return counts
-
-
-def _count(counts: dict[int, int], positions: Tensor) -> None:
-    for position in positions.tolist():
-        counts[position] += 1
+        trained += share[entered[rank] :].tolist()
+    assert set(trained) <= set(range(length))
+    return [trained.count(position) for position in range(length)]
 
 
 def test_a_newcomer_first_gets_what_the_others_have_drawn_ahead() -> None:
     epoch = Epoch(0, 2, (Change(1, 3, (0, 1), 3),))
-    assert lists(14, epoch) == [[0, 2, 4, 8, 11], [1, 3, 5, 9, 12], [0, 6, 7, 10, 13]]
-    assert set(replay(14, epoch).values()) == {1}
+    dealt = [share.tolist() for share in shares(14, epoch)]
+    assert dealt == [[0, 2, 4, 8, 11], [1, 3, 5, 9, 12], [0, 6, 7, 10, 13]]
+    assert set(replay(14, epoch)) == {1}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -59,7 +52,7 @@ def test_no_sample_is_lost_or_trained_on_twice(seed: int) -> None:
         changes.append(Change(trained, drawn, stays, size))
         trained = drawn
     epoch = Epoch(0, first, tuple(changes))
-    counts = Counter(replay(length, epoch).values())
+    counts = Counter(replay(length, epoch))
     assert set(counts) <= {0, 1}
     assert counts[0] < size
     assert len({len(share) for share in shares(length, epoch)}) == 1
@@ -69,6 +62,13 @@ def made(rank: int, size: int, length: int = 24) -> Samples:
     samples = Samples(length, lambda _: torch.arange(length))
     samples.rank, samples.size = rank, size
     return samples
+
+
+def resume(members: Sequence[Samples], positions: Sequence[Position], stays: tuple[int, ...]) -> None:
+    """Gives ranks in their order, and lets all go on."""
+    for rank, member in enumerate(members):
+        member.change(positions, stays, rank, len(members))
+        member.thaw()
 
 
 def test_members_that_stay_go_on_and_share_what_the_lost_one_leaves() -> None:
@@ -83,9 +83,7 @@ def test_members_that_stay_go_on_and_share_what_the_lost_one_leaves() -> None:
     next(draws[1])  # this member is lost within the third step
     positions = [members[rank].freeze(2) for rank in (0, 2)]
     assert [(one.trained, one.drawn) for one in positions] == [(4, 6), (4, 6)]
-    for rank, member in enumerate((members[0], members[2])):
-        member.change(positions, (0, 2), rank, 2)
-        member.thaw()
+    resume((members[0], members[2]), positions, (0, 2))
     rest = [list(draws[rank]) for rank in (0, 2)]
     assert sorted([*trained, *kept[0], *kept[1], *rest[0], *rest[1]]) == list(range(24))
 
@@ -109,8 +107,7 @@ def test_the_rest_of_the_last_batch_is_drawn_after_the_end() -> None:
         member.exchanged(0)
     assert [list(islice(draw, 3)) for draw in draws] == [[6, 8], [7, 9]]  # a smaller batch, and the end
     position = members[0].freeze(1)
-    members[0].change([position], (0,), 0, 1)
-    members[0].thaw()
+    resume(members[:1], [position], (0,))
     assert list(islice(draws[0], 3)) == [7, 9]
 
 
@@ -124,9 +121,7 @@ def test_all_members_end_a_batch_where_one_has_ended_its_share() -> None:
     batches = [[list(islice(draws[0], 4))], []]
     assert batches[0] == [[12, 15]]
     positions = [member.freeze(1) for member in members[:2]]
-    for rank, member in enumerate(members[:2]):
-        member.change(positions, (0, 1), rank, 2)
-        member.thaw()
+    resume(members[:2], positions, (0, 1))
     for place, draw in enumerate(draws[:2]):
         while batch := list(islice(draw, 4)):
             batches[place].append(batch)
@@ -157,9 +152,7 @@ def test_a_newcomer_counts_and_then_takes_its_part() -> None:
     member.exchanged(1)
     position = member.freeze(2)
     newcomer.follow(member.history, 2)
-    for rank, one in enumerate((member, newcomer)):
-        one.change([position], (0,), rank, 2)
-        one.thaw()
+    resume((member, newcomer), [position], (0,))
     assert newcomer.count(0) == 8 + 8
     its = list(newcomer.begin(0, 0))
     assert its[:4] == first
@@ -169,6 +162,5 @@ def test_a_newcomer_counts_and_then_takes_its_part() -> None:
 def test_every_iteration_begins_with_the_current_members() -> None:
     member = made(0, 2)
     assert len(list(member.begin(0, 0))) == 12
-    member.change([member.freeze(0)], (0,), 0, 1)
-    member.thaw()
+    resume([member], [member.freeze(0)], (0,))
     assert len(list(member.begin(1, 0))) == 24

@@ -24,11 +24,7 @@ def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("trainer", "changes", "said"),
     [
-        (
-            paced({"ring": 0.005}),
-            {},
-            f"On this machine the ring {TWICE} hub-bsp for this job.",
-        ),
+        (paced({"ring": 0.005}), {}, f"On this machine the ring {TWICE} hub-bsp for this job."),
         (paced({}), {}, "On this machine hub-bsp and ring are equally fast for this job, within 3%."),
         (
             paced({"ring": 0.02}),
@@ -55,11 +51,7 @@ def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
             {"workers": (4,), "link": LinkTable(rate=(1e9,))},
             f"On emulated hosts hub-bsp {TWICE} the ring for this job.",
         ),
-        (
-            paced({"ring": 0.02}),
-            {"workers": (2, 4)},
-            "Of 2 settings, hub-bsp wins in 2.",
-        ),
+        (paced({"ring": 0.02}), {"workers": (2, 4)}, "Of 2 settings, hub-bsp wins in 2."),
         (paced({}), {"rows": ("ring",)}, NOTHING),
         (paced({}), {"fault": FaultTable(rank=1, step=9)}, NOTHING),
         (paced({"hub-asp": 0.001}), {"rows": ("hub-asp", "ring")}, NOTHING),

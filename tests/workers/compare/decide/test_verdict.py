@@ -69,8 +69,7 @@ def test_one_process_alone_that_is_faster_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "hindered",
-    [{"link": LinkTable(rate=(1e8,))}, {"straggler": StragglerTable(seconds=(0.02,), ranks=(1,))}],
+    "hindered", [{"link": LinkTable(rate=(1e8,))}, {"straggler": StragglerTable(seconds=(0.02,), ranks=(1,))}]
 )
 def test_a_loss_that_links_or_a_straggler_may_cause_is_not_blamed_on_a_small_job(
     tmp_path: Path, hindered: dict[str, Any]

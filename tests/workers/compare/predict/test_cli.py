@@ -51,9 +51,8 @@ def predicted(told: Told, calibrated: str) -> Told:
 
 
 def test_predict_tells_steps_and_where_the_hub_wins(predicted: Told) -> None:
-    asked = ["--workers", "4,8", "--servers", "1,8", "--rate", "10gbit", "--latency", "20us"]
-    model = ["--model-bytes", "100000000", "--compute", "50ms", "--slice-bytes", "65536"]
-    code, last, shown = predicted(*asked, *model)
+    asked = "--workers 4,8 --servers 1,8 --rate 10gbit --latency 20us --model-bytes 100000000"
+    code, last, shown = predicted(*asked.split(), "--compute", "50ms", "--slice-bytes", "65536")
     assert code == 0
     rows = [(each["workers"], each["row"], each["servers"]) for each in last["predictions"]]
     assert rows[:4] == [(1, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
@@ -65,13 +64,8 @@ def test_predict_tells_steps_and_where_the_hub_wins(predicted: Told) -> None:
 
 def test_predict_tells_by_which_calibration(predicted: Told, calibrated: str) -> None:
     _, last, shown = predicted("--workers", "2")
-    assert last["calibration"] == {
-        "file": calibrated,
-        "bundled": False,
-        "date": CONSTANTS.date,
-        "cores": 2,
-        "machine": {"cores": 2},
-    }
+    told = {"date": CONSTANTS.date, "cores": 2, "machine": {"cores": 2}}
+    assert last["calibration"] == told | {"file": calibrated, "bundled": False}
     assert f"calibration: {calibrated}, measured {CONSTANTS.date} on" in shown
 
 
@@ -132,18 +126,14 @@ def test_the_output_of_nccl_tests_is_a_calibration(told: Told, tmp_path: Path) -
     asked = ["--calibration", str(file), "--workers", "8,32", "--model-bytes", str(1 << 28)]
     _, last, shown = told("predict", *asked, "--rows", "nccl")
     found = [(each["busbw"], each["by"], each["extrapolated"]) for each in last["predictions"]]
-    assert found == [
-        (pytest.approx(100, rel=0.01), "sweep", False),
-        (pytest.approx(40, rel=0.01), "sweep", False),
-    ]
+    assert found == [(pytest.approx(speed, rel=0.01), "sweep", False) for speed in (100, 40)]
     assert last["crossover"] == []
     assert "busbw GB/s" in shown
 
 
 def test_nodes_of_gpus_can_be_described(predicted: Told) -> None:
-    asked = ["--gpus-per-node", "4", "--intra", "800gbit", "--rate", "100gbit", "--workers", "4,16"]
-    words = [*asked, "--rows", "nccl,hub-bsp", "--model-bytes", "1000000000"]
-    _, last, shown = predicted(*words)
+    asked = "--gpus-per-node 4 --intra 800gbit --rate 100gbit --workers 4,16 --rows nccl,hub-bsp"
+    _, last, shown = predicted(*asked.split(), "--model-bytes", "1000000000")
     within, _, between, _ = last["predictions"]
     assert within["bound"] == "inside node"
     assert between["bound"] == "link"
@@ -153,8 +143,8 @@ def test_nodes_of_gpus_can_be_described(predicted: Told) -> None:
 
 
 def test_an_extrapolation_is_marked_and_a_host_limit_is_not_called_a_link(predicted: Told) -> None:
-    asked = ["--rate", "400gbit", "--workers", "4", "--rows", "ring", "--model-bytes", "100000000"]
-    _, last, shown = predicted(*asked)
+    asked = "--rate 400gbit --workers 4 --rows ring --model-bytes 100000000"
+    _, last, shown = predicted(*asked.split())
     (found,) = last["predictions"]
     assert (found["bound"], found["extrapolated"]) == ("I/O thread", True)
     assert "* extrapolated: the link is faster than what this calibration reached" in shown
@@ -162,8 +152,7 @@ def test_an_extrapolation_is_marked_and_a_host_limit_is_not_called_a_link(predic
 
 
 def test_predict_tells_samples_a_second_only_of_a_batch(predicted: Told) -> None:
-    asked = ["--workers", "2", "--rows", "ring,hub-backup"]
-    _, last, shown = predicted(*asked)
+    _, last, shown = predicted("--workers", "2", "--rows", "ring,hub-backup")
     assert last["predictions"][0]["samples_per_second"] is None
     assert "samples/s" not in shown
 
@@ -183,9 +172,8 @@ def test_link_values_not_given_are_the_calibrations(told: Told, tmp_path: Path) 
 
 
 def test_random_delays_are_simulated_with_five_seeds(predicted: Told) -> None:
-    slow = ["--straggler", "pareto:50ms", "--straggler-shape", "1.5", "--steps", "20"]
-    asked = ["--workers", "4", "--rows", "hub-bsp,hub-asp", *slow]
-    _, last, shown = predicted(*asked)
+    slow = "--straggler pareto:50ms --straggler-shape 1.5 --steps 20"
+    _, last, shown = predicted("--workers", "4", "--rows", "hub-bsp,hub-asp", *slow.split())
     for each in last["predictions"]:
         low, high = each["range_ms"]
         assert low < each["step_ms"] < high
@@ -205,15 +193,9 @@ def test_slow_ranks_that_a_setting_lacks_slow_nothing(predicted: Told) -> None:
     [
         (("--workers", "4,none"), "--workers 4,none: expected comma-separated numbers from 1"),
         (("--straggler", "sometimes:1"), "--straggler sometimes:1: expected"),
-        (
-            ("--straggler", "1", "--straggler-ranks", "first"),
-            "ranks first: expected a whole number",
-        ),
+        (("--straggler", "1", "--straggler-ranks", "first"), "ranks first: expected a whole number"),
         (("--straggler-ranks", "1"), "--straggler-ranks 1: the delay is missing; add --straggler"),
-        (
-            ("--workers", "4", "--straggler", "1", "--straggler-ranks", "4"),
-            "expected a rank from 0 to 3",
-        ),
+        (("--workers", "4", "--straggler", "1", "--straggler-ranks", "4"), "expected a rank from 0 to 3"),
         (("--straggler-shape", "2"), "--straggler-shape 2.0: the delay is missing; add --straggler"),
         (("--straggler", "host:1", "--straggler-shape", "2"), "only a pareto delay has a shape, not host"),
         (("--seeds", "4"), "Invalid value for '--seeds'"),

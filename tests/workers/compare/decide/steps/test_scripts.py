@@ -10,10 +10,7 @@ from tests.support.compare.planted import IN_SCRIPT, PLANTED
 from tests.support.compare.unusual_scripts import UNUSUAL
 from tests.support.sampled import sampled
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")]
 
 NOT_REPLAYED = {"closure", "momentum zeroed", "momentum cleared"}
 """What steps is not known outside of `step()`, so only the exchange is judged."""
@@ -21,11 +18,7 @@ NOT_REPLAYED = {"closure", "momentum zeroed", "momentum cleared"}
 OPEN_ENDED = {"across the barrier"}
 """The parameters after the last step are not known."""
 
-NO_ASP = {
-    "parameters within bounds",
-    "overflowing",
-    "ranks with fewer batches",
-}
+NO_ASP = {"parameters within bounds", "overflowing", "ranks with fewer batches"}
 """An asynchronous hub does not have these, or has no steps in common."""
 
 
