@@ -59,11 +59,12 @@ def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecur
         try:
             return find_access(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
         except ServerUnreachable as error:
-            seconds = time.monotonic() - began
-            is_busy = isinstance(error.__cause__, TimeoutError)  # it listens, and does not shake hands
-            if not is_busy or seconds > PROOF_SECONDS:
-                raise _silent(address, began) from error
-            log.warning("%s has not answered for %.0f s: it is busy, or no hub; retrying", address, seconds)
+            silent = _silent(address, began)
+            # With this cause a server listens, and does not shake hands.
+            if not isinstance(error.__cause__, TimeoutError) or time.monotonic() - began > PROOF_SECONDS:
+                raise silent from error
+            log.warning("%s", silent)
+            log.info("a process listens there, so this worker tries again")
 
 
 def join_request(
