@@ -69,7 +69,7 @@ class Engine:
     def start(self) -> None:
         namespaces = ["--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
         script = 'ip link set lo up && exec "$@"'
-        # Whoever kills the tests kills all of it: the kernel sees to that.
+        # The kernel kills all of it with the tests.
         command = ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces]
         with self._log.open("wb") as log:
             self._daemon = subprocess.Popen(

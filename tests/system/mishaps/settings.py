@@ -118,7 +118,7 @@ SETTINGS = [
         "the server",
         Says(r"cannot listen on 192\.0\.2\.1", "Cannot assign requested address", "another --host"),
         code=78,
-        provoke=lambda stage: stage.server("--host", "192.0.2.1", "--insecure"),  # RFC 5737: nobody's
+        provoke=lambda stage: stage.server("--host", "192.0.2.1", "--insecure"),  # RFC 5737: of no host
     ),
     Mishap(
         "--device cuda without a GPU",
