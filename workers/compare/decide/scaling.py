@@ -164,7 +164,7 @@ def predicted(found: Findings, constants: Constants | None) -> Findings:
 def trained(experiment: Experiment, model_bytes: int) -> PredictedJob:
     """Returns what was trained, and the transport."""
     return PredictedJob(
-        model_bytes=model_bytes,
+        nbytes=model_bytes,
         optimizer=OPTIMIZERS.get(experiment.job or "", "sgd"),
         wire="" if experiment.transport == "auto" else experiment.transport,
         together=True,

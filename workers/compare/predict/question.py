@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,7 +18,7 @@ from hubring.workers.compare.plan.experiment import check_list
 from hubring.workers.compare.plan.experiment_file import load_experiment
 from hubring.workers.compare.plan.row import Row
 from hubring.workers.compare.plan.setting import Link, Setting
-from hubring.workers.compare.predict.calibrations import WIRES, Calibration, Constants, link_of
+from hubring.workers.compare.predict.calibrations import BUNDLED, WIRES, Constants, link_of
 from hubring.workers.compare.predict.exchange_terms import (
     most_servers,
     overtaking,
@@ -30,7 +29,6 @@ from hubring.workers.compare.predict.prediction import (
     GLOO,
     NCCL,
     THREAD,
-    Forecast,
     PredictedJob,
     predict,
     read_row,
@@ -135,7 +133,7 @@ class PredictionQuestion(Struct, frozen=True, kw_only=True):
             link=link,
             straggler=slow.straggler,
             job=PredictedJob(
-                model_bytes=_size(given["model_bytes"], given["job"]),
+                nbytes=_size(given["model_bytes"], given["job"]),
                 compute=(constants.compute or 0.0) if compute is None else setting.read_seconds(compute),
                 wire="" if given["transport"] == "auto" else given["transport"],
                 together=given["together"] or link is None,
@@ -153,18 +151,17 @@ class PredictionQuestion(Struct, frozen=True, kw_only=True):
             UsageError: The calibration lacks a wire or an optimizer.
         """
         return PredictionAnswer(
-            model_bytes=self.job.model_bytes,
+            model_bytes=self.job.nbytes,
             compute_ms=1e3 * self.job.compute,
             batch=self.job.batch,
             predictions=list(self._predictions(constants)),
-            crossover=[self._crossover(constants, workers) for workers in self._crossing],
+            # None if only rows of NCCL are asked for.
+            crossover=[
+                self._crossover(constants, workers)
+                for workers in self.workers
+                if workers > 1 and any(row.name not in NCCL for row in self.rows)
+            ],
         )
-
-    @property
-    def _crossing(self) -> list[int]:
-        """Numbers of workers with a crossing: none if only rows of NCCL are asked for."""
-        ours = any(row.name not in NCCL for row in self.rows)
-        return [workers for workers in self.workers if workers > 1 and ours]
 
     def _predictions(self, constants: Constants) -> Iterator[PredictedRow]:
         for workers, row in product(self.workers, self.rows):
@@ -174,6 +171,7 @@ class PredictionQuestion(Struct, frozen=True, kw_only=True):
                 setting = self._setting(workers, servers)
                 forecast = predict(constants, row, setting, self.job, steps=self.steps, seeds=self.seeds)
                 low, high = forecast.low, forecast.high
+                timed = row.name in NCCL and forecast.exchange
                 yield PredictedRow(
                     row=row.name,
                     workers=1 if row.rule is None else workers,
@@ -186,7 +184,7 @@ class PredictionQuestion(Struct, frozen=True, kw_only=True):
                     by=forecast.by,
                     bound=forecast.bound,
                     extrapolated=forecast.extrapolated,
-                    busbw=_busbw(row, forecast, self.job, workers),
+                    busbw=busbw(self.job.nbytes, forecast.exchange, workers) if timed else None,
                     parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
                 )
 
@@ -200,22 +198,17 @@ class PredictionQuestion(Struct, frozen=True, kw_only=True):
     def _crossover(self, constants: Constants, workers: int) -> ServersNeeded:
         """Returns the number of servers from which bsp is faster than the ring, with equal workers."""
         setting = Setting(workers=workers, link=self.link)
+
+        def hub(servers: int) -> float:
+            return predict(constants, "hub-bsp", replace(setting, servers=servers), self.job).step_seconds
+
         ring = predict(constants, "ring", setting, self.job).step_seconds
         return ServersNeeded(
             workers=workers,
             by_bytes=servers_needed(workers, min(self.job.sharing, workers)),
-            predicted=overtaking(partial(self._hub, constants, setting), ring, workers),
+            predicted=overtaking(hub, ring, workers),
             most_servers=most_servers(workers),
         )
-
-    def _hub(self, constants: Constants, setting: Setting, servers: int) -> float:
-        return predict(constants, "hub-bsp", replace(setting, servers=servers), self.job).step_seconds
-
-
-def _busbw(row: Row, forecast: Forecast, job: PredictedJob, workers: int) -> float | None:
-    if row.name not in NCCL or not forecast.exchange:
-        return None
-    return busbw(job.model_bytes, forecast.exchange, workers)
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:
@@ -246,8 +239,14 @@ WORDS = ("row", "bound by", "found by")
 """Columns of text."""
 
 
-def show_answer(answer: PredictionAnswer, constants: Constants, calibration: Calibration) -> None:
-    """Prints the question, one line per prediction, and where the hub overtakes the ring."""
+def show_answer(answer: PredictionAnswer, constants: Constants, calibration: str) -> None:
+    """Prints the question, one line per prediction, and where the hub overtakes the ring.
+
+    Args:
+        answer: The answer.
+        constants: What it was predicted with.
+        calibration: Name or file of the constants; empty: measured now.
+    """
     console = Console(stderr=True, highlight=False, markup=False)
     if not console.is_terminal:
         console.width = WIDE
@@ -264,23 +263,23 @@ def show_answer(answer: PredictionAnswer, constants: Constants, calibration: Cal
         console.print(_crossover(crossing), soft_wrap=True)
 
 
-def _question(answer: PredictionAnswer, constants: Constants, calibration: Calibration) -> str:
+def _question(answer: PredictionAnswer, constants: Constants, calibration: str) -> str:
     """Describes the job and the calibration."""
     computing = f"{answer.compute_ms:g} ms" if answer.compute_ms else "no time"
     job = f"a model of {answer.model_bytes:,} bytes, computing {computing} a step"
     machine = f"{constants.machine.get('processor', 'an unknown processor')}, {constants.cores} cores"
-    if not calibration.name:
+    if not calibration:
         hint = "not saved; `ps-compare calibrate` saves one"
         return f"{job}; calibration: measured now on {machine} ({hint})"
     when = f"measured {constants.date or 'at an unknown time'} on {machine}"
     if constants.cluster is not None:
         sources = ", ".join(constants.cluster.sources) or "your options and output of nccl-tests"
         gpus = f"nodes of {constants.cluster.gpus} GPUs"
-        return f"{job}; calibration: {calibration.name}, {gpus}, from {sources}"
-    if calibration.bundled:
+        return f"{job}; calibration: {calibration}, {gpus}, from {sources}"
+    if calibration in BUNDLED:
         hint = "not your machine; add --calibrate to measure it"
-        return f"{job}; bundled calibration: {calibration.name}, {when} ({hint})"
-    return f"{job}; calibration: {calibration.name}, {when}"
+        return f"{job}; bundled calibration: {calibration}, {when} ({hint})"
+    return f"{job}; calibration: {calibration}, {when}"
 
 
 def _columns(answer: PredictionAnswer) -> dict[str, Callable[[PredictedRow], str]]:
@@ -294,7 +293,9 @@ def _columns(answer: PredictionAnswer) -> dict[str, Callable[[PredictedRow], str
     if all(each.servers is None for each in answer.predictions):
         del columns["servers"]
     if any(each.range_ms for each in answer.predictions):
-        columns["of the seeds"] = _seeds
+        columns["of the seeds"] = lambda each: (
+            NOTHING if each.range_ms is None else " to ".join(digits(end, 4) for end in each.range_ms)
+        )
     if answer.batch is not None:
         columns["samples/s"] = lambda each: digits(each.samples_per_second or 0.0, 4)
     if answer.compute_ms:
@@ -302,10 +303,6 @@ def _columns(answer: PredictionAnswer) -> dict[str, Callable[[PredictedRow], str
     if any(each.busbw for each in answer.predictions):
         columns["busbw GB/s"] = lambda each: NOTHING if each.busbw is None else digits(each.busbw, 4)
     return columns | {"bound by": lambda each: each.bound, "found by": lambda each: each.by}
-
-
-def _seeds(each: PredictedRow) -> str:
-    return NOTHING if each.range_ms is None else " to ".join(digits(end, 4) for end in each.range_ms)
 
 
 def _notes(answer: PredictionAnswer, constants: Constants) -> Iterator[str]:

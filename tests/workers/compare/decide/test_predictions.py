@@ -69,7 +69,7 @@ def test_a_row_that_nothing_calibrated_is_neither_predicted_nor_scored() -> None
 def test_a_prediction_is_for_the_wire_that_the_experiment_took(wire: str, link: Link | None) -> None:
     dear = replace(WIRE, beta=4e-8)
     constants = replace(CONSTANTS, wires={**CONSTANTS.wires, wire: dear})
-    job = replace(THEIRS, wire=wire, tensors=tensors("digits", THEIRS.model_bytes))
+    job = replace(THEIRS, wire=wire, tensors=tensors("digits", THEIRS.nbytes))
     settings = [Setting(workers=4, servers=count, link=link) for count in (1, 4)]
     rows = [
         entry("hub-bsp", setting, predict(constants, "hub-bsp", setting, job).step_seconds)

@@ -34,7 +34,7 @@ GIGA = 1 << 30
 
 
 def bundled(name: str) -> Cluster:
-    cluster = find_calibration(name).constants.cluster
+    cluster = find_calibration(name)[1].cluster
     assert cluster is not None
     return cluster
 
@@ -102,7 +102,7 @@ def test_a_missing_level_is_named_with_the_option_that_replaces_it() -> None:
         allreduce(one, "ring", ClusterShape(2, 8), GIGA)
     with pytest.raises(UsageError, match="mine has no sweep of one node with several GPUs; add `--intra`"):
         allreduce(many, "ring", ClusterShape(4, 8), GIGA)
-    host = find_calibration("host").constants
+    host = find_calibration("host")[1]
     described = with_nodes(replace(host, cluster=one), None, None, 400e9, 2e-6).cluster
     assert described is not None
     assert bus(described, "ring", 2) == pytest.approx(50 * 1448 / 1514, rel=0.05)
