@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
@@ -160,6 +161,15 @@ class Setting(Struct, frozen=True, kw_only=True):
         if self.compute is None:
             return None
         return self.compute * (self.workers if processes == 1 else 1)
+
+
+def grouped(settings: Iterable[Setting], axis: str) -> list[list[Setting]]:
+    """Returns settings that differ only in one field, in ascending order of it."""
+    groups: dict[tuple[object, ...], list[Setting]] = {}
+    rest = attrgetter(*(name for name in Setting.__struct_fields__ if name not in (axis, "key")))
+    for setting in settings:
+        groups.setdefault(rest(setting), []).append(setting)
+    return [sorted(group, key=attrgetter(axis)) for group in groups.values()]
 
 
 def without_servers(setting: str) -> str:

@@ -21,12 +21,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.row import ROWS, Row, meets
-from hubring.workers.compare.plan.setting import Setting
+from hubring.workers.compare.plan.setting import Setting, grouped
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.exchange_terms import overtaking
 from hubring.workers.compare.predict.prediction import SEEDS, Forecast, PredictedJob, predict, read_row
-from hubring.workers.compare.record.findings import Accuracy, Prediction, RowResult, Scaling
+from hubring.workers.compare.predict.slicing import tensors
+from hubring.workers.compare.record.findings import Accuracy, Findings, Prediction, RowResult, Scaling
 
 
 class MeasuredPoint(Struct, frozen=True):
@@ -283,3 +285,67 @@ def _batch(found: Sequence[MeasuredPoint]) -> float | None:
         if point.samples_per_second is not None and point.row.rule in ("ring", "bsp")
     )
     return next(batches, None)
+
+
+def scaling(settings: Sequence[Setting], rows: Sequence[RowResult]) -> list[Scaling]:
+    """Returns samples per second by workers, from the first settings that differ only in workers.
+
+    `local` has one process whatever the setting, so it is not in it.
+    """
+    group = next((group for group in grouped(settings, "workers") if len(group) > 1), [])
+    if not group:
+        return []
+    speeds = {(row.setting, row.row): row.median("samples_per_second") for row in rows}
+    return [
+        Scaling(
+            row=name,
+            workers=[setting.workers for setting in group],
+            measured=[speeds.get((setting.key, name)) for setting in group],
+            predicted=[None] * len(group),
+        )
+        for name in dict.fromkeys(row.row for row in rows if row.row != "local")
+    ]
+
+
+OPTIMIZERS = {"char-lm": "adam"}
+"""Optimizers of built-in jobs that do not use SGD."""
+
+
+def calibrated(found: Findings, constants: Constants | None) -> Score | None:
+    """Returns the model, calibrated by the measured findings; None if nothing can be predicted.
+
+    Args:
+        found: The measured findings.
+        constants: Of the machine or cluster of the runs; None: not measured. They are of Gloo, so runs with
+            NCCL are not predicted.
+    """
+    nbytes = model_bytes(found.settings, found.rows)
+    if constants is None or nbytes is None or found.asked.backend == "nccl":
+        return None
+    return Score(found.settings, found.rows, constants, trained(found.asked, nbytes), found.asked.seeds)
+
+
+def predicted(found: Findings, model: Score | None) -> Findings:
+    """Returns the measured findings with `predictions`, `score` and `scaling`."""
+    scales = scaling(found.settings, found.rows)
+    if model is None:
+        return replace(found, scaling=scales)
+    predictions = model.predictions()
+    return replace(
+        found,
+        predictions=predictions,
+        score=model.accuracy(predictions),
+        scaling=[*model.scaling(), *(each for each in scales if each.row not in model.calibrated)],
+    )
+
+
+def trained(experiment: Experiment, model_bytes: int) -> PredictedJob:
+    """Returns what was trained, and the transport."""
+    return PredictedJob(
+        nbytes=model_bytes,
+        optimizer=OPTIMIZERS.get(experiment.job or "", "sgd"),
+        wire="" if experiment.transport == "auto" else experiment.transport,
+        together=True,
+        slice_bytes=experiment.slice_bytes,
+        tensors=tensors(experiment.job, model_bytes),
+    )
