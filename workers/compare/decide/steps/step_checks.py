@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from hubring.workers.compare.decide.steps import asynchronous, recorded, synchronous
-from hubring.workers.compare.decide.steps.exchange import EVERYTHING, Checked, JudgedSteps, StepFault
 from hubring.workers.compare.decide.steps.recorded import RecordedStep, Recording
+from hubring.workers.compare.decide.steps.reference import Checked, StepFault
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.run.outcome import Line, RunOutcome
 
@@ -128,11 +128,13 @@ class Single:
 
     Attributes:
         trainers: The steps by optimizer; empty without a single process.
-        reach: What of this script's steps can be judged.
+        unjudged: Why this script's steps cannot be replayed; empty if they can.
+        exchange: Whether its exchanges can be judged.
     """
 
     trainers: Mapping[int, Sequence[RecordedStep]] = field(default_factory=dict)
-    reach: JudgedSteps = EVERYTHING
+    unjudged: str = ""
+    exchange: bool = True
 
     @classmethod
     def of(cls, recording: Recording, tolerance: float) -> Single:
@@ -148,8 +150,8 @@ class Single:
             return cls(trainers)
         where = f"step {checked.step}: " if checked.step else ""
         why = f"the script does something that the replay does not know ({where}{checked.fault})"
-        exchanged = synchronous.check([trainers], tolerance, JudgedSteps(why))
-        return cls(trainers, JudgedSteps(why, exchange=not exchanged.fault))
+        exchanged = synchronous.check([trainers], tolerance, why)
+        return cls(trainers, why, exchange=not exchanged.fault)
 
 
 def check_runs(
@@ -201,7 +203,8 @@ def check_run(
         single: The steps of a single process with the same batches; None without one.
     """
     steps, single = [rank.trainers for rank in ranks], single or Single()
-    checked = (synchronous if run.row.exact else asynchronous).check(steps, tolerance, single.reach)
+    rule = synchronous if run.row.exact else asynchronous
+    checked = rule.check(steps, tolerance, single.unjudged, exchange=single.exchange)
     facts = frozenset[str]().union(*(rank.facts for rank in ranks))
     if not run.row.exact or checked.fault or len(ranks) < 2:
         return RunCheck(run, checked, facts)

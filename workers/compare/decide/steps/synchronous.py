@@ -1,4 +1,4 @@
-"""Judges the steps of a row whose workers complete each step together.
+"""Judges the steps of a row whose workers complete each step together, and the exchange of any row.
 
     own gradients of all ranks --mean--> arrived --script--> given --optimizer--> update
 
@@ -15,122 +15,123 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.decide.steps import exchange
-from hubring.workers.compare.decide.steps.exchange import (
-    EVERYTHING,
+from hubring.workers.compare.decide.steps.recorded import RecordedStep
+from hubring.workers.compare.decide.steps.reference import (
     Checked,
-    JudgedSteps,
+    Expected,
     StepFault,
-    Together,
-    check_exchange,
+    StepReference,
+    mean_allowance,
+    precision,
+    storing_allowance,
+    units_of,
+    unknown_optimizer,
+    update_allowance,
     update_fault,
     worst_of,
 )
-from hubring.workers.compare.decide.steps.recorded import RecordedStep
-from hubring.workers.compare.decide.steps.reference import (
-    Expected,
-    StepReference,
-    units_of,
-    unknown_optimizer,
-)
+
+Together = Sequence[RecordedStep]
+"""The same step of all ranks, in rank order."""
+
+_TINY = 1e-44
+"""Rounding of numbers that are too small for float32's precision."""
 
 
 def check(
-    ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float, reach: JudgedSteps = EVERYTHING
+    ranks: Sequence[Mapping[int, Sequence[RecordedStep]]],
+    tolerance: float,
+    unjudged: str = "",
+    *,
+    exchange: bool = True,
 ) -> Checked:
     """Judges all steps.
 
     Args:
         ranks: Every rank's steps by optimizer.
         tolerance: Allowed difference of an update, relative to the update.
-        reach: What can be judged.
+        unjudged: Why updates cannot be replayed, if that is known before; empty if it is not.
+        exchange: Whether exchanges can be judged.
     """
     trainers = sorted(set().union(*ranks))
-    return Checked.of_all(
-        [_Optimizer([rank.get(each, ()) for rank in ranks], tolerance, reach).check() for each in trainers]
-    )
+    each = ([rank.get(trainer, ()) for rank in ranks] for trainer in trainers)
+    return Checked.of_all([_check(own, tolerance, unjudged, exchange) for own in each])
 
 
-class _Optimizer:
+def _check(
+    ranks: Sequence[Sequence[RecordedStep]], tolerance: float, unjudged: str, exchange: bool
+) -> Checked:
     """Judges the steps of one optimizer."""
+    rounds: list[Together] = list(zip(*ranks, strict=False))
+    taken, judged, unjudged = max(map(len, ranks)), 0, unjudged or _unjudged(rounds)
+    open_steps = sum(any(one.after is None for one in each) for each in rounds)
+    written = frozenset(each.step for each in ranks[0] if each.written)
+    try:
+        if not unjudged:
+            judged = _check_updates(rounds, tolerance)
+        elif exchange:
+            for each in rounds:
+                check_exchange([one.with_parameters_of(rounds[-1][0]) for one in each])
+        _check_counts([len(rank) for rank in ranks])
+    except StepFault as fault:
+        return Checked(taken, judged, unjudged, fault.text, fault.step, open_steps, written)
+    return Checked(taken, judged, unjudged, open=open_steps, written=written)
 
-    def __init__(self, ranks: Sequence[Sequence[RecordedStep]], tolerance: float, reach: JudgedSteps) -> None:
-        self._ranks = ranks
-        self._reach = reach
-        self._tolerance = tolerance
-        self._longest = max(map(len, ranks))
-        self._rounds: list[Together] = [
-            [rank[number] for rank in ranks] for number in range(min(map(len, ranks)))
-        ]
 
-    def check(self) -> Checked:
-        judged, unjudged = 0, self._unjudged()
-        open_steps = sum(any(one.after is None for one in each) for each in self._rounds)
-        written = frozenset(each.step for each in self._ranks[0] if each.written)
-        try:
-            if not unjudged:
-                judged = self._check_updates()
-            elif self._reach.exchange:
-                self._check_exchanges()
-            self._check_counts()
-        except StepFault as fault:
-            return Checked(self._longest, judged, unjudged, fault.text, fault.step, open_steps, written)
-        return Checked(self._longest, judged, unjudged, open=open_steps, written=written)
+def _unjudged(rounds: Sequence[Together]) -> str:
+    """Returns why updates cannot be replayed; empty if they can."""
+    steps = [step for each in rounds for step in each]
+    if why := unknown_optimizer(steps):
+        return why
+    if any(step.layout.hooked and step.given is None for step in steps):
+        return "the script's hooks change gradients"
+    return "the script runs code within step()" if any(step.script_inside for step in steps) else ""
 
-    def _unjudged(self) -> str:
-        """Returns why updates cannot be replayed; empty if they can."""
-        steps = [step for each in self._rounds for step in each]
-        if self._reach.unjudged:
-            return self._reach.unjudged
-        if why := unknown_optimizer(steps):
-            return why
-        if any(step.layout.hooked and step.given is None for step in steps):
-            return "the script's hooks change gradients"
-        return "the script runs code within step()" if any(step.script_inside for step in steps) else ""
 
-    def _check_counts(self) -> None:
-        counts = [len(rank) for rank in self._ranks]
-        if len(set(counts)) > 1:
-            slow = counts.index(min(counts))
-            raise StepFault(
-                min(counts) + 1, f"rank {slow} took {min(counts)} steps and another rank {max(counts)}"
-            )
+def _check_counts(counts: Sequence[int]) -> None:
+    least, most = min(counts), max(counts)
+    if least < most:
+        raise StepFault(least + 1, f"rank {counts.index(least)} took {least} steps and another rank {most}")
 
-    def _check_exchanges(self) -> None:
-        for each in self._rounds:
-            check_exchange([one.with_parameters_of(self._rounds[-1][0]) for one in each])
 
-    def _check_updates(self) -> int:
-        """Judges all steps; returns how many."""
-        last = self._rounds[-1][0]
-        parameter_of, eps = last.parameter_of, exchange.precision(last.layout, last.parameter_of)
-        history = (_history([one.with_parameters_of(last) for one in each]) for each in self._rounds)
-        units = units_of(last.layout.dtypes, parameter_of, history)
-        reference = StepReference(last.layout.optimizer, units, self._rounds[0][0].options)
-        drift, judged = _Drift(eps), 0
-        for recorded in self._rounds:
-            each = [one.with_parameters_of(last).exact() for one in recorded]
-            stepping = _stepped(each, eps)
-            check_exchange(each)
-            if not bool(stepping.gradient.isfinite().all()):
-                break  # the run diverges, and reports that itself
-            expected = reference.step(each[0].before, *stepping)
-            for rank, one in enumerate(each):
-                if one.after is not None:
-                    self._check_update(rank, one, one.after, expected, eps, drift)
-            judged += all(one.after is not None for one in each)
-        drift.check(last)
-        return judged
+def _check_updates(rounds: Sequence[Together], tolerance: float) -> int:
+    """Judges all steps; returns how many."""
+    last = rounds[-1][0]
+    parameter_of, eps = last.parameter_of, precision(last.layout, last.parameter_of)
+    history = (_history([one.with_parameters_of(last) for one in each]) for each in rounds)
+    units = units_of(last.layout.dtypes, parameter_of, history)
+    reference = StepReference(last.layout.optimizer, units, rounds[0][0].options)
+    drift, judged = _Drift(eps), 0
+    for recorded in rounds:
+        each = [one.with_parameters_of(last).exact() for one in recorded]
+        stepping = _stepped(each, eps)
+        check_exchange(each)
+        if not bool(stepping.gradient.isfinite().all()):
+            break  # the run diverges, and reports that itself
+        expected = reference.step(each[0].before, *stepping)
+        for rank, one in enumerate(each):
+            if one.after is not None:
+                _check_update(rank, one, one.after, expected, eps, tolerance, drift)
+        judged += all(one.after is not None for one in each)
+    drift.check(last)
+    return judged
 
-    def _check_update(
-        self, rank: int, one: RecordedStep, after: Tensor, expected: Expected, eps: Tensor, drift: _Drift
-    ) -> None:
-        update, off = expected.after - one.before, after - expected.after
-        allowed = exchange.update_allowance(update, expected.doubt, one.parameter_of, self._tolerance)
-        bad = ~(off.abs() <= allowed + exchange.storing_allowance(eps, one.before, expected.after)) & one.held
-        if bool(bad.any()):
-            raise StepFault(one.step, update_fault(one, rank, one.before, expected.after, after, bad))
-        drift.add(rank, after, off, update, allowed)
+
+def _check_update(
+    rank: int,
+    one: RecordedStep,
+    after: Tensor,
+    expected: Expected,
+    eps: Tensor,
+    tolerance: float,
+    drift: _Drift,
+) -> None:
+    update, off = expected.after - one.before, after - expected.after
+    allowed = update_allowance(update, expected.doubt, one.parameter_of, tolerance)
+    bad = ~(off.abs() <= allowed + storing_allowance(eps, one.before, expected.after)) & one.held
+    if bool(bad.any()):
+        raise StepFault(one.step, update_fault(one, rank, one.before, expected.after, after, bad))
+    drift.add(rank, after, off, update, allowed)
 
 
 class _Drift:
@@ -198,5 +199,60 @@ def _stepped(each: Together, eps: Tensor) -> _Stepping:
         gradient, rounding = leader.given, eps * leader.given.abs()
     else:
         given = torch.stack([one.own if one.given is None else one.given for one in each])
-        gradient, rounding = given.mean(0), exchange.mean_allowance(eps, given)
+        gradient, rounding = given.mean(0), mean_allowance(eps, given)
     return _Stepping(gradient, rounding, _there(each, leader), groups, leader.options)
+
+
+def check_exchange(each: Together) -> None:
+    """Judges the gradients when backward had returned. On a hub that steps, they are still the rank's own.
+
+    Raises:
+        Fault: They are others.
+    """
+    layout = each[0].layout
+    if any(one.layout.hooked for one in each):
+        return
+    averages = layout.steps_on == "worker"
+    eps = precision(layout, each[0].parameter_of)
+    each = [one.exact() for one in each]
+    own = torch.stack([one.own for one in each])
+    for one in each:
+        if one.arrived is None:
+            continue
+        wanted = own.mean(0) if averages else one.own
+        allowed = mean_allowance(eps, own) if averages else 8 * eps * one.own.abs()
+        if not bool(wanted.isfinite().all()):
+            continue  # a scaled gradient overflowed: the step was skipped, or training diverges
+        off = (one.arrived - wanted).abs()
+        bad = ~(off <= allowed + _TINY) & (one.owns | averages) & one.held
+        if bool(bad.any()):
+            raise StepFault(one.step, _exchange_fault(one, off, bad, own))
+
+
+def _exchange_fault(one: RecordedStep, off: Tensor, bad: Tensor, own: Tensor) -> str:
+    """Describes gradients that are not the mean, or not this rank's own, as a clause.
+
+    Args:
+        one: The rank's step.
+        off: By how much each element is off.
+        bad: The elements that are off by too much.
+        own: All ranks' own gradients: [ranks, elements].
+    """
+    (name, worst), rank = worst_of(one, off, bad), one.layout.rank
+    if one.layout.steps_on == "server":
+        return f"the gradient of {name} on rank {rank} is not the one that autograd made there"
+    assert one.arrived is not None
+    within = one.parameter_of == one.parameter_of[worst]
+    text = f"the gradient of {name} that arrived on rank {rank} is not the mean of all ranks"
+    return text + _lost(one.arrived[within], own[:, within])
+
+
+def _lost(arrived: Tensor, own: Tensor) -> str:
+    """Returns which rank's gradient is missing in a mean, as the end of a clause; empty if none is."""
+    ranks = len(own)
+    for rank in range(ranks):
+        others = own.sum(0) - own[rank]
+        for number in {ranks, ranks - 1} - {0}:
+            if float((arrived - others / number).norm()) <= 1e-3 * float(arrived.norm()):
+                return f", as if rank {rank} had sent nothing"
+    return ""

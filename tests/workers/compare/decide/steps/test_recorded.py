@@ -10,8 +10,8 @@ import torch
 from hubring.workers.audit.audit_file import AuditStep, ModelLayout
 from hubring.workers.compare.decide.gate import STEP_TOLERANCE
 from hubring.workers.compare.decide.steps import recorded, synchronous
-from hubring.workers.compare.decide.steps.exchange import Checked
 from hubring.workers.compare.decide.steps.recorded import RecordedStep, read
+from hubring.workers.compare.decide.steps.reference import Checked
 from hubring.workers.compare.run.outcome import audit_file
 from tests.support.compare.audited import Script, Trained, train
 

@@ -8,8 +8,8 @@ import pytest
 
 from hubring.workers.compare.decide.gate import STEP_TOLERANCE
 from hubring.workers.compare.decide.steps import asynchronous, synchronous
-from hubring.workers.compare.decide.steps.exchange import Checked
 from hubring.workers.compare.decide.steps.recorded import RecordedStep
+from hubring.workers.compare.decide.steps.reference import Checked
 from tests.support.compare.audited import Script, train
 from tests.support.compare.correct_scripts import SCRIPTS
 from tests.support.compare.planted import PLANTED
