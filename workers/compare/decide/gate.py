@@ -128,6 +128,10 @@ class LabelledPair(NamedTuple):
     run: str
     reference: str | None = None
 
+    def excused(self, advice: str) -> LabelledPair:
+        """Returns a pair that passes because its rows differ by right."""
+        return self._replace(pair=replace(self.pair, passed=True, advice=advice))
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -202,18 +206,13 @@ def judge(
                 others = runs[2:]
                 rest = list(_against(runs[1], others, setting.key, outcomes, tolerance)) if others else []
                 if all(held.pair.passed for held in rest):
-                    group = [held._replace(pair=_with(held.pair, advice)) for held in group]
+                    group = [held if held.pair.passed else held.excused(advice) for held in group]
                 group += rest
             for held in group:
                 found[by_label[held.pair.first], held.run] = held
     steps = {label: _of_steps(each) for label, each in checks.items()}
     again = _again(experiment, outcomes, tolerance)
     return Judgement((*found.values(), *again), tolerance, steps, differing(outcomes.values()))
-
-
-def _with(pair: Pair, advice: str) -> Pair:
-    """Returns a pair that passes because its rows differ by right."""
-    return pair if pair.passed else replace(pair, passed=True, advice=advice)
 
 
 def _of_steps(check: RunCheck) -> StepCheck:
@@ -340,9 +339,5 @@ def _relative(first: Tensor, second: Tensor, *, exact: bool) -> Tensor:
     found = torch.where(apart == 0, apart, apart / scale)
     if not exact:
         return found
-    same = [_bytes(each) for each in (first, second)]
-    return torch.where((same[0] == same[1]).all(-1), 0.0, found.clamp(min=5e-324))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().unsqueeze(-1).view(torch.uint8)
+    one, other = (each.contiguous().unsqueeze(-1).view(torch.uint8) for each in (first, second))
+    return torch.where((one == other).all(-1), 0.0, found.clamp(min=5e-324))

@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from hubring.ps.config.values import Whole
 from hubring.ps.core.errors import UsageError
 from hubring.workers.runtime.slowdown import Straggler
 
@@ -92,8 +93,8 @@ class Fault(Struct, frozen=True, kw_only=True):
     """
 
     victim: Victim = "worker"
-    rank: int = 0
-    step: int
+    rank: Whole = 0
+    step: Whole
 
     @property
     def words(self) -> str:

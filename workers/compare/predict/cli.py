@@ -161,12 +161,12 @@ def _predict(**options: Any) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from hubring.workers.compare.predict.calibrations import BUNDLED, with_nodes
-    from hubring.workers.compare.predict.question import PredictionQuestion, show_answer
+    from hubring.workers.compare.predict.question import answer_question, show_answer
 
     name, measured = _calibration(options.pop("calibration"), options.pop("measure"))
     nodes = options.pop("gpus_per_node"), options.pop("intra")
     constants = with_nodes(measured, *nodes, options["rate"], options["latency"])
-    answer = PredictionQuestion.ask(constants, options).answer(constants)
+    answer = answer_question(constants, options)
     show_answer(answer, constants, name)
     about = {"date": constants.date, "cores": constants.cores, "machine": dict(constants.machine)}
     calibration: dict[str, Any] = {"file": name or None, "bundled": name in BUNDLED}

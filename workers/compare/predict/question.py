@@ -29,6 +29,7 @@ from hubring.workers.compare.predict.prediction import (
     GLOO,
     NCCL,
     THREAD,
+    Forecast,
     PredictedJob,
     predict,
     read_row,
@@ -86,129 +87,109 @@ class PredictionAnswer(Struct, frozen=True, kw_only=True):
     crossover: list[ServersNeeded]
 
 
-class PredictionQuestion(Struct, frozen=True, kw_only=True):
-    """The rows, the settings and the job."""
+def answer_question(constants: Constants, given: Mapping[str, Any]) -> PredictionAnswer:
+    """Returns all predictions, and the number of servers from which the hub beats the ring.
 
-    rows: tuple[Row, ...]
-    workers: tuple[int, ...]
-    servers: tuple[int, ...]
-    link: Link | None
-    straggler: Straggler | None
-    job: PredictedJob
-    steps: int
-    seeds: range
+    Args:
+        constants: Of the machine.
+        given: The options of `ps-compare predict` by name; None where one is not set.
 
-    @staticmethod
-    def ask(constants: Constants, given: Mapping[str, Any]) -> PredictionQuestion:
-        """Returns the question.
+    Raises:
+        UsageError: An option is invalid or contradicts another, or the calibration lacks a constant.
+    """
+    workers, servers = _counts("--workers", given["workers"]), _counts("--servers", given["servers"])
+    link, straggler = _conditions(constants, given, max(workers))
+    listed = given["rows"] or (ROWS if constants.cluster is None else GPU_ROWS)
+    names = [name.strip() for name in listed.split(",")]
+    check_list("--rows", names)
+    rows, compute = list(map(read_row, names)), given["compute"]
+    job = PredictedJob(
+        nbytes=_size(given["model_bytes"], given["job"]),
+        compute=(constants.compute or 0.0) if compute is None else setting.read_seconds(compute),
+        wire="" if given["transport"] == "auto" else given["transport"],
+        together=given["together"] or link is None,
+        sharing=1 if constants.cluster is None else constants.cluster.gpus,
+        **{name: given[name] for name in ("batch", "optimizer", "overlap", "slice_bytes", "buffer")},
+    )
+    seeds = range(given["seed"], given["seed"] + given["seeds"])
+    predictions = []
+    for count, row in product(workers, rows):
+        if row.rule is None and count != workers[0]:
+            continue  # one process, whatever the number of workers
+        for number in servers if row.on_hub else servers[:1]:
+            asked = Setting(workers=count, servers=number, link=link, straggler=_among(straggler, count))
+            forecast = predict(constants, row, asked, job, steps=given["steps"], seeds=seeds)
+            predictions.append(_predicted(row, asked, job, forecast))
+    ours = any(row.name not in NCCL for row in rows)
+    return PredictionAnswer(
+        model_bytes=job.nbytes,
+        compute_ms=1e3 * job.compute,
+        batch=job.batch,
+        predictions=predictions,
+        crossover=[_servers_needed(constants, job, link, n) for n in workers if n > 1 and ours],
+    )
 
-        Args:
-            constants: Of the machine.
-            given: The options of `ps-compare predict` by name; None where one is not set.
 
-        Raises:
-            UsageError: An option is invalid or contradicts another.
-        """
-        counts, compute = _counts("--workers", given["workers"]), given["compute"]
-        known = link_of(constants) or Link()
-        asked = {name: given[name] for name in LIKE_RUN}
-        asked |= {name: getattr(known, name) for name in ("rate", "latency", "jitter") if asked[name] is None}
-        experiment = load_experiment(None, {**asked, "rows": "ring", "workers": str(max(counts))})
-        slow, *more = experiment.settings
-        if more:
-            raise UsageError("predict takes one --rate, one --latency and one --straggler; ask once for each")
-        kind, shape = slow.straggler and slow.straggler.kind, given["straggler_shape"]
-        if shape is not None and kind != "pareto":
-            raise UsageError(
-                f"--straggler-shape {shape:g}: only a pareto delay has a shape, not {kind}; remove the flag"
-            )
-        link = None if slow.link == Link() and constants.link is None else slow.link
-        usual = ROWS if constants.cluster is None else GPU_ROWS
-        names = [name.strip() for name in (given["rows"] or usual).split(",")]
-        check_list("--rows", names)
-        return PredictionQuestion(
-            rows=tuple(map(read_row, names)),
-            workers=counts,
-            servers=_counts("--servers", given["servers"]),
-            link=link,
-            straggler=slow.straggler,
-            job=PredictedJob(
-                nbytes=_size(given["model_bytes"], given["job"]),
-                compute=(constants.compute or 0.0) if compute is None else setting.read_seconds(compute),
-                wire="" if given["transport"] == "auto" else given["transport"],
-                together=given["together"] or link is None,
-                sharing=1 if constants.cluster is None else constants.cluster.gpus,
-                **{name: given[name] for name in ("batch", "optimizer", "overlap", "slice_bytes", "buffer")},
-            ),
-            steps=given["steps"],
-            seeds=range(given["seed"], given["seed"] + given["seeds"]),
+def _conditions(
+    constants: Constants, given: Mapping[str, Any], workers: int
+) -> tuple[Link | None, Straggler | None]:
+    """Returns the link and the slow workers; what no option says of the link is the calibration's."""
+    known = link_of(constants) or Link()
+    asked = {name: given[name] for name in LIKE_RUN}
+    asked |= {name: getattr(known, name) for name in ("rate", "latency", "jitter") if asked[name] is None}
+    slow, *more = load_experiment(None, {**asked, "rows": "ring", "workers": str(workers)}).settings
+    if more:
+        raise UsageError("predict takes one --rate, one --latency and one --straggler; ask once for each")
+    kind, shape = slow.straggler and slow.straggler.kind, given["straggler_shape"]
+    if shape is not None and kind != "pareto":
+        raise UsageError(
+            f"--straggler-shape {shape:g}: only a pareto delay has a shape, not {kind}; remove the flag"
         )
+    return None if slow.link == Link() and constants.link is None else slow.link, slow.straggler
 
-    def answer(self, constants: Constants) -> PredictionAnswer:
-        """Returns all predictions, and the number of servers from which the hub beats the ring.
 
-        Raises:
-            UsageError: The calibration lacks a wire or an optimizer.
-        """
-        return PredictionAnswer(
-            model_bytes=self.job.nbytes,
-            compute_ms=1e3 * self.job.compute,
-            batch=self.job.batch,
-            predictions=list(self._predictions(constants)),
-            # None if only rows of NCCL are asked for.
-            crossover=[
-                self._crossover(constants, workers)
-                for workers in self.workers
-                if workers > 1 and any(row.name not in NCCL for row in self.rows)
-            ],
-        )
+def _among(slow: Straggler | None, workers: int) -> Straggler | None:
+    """Returns the slow workers without those beyond the number of workers; None if none is left."""
+    if slow is None or not slow.ranks:
+        return slow
+    ranks = tuple(rank for rank in slow.ranks if rank < workers)
+    return replace(slow, ranks=ranks) if ranks else None
 
-    def _predictions(self, constants: Constants) -> Iterator[PredictedRow]:
-        for workers, row in product(self.workers, self.rows):
-            if row.rule is None and workers != self.workers[0]:
-                continue  # one process, whatever the number of workers
-            for servers in self.servers if row.on_hub else self.servers[:1]:
-                setting = self._setting(workers, servers)
-                forecast = predict(constants, row, setting, self.job, steps=self.steps, seeds=self.seeds)
-                low, high = forecast.low, forecast.high
-                timed = row.name in NCCL and forecast.exchange
-                yield PredictedRow(
-                    row=row.name,
-                    workers=1 if row.rule is None else workers,
-                    servers=servers if row.on_hub else None,
-                    step_ms=1e3 * forecast.step_seconds,
-                    median_ms=1e3 * forecast.median_seconds,
-                    range_ms=None if low == high else (1e3 * low, 1e3 * high),
-                    samples_per_second=forecast.samples_per_second,
-                    efficiency=forecast.efficiency,
-                    by=forecast.by,
-                    bound=forecast.bound,
-                    extrapolated=forecast.extrapolated,
-                    busbw=busbw(self.job.nbytes, forecast.exchange, workers) if timed else None,
-                    parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
-                )
 
-    def _setting(self, workers: int, servers: int) -> Setting:
-        slow = self.straggler
-        if slow is not None:  # ignore slow ranks beyond the number of workers
-            ranks = tuple(rank for rank in slow.ranks if rank < workers)
-            slow = None if slow.ranks and not ranks else replace(slow, ranks=ranks)
-        return Setting(workers=workers, servers=servers, link=self.link, straggler=slow)
+def _predicted(row: Row, asked: Setting, job: PredictedJob, forecast: Forecast) -> PredictedRow:
+    low, high = forecast.low, forecast.high
+    timed = row.name in NCCL and forecast.exchange
+    return PredictedRow(
+        row=row.name,
+        workers=1 if row.rule is None else asked.workers,
+        servers=asked.servers if row.on_hub else None,
+        step_ms=1e3 * forecast.step_seconds,
+        median_ms=1e3 * forecast.median_seconds,
+        range_ms=None if low == high else (1e3 * low, 1e3 * high),
+        samples_per_second=forecast.samples_per_second,
+        efficiency=forecast.efficiency,
+        by=forecast.by,
+        bound=forecast.bound,
+        extrapolated=forecast.extrapolated,
+        busbw=busbw(job.nbytes, forecast.exchange, asked.workers) if timed else None,
+        parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
+    )
 
-    def _crossover(self, constants: Constants, workers: int) -> ServersNeeded:
-        """Returns the number of servers from which bsp is faster than the ring, with equal workers."""
-        setting = Setting(workers=workers, link=self.link)
 
-        def hub(servers: int) -> float:
-            return predict(constants, "hub-bsp", replace(setting, servers=servers), self.job).step_seconds
+def _servers_needed(
+    constants: Constants, job: PredictedJob, link: Link | None, workers: int
+) -> ServersNeeded:
+    """Returns the number of servers from which bsp is faster than the ring, with equal workers."""
 
-        ring = predict(constants, "ring", setting, self.job).step_seconds
-        return ServersNeeded(
-            workers=workers,
-            by_bytes=servers_needed(workers, min(self.job.sharing, workers)),
-            predicted=overtaking(hub, ring, workers),
-            most_servers=most_servers(workers),
-        )
+    def step(row: str, servers: int = 1) -> float:
+        return predict(constants, row, Setting(workers=workers, servers=servers, link=link), job).step_seconds
+
+    return ServersNeeded(
+        workers=workers,
+        by_bytes=servers_needed(workers, min(job.sharing, workers)),
+        predicted=overtaking(lambda servers: step("hub-bsp", servers), step("ring"), workers),
+        most_servers=most_servers(workers),
+    )
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:

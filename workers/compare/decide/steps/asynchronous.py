@@ -8,14 +8,14 @@ the replayed ones; the replay then goes on from the answer, so rounding does not
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.decide.steps.recorded import RecordedStep
+from hubring.workers.compare.decide.steps.recorded import RecordedStep, StepsOfOptimizers
 from hubring.workers.compare.decide.steps.reference import (
     Checked,
     StepFault,
@@ -47,11 +47,7 @@ class _Push(NamedTuple):
 
 
 def check(
-    ranks: Sequence[Mapping[int, Sequence[RecordedStep]]],
-    tolerance: float,
-    unjudged: str = "",
-    *,
-    exchange: bool = True,
+    ranks: Sequence[StepsOfOptimizers], tolerance: float, unjudged: str = "", *, exchange: bool = True
 ) -> Checked:
     """Judges all pushes. Arguments are as in `synchronous.check`."""
     trainers = sorted(set().union(*ranks))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,6 +98,10 @@ class RecordedStep:
             before=self.before.double(),
             after=None if self.after is None else self.after.double(),
         )
+
+
+StepsOfOptimizers = Mapping[int, Sequence[RecordedStep]]
+"""A rank's steps in order, by the number of their optimizer."""
 
 
 class Recording(NamedTuple):

@@ -1,8 +1,8 @@
 """What a check of steps finds, and the reference: torch's own optimizer, in one process.
 
 torch's optimizers treat each element by itself, except those that `REPLAYED` leaves out. So a few elements
-tell what a step does, and the optimizer's state follows from the gradients of all earlier steps. An allowance is
-how far rounding can move a step.
+tell what a step does, and the optimizer's state follows from the gradients of all earlier steps. An
+allowance is how far rounding can move a step.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from hubring.workers.compare.decide.steps import asynchronous, recorded, synchronous
-from hubring.workers.compare.decide.steps.recorded import RecordedStep, Recording
+from hubring.workers.compare.decide.steps.recorded import RecordedStep, Recording, StepsOfOptimizers
 from hubring.workers.compare.decide.steps.reference import Checked, StepFault
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.run.outcome import Line, RunOutcome
@@ -132,7 +132,7 @@ class Single:
         exchange: Whether its exchanges can be judged.
     """
 
-    trainers: Mapping[int, Sequence[RecordedStep]] = field(default_factory=dict)
+    trainers: StepsOfOptimizers = field(default_factory=dict)
     unjudged: str = ""
     exchange: bool = True
 

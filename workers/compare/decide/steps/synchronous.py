@@ -9,13 +9,13 @@ them, such as clipping, is taken as it was.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.decide.steps.recorded import RecordedStep
+from hubring.workers.compare.decide.steps.recorded import RecordedStep, StepsOfOptimizers
 from hubring.workers.compare.decide.steps.reference import (
     Checked,
     Expected,
@@ -39,11 +39,7 @@ _TINY = 1e-44
 
 
 def check(
-    ranks: Sequence[Mapping[int, Sequence[RecordedStep]]],
-    tolerance: float,
-    unjudged: str = "",
-    *,
-    exchange: bool = True,
+    ranks: Sequence[StepsOfOptimizers], tolerance: float, unjudged: str = "", *, exchange: bool = True
 ) -> Checked:
     """Judges all steps.
 
