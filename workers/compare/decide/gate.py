@@ -11,7 +11,7 @@ BatchNorm normalizes with the samples of one worker's part of the batch, and aut
 itself. Then `local` differs from all other rows, which agree with each other, and none of them is wrong.
 
 The comparison cannot see a fault that begins later. So every step of every run is also judged by itself, in
-`hubring.workers.compare.decide.steps`.
+`hubring.workers.compare.decide.step_checks`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hubring.workers.audit.audit import AUTOCAST
 from hubring.workers.audit.step_tap import BATCH_NORM
-from hubring.workers.compare.decide.steps.step_checks import RunCheck, check_runs
+from hubring.workers.compare.decide.step_checks import RunCheck, check_runs
 from hubring.workers.compare.plan import run_order
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun

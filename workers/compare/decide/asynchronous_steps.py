@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.decide.steps.recorded import RecordedStep, StepsOfOptimizers
-from hubring.workers.compare.decide.steps.reference import (
+from hubring.workers.compare.decide.recorded_steps import RecordedStep, StepsOfOptimizers
+from hubring.workers.compare.decide.step_reference import (
     Checked,
     StepFault,
     StepReference,
@@ -27,7 +27,7 @@ from hubring.workers.compare.decide.steps.reference import (
     update_allowance,
     update_fault,
 )
-from hubring.workers.compare.decide.steps.synchronous import check_exchange
+from hubring.workers.compare.decide.synchronous_steps import check_exchange
 
 
 class _Push(NamedTuple):
@@ -49,7 +49,7 @@ class _Push(NamedTuple):
 def check(
     ranks: Sequence[StepsOfOptimizers], tolerance: float, unjudged: str = "", *, exchange: bool = True
 ) -> Checked:
-    """Judges all pushes. Arguments are as in `synchronous.check`."""
+    """Judges all pushes. Arguments are as in `synchronous_steps.check`."""
     trainers = sorted(set().union(*ranks))
     each = ([rank.get(trainer, ()) for rank in ranks] for trainer in trainers)
     return Checked.of_all([_check(own, tolerance, unjudged, exchange) for own in each])

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.decide.steps.recorded import RecordedStep, StepsOfOptimizers
-from hubring.workers.compare.decide.steps.reference import (
+from hubring.workers.compare.decide.recorded_steps import RecordedStep, StepsOfOptimizers
+from hubring.workers.compare.decide.step_reference import (
     Checked,
     Expected,
     StepFault,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hubring.workers.audit.audit_file import ModelLayout
-from hubring.workers.compare.decide.steps.recorded import RecordedStep
+from hubring.workers.compare.decide.recorded_steps import RecordedStep
 
 
 @dataclass(frozen=True, slots=True)
