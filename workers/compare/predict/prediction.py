@@ -284,19 +284,7 @@ def _found(
         return _Found(seconds, seconds, seconds, seconds, "formula")
     random = slow is not None and slow.kind != "constant"
     courses = [
-        simulate(
-            SimulationInput(
-                workers=setting.workers,
-                way=way,
-                compute=compute,
-                rule=row.rule or "ring",
-                staleness=row.staleness,
-                backup=row.backup,
-                straggler=setting.straggler,
-                steps=steps,
-                seed=seed,
-            )
-        )
+        simulate(SimulationInput(row=row, setting=setting, way=way, compute=compute, steps=steps, seed=seed))
         for seed in (seeds if random else seeds[:1])
     ]
     means = [setting.workers * each.seconds / max(1, each.exchanges) for each in courses]
