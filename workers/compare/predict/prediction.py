@@ -248,8 +248,8 @@ def _calibrated(constants: Constants, row: Row, setting: Setting, job: Predicted
     """Returns whether the setting is outside of what was calibrated, and whether a sweep has its size."""
     if row.name in NCCL and constants.cluster is not None:
         cluster, shape = constants.cluster, ClusterShape.of(setting.workers, constants.cluster.gpus)
-        beyond = shape.ranks > 1 and not cluster.covers(*shape, job.nbytes)
-        return beyond, row.name == "nccl" and cluster.measured(*shape, job.nbytes) is not None
+        beyond = shape.ranks > 1 and not cluster.covers(shape, job.nbytes)
+        return beyond, row.name == "nccl" and cluster.measured(shape, job.nbytes) is not None
     rate = None if setting.link is None else setting.link.rate
     if rate is None or setting.workers == 1:
         return False, False
