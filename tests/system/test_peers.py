@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from hubring.workers.compare.decide import gate
-from hubring.workers.compare.decide.steps import recorded, synchronous
+from hubring.workers.compare.decide import gate, recorded_steps, synchronous_steps
 from hubring.workers.compare.run.programs import PeerPrograms
 from hubring.workers.compare.run.site import LocalHosts
 from hubring.workers.peers.rows import PEERS, find_peer
@@ -91,8 +90,10 @@ def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster:
 
 
 def assert_recorded(folder: Path, steps: int) -> None:
-    ranks = recorded.joined([recorded.read(folder / f"audit {rank}.msgpack") for rank in range(2)])
-    checked = synchronous.check([rank.trainers for rank in ranks], gate.TOLERANCE)
+    ranks = recorded_steps.joined(
+        [recorded_steps.read(folder / f"audit {rank}.msgpack") for rank in range(2)]
+    )
+    checked = synchronous_steps.check([rank.trainers for rank in ranks], gate.TOLERANCE)
     assert (checked.judged, checked.unjudged, checked.fault) == (steps, "", "")
 
 

@@ -19,8 +19,8 @@ from hubring.workers.audit.audit_file import AuditFile, AuditStep, ModelLayout
 from hubring.workers.audit.step_tap import StepTap
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.compare.decide.gate import STEP_TOLERANCE
-from hubring.workers.compare.decide.steps.recorded import Recording, recorded
-from hubring.workers.compare.decide.steps.step_checks import RunCheck, Single, check_run
+from hubring.workers.compare.decide.recorded_steps import Recording, recorded
+from hubring.workers.compare.decide.step_checks import RunCheck, Single, check_run
 from hubring.workers.compare.plan.row import ROWS
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Setting
