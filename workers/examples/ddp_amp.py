@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 import hubring
 from hubring.ps.process.launch import module_command
 from hubring.workers.examples import checkpoint
-from hubring.workers.examples.mnist import Network, load_images
+from hubring.workers.examples.mnist import load_images, network
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -50,8 +50,7 @@ def train(options: argparse.Namespace) -> None:
     device = torch.device("cuda", hubring.local_rank()) if options.device == "cuda" else hubring.device()
     dtype = DTYPES[options.precision]
     dataset, _ = load_images(options.data_dir)
-    torch.manual_seed(options.seed)
-    model = Network().to(device)
+    model = network(options.seed).to(device)
     adam = torch.optim.Adam(model.parameters(), lr=options.lr)
     optimizer = hubring.DistributedOptimizer(adam, model)
     scaler = torch.amp.GradScaler(device.type, growth_interval=50, enabled=dtype is torch.float16)

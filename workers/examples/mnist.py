@@ -40,8 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     options = _options(argv)
     hubring.init(aggregate=True)
     train, test = load_images(options.data_dir)
-    torch.manual_seed(options.seed)
-    model = Network().to(hubring.device())
+    model = network(options.seed).to(hubring.device())
     factor = hubring.size() if options.lr_scaling == "linear" else 1
     sgd = torch.optim.SGD(model.parameters(), lr=options.lr * factor, momentum=0.9)
     optimizer = hubring.DistributedOptimizer(sgd, model)
@@ -113,19 +112,9 @@ def _dataset(images: Tensor, labels: Tensor, mean: float, deviation: float) -> T
     return TensorDataset((images.float().unsqueeze(1) - mean) / deviation, labels.long())
 
 
-class Network(nn.Sequential):
-    """Two convolutions and a linear layer, for images of any size."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(1, 16, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.AdaptiveMaxPool2d(4),
-            nn.Flatten(),
-            nn.Linear(32 * 4 * 4, 10),
-        )
+def network(seed: int) -> nn.Module:
+    """Returns the network of `digits`, for images of any size."""
+    return digits.network(seed, pool=nn.AdaptiveMaxPool2d(4))
 
 
 def warmth(step: int, factor: int, warm_up: float) -> float:
