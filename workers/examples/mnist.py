@@ -160,25 +160,20 @@ def _train(
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mnist", description="Learn to read handwritten digits.")
-    parser.add_argument(
-        "--data-dir", type=Path, help="folder with MNIST's four idx files [default: scikit-learn's digits]"
-    )
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the images [default: 10]")
-    parser.add_argument(
-        "--batch-size", type=int, default=32, help="images per step in each worker [default: 32]"
-    )
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one worker [default: 0.02]")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--data-dir", type=Path, help="folder with MNIST's four idx files [default: scikit-learn's digits]")
+    add("--epochs", type=int, default=10, help="passes over the images [default: 10]")
+    add("--batch-size", type=int, default=32, help="images per step in each worker [default: 32]")
+    add("--lr", type=float, default=0.02, help="learning rate of one worker [default: 0.02]")
+    add(
         "--lr-scaling",
         choices=["linear", "none"],
         default="linear",
         help="how the learning rate grows with the number of workers [default: linear]",
     )
-    parser.add_argument(
-        "--warmup-epochs", type=float, default=2, help="epochs to the full learning rate [default: 2]"
-    )
-    parser.add_argument("--checkpoint", type=Path, help="file to write, and to resume from [default: none]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
+    add("--warmup-epochs", type=float, default=2, help="epochs to the full learning rate [default: 2]")
+    add("--checkpoint", type=Path, help="file to write, and to resume from [default: none]")
+    add("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
     return parser.parse_args(argv)
 
 
