@@ -151,8 +151,6 @@ ON_GPU = tuple(row.name for row in ROWS.values() if row.device == "cuda")
 GPU_BOUND = "bound-cuda"
 GPU_NOTE = f"For the rows on a GPU ({', '.join(f'`{row}`' for row in ON_GPU)}) the limit is `{GPU_BOUND}`."
 
-WANTED = "Targets and measured ratios:"
-
 
 def read_entries(file: Path) -> list[BenchEntry]:
     """Reads the entries of a run.
@@ -175,7 +173,9 @@ def render(entries: Sequence[BenchEntry]) -> str:
     notes = [NOTE, GPU_NOTE] if any(each.row in ON_GPU for each in entries) else [NOTE]
     tables = [_table([each for each in entries if _kind(each) == kind]) for kind in kinds]
     wanted = ratio_table(entries)
-    return "\n\n".join([_setting(entries), *notes, *tables, *([WANTED, wanted] if wanted else [])])
+    return "\n\n".join(
+        [_setting(entries), *notes, *tables, *(["Targets and measured ratios:", wanted] if wanted else [])]
+    )
 
 
 def put_into(readme: Path, text: str) -> None:
