@@ -189,9 +189,7 @@ def test_a_program_that_cannot_be_started_has_ended(wires: Wires, tmp_path: Path
     with Lifeline() as lifeline:
         assert ClusterFollower(there, lifeline).follow() == 1
     member = FollowerHandle(hello(2, "b"), here)
-    with pytest.raises(
-        HubringError, match=r"rank 2 on b: worker 2 cannot be started .*; --out must be a"
-    ):
+    with pytest.raises(HubringError, match=r"rank 2 on b: worker 2 cannot be started .*; --out must be a"):
         member.code("worker 2", 10)
     assert member.code("worker 2", 10) == 127
 
