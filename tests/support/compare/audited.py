@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -203,7 +204,7 @@ class Trained:
     def save(self, folder: Path) -> None:
         """Writes the recorded steps, and the ranks' samples into the records, to the folder of a run."""
         for rank, (entries, lines) in enumerate(zip(self.entries, self.records, strict=True)):
-            with AuditFile(audit_file(folder, rank)) as file:
+            with closing(AuditFile(audit_file(folder, rank))) as file:
                 for entry in entries:
                     file.write(entry)
             path, samples = folder / f"record {rank}.jsonl", {line["step"]: line["samples"] for line in lines}
