@@ -17,8 +17,7 @@ from hubring.ps.core.types import Member, Sender
 from hubring.ps.job.generations import Generations
 from hubring.ps.job.membership import RETURN_SECONDS, Joiner, Membership, Place
 from hubring.ps.job.outcome import FirstFinish, JobOutcome, LeaveReason
-from hubring.ps.job.standstill import Standstill
-from hubring.ps.job.telemetry import HELD_UP, Completion, Progress, Telemetry
+from hubring.ps.job.telemetry import HELD_UP, Completion, Progress, Standstill, Telemetry
 
 log = logging.getLogger(__name__)
 
