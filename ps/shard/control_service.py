@@ -26,9 +26,8 @@ from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import CoordinatorCall, StoreCommand
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.sums import all_finite
-from hubring.ps.shard.coordinator_calls import Action, action, checked_path
+from hubring.ps.shard.changes import Action, Follower, StandbyLink, action, checked_path
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.standby import Follower, StandbyLink
 from hubring.ps.store.key_state import Snapshot
 from hubring.ps.transport.registry import ShardAddress
 

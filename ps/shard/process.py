@@ -41,14 +41,12 @@ from hubring.ps.process import launch
 from hubring.ps.process.launch import await_parent_end
 from hubring.ps.security.access import CONNECT_SECONDS, refused_error
 from hubring.ps.security.shard_key import ShardLock, make_lock
-from hubring.ps.shard import gpu
+from hubring.ps.shard.changes import Follower, StandbyLink, StandbyVerdict
 from hubring.ps.shard.control_service import ShardControl
+from hubring.ps.shard.host_shards import VARIABLE, ShardSettings
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.spawn import VARIABLE, ShardSettings
-from hubring.ps.shard.standby import Follower, StandbyLink
-from hubring.ps.shard.stream import StandbyVerdict
 from hubring.ps.store.consistency import by_name
-from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
+from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.calls import (
     InsistentCalls,
     OpenCall,
@@ -267,9 +265,8 @@ def main() -> None:
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
     memory: ParameterMemory = HostMemory(doors.allocate)
     if settings.device != "cpu":
-        room = gpu.room(settings.device)
-        memory = room.parameters
-        addresses |= room.addresses
+        memory = GpuMemory.on(settings.device)
+        addresses |= memory.invitation()
     registration = Registration(settings, host_id(), addresses, lock, orphaned)
     place.role = "standby" if settings.standby else f"shard{registration.index}"
     trace = None

@@ -10,8 +10,8 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.shard import process
+from hubring.ps.shard.changes import StandbyVerdict
 from hubring.ps.shard.process import Registration
-from hubring.ps.shard.stream import StandbyVerdict
 from hubring.ps.transport.grpc.calls import InsistentCalls
 from tests.support.fakes.heartbeats import Heartbeats
 
