@@ -163,8 +163,9 @@ class Coordinator(CoordinatorState):
 
     def shard_ended(self, sender: Sender, how: str) -> None:
         """Handles a worker's report that its shard exited, before the shard's lease expires."""
-        if (shard := self.fleet.of_worker(sender.incarnation)) is not None:
-            self.shard_lost(f"{shard} {how}")
+        for shard in self.fleet.shards:
+            if shard.worker == sender.incarnation:
+                self.shard_lost(f"{shard} {how}")
 
     async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None, step: int) -> int | None:
         """Agrees with a worker on its buckets after `step`; returns the steps from which it continues.

@@ -23,6 +23,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Literal
 
 import grpc
@@ -43,8 +44,9 @@ def pair_on_hosts(shards: Sequence[Shard], standbys: Sequence[Shard]) -> list[tu
     """
     if not shards:
         return []
-    shards, free = sorted(shards, key=_host), sorted(standbys, key=_host)
-    shift = max(Counter(map(_host, shards)).values()) % max(1, len(free))
+    host = attrgetter("host")
+    shards, free = sorted(shards, key=host), sorted(standbys, key=host)
+    shift = max(Counter(map(host, shards)).values()) % max(1, len(free))
     free = free[shift:] + free[:shift]
     found: list[tuple[Shard, Shard]] = []
     for apart in (True, False):  # first those that can be on another host
@@ -54,10 +56,6 @@ def pair_on_hosts(shards: Sequence[Shard], standbys: Sequence[Shard]) -> list[tu
                 free.remove(standby)
                 found.append((shard, standby))
     return found
-
-
-def _host(shard: Shard) -> str:
-    return shard.host
 
 
 log = logging.getLogger(__name__)
@@ -140,7 +138,8 @@ class Standbys:
         if self._clock.now() >= self._pair_at:
             for shard, standby in self._unpaired():
                 self._pair(shard, standby)
-        before, self._fleet.guarded = self._fleet.guarded, self._fleet.guarded or self._all_paired
+        shards, before = self._fleet.shards, self._fleet.guarded
+        self._fleet.guarded |= len(shards) >= self._wanted and all(shard.stream for shard in shards)
         return self._fleet.guarded and not before
 
     async def lose(self, process: Shard, what: str) -> None:
@@ -203,11 +202,6 @@ class Standbys:
         if waits and (len(self._fleet.shards) < self._wanted or len(alone) > len(free)):
             return []
         return pair_on_hosts(alone, free)
-
-    @property
-    def _all_paired(self) -> bool:
-        shards = self._fleet.shards
-        return len(shards) >= self._wanted and all(shard.stream for shard in shards)
 
     def _pair(self, shard: Shard, standby: Shard) -> None:
         """Lets a standby join a shard."""

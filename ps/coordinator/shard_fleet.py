@@ -189,10 +189,6 @@ class Fleet:
                 return shard
         return None
 
-    def of_worker(self, incarnation: int) -> Shard | None:
-        """Returns the shard that this worker started."""
-        return next((shard for shard in self.shards if shard.worker == incarnation), None)
-
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         """Adds a shard with this number, or a standby."""
         known = ShardState(

@@ -208,7 +208,9 @@ class Shutdown:
         if save:
             await self._unless_lost(self._checkpoints.save_last())
         try:
-            return await self._unless_lost(shard_rows(self._fleet)) or []
+            shards = self._fleet.shards
+            stats = await self._unless_lost(self._fleet.stats())
+            return [] if stats is None else [shard_row(*each) for each in zip(shards, stats, strict=True)]
         except ShardSilent as error:
             if not self._colocate:
                 self.lose_shard(error.cause)
@@ -242,16 +244,6 @@ _COUNTERS = (
     *("peak_bytes", "memory_bytes", "gpu_bytes"),
 )
 """Fields of `ShardStats` that are shown as they are."""
-
-
-async def shard_rows(fleet: Fleet) -> list[dict[str, Any]]:
-    """Returns a row of `shard` for each shard.
-
-    Raises:
-        JobFailed: A shard does not answer.
-    """
-    asked = fleet.shards
-    return [shard_row(each, stats) for each, stats in zip(asked, await fleet.stats(), strict=True)]
 
 
 def shard_row(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:

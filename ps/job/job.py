@@ -336,7 +336,7 @@ class Job(JobState):
     @property
     def _survives_loss(self) -> bool:
         goes_on = self._keep_going and self.topology == "hub" and not self.colocated
-        return goes_on or self.generations.go_on_with(len(self.members))
+        return goes_on or (self.generations.heals and len(self.members) >= self.generations.least)
 
     def slowest(self) -> str:
         """Returns the worker that the others wait for, in words.

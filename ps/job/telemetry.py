@@ -67,7 +67,8 @@ class Completion:
         """Records the part that is done at `now`, in monotonic seconds."""
         if part is None or (self._part is not None and part < self._part):
             self._readings.clear()
-        if part is not None and part != self._part and self._is_due(now):
+        apart = not self._readings or now - self._readings[-1][0] >= APART_SECONDS
+        if part is not None and part != self._part and apart:
             self._readings.append((now, part))
         self._part = part
 
@@ -79,9 +80,6 @@ class Completion:
             return None
         (began, first), (at, last) = self._readings[0], self._readings[-1]
         return max(0.0, (1.0 - last) * (at - began) / (last - first) - (now - at))
-
-    def _is_due(self, now: float) -> bool:
-        return not self._readings or now - self._readings[-1][0] >= APART_SECONDS
 
 
 log = logging.getLogger(__name__)

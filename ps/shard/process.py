@@ -9,8 +9,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -62,8 +62,6 @@ from hubring.ps.transport.polling import sleep_as_batch
 from hubring.ps.transport.registry import open_doors
 
 log = logging.getLogger(__name__)
-
-StreamState = Callable[[], tuple[bytes, bool]]
 
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a shard that its parent stops. One that the server lets go exits with 0."""
@@ -175,20 +173,12 @@ class Registration:
             self.failure = Fenced(why)
             self._orphaned.set()
 
-    def keep(
-        self, lost: Callable[[], None], stream: StreamState, given_up: Callable[[bytes], object]
-    ) -> None:
+    def keep(self, loop: ShardLoop) -> None:
         """Renews the lease in a thread.
 
-        Args:
-            lost: Called once the coordinator requests the exit, or the coordinator or the parent is gone.
-            stream: Returns the secret of the stream to the standby, empty without one, and whether it is
-                stalled.
-            given_up: Called with that secret once the coordinator has given up the standby.
+        It stops the loop once the coordinator requests the exit, or the coordinator or the parent is gone.
         """
-        threading.Thread(
-            target=self._beat, args=(lost, stream, given_up), name="heartbeat", daemon=True
-        ).start()
+        threading.Thread(target=self._beat, args=(loop,), name="heartbeat", daemon=True).start()
         threading.Thread(target=self._end_heartbeats, name="orphan", daemon=True).start()
 
     def _end_heartbeats(self) -> None:
@@ -196,15 +186,13 @@ class Registration:
         self._orphaned.wait()
         self._heartbeats.end()
 
-    def _beat(
-        self, lost: Callable[[], None], stream: StreamState, given_up: Callable[[bytes], object]
-    ) -> None:
+    def _beat(self, loop: ShardLoop) -> None:
         lease, silent_seconds = self._reply.lease_seconds, self._reply.silent_seconds
         again, timeout = answer_seconds(lease), max(lease, silent_seconds)
         heard, allowed, pauses = time.monotonic(), timeout, Pauses()
         while time.monotonic() - heard - pauses.seconds < allowed:
             self._presence.keep()
-            secret, stalled = stream()
+            secret, stalled = loop.stream
             request = pb.ShardHeartbeatRequest(token=self._token, stream=secret, stalled=stalled)
             try:
                 with pauses.within(timeout):
@@ -213,7 +201,7 @@ class Registration:
                     self.dismissed(reply.dismissed)
                     break
                 if reply.given_up:
-                    given_up(secret)
+                    loop.command(partial(loop.leave_standby, secret))
                 heard, pause = time.monotonic(), RETRY_SECONDS if stalled else heartbeat_seconds(lease)
                 pauses.clear()
             except grpc.RpcError as error:
@@ -236,7 +224,7 @@ class Registration:
                 f" of the parameters is lost. {RESTART_JOB}. To allow longer pauses, use a longer --lease"
             )
         self._presence.close()
-        lost()
+        loop.stop()
 
 
 def main() -> None:
@@ -277,11 +265,7 @@ def main() -> None:
         loop.follow(None, Follower(loop, None, registration.index).answer)
     standby_link = StandbyLink(registration.ask, registration.dismissed, settings.access.identity)
     control.serve(loop, registration.index, standby_link, standby=settings.standby)
-    registration.keep(
-        loop.stop,
-        lambda: loop.stream,
-        lambda stream: loop.command(lambda: loop.leave_standby(stream)),
-    )
+    registration.keep(loop)
     sleep_as_batch()
     loop.run()
     if registration.failure is not None:
