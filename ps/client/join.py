@@ -31,7 +31,7 @@ from hubring.ps.process.child import Child
 from hubring.ps.security.access import CONNECT_SECONDS, Access, find_access, refused_error
 from hubring.ps.security.certificate import NO_CERTIFICATE, OwnCertificate, load_certificate
 from hubring.ps.security.guard import Role
-from hubring.ps.shard.spawn import ShardSettings, shard_host, start
+from hubring.ps.shard.host_shards import ShardSettings, shard_host, start
 from hubring.ps.transport.grpc.calls import OpenCall, describe, details, patience, whole
 from hubring.ps.transport.host import probe
 

@@ -304,7 +304,7 @@ class Control(ControlServicer):
         try:
             config = self._coordinator.config
             checked = control_messages.checked_shard(request, proves=not config.insecure)
-            shard = await self._coordinator.register_shard(checked)
+            shard = await self._coordinator.quorum.register(checked)
         except ConfigError as error:
             self._count_if_bounded(f"refused the shard on {clean(request.host)} (pid {request.pid})", error)
             return pb.RegisterShardReply(refused=str(error))

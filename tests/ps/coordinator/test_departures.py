@@ -146,7 +146,7 @@ async def test_a_worker_that_brings_its_shard_keeps_its_place_while_the_shards_l
     hub = Hub(lease=2.0, workers=1)
     await hub.shard()
     hub.fleet.shards[0].heard = 1000.0
-    async with hub.coordinator._publishing:  # the shards are slow
+    async with hub.fleet._view_lock:  # the shards are slow
         joining = asyncio.create_task(hub.join("a"))
         while not hub.coordinator.job.started:
             await asyncio.sleep(0)
