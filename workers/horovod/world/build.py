@@ -5,7 +5,6 @@ HorovodBasics has the functions that do not depend on a framework, as methods of
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -74,24 +73,13 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     return parse(ver) >= parse(target)
 
 
-def get_average_backwards_compatibility_fun(
-    reduce_ops: Any,
-) -> Callable[[int | None, bool | None], int]:
-    """Returns a function that gets the reduction from `op`, or from the older `average`.
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
+    """Returns the function that gets the reduction from `op`, or from the older `average`.
 
     Args:
-        reduce_ops: Has the constants Average and Sum.
+        reduce_ops: Accepted, but has no effect: the constants are the same everywhere.
     """
-
-    def chosen(op: int | None, average: bool | None) -> int:
-        if op is not None and average is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        if average is not None:
-            warnings.warn("average= is deprecated; use op=", DeprecationWarning, stacklevel=3)
-        given = op if average is None else reduce_ops.Average if average else reduce_ops.Sum
-        return int(reduce_ops.Average if given is None else given)
-
-    return chosen
+    return operation.chosen
 
 
 @contextmanager
