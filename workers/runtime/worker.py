@@ -144,7 +144,7 @@ class Worker:
 
     def emulate(self, slowness: SlowdownSettings) -> None:
         """Slows this worker down. Call it before the first optimizer is made."""
-        self.hardship = Slowdown(slowness.of(self.communicator.rank), lambda: self._waited)
+        self.hardship = Slowdown(slowness, self.communicator.rank, lambda: self._waited)
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> Callable[[int], None]:
         """Watches the gradients of an optimizer's parameters for an emulated slowdown.
@@ -272,7 +272,7 @@ class Worker:
     def _telemetry(self) -> Telemetry:
         """Returns what the next heartbeat carries. The heartbeat's thread calls it once per second."""
         reported, used = self.record.latest.copy(), usage()
-        waits = None if self.session is None else what_waits(self.session.waiting, self.communicator)
+        waits = {} if self.session is None else what_waits(self.session.waiting, self.communicator)
         rates = (group.get("lr") for trainer in self.trainers[:1] for group in trainer.param_groups[:1])
         return Telemetry(
             metrics=telemetry.shown([*(("lr", rate) for rate in rates), *reported.items()]),
@@ -281,7 +281,7 @@ class Worker:
             cpu_seconds=used.cpu_ns / 1e9,
             memory_bytes=used.memory_bytes,
             gpu_bytes=used.gpu_bytes,
-            **({} if waits is None else waits._asdict()),
+            **waits,
         )
 
     @property
