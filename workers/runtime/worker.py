@@ -183,11 +183,8 @@ class Worker:
         if step == self.config.save_parameters_at and self.communicator.rank == 0:
             self._save_early(step)
         if self.communicator.draining:
-            then = (
-                ""
-                if not self._is_saved
-                else ("; restart the server and the workers to continue from the last checkpoint")
-            )
+            again = "; restart the server and the workers to continue from the last checkpoint"
+            then = again if self._is_saved else ""
             self._stop(f"the server was asked to stop: all workers stop after this step{then}")
         if self.communicator.topology == "ring":
             self._handle_ring_stop(step)
@@ -296,20 +293,20 @@ class Worker:
         The host does not see that wait there: it only queues NCCL's work, and on a hub it also waits for the
         GPU to compute the gradients.
         """
-        return None if "cuda" in self.device_types else self._waited
+        return None if "cuda" in self.device_types else round(self._waited, 6)
 
     @property
     def _hidden(self) -> float | None:
         """Seconds so far of exchange that overlapped with compute; None without a recorder or on a GPU."""
         if self.recorder is None or "cuda" in self.device_types:
             return None
-        return self.recorder.hidden_seconds
+        return round(self.recorder.hidden_seconds, 6)
 
     def result(self) -> dict[str, Any]:
         """Returns the result so far, for the program's last line. A metric that is not finite is text."""
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
-        used, exposed, hidden = usage(), self._exposed, self._hidden
+        used = usage()
         emulated = {} if self.hardship is None else {"emulated": {"seconds": round(self.hardship.seconds, 6)}}
         audit = {} if self.audit is None else {"audit": {"seconds": round(self.audit.seconds, 6)}}
         return {
@@ -324,8 +321,8 @@ class Worker:
             "exchange": {
                 "bytes_sent": traffic.bytes_sent,
                 "bytes_received": traffic.bytes_received,
-                "exposed_seconds": None if exposed is None else round(exposed, 6),
-                "hidden_seconds": None if hidden is None else round(hidden, 6),
+                "exposed_seconds": self._exposed,
+                "hidden_seconds": self._hidden,
                 "staleness_mean": sum(value * count for value, count in traffic.staleness.items())
                 / max(1, pushes),
                 "staleness_max": max(traffic.staleness, default=0),

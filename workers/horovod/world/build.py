@@ -132,44 +132,17 @@ def check_build() -> str:
 class HorovodBasics:
     """Horovod's world for one framework's extension. All objects show the same world.
 
+    Beside the method below, an object has the functions of `lifecycle` and the reductions of `operation`.
+
     Args:
         pkg_path: Accepted, but has no effect: there is no compiled extension to load.
         args: As `pkg_path`.
     """
 
-    Average = operation.Average
-    Sum = operation.Sum
-    Adasum = operation.Adasum
-    Min = operation.Min
-    Max = operation.Max
-    Product = operation.Product
-
-    init = staticmethod(lifecycle.init)
-    shutdown = staticmethod(lifecycle.shutdown)
-    is_initialized = staticmethod(lifecycle.is_initialized)
-    start_timeline = staticmethod(lifecycle.start_timeline)
-    stop_timeline = staticmethod(lifecycle.stop_timeline)
-
-    rank = staticmethod(lifecycle.rank)
-    size = staticmethod(lifecycle.size)
-    local_rank = staticmethod(lifecycle.local_rank)
-    local_size = staticmethod(lifecycle.local_size)
-    cross_rank = staticmethod(lifecycle.cross_rank)
-    cross_size = staticmethod(lifecycle.cross_size)
-    is_homogeneous = staticmethod(lifecycle.is_homogeneous)
-
-    mpi_threads_supported = staticmethod(lifecycle.mpi_threads_supported)
-    mpi_enabled = staticmethod(lifecycle.mpi_enabled)
-    mpi_built = staticmethod(lifecycle.mpi_built)
-    gloo_enabled = staticmethod(lifecycle.gloo_enabled)
-    gloo_built = staticmethod(lifecycle.gloo_built)
-    nccl_built = staticmethod(lifecycle.nccl_built)
-    ddl_built = staticmethod(lifecycle.ddl_built)
-    ccl_built = staticmethod(lifecycle.ccl_built)
-    cuda_built = staticmethod(lifecycle.cuda_built)
-    rocm_built = staticmethod(lifecycle.rocm_built)
-
     def __init__(self, pkg_path: str = "", *args: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lifecycle if hasattr(lifecycle, name) else operation, name)
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
         """Returns the ranks of every process set by its number; 0 is the set of all ranks."""
