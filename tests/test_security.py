@@ -40,7 +40,6 @@ TRUSTING = {
     "workers/horovod/run_function.py": "cloudpickle",
     # The doctor's own child processes, which answer by a pipe of its own.
     "ps/doctor/checks.py": "pickle",
-    "workers/localrun/call.py": "cloudpickle",
     "workers/localrun/functions.py": "cloudpickle",
     # Workers of one comparison, which has started them all, exchange parts of collectives as torch would.
     "workers/compare/run/peers/grouped.py": "all_gather_object",

@@ -106,7 +106,7 @@ def test_a_straggler_keeps_hub_and_ring_waiting_alike(
         server, workers = start(cluster, there, 2, *words, "--hardship", str(file), SMALL, "20")
         results = [worker.done() for worker in workers]
         server.done()
-    extra = [sum(slowness.of(rank).lateness(step) for step in range(20)) for rank in range(2)]
+    extra = [sum(slowness.lateness(rank, step) for step in range(20)) for rank in range(2)]
     assert extra[1] > extra[0] == 0
     for rank, result in enumerate(results):
         slept = result["emulated"]["seconds"]

@@ -81,7 +81,7 @@ def buckets_of(
         ValueError: `groups` is neither a number of at least 1 nor lists of tensors, or a tensor is in two
             lists.
     """
-    groups = check_groups(groups)
+    _check_groups(groups)
     if current().communicator.size == 1 or not process_set.included():
         return []
     threshold = environment().get("HOROVOD_FUSION_THRESHOLD", "")
@@ -124,37 +124,20 @@ def pack(names: Mapping[torch.Tensor, str], groups: Groups, bucket_bytes: int) -
         grouped = {one for group in chosen for one in group}
         runs = [group for group in chosen if group]
         runs += [[one] for one in parameters[::-1] if one not in grouped]
-    buckets = [GradientGroup(_group_name(names, run), run) for run in runs]
-    for bucket in buckets:
-        bucket.reset()
-    return buckets
+    return [GradientGroup(_group_name(names, run), run) for run in runs]
 
 
-def check_groups(groups: Any) -> Groups:
-    """Returns the argument `groups`.
-
-    Raises:
-        ValueError: It is neither a number of at least 1 nor lists of tensors, or a tensor is in two lists.
-    """
-    if groups is None:
-        return None
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups > 0:
-            return groups
-    elif isinstance(groups, list):
-        _check_lists(groups)
-        return groups
-    raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
-
-
-def _check_lists(groups: list[Any]) -> None:
-    seen: set[torch.Tensor] = set()
-    for one in (one for group in groups for one in group):
-        if not isinstance(one, torch.Tensor):
-            raise ValueError("groups must consist of torch.Tensor.")
-        if one in seen:
-            raise ValueError("A parameter can only appear once in groups.")
-        seen.add(one)
+def _check_groups(groups: Any) -> None:
+    """Raises ValueError for what is neither None, a number of at least 1, nor lists of different tensors."""
+    if groups is None or (type(groups) is int and groups > 0):
+        return
+    if not isinstance(groups, list):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    tensors = [one for group in groups for one in group]
+    if not all(isinstance(one, torch.Tensor) for one in tensors):
+        raise ValueError("groups must consist of torch.Tensor.")
+    if duplicates(tensors):
+        raise ValueError("A parameter can only appear once in groups.")
 
 
 def _filled(parameters: list[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:

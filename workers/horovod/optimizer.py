@@ -7,7 +7,7 @@ the step. With a hub too, the hub only reduces.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -105,10 +105,7 @@ class WrappedOptimizer(Optimizer):
     def _requires_update(self, parameters: Set[torch.Tensor]) -> None:
         self._exchange.required = set(parameters)
 
-    @staticmethod
-    def find_duplicates(lst: Iterable[Any]) -> set[Any]:
-        """Returns the elements that are in `lst` more than once."""
-        return duplicates(lst)
+    find_duplicates = staticmethod(duplicates)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets the number of backward passes per step."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.launchers.known_launchers import (
@@ -147,26 +148,16 @@ def _check_agreement(readings: Sequence[LauncherNumber]) -> None:
 
 
 def _placement(launcher: str, readings: Sequence[LauncherNumber]) -> Placement:
-    found = {reading.field: reading.value for reading in readings}
-    rank, local_size = found.get("rank"), found.get("local_size", 1)
-    return Placement(
-        rank=rank,
-        size=found.get("size"),
-        local_rank=found.get("local_rank", 0),
-        local_size=local_size,
-        # Open MPI sets no node rank. By default it fills one host after another, like the other launchers.
-        node_rank=found.get("node_rank", (rank or 0) // max(1, local_size)),
-        nodes=found.get("nodes"),
-        restart=found.get("restart", 0),
-        launcher=launcher,
-        readings=tuple(readings),
-    )
+    found: dict[str, Any] = {reading.field: reading.value for reading in readings}
+    # Open MPI sets no node rank. By default it fills one host after another, like the other launchers.
+    found.setdefault("node_rank", found.get("rank", 0) // max(1, found.get("local_size", 1)))
+    return Placement(**found, launcher=launcher, readings=tuple(readings))
 
 
 def _check_ranges(readings: Sequence[LauncherNumber]) -> None:
+    found = {reading.field: reading for reading in reversed(readings)}
     for field, limit in (("rank", "size"), ("local_rank", "local_size")):
-        low = _find(readings, field)
-        high = _find(readings, limit)
+        low, high = found.get(field), found.get(limit)
         if high is not None and high.value < 1:
             raise ConfigError(f"the {spell(limit)} is {high.value} ({high.source}); it must be at least 1")
         if low is not None and low.value < 0:
@@ -176,10 +167,6 @@ def _check_ranges(readings: Sequence[LauncherNumber]) -> None:
                 f"the {spell(field)} is {low.value} ({low.source}), but the {spell(limit)} is "
                 f"{high.value} ({high.source}); it must be 0 to {high.value - 1}"
             )
-
-
-def _find(readings: Sequence[LauncherNumber], field: str) -> LauncherNumber | None:
-    return next((reading for reading in readings if reading.field == field), None)
 
 
 def spell(field: str) -> str:

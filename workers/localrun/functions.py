@@ -1,26 +1,35 @@
-"""Calls a function in several workers on this machine, which have a server of their own."""
+"""Calls a function in several workers on this machine, which have a server of their own.
+
+    python -m hubring.workers.localrun.functions FD PARENT
+
+is one of the workers. It receives the function through a pipe, calls it, and sends the result. It does not
+outlive PARENT, which started it: when PARENT ends, the kernel sends SIGTERM.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 
-from hubring.ps.config.environment import environment
+from hubring.ps.config.environment import environment, export
+from hubring.ps.config.settings import flag_words
 from hubring.ps.core.errors import UsageError
+from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.process.child import Child, Children
-from hubring.ps.process.launch import PARENT_VARIABLE, module_command
-from hubring.workers.localrun.call import CallAnswer, CallerContext
+from hubring.ps.process.launch import PARENT_VARIABLE, end_with_parent, module_command
 from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import LocalJobSettings, settle
 from hubring.workers.localrun.team import OUTPUTS, folder_of
+from hubring.workers.runtime import context
 
 T = TypeVar("T")
 Task = tuple[Callable[..., T], Sequence[Any], Mapping[str, Any]]
@@ -98,7 +107,8 @@ def call(
         RuntimeError: A worker failed. The message holds its rank and its traceback.
     """
     inherited = {**environment(), PARENT_VARIABLE: str(os.getpid())}
-    with LocalServer(size, settings.server_words, inherited, verbose=verbose, timeout=timeout) as server:
+    flags = flag_words(settings.server)
+    with LocalServer(size, flags, inherited, verbose=verbose, timeout=timeout) as server:
         job = {**settings.worker_variables, "PS_SERVER": server.address, "PS_WORLD_SIZE": str(size)}
         with Children[_Caller]() as callers:
             for rank in range(size):
@@ -108,7 +118,40 @@ def call(
             answers = _collect(callers.started)
         if not any(each.joined for each in answers):  # the server still waits for the first worker
             server.end(0.0)
-    return [each.result for each in answers]  # type: ignore[misc]
+    return [each.result for each in answers]
+
+
+class CallAnswer(NamedTuple):
+    """How a call ended.
+
+    Attributes:
+        well: Whether the function returned.
+        result: What it returned, or its traceback.
+        joined: Whether the function joined the job.
+    """
+
+    well: bool
+    result: Any
+    joined: bool
+
+
+def answer(pipe: Connection) -> None:
+    """Receives `sys.path` and variables, which are needed to unpickle the call, then the call; answers it."""
+    sys.path[:], variables = pipe.recv()
+    export(variables)
+    try:
+        function, args, kwargs = cloudpickle.loads(pipe.recv_bytes())
+        result = function(*args, **kwargs)
+        sent = cloudpickle.dumps((True, result, _joined()))
+        context.shutdown()
+    except BaseException as error:
+        sent = cloudpickle.dumps((False, traceback.format_exc(), _joined()))
+        context.shutdown(LeaveReason.FAILED, str(error))
+    pipe.send_bytes(sent)
+
+
+def _joined() -> bool:
+    return context.started() is not None or bool(context.result())
 
 
 class _Caller(Child):
@@ -118,7 +161,7 @@ class _Caller(Child):
         self.rank = rank
         self.pipe, there = Pipe()
         words = str(there.fileno()), str(os.getpid())
-        command = module_command("hubring.workers.localrun.call", *words, program=program)
+        command = module_command("hubring.workers.localrun.functions", *words, program=program)
         with there, ExitStack() as files:
             outputs = [files.enter_context((folder / name).open("wb")) for name in OUTPUTS] if folder else []
             stdout, stderr = outputs or (None, None)
@@ -132,7 +175,7 @@ class _Caller(Child):
         """
         call = cloudpickle.dumps(task)
         try:
-            self.pipe.send(tuple(CallerContext(list(sys.path), variables)))
+            self.pipe.send((sys.path, variables))
             self.pipe.send_bytes(call)
         except OSError as cause:
             raise self._gone() from cause
@@ -177,3 +220,8 @@ def _collect(callers: Sequence[_Caller]) -> list[CallAnswer]:
     for caller in callers:
         caller.wait(max(0.0, deadline - time.monotonic()))
     return [answers[rank] for rank in sorted(answers)]
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[2]))
+    answer(Connection(int(sys.argv[1])))

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from hubring.ps.config.environment import environment
+from hubring.ps.config.settings import flag_words
 from hubring.ps.config.sources import server_origins
 from hubring.ps.core.errors import Preempted, UsageError
 from hubring.ps.process.child import Child, passing_on
@@ -147,7 +148,7 @@ class LocalJob:
         most = self.restarts
         if most is None:
             most = RESTARTS if settings.checkpoints is not None else 0
-        supervisor = Supervisor(most, settings.checkpoints, report)
+        supervisor = Supervisor(most, settings.checkpoints)
 
         def attempt() -> AttemptEnd:
             fresh = None if patience is None else replace(patience)
@@ -168,7 +169,7 @@ class LocalJob:
         report: JobReport,
     ) -> AttemptEnd:
         """Starts the server and the workers, and waits for their end."""
-        flags, limit, causes = settings.server_words, self.start_timeout, list[str]()
+        flags, limit, causes = flag_words(settings.server), self.start_timeout, list[str]()
         with LocalServer(size, flags, _variables(), verbose=self.verbose, timeout=limit) as server:
             if self.page and not self.verbose:
                 report.page(server.banner)
@@ -180,10 +181,10 @@ class LocalJob:
                 causes.append(f"{child.name} {child.ended}")
                 restarts = verdict is FailureResponse.END and supervisor.restarts_after(child.exit_code())
                 if not restarts:
-                    report.failure(team.say, child, verdict)
+                    team.say(f"{causes[-1]}; {verdict}")
                 elif child.exit_code() != Preempted.exit_code:
                     # Nothing that the others could save is newer than the last checkpoint and complete.
-                    server.kill()
+                    server.process.kill()
                     team.kill()
 
             with passing_on((SIGINT, SIGTERM), team.signal):
@@ -242,6 +243,6 @@ def _without_loss(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _program(command: ScriptCommand, server: str, settings: LocalJobSettings) -> list[str]:
     """Returns the command line of a worker, up to the script."""
-    flags = ["--server", server, "--as-horovod", *settings.worker_words]
+    flags = ["--server", server, "--as-horovod", *flag_words(settings.worker)]
     flags += ["--module"] if command.is_module else []
     return module_command("hubring.workers.programs.ps_worker", *flags, options=command.options)

@@ -96,10 +96,6 @@ class LocalServer:
             self.steps = int(_last_line(self._out).get("steps", 0))
         self._folder.cleanup()
 
-    def kill(self) -> None:
-        """Kills the server at once. Its shards end with it."""
-        self.process.kill()
-
     def _await(self, where: Path, timeout: float) -> str:
         deadline = time.monotonic() + timeout
         while not where.exists():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.config.settings import flag_words, refuse_unknown
+from hubring.ps.config.settings import refuse_unknown
 from hubring.ps.config.sources import load_server, load_worker
 from hubring.ps.config.terminal import options
 from hubring.ps.config.worker import WorkerConfig
@@ -49,16 +49,6 @@ class LocalJobSettings(NamedTuple):
     mode: str
     topology: str
     checkpoints: Path | None
-
-    @property
-    def server_words(self) -> list[str]:
-        """The settings of the server as flags."""
-        return flag_words(self.server)
-
-    @property
-    def worker_words(self) -> list[str]:
-        """The settings of a worker as flags."""
-        return flag_words(self.worker)
 
     @property
     def worker_variables(self) -> dict[str, str]:

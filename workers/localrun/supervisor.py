@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, newest_step
 from hubring.ps.core.errors import HubringError, Preempted, ServerUnreachable
-from hubring.ps.process.child import Child, passing_on
+from hubring.ps.process.child import passing_on
 from hubring.ps.process.restarts import Restarts, restart_helps, wait_to_restart
 from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import LocalJobSettings
@@ -86,21 +86,6 @@ class JobReport:
             if name == "page":
                 _print(f"status page: {address.strip()}")
 
-    def failure(self, say: Callable[[str], None], child: Child, verdict: FailureResponse) -> None:
-        """Prints that a worker or the server failed, and what happens next."""
-        say(f"ps-run: {child.name} {child.ended}; {verdict}")
-
-    def restart(self, cause: str, pause: float, left: int, start: str) -> None:
-        """Prints that the job starts again.
-
-        Args:
-            cause: What ended it, as a clause.
-            pause: Seconds until the restart.
-            left: How many more restarts are allowed without a newer checkpoint.
-            start: Where the job starts, in words.
-        """
-        _print(f"{cause}; restarting the job in {pause:g} s {start} ({_count(left, 'restart')} left)")
-
     def server_end(self, server: LocalServer, code: int, results: Mapping[int, object], newest: int) -> int:
         """Prints how the server ended if that was not well, and what it lost; returns the job's exit code.
 
@@ -122,13 +107,6 @@ class JobReport:
             _print(f"the server {server.process.ended}; {saved}")
             return server.process.exit_code()
         return code or (HubringError.exit_code if lost or (server.overdue and not results) else 0)
-
-    def final(self, restarts: int, *, saves: bool) -> None:
-        """Prints why a job that lost a process does not start again."""
-        if restarts:
-            _print(f"no restart is left after {restarts}; --restarts N sets their number")
-        elif not saves:
-            _print("the job is lost; with --checkpoint-dir DIR it starts again from its last checkpoint")
 
     def end(self, code: int, results: Mapping[int, Mapping[str, Any]], restarts: int) -> None:
         """Prints the summary.
@@ -196,13 +174,11 @@ class Supervisor:
     Args:
         most: How many restarts are allowed without a newer checkpoint.
         folder: The folder of the job's checkpoints, or None.
-        report: Prints each restart.
     """
 
-    def __init__(self, most: int, folder: Path | None, report: JobReport) -> None:
+    def __init__(self, most: int, folder: Path | None) -> None:
         self._restarts = Restarts(most)
         self._folder = folder
-        self._report = report
         self._step = self.newest_step()
 
     @property
@@ -235,10 +211,11 @@ class Supervisor:
                 ending = AttemptEnd(error.exit_code, str(error))
             if ending.asked or not self.restarts_after(ending.code):
                 if restart_helps(ending.code) and not ending.asked:
-                    self._report.final(self.restarts, saves=self._folder is not None)
+                    self._print_why_not()
                 return ending
             pause = self._restarts.next_pause()
-            self._report.restart(ending.cause, pause, self._restarts.left, self._start())
+            left = _count(self._restarts.left, "restart")
+            _print(f"{ending.cause}; restarting the job in {pause:g} s {self._start()} ({left} left)")
             signals: list[int] = []
             with passing_on((SIGINT, SIGTERM), signals.append):
                 stopped = wait_to_restart(pause, signals)
@@ -250,6 +227,13 @@ class Supervisor:
         folders = [] if self._folder is None else [self._folder, self._folder / OF_WORKERS]
         steps = map(newest_step, folders)
         return max((step for step in steps if step is not None), default=-1)
+
+    def _print_why_not(self) -> None:
+        """Prints why a job that lost a process does not start again."""
+        if self.restarts:
+            _print(f"no restart is left after {self.restarts}; --restarts N sets their number")
+        elif self._folder is None:
+            _print("the job is lost; with --checkpoint-dir DIR it starts again from its last checkpoint")
 
     def _start(self) -> str:
         """Returns where the next attempt starts, in words."""

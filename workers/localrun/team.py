@@ -147,7 +147,7 @@ class LocalTeam:
 
     def say(self, text: str) -> None:
         """Writes a line to standard error, between the workers' lines."""
-        self._screens[1].write(self, b"", text.encode() + b"\n")
+        self._screens[1].write(self, b"", f"ps-run: {text}\n".encode())
 
     def signal(self, number: int) -> None:
         """Forwards a signal to all workers. After that, no worker is restarted.
@@ -185,9 +185,7 @@ class LocalTeam:
             return code
         if isinstance(self._lost_output, BrokenPipeError):
             return 128 + SIGPIPE
-        self.say(
-            f"ps-run: the output cannot be written: {self._lost_output}; free some space, or redirect it"
-        )
+        self.say(f"the output cannot be written: {self._lost_output}; free some space, or redirect it")
         return os.EX_IOERR
 
     def _supervise(self, on_failure: Callable[[Child, FailureResponse], None]) -> int:

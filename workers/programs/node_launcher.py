@@ -22,7 +22,7 @@ from hubring.ps.config.settings import flag, flag_words
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, Preempted
 from hubring.ps.process.child import Child, Children, passing_on
-from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, end_with_parent, module_command
+from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, module_command
 from hubring.ps.process.output import ChildOutput, SharedScreen
 from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, place_variables
 from hubring.workers.launchers.placement import Placement, detect
@@ -36,13 +36,6 @@ _OWN_FLAGS = ("nodes", "gpus", "nr", "restarts")
 def wanted(config: WorkerConfig) -> bool:
     """Whether this process starts workers, rather than being one of the started workers."""
     return config.gpus is not None and environment().get(LAUNCHER_VARIABLE) != LAUNCHER
-
-
-def follow_launcher() -> None:
-    """Ends this worker when the command that started it ends. Workers without a parent are not affected."""
-    end_with_parent(
-        int(environment().get(PARENT_VARIABLE, 0))
-    )  # a process that the script starts inherits the variable
 
 
 def places(config: WorkerConfig, outer: Placement) -> list[dict[str, str]]:

@@ -73,6 +73,7 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
     from hubring.ps.config.sources import load_worker
     from hubring.ps.core.errors import HubringError
     from hubring.ps.observe import logs
+    from hubring.ps.process.launch import PARENT_VARIABLE, end_with_parent
     from hubring.ps.process.restarts import Restarts, as_child, is_supervised, supervise
     from hubring.ps.security.access import check_token_file
     from hubring.ps.security.certificate import load_certificate
@@ -94,7 +95,8 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
             return node_launcher.run(config, flags, config_file, [*again, "--", *words])
     except HubringError as error:
         return _end(error.exit_code, {}, str(error), f"ps-worker: {error}\n")
-    node_launcher.follow_launcher()
+    # Ends with the command that started it, if any. A process that the script starts inherits the variable.
+    end_with_parent(int(environment().get(PARENT_VARIABLE, 0)))
     return _train(config, origin, words, is_module=is_module)
 
 

@@ -92,34 +92,10 @@ class SlowdownSettings(Struct, frozen=True, forbid_unknown_fields=True):
         if self.compute is not None and not self.compute >= 0:
             raise UsageError(f"compute: {self.compute:g} s per step; expected at least 0")
 
-    def of(self, rank: int) -> Delays:
-        """Returns the delays of one worker."""
-        return Delays(self.straggler, self.compute, self.seed, rank)
-
-
-class Delays:
-    """The delays of one worker.
-
-    Args:
-        straggler: Which ranks are slow, and how; None: none.
-        compute: Seconds that every step computes at least; None: no minimum.
-        seed: Seed of the random delays.
-        rank: The worker's rank.
-
-    Attributes:
-        compute: The argument; 0 for None.
-    """
-
-    def __init__(self, straggler: Straggler | None, compute: float | None, seed: int, rank: int) -> None:
-        self.compute = compute or 0.0
-        self._seed = seed
-        self._rank = rank
-        self._straggler = straggler if straggler and rank in (straggler.ranks or (rank,)) else None
-
-    def lateness(self, step: int) -> float:
-        """Returns the extra seconds of a step; steps count from 0."""
-        straggler = self._straggler
-        if straggler is None:
+    def lateness(self, rank: int, step: int) -> float:
+        """Returns the extra seconds of a rank's step; steps count from 0."""
+        straggler = self.straggler
+        if straggler is None or rank not in (straggler.ranks or (rank,)):
             return 0.0
         if straggler.kind == "constant":
             return straggler.seconds
@@ -128,11 +104,11 @@ class Delays:
             return straggler.seconds / SLOW_SHARE if slow else 0.0
         # Lomax: a Pareto distribution that starts at 0. Its mean is scale / (shape - 1).
         scale = straggler.seconds * (straggler.shape - 1)
-        return float(scale * ((1 - self._draw(step, self._rank)) ** (-1 / straggler.shape) - 1))
+        return float(scale * ((1 - self._draw(step, rank)) ** (-1 / straggler.shape) - 1))
 
     def _draw(self, *words: int) -> float:
         """Returns a uniform number from [0, 1). A text seed gives the same number on every host."""
-        return Random("/".join(map(str, (self._seed, *words)))).random()  # noqa: S311 - no secret
+        return Random("/".join(map(str, (self.seed, *words)))).random()  # noqa: S311 - no secret
 
 
 FORWARD_SHARE = 1 / 3
@@ -143,7 +119,8 @@ class Slowdown:
     """Sleeps in every step.
 
     Args:
-        delays: The delay of each step.
+        slowness: The delays of all workers.
+        rank: The worker's rank.
         waited: Returns the seconds that training has waited for exchanges so far.
         clock: Replaces `time.monotonic`.
         sleep: Replaces `time.sleep`.
@@ -154,14 +131,15 @@ class Slowdown:
 
     def __init__(
         self,
-        delays: Delays,
+        slowness: SlowdownSettings,
+        rank: int,
         waited: Callable[[], float],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.seconds = 0.0
-        self._delays = delays
+        self._slowness, self._rank = slowness, rank
         self._waited = waited
         self._clock = clock
         self._sleep = sleep
@@ -197,13 +175,13 @@ class Slowdown:
     def _sleep_for(self, elements: int) -> None:
         with self._lock:
             if not self._there:
-                extra = self._delays.lateness(self._step)
+                extra = self._slowness.lateness(self._rank, self._step)
                 self._began += extra
                 self._rest(extra)
             self._there += elements
             if self._there <= self._elements:
                 part = FORWARD_SHARE + (1 - FORWARD_SHARE) * self._there / self._elements
-                self._rest(self._began + part * self._delays.compute - self._computed())
+                self._rest(self._began + part * (self._slowness.compute or 0.0) - self._computed())
 
     def _rest(self, seconds: float) -> None:
         if seconds > 0:

@@ -80,10 +80,7 @@ class Record:
         if isinstance(samples, (int, float)) and 0 < samples < inf:
             self.samples = min(self.samples + int(samples), MOST_SAMPLES)
         if self._file is not None and metrics.keys() - _EXPECTED:
-            exchange = {
-                "exposed_seconds": None if exposed is None else round(exposed, 6),
-                "hidden_seconds": None if hidden is None else round(hidden, 6),
-            }
+            exchange = {"exposed_seconds": exposed, "hidden_seconds": hidden}
             line = {"step": self.step, "seconds": round(self.seconds, 6), **exchange, **metrics}
             self._file.write(json.dumps(line) + "\n")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import get_ident
 from types import FrameType
-from typing import NamedTuple
+from typing import Any
 
 from hubring.ps.core.timing import Waiting
 from hubring.ps.core.work import Work
@@ -24,19 +24,11 @@ _LIBRARIES = {"hubring", "torch", "grpc", "zmq", "tqdm", "debugpy"} | sys.stdlib
 """What has threads that call no collective on their own."""
 
 
-class Wait(NamedTuple):
-    """A long wait for other ranks; see `Telemetry`."""
-
-    operation: str
-    place: str
-    held: bool
-
-
-def what_waits(waiting: Waiting, communicator: Communicator) -> Wait | None:
-    """Returns what the thread waits in that has waited longest; None if it is not long."""
+def what_waits(waiting: Waiting, communicator: Communicator) -> dict[str, Any]:
+    """Returns the fields of `Telemetry` for the thread that has waited longest; none if it is not long."""
     longest = waiting.longest()
     if longest is None or longest[1] < LONG_SECONDS:
-        return None
+        return {}
     stacks = sys._current_frames()
     stack = list(_outwards(stacks.pop(longest[0], None)))
     work = next((frame.f_locals["self"] for frame in stack if frame.f_code is Work.wait.__code__), None)
@@ -45,10 +37,10 @@ def what_waits(waiting: Waiting, communicator: Communicator) -> Wait | None:
     elif isinstance(work, Work):
         operation = work.what
     else:
-        return None
+        return {}
     stacks.pop(get_ident(), None)
     alone = not any(_package(one) not in _LIBRARIES for other in stacks.values() for one in _outwards(other))
-    return Wait(operation, _place(stack), alone and communicator.is_held())
+    return {"operation": operation, "place": _place(stack), "held": alone and communicator.is_held()}
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -144,7 +144,7 @@ class Worker:
 
     def emulate(self, slowness: SlowdownSettings) -> None:
         """Slows this worker down. Call it before the first optimizer is made."""
-        self.hardship = Slowdown(slowness.of(self.communicator.rank), lambda: self._waited)
+        self.hardship = Slowdown(slowness, self.communicator.rank, lambda: self._waited)
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> Callable[[int], None]:
         """Watches the gradients of an optimizer's parameters for an emulated slowdown.
@@ -183,11 +183,8 @@ class Worker:
         if step == self.config.save_parameters_at and self.communicator.rank == 0:
             self._save_early(step)
         if self.communicator.draining:
-            then = (
-                ""
-                if not self._is_saved
-                else ("; restart the server and the workers to continue from the last checkpoint")
-            )
+            again = "; restart the server and the workers to continue from the last checkpoint"
+            then = again if self._is_saved else ""
             self._stop(f"the server was asked to stop: all workers stop after this step{then}")
         if self.communicator.topology == "ring":
             self._handle_ring_stop(step)
@@ -272,7 +269,7 @@ class Worker:
     def _telemetry(self) -> Telemetry:
         """Returns what the next heartbeat carries. The heartbeat's thread calls it once per second."""
         reported, used = self.record.latest.copy(), usage()
-        waits = None if self.session is None else what_waits(self.session.waiting, self.communicator)
+        waits = {} if self.session is None else what_waits(self.session.waiting, self.communicator)
         rates = (group.get("lr") for trainer in self.trainers[:1] for group in trainer.param_groups[:1])
         return Telemetry(
             metrics=telemetry.shown([*(("lr", rate) for rate in rates), *reported.items()]),
@@ -281,7 +278,7 @@ class Worker:
             cpu_seconds=used.cpu_ns / 1e9,
             memory_bytes=used.memory_bytes,
             gpu_bytes=used.gpu_bytes,
-            **({} if waits is None else waits._asdict()),
+            **waits,
         )
 
     @property
@@ -296,20 +293,20 @@ class Worker:
         The host does not see that wait there: it only queues NCCL's work, and on a hub it also waits for the
         GPU to compute the gradients.
         """
-        return None if "cuda" in self.device_types else self._waited
+        return None if "cuda" in self.device_types else round(self._waited, 6)
 
     @property
     def _hidden(self) -> float | None:
         """Seconds so far of exchange that overlapped with compute; None without a recorder or on a GPU."""
         if self.recorder is None or "cuda" in self.device_types:
             return None
-        return self.recorder.hidden_seconds
+        return round(self.recorder.hidden_seconds, 6)
 
     def result(self) -> dict[str, Any]:
         """Returns the result so far, for the program's last line. A metric that is not finite is text."""
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
-        used, exposed, hidden = usage(), self._exposed, self._hidden
+        used = usage()
         emulated = {} if self.hardship is None else {"emulated": {"seconds": round(self.hardship.seconds, 6)}}
         audit = {} if self.audit is None else {"audit": {"seconds": round(self.audit.seconds, 6)}}
         return {
@@ -324,8 +321,8 @@ class Worker:
             "exchange": {
                 "bytes_sent": traffic.bytes_sent,
                 "bytes_received": traffic.bytes_received,
-                "exposed_seconds": None if exposed is None else round(exposed, 6),
-                "hidden_seconds": None if hidden is None else round(hidden, 6),
+                "exposed_seconds": self._exposed,
+                "hidden_seconds": self._hidden,
                 "staleness_mean": sum(value * count for value, count in traffic.staleness.items())
                 / max(1, pushes),
                 "staleness_max": max(traffic.staleness, default=0),

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -156,31 +157,28 @@ class Flood:
 
     async def unread_probes(self) -> None:
         """Probes whose caller does not read the replies."""
-        with ExitStack() as stack:
-            for port in (self._at.control, *self._at.data):
-                for _ in range(STREAMS // 50):
-                    with suppress(OSError):
-                        address = f"{self._at.host}:{port}"
-                        stack.enter_context(unread_calls(address, CHECK, b"", 50, tls=True))
-                        self.count["sent"] += 50
-            await asyncio.sleep(max(0.0, self._ends - time.monotonic()))
+        calls = partial(unread_calls, method=CHECK, message=b"", count=50)
+        await self._hold_calls(calls, [self._at.control, *self._at.data], STREAMS // 50)
 
     async def deaf_calls(self) -> None:
         """Calls without a token on connections that read nothing, as many as the server accepts."""
-        await self._deaf([self._at.control], DEAF_CONNECTIONS, STATUS, b"")
+        calls = partial(deaf_calls, method=STATUS, message=b"", count=DEAF_CALLS)
+        await self._hold_calls(calls, [self._at.control], DEAF_CONNECTIONS)
 
     async def deaf_probes(self) -> None:
         """Probes of a service that there is not, on connections that read nothing."""
-        await self._deaf([self._at.control, *self._at.data], STREAMS // 50, CHECK, NO_SERVICE)
+        calls = partial(deaf_calls, method=CHECK, message=NO_SERVICE, count=DEAF_CALLS)
+        await self._hold_calls(calls, [self._at.control, *self._at.data], STREAMS // 50)
 
-    async def _deaf(self, ports: list[int], connections: int, method: str, message: bytes) -> None:
+    async def _hold_calls(
+        self, calls: Callable[..., socket.socket], ports: list[int], connections: int
+    ) -> None:
         with ExitStack() as stack:
             for port in ports:
                 for _ in range(connections):
                     with suppress(OSError):
-                        address = f"{self._at.host}:{port}"
-                        stack.enter_context(deaf_calls(address, method, message, DEAF_CALLS, tls=True))
-                        self.count["sent"] += DEAF_CALLS
+                        stack.enter_context(calls(f"{self._at.host}:{port}", tls=True))
+                        self.count["connections"] += 1
             await asyncio.sleep(max(0.0, self._ends - time.monotonic()))
 
     async def _probes(self, calls: Callable[[grpc.aio.Channel, int], list[Awaitable[object]]]) -> None:
@@ -225,17 +223,17 @@ class Flood:
 
     async def connections(self) -> None:
         """Thousands of connections to each port that send nothing."""
-        self._hold(lambda port: b"")
+        self._hold(lambda number: b"", self._at.ports)
 
     async def half_open(self) -> None:
         """Thousands of connections that begin as a client of their port does, and go no further."""
         starts = (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", GREETING, b"GET / HTTP/1.1\r\nHost: ", _client_hello())
-        self._hold(lambda number: starts[number % len(starts)])
+        self._hold(lambda number: starts[number % len(starts)], self._at.ports)
 
-    def _hold(self, start: Callable[[int], bytes]) -> None:
+    def _hold(self, start: Callable[[int], bytes], ports: list[int], connections: int = CONNECTIONS) -> None:
         with ExitStack() as stack:
-            for number in range(CONNECTIONS):
-                for port in self._at.ports:
+            for number in range(connections):
+                for port in ports:
                     with suppress(OSError):
                         one = stack.enter_context(socket.create_connection((self._at.host, port), 1.0))
                         one.sendall(start(number))
@@ -244,20 +242,14 @@ class Flood:
 
     async def pages(self) -> None:
         """Requests to the page: slow ones, long ones, and streams that nobody reads."""
-        with ExitStack() as stack:
-            for number in range(1000):
-                with suppress(OSError):
-                    one = stack.enter_context(socket.create_connection((self._at.host, self._at.page), 1.0))
-                    host = f"Host: 127.0.0.1:{self._at.page}\r\n".encode()
-                    lines = (
-                        b"GET /events HTTP/1.1\r\n" + host + b"\r\n",
-                        b"GET /metrics HTTP/1.1\r\n" + host,
-                        b"POST /end HTTP/1.1\r\n" + host + b"Content-Length: 1000000000\r\n\r\n",
-                        b"GET /" + b"a" * MEBI,
-                    )
-                    one.sendall(lines[number % 4])
-                    self.count["sent"] += 1
-            time.sleep(max(0.0, self._ends - time.monotonic()))
+        host = f"Host: 127.0.0.1:{self._at.page}\r\n".encode()
+        requests = (
+            b"GET /events HTTP/1.1\r\n" + host + b"\r\n",
+            b"GET /metrics HTTP/1.1\r\n" + host,
+            b"POST /end HTTP/1.1\r\n" + host + b"Content-Length: 1000000000\r\n\r\n",
+            b"GET /" + b"a" * MEBI,
+        )
+        self._hold(lambda number: requests[number % 4], [self._at.page], 1000)
 
     # ZeroMQ.
 

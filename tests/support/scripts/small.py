@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -34,25 +35,20 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
+def taken(arguments: list[str], name: str, count: int) -> Iterator[list[str]]:
+    """Takes each option of this name out of the arguments, and yields its values."""
+    while name in arguments:
+        where = arguments.index(name)
+        yield arguments[where + 1 : where + 1 + count]
+        del arguments[where : where + 1 + count]
+
+
 def main() -> None:
     spare_compiler()
     arguments = sys.argv[1:]
-    holds: dict[int, Path] = {}
-    while "hold" in arguments:
-        where = arguments.index("hold")
-        holds[int(arguments[where + 2])] = Path(arguments[where + 1])
-        del arguments[where : where + 3]
-    spoiled, factor = (-1, -1), 1.0
-    if "spoil" in arguments:
-        where = arguments.index("spoil")
-        spoiled = int(arguments[where + 1]), int(arguments[where + 2])
-        factor = float(arguments[where + 3])
-        del arguments[where : where + 4]
-    pace = 0.0
-    if "pace" in arguments:
-        where = arguments.index("pace")
-        pace = float(arguments[where + 1])
-        del arguments[where : where + 2]
+    holds = {int(step): Path(file) for file, step in taken(arguments, "hold", 2)}
+    spoils = {(int(rank), int(step)): float(factor) for rank, step, factor in taken(arguments, "spoil", 3)}
+    pace = sum(float(seconds) for (seconds,) in taken(arguments, "pace", 1))
     steps = int(arguments[0])
     width = int(arguments[1]) if len(arguments) > 1 else 16
     hubring.init()
@@ -65,8 +61,8 @@ def main() -> None:
                 time.sleep(0.02)
         time.sleep(pace)
         loss = loss_of(model, step, hubring.rank(), width)
-        if (hubring.rank(), step) == spoiled:
-            loss = loss * factor
+        if (hubring.rank(), step) in spoils:
+            loss = loss * spoils[hubring.rank(), step]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -9,33 +9,29 @@ import pytest
 import torch
 
 import hubring.horovod as hvd
-from tests.workers.horovod.conftest import Everybody, every_rank, every_rank_of_three
+from tests.workers.horovod.conftest import every_rank, every_rank_of_three
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64]
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
-def test_allreduce_averages_unless_told_otherwise(on_two: Everybody, dtype: torch.dtype) -> None:
-    def act() -> tuple[torch.Tensor, ...]:
-        tensor = torch.tensor([1, 2, 6], dtype=dtype) * (hvd.rank() + 1)
-        return tensor, hvd.allreduce(tensor, name="n"), hvd.allreduce(tensor, op=hvd.Sum)
-
-    for rank, (tensor, mean, total) in enumerate(on_two(act)):
-        assert tensor.tolist() == [(rank + 1) * value for value in (1, 2, 6)]
-        assert mean.dtype == total.dtype == dtype
-        assert mean.tolist() == ([1.5, 3, 9] if dtype.is_floating_point else [1, 3, 9])
-        assert total.tolist() == [3, 6, 18]
+@every_rank
+def test_allreduce_averages_unless_told_otherwise(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1, 2, 6], dtype=dtype) * (hvd.rank() + 1)
+    mean, total = hvd.allreduce(tensor, name="n"), hvd.allreduce(tensor, op=hvd.Sum)
+    assert tensor.tolist() == [(hvd.rank() + 1) * value for value in (1, 2, 6)]
+    assert mean.dtype == total.dtype == dtype
+    assert mean.tolist() == ([1.5, 3, 9] if dtype.is_floating_point else [1, 3, 9])
+    assert total.tolist() == [3, 6, 18]
 
 
-def test_every_reduction_has_its_meaning(on_two: Everybody) -> None:
-    def act() -> list[list[float]]:
-        tensor = torch.tensor([1.0, 4.0]) if hvd.rank() == 0 else torch.tensor([3.0, 2.0])
-        reduced = [hvd.allreduce(tensor, op=op).tolist() for op in (hvd.Min, hvd.Max, hvd.Product)]
-        orthogonal = torch.eye(2)[hvd.rank()]
-        return [*reduced, hvd.allreduce(orthogonal, op=hvd.Adasum).tolist()]
-
-    assert on_two(act) == [[[1, 2], [3, 4], [3, 8], [1, 1]]] * 2
+@every_rank
+def test_every_reduction_has_its_meaning() -> None:
+    tensor = torch.tensor([1.0, 4.0]) if hvd.rank() == 0 else torch.tensor([3.0, 2.0])
+    reduced = [hvd.allreduce(tensor, op=op).tolist() for op in (hvd.Min, hvd.Max, hvd.Product)]
+    assert reduced == [[1, 2], [3, 4], [3, 8]]
+    assert hvd.allreduce(torch.eye(2)[hvd.rank()], op=hvd.Adasum).tolist() == [1, 1]  # orthogonal
 
 
 @every_rank_of_three
@@ -48,14 +44,12 @@ def test_adasum_wants_a_power_of_two_and_all_ranks() -> None:
             hvd.allreduce(torch.ones(2), op=hvd.Adasum, process_set=some)
 
 
-def test_factors_scale_before_and_after(on_two: Everybody) -> None:
-    def act() -> tuple[Any, Any]:
-        of_floats = hvd.allreduce(torch.ones(2), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
-        of_ints = hvd.allreduce(torch.tensor([3, -3]), op=hvd.Sum, prescale_factor=0.5)
-        return of_floats.tolist(), of_ints.tolist()
-
-    # 1.5 is cut to 1 on each rank, towards zero
-    assert on_two(act) == [([3, 3], [2, -2])] * 2
+@every_rank
+def test_factors_scale_before_and_after() -> None:
+    of_floats = hvd.allreduce(torch.ones(2), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
+    of_ints = hvd.allreduce(torch.tensor([3, -3]), op=hvd.Sum, prescale_factor=0.5)
+    assert of_floats.tolist() == [3, 3]
+    assert of_ints.tolist() == [2, -2]  # 1.5 is cut to 1 on each rank, towards zero
 
 
 @every_rank
@@ -113,15 +107,14 @@ def test_the_autograd_functions_take_horovods_arguments() -> None:
     ]
 
 
-def test_allgather_joins_rows_of_differing_number(on_two: Everybody) -> None:
-    def act() -> tuple[list[Any], ...]:
-        rank = hvd.rank()
-        rows = hvd.allgather(torch.full((rank + 1, 2), rank))
-        none = hvd.allgather(torch.empty(0, 2) if rank == 0 else torch.ones(1, 2))
-        many = hvd.grouped_allgather([torch.tensor(rank), torch.ones(rank)])
-        return rows.tolist(), none.tolist(), [one.tolist() for one in many]
-
-    assert on_two(act) == [([[0, 0], [1, 1], [1, 1]], [[1, 1]], [[0, 1], [1]])] * 2
+@every_rank
+def test_allgather_joins_rows_of_differing_number() -> None:
+    rank = hvd.rank()
+    none = torch.empty(0, 2) if rank == 0 else torch.ones(1, 2)
+    many = hvd.grouped_allgather([torch.tensor(rank), torch.ones(rank)])
+    assert hvd.allgather(torch.full((rank + 1, 2), rank)).tolist() == [[0, 0], [1, 1], [1, 1]]
+    assert hvd.allgather(none).tolist() == [[1, 1]]
+    assert [one.tolist() for one in many] == [[0, 1], [1]]
 
 
 @every_rank
@@ -137,27 +130,22 @@ def test_alltoall_deals_rows_by_splits() -> None:
     assert received.tolist() == [2, 2]
 
 
-def test_reducescatter_gives_the_first_ranks_a_row_more(on_two: Everybody) -> None:
-    def act() -> tuple[list[float], ...]:
-        tensor = torch.arange(3.0) * (hvd.rank() + 1)
-        mean = hvd.reducescatter(tensor)
-        total = hvd.reducescatter(tensor, op=hvd.Sum, postscale_factor=2.0)
-        grouped = hvd.grouped_reducescatter([tensor, tensor], op=hvd.Sum)
-        assert isinstance(grouped, list)
-        return mean.tolist(), total.tolist(), grouped[1].tolist()
-
-    assert on_two(act) == [([0, 1.5], [0, 6], [0, 3]), ([3], [12], [6])]
+@every_rank
+def test_reducescatter_gives_the_first_ranks_a_row_more() -> None:
+    tensor = torch.arange(3.0) * (hvd.rank() + 1)
+    total = hvd.reducescatter(tensor, op=hvd.Sum, postscale_factor=2.0)
+    grouped = hvd.grouped_reducescatter([tensor, tensor], op=hvd.Sum)
+    assert isinstance(grouped, list)
+    found = [one.tolist() for one in (hvd.reducescatter(tensor), total, grouped[1])]
+    assert found == ([[0, 1.5], [0, 6], [0, 3]], [[3], [12], [6]])[hvd.rank()]
 
 
-def test_sparse_tensors_are_added_up_where_they_meet(on_two: Everybody) -> None:
-    def act() -> list[list[float]]:
-        rank = hvd.rank()
-        tensor = torch.sparse_coo_tensor(
-            torch.tensor([[0, 1 + rank]]), torch.ones(2, 2) * (rank + 1), (3, 2), check_invariants=True
-        )
-        return hvd.sparse_allreduce_async(tensor, name="rows", op=hvd.Average)().to_dense().tolist()
-
-    assert on_two(act) == [[[1.5, 1.5], [0.5, 0.5], [1, 1]]] * 2
+@every_rank
+def test_sparse_tensors_are_added_up_where_they_meet() -> None:
+    where, what = torch.tensor([[0, 1 + hvd.rank()]]), torch.ones(2, 2) * (hvd.rank() + 1)
+    tensor = torch.sparse_coo_tensor(where, what, (3, 2), check_invariants=True)
+    mean = hvd.sparse_allreduce_async(tensor, name="rows", op=hvd.Average)()
+    assert mean.to_dense().tolist() == [[1.5, 1.5], [0.5, 0.5], [1, 1]]
 
 
 FLOWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], list[list[float]]]] = {
@@ -174,16 +162,13 @@ FLOWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], list[list[float]]
 
 
 @pytest.mark.parametrize("what", FLOWS)
-def test_gradients_flow_as_in_horovod(on_two: Everybody, what: str) -> None:
+@every_rank
+def test_gradients_flow_as_in_horovod(what: str) -> None:
     operation, expected = FLOWS[what]
-
-    def act() -> list[float]:
-        tensor = torch.ones(2, requires_grad=True)
-        (operation(tensor) * (hvd.rank() + 1.0)).sum().backward()
-        assert tensor.grad is not None
-        return tensor.grad.tolist()
-
-    assert on_two(act) == expected
+    tensor = torch.ones(2, requires_grad=True)
+    (operation(tensor) * (hvd.rank() + 1.0)).sum().backward()
+    assert tensor.grad is not None
+    assert tensor.grad.tolist() == expected[hvd.rank()]
 
 
 MEANINGLESS: dict[str, tuple[Callable[[], Any], str]] = {

@@ -50,25 +50,22 @@ def test_restore_puts_back_what_was_committed() -> None:
     assert state.optimizer.param_groups[0]["lr"] == 2.0
 
 
-def test_sync_gives_all_what_rank_0_has(on_two: Everybody) -> None:
-    def act() -> tuple[float, float, int]:
-        state = state_of(float(hvd.rank()))
-        state.batch = 10 + hvd.rank()
-        state.sync()
-        return state.model.weight.item(), state.optimizer.param_groups[0]["lr"], state.batch
+@every_rank
+def test_sync_gives_all_what_rank_0_has() -> None:
+    state = state_of(float(hvd.rank()))
+    state.batch = 10 + hvd.rank()
+    state.sync()
+    found = state.model.weight.item(), state.optimizer.param_groups[0]["lr"], state.batch
+    assert found == (0.0, 1.0, 10)
 
-    assert on_two(act) == [(0.0, 1.0, 10)] * 2
 
-
-def test_an_object_state_brings_by_what_it_is_given(on_two: Everybody) -> None:
-    def act() -> tuple[int, int]:
-        state = ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, value=hvd.rank())
-        other = ObjectState(lambda saved: {"value": saved["value"] + 10}, hvd.rank, value=hvd.rank())
-        state.sync()
-        other.sync()
-        return state.value, other.value
-
-    assert on_two(act) == [(0, 10), (0, 11)]
+@every_rank
+def test_an_object_state_brings_by_what_it_is_given() -> None:
+    state = ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, value=hvd.rank())
+    other = ObjectState(lambda saved: {"value": saved["value"] + 10}, hvd.rank, value=hvd.rank())
+    state.sync()
+    other.sync()
+    assert (state.value, other.value) == (0, 10 + hvd.rank())
 
 
 @every_rank
@@ -112,23 +109,22 @@ def test_an_internal_error_goes_back_to_the_last_commit_and_calls_back(
     assert set(continuing) == {"INFO"}  # none was lost
 
 
-def test_an_update_that_rank_0_is_told_of_starts_the_function_again(on_two: Everybody) -> None:
-    def act() -> tuple[int, list[str], list[int]]:
-        state, called, batches = state_of(0.0), list[str](), list[int]()
-        state.register_reset_callbacks([lambda: called.append("state")])
+@every_rank
+def test_an_update_that_rank_0_is_told_of_starts_the_function_again() -> None:
+    state, called, batches = state_of(0.0), list[str](), list[int]()
+    state.register_reset_callbacks([lambda: called.append("state")])
 
-        def train(state: hvd.elastic.TorchState) -> int:
-            while state.batch < 4:
-                state.batch += 1
-                batches.append(state.batch)
-                if state.batch == 2 and not called:
-                    state.on_hosts_updated(time.time(), HostUpdateResult.added)
-                state.commit()
-            return int(state.batch)
+    def train(state: hvd.elastic.TorchState) -> int:
+        while state.batch < 4:
+            state.batch += 1
+            batches.append(state.batch)
+            if state.batch == 2 and not called:
+                state.on_hosts_updated(time.time(), HostUpdateResult.added)
+            state.commit()
+        return int(state.batch)
 
-        return run_fn(train, lambda: called.append("reset"))(state), called, batches
-
-    assert on_two(act) == [(4, ["reset", "state"], [1, 2, 3, 4])] * 2
+    assert run_fn(train, lambda: called.append("reset"))(state) == 4
+    assert (called, batches) == (["reset", "state"], [1, 2, 3, 4])
 
 
 def test_a_type_can_have_a_handler_of_the_scripts_own(
@@ -168,22 +164,18 @@ def test_a_type_can_have_a_handler_of_the_scripts_own(
     assert on_two(act) == [(5, 5), (6, 5)]
 
 
-def test_the_sampler_deals_out_what_is_left_of_an_epoch(on_two: Everybody) -> None:
-    def act() -> tuple[list[int], list[int], list[int]]:
-        sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
-        whole = list(sampler)
-        sampler.record_batch(0, 2)
-        state = sampler.state_dict()
-        other = hvd.elastic.ElasticSampler(range(10), shuffle=False)
-        other.load_state_dict(state)
-        rest = list(other)
-        assert len(other) == 3
-        other.set_epoch(1)
-        return whole, rest, list(other)
-
-    first, second = on_two(act)
-    assert first == ([0, 2, 4, 6, 8], [4, 6, 8], [0, 2, 4, 6, 8])
-    assert second == ([1, 3, 5, 7, 9], [5, 7, 9], [1, 3, 5, 7, 9])
+@every_rank
+def test_the_sampler_deals_out_what_is_left_of_an_epoch() -> None:
+    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+    whole = [*range(10)][hvd.rank() :: 2]
+    assert list(sampler) == whole
+    sampler.record_batch(0, 2)
+    other = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+    other.load_state_dict(sampler.state_dict())
+    assert len(other) == 3
+    assert list(other) == whole[2:]
+    other.set_epoch(1)
+    assert list(other) == whole
 
 
 def test_shuffled_samplers_agree_and_pad_evenly(on_three: Everybody) -> None:
@@ -201,16 +193,14 @@ def test_shuffled_samplers_agree_and_pad_evenly(on_three: Everybody) -> None:
     assert [one for one, _ in dealt] != [other for _, other in dealt]
 
 
-def test_a_sampler_in_a_state_is_dealt_out_with_it(on_two: Everybody) -> None:
-    def act() -> list[int]:
-        sampler = hvd.elastic.ElasticSampler(range(8), shuffle=False)
-        state = hvd.elastic.TorchState(sampler=sampler)
-        if hvd.rank() == 0:
-            sampler.record_batch(0, 2)
-        state.sync()
-        return list(sampler)
-
-    assert on_two(act) == [[4, 6], [5, 7]]
+@every_rank
+def test_a_sampler_in_a_state_is_dealt_out_with_it() -> None:
+    sampler = hvd.elastic.ElasticSampler(range(8), shuffle=False)
+    state = hvd.elastic.TorchState(sampler=sampler)
+    if hvd.rank() == 0:
+        sampler.record_batch(0, 2)
+    state.sync()
+    assert list(sampler) == [4 + hvd.rank(), 6 + hvd.rank()]
 
 
 @pytest.mark.slow

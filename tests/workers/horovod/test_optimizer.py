@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 import hubring.horovod as hvd
 from hubring.workers.horovod.gradients import ExchangeOptions, reduction
-from tests.workers.horovod.conftest import Everybody, every_rank
+from tests.workers.horovod.conftest import Everybody, every_rank, every_rank_of_three
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -117,19 +117,17 @@ def backward(layer: nn.Module, value: float) -> None:
     layer(torch.full((1, 1), float(value))).sum().backward()
 
 
-def test_gradients_are_the_means_after_synchronize_so_that_clipping_works(on_two: Everybody) -> None:
-    def act() -> tuple[float, Any]:
-        layer, optimizer = one_weight(1.0)
-        backward(layer, 2 + 4 * hvd.rank())
-        optimizer.synchronize()
-        assert layer.weight.grad is not None
-        mean = layer.weight.grad.item()
-        nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
-        with optimizer.skip_synchronize():
-            optimizer.step()
-        return mean, layer.weight.item()
-
-    assert on_two(act) == [(4.0, pytest.approx(0.0, abs=1e-5))] * 2
+@every_rank
+def test_gradients_are_the_means_after_synchronize_so_that_clipping_works() -> None:
+    layer, optimizer = one_weight(1.0)
+    backward(layer, 2 + 4 * hvd.rank())
+    optimizer.synchronize()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.item() == 4.0
+    nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert layer.weight.item() == pytest.approx(0.0, abs=1e-5)
 
 
 def test_synchronize_without_skip_is_warned_of_and_does_no_harm(on_two: Everybody) -> None:
@@ -145,34 +143,30 @@ def test_synchronize_without_skip_is_warned_of_and_does_no_harm(on_two: Everybod
         assert on_two(act) == [-0.5, -0.5]
 
 
-def test_a_missing_gradient_counts_as_zeros(on_two: Everybody) -> None:
-    def act() -> list[float]:
-        model = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3))
-        for parameter in model.parameters():
-            nn.init.zeros_(parameter)
-        optimizer = wrapped(model, subtracting)
-        backward(model[hvd.rank()], 1)  # no rank reaches the last
-        optimizer.step()
-        return [parameter.item() for parameter in model.parameters()]
-
-    assert on_two(act) == [[-0.5, -0.5, 0.0]] * 2
+@every_rank
+def test_a_missing_gradient_counts_as_zeros() -> None:
+    model = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    optimizer = wrapped(model, subtracting)
+    backward(model[hvd.rank()], 1)  # no rank reaches the last
+    optimizer.step()
+    assert [parameter.item() for parameter in model.parameters()] == [-0.5, -0.5, 0.0]
 
 
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16])
-def test_sum_and_several_passes_add_up(on_two: Everybody, compression: Any) -> None:
-    def act() -> float:
-        layer, optimizer = one_weight(backward_passes_per_step=2, op=hvd.Sum, compression=compression)
-        for value in (1, 10):
-            backward(layer, value)
-        optimizer.step()
-        optimizer.zero_grad()
-        optimizer.set_backward_passes_per_step(1)
-        backward(layer, 100)
-        optimizer.step()
-        assert layer.weight.dtype == torch.float32
-        return layer.weight.item()
-
-    assert on_two(act) == [-222.0, -222.0]
+@every_rank
+def test_sum_and_several_passes_add_up(compression: Any) -> None:
+    layer, optimizer = one_weight(backward_passes_per_step=2, op=hvd.Sum, compression=compression)
+    for value in (1, 10):
+        backward(layer, value)
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.set_backward_passes_per_step(1)
+    backward(layer, 100)
+    optimizer.step()
+    assert layer.weight.dtype == torch.float32
+    assert layer.weight.item() == -222.0
 
 
 @every_rank
@@ -213,20 +207,18 @@ def test_a_gradient_is_divided_before_the_sum() -> None:
 
 
 @pytest.mark.parametrize("sparse_as_dense", [False, True])
-def test_sparse_gradients_are_those_of_all_ranks(on_two: Everybody, sparse_as_dense: bool) -> None:
-    def act() -> list[list[float]]:
-        table = nn.Embedding(4, 1, sparse=True)
-        nn.init.zeros_(table.weight)
-        optimizer = wrapped(table, subtracting, sparse_as_dense=sparse_as_dense)
-        table(torch.tensor([0, 1 + hvd.rank()])).sum().backward()
-        optimizer.synchronize()
-        assert table.weight.grad is not None
-        assert table.weight.grad.is_sparse
-        with optimizer.skip_synchronize():
-            optimizer.step()
-        return table.weight.tolist()
-
-    assert on_two(act) == [[[-1.0], [-0.5], [-0.5], [0.0]]] * 2
+@every_rank
+def test_sparse_gradients_are_those_of_all_ranks(sparse_as_dense: bool) -> None:
+    table = nn.Embedding(4, 1, sparse=True)
+    nn.init.zeros_(table.weight)
+    optimizer = wrapped(table, subtracting, sparse_as_dense=sparse_as_dense)
+    table(torch.tensor([0, 1 + hvd.rank()])).sum().backward()
+    optimizer.synchronize()
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert table.weight.tolist() == [[-1.0], [-0.5], [-0.5], [0.0]]
 
 
 def test_a_closure_has_its_gradients_reduced_each_time(on_two: Everybody) -> None:
@@ -249,28 +241,24 @@ def test_a_closure_has_its_gradients_reduced_each_time(on_two: Everybody) -> Non
     assert all(map(torch.equal, first, second))
 
 
-def test_under_adasum_changes_are_reduced_and_not_gradients(on_two: Everybody) -> None:
-    def act() -> list[float]:
-        weights = nn.Parameter(torch.zeros(2))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weights], lr=0.5), op=hvd.Adasum)
-        (weights * torch.eye(2)[hvd.rank()]).sum().backward()
-        optimizer.step()  # orthogonal changes add up
-        with pytest.raises(AssertionError, match="not supported when using Adasum"):
-            optimizer.skip_synchronize()
-        assert isinstance(optimizer, torch.optim.SGD)
-        return weights.tolist()
-
-    assert on_two(act) == [[-0.5, -0.5]] * 2
+@every_rank
+def test_under_adasum_changes_are_reduced_and_not_gradients() -> None:
+    weights = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weights], lr=0.5), op=hvd.Adasum)
+    (weights * torch.eye(2)[hvd.rank()]).sum().backward()
+    optimizer.step()
+    assert weights.tolist() == [-0.5, -0.5]  # orthogonal changes add up
+    with pytest.raises(AssertionError, match="not supported when using Adasum"):
+        optimizer.skip_synchronize()
+    assert isinstance(optimizer, torch.optim.SGD)
 
 
-def test_only_members_of_a_set_exchange_gradients(on_three: Everybody) -> None:
-    def act() -> float:
-        layer, optimizer = one_weight(process_set=hvd.add_process_set([0, 2]))
-        backward(layer, hvd.rank())
-        optimizer.step()
-        return layer.weight.item()
-
-    assert on_three(act) == [-1.0, -1.0, -1.0]  # the mean of 0 and 2; rank 1 alone
+@every_rank_of_three
+def test_only_members_of_a_set_exchange_gradients() -> None:
+    layer, optimizer = one_weight(process_set=hvd.add_process_set([0, 2]))
+    backward(layer, hvd.rank())
+    optimizer.step()
+    assert layer.weight.item() == -1.0  # the mean of 0 and 2; rank 1 alone
 
 
 def test_a_memory_format_survives_training(on_two: Everybody) -> None:
@@ -335,17 +323,15 @@ def test_optimizer_state_and_hyperparameters_come_from_the_root(on_two: Everybod
     torch.testing.assert_close(first["state"], second["state"], rtol=0, atol=0)
 
 
-def test_an_empty_state_stays_empty_everywhere(on_two: Everybody) -> None:
-    def act() -> int:
-        model = network()
-        optimizer = adam(model.parameters())
-        if hvd.rank() == 1:
-            model(torch.ones(1, 4)).sum().backward()
-            optimizer.step()
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-        return len(optimizer.state_dict()["state"])
-
-    assert on_two(act) == [0, 0]
+@every_rank
+def test_an_empty_state_stays_empty_everywhere() -> None:
+    model = network()
+    optimizer = adam(model.parameters())
+    if hvd.rank() == 1:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert not optimizer.state_dict()["state"]
 
 
 @every_rank

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 import hubring.horovod as hvd
 from hubring.workers.horovod.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer
-from tests.workers.horovod.conftest import Everybody, every_rank
+from tests.workers.horovod.conftest import every_rank
 
 
 def two_layers() -> nn.ModuleDict:
@@ -74,41 +72,32 @@ def test_both_wrappers_have_the_attributes(op: int, wrapper: type) -> None:
     assert optimizer.backward_passes_per_step == 2
 
 
-def test_a_parameter_that_needs_no_update_is_not_stepped_where_no_rank_uses_it(on_two: Everybody) -> None:
+@every_rank
+def test_a_parameter_that_needs_no_update_is_not_stepped_where_no_rank_uses_it() -> None:
     """`optimizer._requires_update = set()`, which scripts write for frozen or unused layers."""
 
-    def steps(optimizer: Any, model: nn.ModuleDict) -> list[torch.Tensor]:
+    alone, model = two_layers(), two_layers()
+    optimizer = hvd.DistributedOptimizer(decaying(model), model.named_parameters())
+    optimizer._requires_update = set()
+    for one, layers in ((decaying(alone), alone), (optimizer, model)):
         for _ in range(3):
-            optimizer.zero_grad()
-            model["used"](torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-        assert model["idle"].weight.grad is None
-        return [parameter.detach() for parameter in model.parameters()]
+            one.zero_grad()
+            layers["used"](torch.ones(1, 2)).sum().backward()
+            one.step()
+        assert layers["idle"].weight.grad is None
+    torch.testing.assert_close(model.state_dict(), alone.state_dict())
 
-    def act() -> list[torch.Tensor]:
-        model = two_layers()
-        optimizer = hvd.DistributedOptimizer(decaying(model), model.named_parameters())
-        optimizer._requires_update = set()
-        return steps(optimizer, model)
 
+@every_rank
+def test_a_parameter_that_needs_no_update_gets_the_mean_where_some_rank_uses_it() -> None:
     model = two_layers()
-    expected = steps(decaying(model), model)
-    for came in on_two(act):
-        torch.testing.assert_close(came, expected)
-
-
-def test_a_parameter_that_needs_no_update_gets_the_mean_where_some_rank_uses_it(on_two: Everybody) -> None:
-    def act() -> list[float]:
-        model = two_layers()
-        optimizer = hvd.DistributedOptimizer(decaying(model), model.named_parameters())
-        optimizer._requires_update = set()
-        model[("used", "idle")[hvd.rank()]](torch.ones(1, 2)).sum().backward()
-        optimizer.synchronize()
-        with optimizer.skip_synchronize():
-            optimizer.step()
-        return [one.grad[0, 0].item() for one in model.parameters() if one.grad is not None]
-
-    assert on_two(act) == [[0.5, 0.5]] * 2
+    optimizer = hvd.DistributedOptimizer(decaying(model), model.named_parameters())
+    optimizer._requires_update = set()
+    model[("used", "idle")[hvd.rank()]](torch.ones(1, 2)).sum().backward()
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert [one.grad[0, 0].item() for one in model.parameters() if one.grad is not None] == [0.5, 0.5]
 
 
 @every_rank
@@ -128,19 +117,16 @@ def test_a_derived_class_trains_as_the_function_does() -> None:
         assert torch.equal(one, other)
 
 
-def test_copied_methods_and_overridden_internals_are_refused_with_what_to_write(on_two: Everybody) -> None:
+@every_rank
+def test_copied_methods_and_overridden_internals_are_refused_with_what_to_write() -> None:
     assert _DistributedOptimizer.find_duplicates(["a", "b", "a"]) == {"a"}
     with pytest.raises(
         TypeError, match=r"Mine overrides _make_hook, which Hubring never calls.*compression="
     ):
         type("Mine", (_DistributedOptimizer,), {"_make_hook": None})
-
-    def act() -> None:
-        plain = decaying(two_layers())
-        copied = type("SGD", (torch.optim.SGD,), dict(_DistributedOptimizer.__dict__))
-        with pytest.raises(
-            TypeError, match=r"derive it instead: type\('SGD', \(_DistributedOptimizer, SGD\), \{\}\)"
-        ):
-            copied(plain.param_groups, None, hvd.Compression.none)
-
-    on_two(act)
+    plain = decaying(two_layers())
+    copied = type("SGD", (torch.optim.SGD,), dict(_DistributedOptimizer.__dict__))
+    with pytest.raises(
+        TypeError, match=r"derive it instead: type\('SGD', \(_DistributedOptimizer, SGD\), \{\}\)"
+    ):
+        copied(plain.param_groups, None, hvd.Compression.none)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.launchers.placement import absent, detect, set_aside
+from hubring.workers.launchers.placement import detect, set_aside
 
 
 def variables(prefix: str, text: str) -> dict[str, str]:
@@ -155,10 +155,3 @@ def test_a_pods_hostname_says_nothing_where_somebody_else_says_the_rank() -> Non
 def test_variables_of_an_outer_launcher_are_ignored_and_reported() -> None:
     assert "SLURM_PROCID=6" in set_aside({**SRUN, **TORCHRUN})
     assert set_aside(SRUN) == ()
-
-
-def test_all_that_was_looked_at_and_is_not_there_is_told() -> None:
-    gone = absent(TORCHRUN)
-    assert gone["torchrun"] == ("TORCHELASTIC_RESTART_COUNT",)
-    assert "SLURM_PROCID" in gone["slurm"]
-    assert "OMPI_COMM_WORLD_RANK" in gone["openmpi"]

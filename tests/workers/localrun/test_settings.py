@@ -15,8 +15,8 @@ from hubring.workers.localrun.settings import settle
 def test_each_setting_goes_where_it_belongs() -> None:
     given = {"mode": "ssp", "staleness": 2, "compress": "int8", "shards": None, "lease": 5.0}
     settings = settle(given, 2, {})
-    assert settings.server_words == ["--mode", "ssp", "--staleness", "2", "--lease", "5.0"]
-    assert settings.worker_words == ["--compress", "int8"]
+    assert settings.server == {"lease": 5.0, "mode": "ssp", "staleness": 2}
+    assert settings.worker == {"compress": "int8"}
     assert (settings.mode, settings.topology) == ("ssp", "hub")
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.workers.localrun.settings import settle
-from hubring.workers.localrun.supervisor import AttemptEnd, JobReport, Supervisor
+from hubring.workers.localrun.supervisor import AttemptEnd, Supervisor
 
 KILLED = AttemptEnd(137, "rank 1 was killed by signal 9 (SIGKILL)")
 
@@ -24,7 +23,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def supervisor(most: int, folder: Path | None) -> Supervisor:
-    return Supervisor(most, folder, JobReport(2, settle({}, 2, {})))
+    return Supervisor(most, folder)
 
 
 def run(supervisor: Supervisor, endings: Iterator[AttemptEnd]) -> AttemptEnd:

@@ -11,38 +11,35 @@ from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.programs.node_launcher import _again, places
 
 
-def placements(outer: Placement | None = None, **flags: Any) -> list[Placement]:
+def placements(outer: Placement, **flags: Any) -> list[Placement]:
     config = load_worker({"server": "hub:1", **flags}, environment={})
-    return [detect(place) for place in places(config, outer or Placement())]
+    return [detect(place) for place in places(config, outer)]
 
 
 def test_ranks_are_those_of_pytorchs_tutorials() -> None:
-    found = placements(nodes=2, gpus=4, nr=1)
+    found = placements(Placement(), nodes=2, gpus=4, nr=1)
     assert [(one.rank, one.size, one.local_rank, one.local_size) for one in found] == [
         (4 + local, 8, local, 4) for local in range(4)
     ]
     assert {(one.node_rank, one.launcher) for one in found} == {(1, "ps-worker")}
 
 
-def test_one_host_is_the_default() -> None:
-    assert [(one.rank, one.size) for one in placements(gpus=2)] == [(0, 2), (1, 2)]
+OUTER = Placement(rank=1, size=2, launcher="slurm")
 
 
-def test_a_launcher_that_starts_one_a_host_says_which() -> None:
-    outer = Placement(rank=1, size=2, launcher="slurm")
-    assert [(one.rank, one.size) for one in placements(outer, gpus=2)] == [(2, 4), (3, 4)]
+@pytest.mark.parametrize(("outer", "first", "size"), [(Placement(), 0, 2), (OUTER, 2, 4)])
+def test_a_launcher_that_starts_one_a_host_says_which_and_else_there_is_one(
+    outer: Placement, first: int, size: int
+) -> None:
+    assert [(one.rank, one.size) for one in placements(outer, gpus=2)] == [(first, size), (first + 1, size)]
 
 
 @pytest.mark.parametrize(
     ("outer", "flags", "words"),
     [
         (Placement(local_size=4, launcher="slurm"), {}, "slurm started 4 commands on this host"),
-        (
-            Placement(rank=1, size=2, launcher="slurm"),
-            {"nr": 0},
-            "--nr is 0, but slurm reports 1; remove --nr",
-        ),
-        (Placement(rank=1, size=2, launcher="slurm"), {"nodes": 3}, "--nodes is 3, but slurm reports 2"),
+        (OUTER, {"nr": 0}, "--nr is 0, but slurm reports 1; remove --nr"),
+        (OUTER, {"nodes": 3}, "--nodes is 3, but slurm reports 2"),
         (Placement(), {"nr": 1}, "--nr 1 of 1 node"),
     ],
 )
@@ -57,23 +54,16 @@ def test_flags_against_the_launcher_are_refused(outer: Placement, flags: dict[st
         ({"nodes": 2}, "--nodes 2 needs --gpus"),
         ({"gpus": 2, "rank": 1}, "--rank 1 applies to one worker"),
         ({"gpus": 2, "nodes": 2, "nr": 2}, "nodes go from 0 to 1"),
+        ({"gpus": 2, "server": None}, "--gpus 2 needs --server"),
     ],
 )
-def test_flags_that_do_not_go_together_are_refused(flags: dict[str, int], words: str) -> None:
+def test_flags_that_do_not_go_together_are_refused(flags: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        placements(None, **flags)
-
-
-def test_workers_without_a_server_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--gpus 2 needs --server"):
-        load_worker({"gpus": 2}, environment={})
+        placements(Placement(), **flags)
 
 
 def test_workers_get_the_command_line_less_what_is_the_launchers() -> None:
-    flags = {"server": "hub:1", "aggregate": True, "nodes": 2, "gpus": 4, "nr": 0, "compress": None}
+    own: dict[str, Any] = {"nodes": 2, "gpus": 4, "nr": 0, "restarts": 3, "compress": None}
+    flags = {"server": "hub:1", "aggregate": True, **own}
     assert _again(flags, Path("a.toml")) == ["--config", "a.toml", "--server", "hub:1", "--aggregate"]
-
-
-def test_its_workers_leave_restarts_to_it() -> None:
-    flags = {"gpus": 2, "restarts": 3, "topology": "ring", "rank": None}
-    assert _again(flags, None) == ["--topology", "ring"]
+    assert _again(own, None) == []

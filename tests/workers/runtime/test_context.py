@@ -66,18 +66,6 @@ def test_a_worker_has_its_gpu_in_every_topology_if_a_comparison_asks_for_it(
     assert len(chosen) == 2 * own_gpu
 
 
-def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> None:
-    file = tmp_path / "record.jsonl"
-    alone = worker(record=Record(file))
-    alone.report({"loss": 2.0})
-    alone.recorder = FlightRecorder(Trace(tmp_path, "worker 0"))
-    alone.report({"loss": 1.0})
-    alone.recorder.close()
-    alone.record.close()
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["hidden_seconds"] for line in lines] == [None, 0]
-
-
 @pytest.mark.parametrize(("where", "known"), [("cpu", True), ("cuda", False)])
 def test_the_wait_for_exchanges_is_told_where_the_host_sees_it(
     tmp_path: Path, where: str, known: bool
@@ -85,6 +73,7 @@ def test_the_wait_for_exchanges_is_told_where_the_host_sees_it(
     """A work of NCCL is done for the host once it is queued; a hub's also waits for the GPU to compute."""
     file = tmp_path / "record.jsonl"
     alone = worker(record=Record(file))
+    alone.report({"loss": 2.0})
     alone.recorder = FlightRecorder(Trace(tmp_path, "worker 0"))
     weight: Any = SimpleNamespace(device=torch.device(where))
     trainer: Any = SimpleNamespace(named_parameters={"weight": weight}, exchange_seconds=1.5)
@@ -93,11 +82,13 @@ def test_the_wait_for_exchanges_is_told_where_the_host_sees_it(
     result = alone.result()
     alone.recorder.close()
     alone.record.close()
-    line = json.loads(file.read_text())
+    unseen, line = map(json.loads, file.read_text().splitlines())
+    assert unseen["hidden_seconds"] is None, "without a recorder"
     for found in (line, result["exchange"]):
         times = found["exposed_seconds"], found["hidden_seconds"]
         assert times == ((1.5, 0.0) if known else (None, None))
     assert result["device"] == where
+    assert "emulated" not in result
 
 
 def test_a_heartbeat_carries_reports_usage_and_the_learning_rate() -> None:

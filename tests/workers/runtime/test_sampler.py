@@ -71,10 +71,6 @@ def test_each_epoch_has_its_own_order_and_seeds_differ() -> None:
     assert samples(50, 0, 1, 1) == samples(50, 0, 1, 1)
 
 
-def test_without_shuffling_samples_come_in_order() -> None:
-    assert samples(7, 1, 2, shuffle=False) == [1, 3, 5]
-
-
 def test_a_data_loader_takes_it() -> None:
     numbers = TensorDataset(torch.arange(8))
     loader = DataLoader(numbers, batch_size=2, sampler=ShardedSampler(numbers, False, rank=1, size=2))

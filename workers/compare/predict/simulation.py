@@ -98,7 +98,7 @@ class Draws:
         if straggler is not None:
             self._slow[list(straggler.ranks) or slice(None)] = True
         slowness, few = SlowdownSettings(straggler, seed=seed), workers <= EXACT_WORKERS
-        self._exact = [slowness.of(rank) for rank in range(workers)] if few and straggler else []
+        self._exact = slowness if few and straggler else None
         self._host_is_slow = self._random.random(_HOST_STEPS) < SLOW_SHARE
 
     def take(self, ranks: Ranks, steps: Ranks) -> Array:
@@ -112,7 +112,7 @@ class Draws:
         extra = np.zeros(len(ranks))
         if self._exact:
             pairs = zip(ranks, steps, strict=True)
-            return np.array([self._exact[rank].lateness(int(step)) for rank, step in pairs], float)
+            return np.array([self._exact.lateness(int(rank), int(step)) for rank, step in pairs], float)
         if straggler is None or not slow.any():
             return extra
         if straggler.kind == "constant":

@@ -180,25 +180,16 @@ def grouped_allreduce_(
 class HorovodAllreduce(torch.autograd.Function):
     """`allreduce` without compression. The gradient is the same reduction of the ranks' gradients.
 
-    The arguments of `apply` are those of `forward` after `ctx`.
+    The arguments of `apply` are those of `allreduce_async`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        tensor: Tensor,
-        average: bool | None,
-        name: str | None,
-        op: int | None,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: ProcessSet,
+        ctx: Any, tensor: Tensor, average: bool | None, name: str | None, op: int | None, *rest: Any
     ) -> Tensor:
         op = chosen(op, average)
-        ctx.rest = None, gradient_name(name), op, prescale_factor, postscale_factor, process_set
-        return synchronize(
-            allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
-        )
+        ctx.rest = None, gradient_name(name), op, *rest
+        return synchronize(allreduce_async(tensor, None, name, op, *rest))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -209,21 +200,10 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     """`HorovodAllreduce` for many tensors, which come last."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        average: bool | None,
-        name: str | None,
-        op: int | None,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: ProcessSet,
-        *tensors: Tensor,
-    ) -> Any:
-        op = chosen(op, average)
-        ctx.rest = None, gradient_name(name), op, prescale_factor, postscale_factor, process_set
-        return synchronize(
-            grouped_allreduce_async(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
-        )
+    def forward(ctx: Any, average: bool | None, name: str | None, op: int | None, *rest: Any) -> Any:
+        op, how, tensors = chosen(op, average), rest[:3], rest[3:]
+        ctx.rest = None, gradient_name(name), op, *how
+        return synchronize(grouped_allreduce_async(tensors, None, name, op, *how))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -112,7 +112,8 @@ def _begin(
     process_set: ProcessSet,
     finish: Callable[[Tensor], Tensor],
 ) -> int:
-    world = current()
-    checked(process_set).check_root(root_rank)
+    world, ranks = current(), checked(process_set).ranks
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank is {root_rank}; expected one of the members {ranks}")
     start = partial(collectives.broadcast_async, tensor.detach(), world.members[root_rank])
     return world.begin("broadcast", name, process_set, start, finish)

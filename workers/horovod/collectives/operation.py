@@ -122,10 +122,6 @@ class Reduction:
             raise ValueError("no average of torch.bool; use op=hvd.Max for any(), or op=hvd.Min for all()")
         return ReduceOp.SUM if self._divides(tensors) else REDUCE_OPS[self.op]
 
-    def before(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor to send."""
-        return scaled(tensor.detach(), self.prescale)
-
     def after(self, results: Sequence[torch.Tensor], ranks: int) -> list[torch.Tensor]:
         """Returns the results for the script, from the results of the exchange."""
         if self._divides(results):
@@ -146,9 +142,7 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _divided(tensor: torch.Tensor, by: int) -> torch.Tensor:
-    if tensor.is_floating_point():
-        return tensor / by
-    return torch.div(tensor, by, rounding_mode="trunc")
+    return torch.div(tensor, by, rounding_mode=None if tensor.is_floating_point() else "trunc")
 
 
 def begin_reduction(
@@ -178,7 +172,7 @@ def begin_reduction(
     how.check(members)
     if not tensors:
         raise ValueError(f"{kind} got no tensors; pass at least one")
-    given, ranks = [how.before(sendable(tensor)) for tensor in tensors], len(members.ranks)
+    given, ranks = [scaled(sendable(tensor), how.prescale) for tensor in tensors], len(members.ranks)
     start = partial(call, given, how.wire(given))
     return world.begin(kind, name, members, start, lambda got: finish(how.after(got, ranks)))
 

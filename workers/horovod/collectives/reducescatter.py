@@ -105,22 +105,16 @@ def grouped_reducescatter(
 class HorovodReducescatter(torch.autograd.Function):
     """`reducescatter` without compression.
 
-    The gradient is the allgather of the ranks' gradients; for Sum times the ranks, as in Horovod.
+    The gradient is the allgather of the ranks' gradients; for Sum times the ranks, as in Horovod. The
+    arguments of `apply` are those of `reducescatter_async`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        tensor: Tensor,
-        name: str | None,
-        op: int,
-        process_set: ProcessSet,
-        prescale_factor: float,
-        postscale_factor: float,
+        ctx: Any, tensor: Tensor, name: str | None, op: int, process_set: ProcessSet, *factors: float
     ) -> Any:
-        how = Reduction(op, prescale_factor, postscale_factor)
-        ctx.how, ctx.name, ctx.process_set = how, gradient_name(name), process_set
-        return synchronize(_begin("reducescatter", [tensor], how, name, process_set, itemgetter(0)))
+        ctx.how, ctx.name, ctx.process_set = Reduction(op, *factors), gradient_name(name), process_set
+        return synchronize(reducescatter_async(tensor, name, op, process_set, *factors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -132,18 +126,10 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     """`HorovodReducescatter` for many tensors, which come last."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        name: str | None,
-        op: int,
-        process_set: ProcessSet,
-        prescale_factor: float,
-        postscale_factor: float,
-        *tensors: Tensor,
-    ) -> Any:
-        how = Reduction(op, prescale_factor, postscale_factor)
-        ctx.how, ctx.name, ctx.process_set = how, gradient_name(name), process_set
-        return synchronize(_begin("grouped_reducescatter", tensors, how, name, process_set, tuple))
+    def forward(ctx: Any, name: str | None, op: int, process_set: ProcessSet, *rest: Any) -> Any:
+        factors, tensors = rest[:2], rest[2:]
+        ctx.how, ctx.name, ctx.process_set = Reduction(op, *factors), gradient_name(name), process_set
+        return synchronize(grouped_reducescatter_async(tensors, name, op, process_set, *factors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -120,15 +120,10 @@ class RingMembership:
         self._continue_with(tuple(life for life, _ in rows), 1 + max(generation for _, generation in rows))
 
     def _continue_with(self, lives: tuple[int, ...], generation: int) -> None:
-        before, self._lives = set(self._lives), lives
-        size = self._world.communicator.size
-        self._world.change_members(tuple(range(size)), generation)
-        if not before:
-            return
-        lost = before - set(lives)
-        log.log(_level(lost), "elastic: continuing with %d worker(s)", size)
-        if change := HostUpdateResult.of(lost, set(lives) - before):
-            notification_manager.handle_hosts_updated(time.time(), change)
+        before, self._lives = self._lives, lives
+        self._world.change_members(tuple(range(self._world.communicator.size)), generation)
+        if before:
+            _tell_change(before, lives)
 
     def _gather(self, update: int = 0, *, resets: bool = False) -> list[_Row]:
         """Returns the rows of the members that are left, by rank."""
@@ -143,9 +138,19 @@ class RingMembership:
         return [_Row(*row) for row in rows]
 
 
-def _level(lost: Collection[int]) -> int:
-    """Returns the level of what is logged when the members continue."""
-    return logging.WARNING if lost else logging.INFO
+def _tell_change(before: Collection[int], after: Collection[int], who: str = "") -> None:
+    """Logs how many members continue, and tells the listeners what changed. A newcomer knows no change.
+
+    Args:
+        before: The ids of the members so far; empty for a newcomer.
+        after: The ids of the members from now on.
+        who: Names them.
+    """
+    lost, new = set(before) - set(after), set(after) - set(before)
+    level = logging.WARNING if lost else logging.INFO
+    log.log(level, "elastic: continuing with %d worker(s)%s", len(after), who)
+    if before and (change := HostUpdateResult.of(lost, new)):
+        notification_manager.handle_hosts_updated(time.time(), change)
 
 
 NO_RANK = -1
@@ -236,17 +241,12 @@ class HubMembership:
             self._board.await_entry(life)
 
     def _continue_with(self, lives: Lives, generation: int, newcomer: int | None = None) -> None:
-        if generation > 1:
-            lost = set(self._lives.values()) - set(lives.values())
-            text = "elastic: continuing with %d worker(s), ranks %s of the job"
-            log.log(_level(lost), text, len(lives), list(lives))
-        change = _change(self._lives, lives) if generation > 1 else HostUpdateResult.no_update
-        self._lives = lives
+        before, self._lives = self._lives, lives
         self._known |= set(lives.values())
         self._world.change_members(tuple(lives), generation)
         self.root = next(place for place, rank in enumerate(lives) if rank != newcomer)
-        if change:
-            notification_manager.handle_hosts_updated(time.time(), change)
+        if generation > 1:
+            _tell_change(before.values(), lives.values(), f", ranks {list(lives)} of the job")
 
     def _gather(self, update: int = 0) -> Lives:
         """Returns the remaining members' ids by rank, and stores what the lowest member knows of changes."""
@@ -273,13 +273,6 @@ class HubMembership:
         free = [rank for rank in range(self._world.communicator.size) if rank not in self._lives]
         with translated():
             return self._board.newcomer(free, self._known)
-
-
-def _change(before: Lives, after: Lives) -> int:
-    """Returns how the members have changed, as bits of `HostUpdateResult`. A newcomer knows no change."""
-    if not before:
-        return HostUpdateResult.no_update
-    return HostUpdateResult.of(before.items() - after.items(), after.items() - before.items())
 
 
 Members = HubMembership | RingMembership

@@ -147,7 +147,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         HorovodInternalError: The job cannot continue: the server is lost, or the topology is a ring without
             `--min-workers`.
     """
-    return run_fn(func, _nothing)
+    return run_fn(func, lambda: None)
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:
@@ -181,20 +181,12 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
                     skip_sync = False
                 except HostsUpdatedInterrupt as news:
                     skip_sync = news.skip_sync
-                _reset(members, reset)
+                before = current().generation
+                reset()
+                if current().generation == before:  # otherwise init() has done it
+                    members.adopt()
                 state.on_reset()
         finally:
             notification_manager.remove_listener(state)
 
     return wrapper
-
-
-def _reset(members: membership.Members, reset: Callable[[], Any]) -> None:
-    before = current().generation
-    reset()
-    if current().generation == before:  # otherwise init() has done it
-        members.adopt()
-
-
-def _nothing() -> None:
-    """Resets nothing beside the ranks."""

@@ -151,7 +151,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         here = context.init()
         begin(here.communicator, here.placement)
         atexit.register(_end_timeline)  # few scripts call shutdown()
-    _begin_timeline()
+    timeline = environment().get("HOROVOD_TIMELINE", "")
+    if timeline and timeline.upper() != "DYNAMIC":
+        start_timeline(timeline)
     try:
         _check_comm(comm)
         for process_set in sets:
@@ -170,7 +172,7 @@ def shutdown() -> None:
     world = worlds.started()
     if world is None:
         return
-    _end_timeline()
+    stop_timeline()
     for process_set in world.process_sets.values():
         process_set.forget()
     world.active = False
@@ -204,7 +206,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     world = current()
     stop_timeline()
     if world.rank == 0:
-        world.timeline = Timeline(Path(file_path), world.rank)
+        world.timeline = Timeline(Path(file_path))
 
 
 def stop_timeline() -> None:
@@ -219,16 +221,9 @@ def stop_timeline() -> None:
         timeline.close()
 
 
-def _begin_timeline() -> None:
-    path = environment().get("HOROVOD_TIMELINE", "")
-    if path and path.upper() != "DYNAMIC":
-        start_timeline(path)
-
-
 def _end_timeline() -> None:
-    world = worlds.started()
-    if world is not None and world.timeline is not None:
-        world.timeline.close()
+    if is_initialized():
+        stop_timeline()
 
 
 def _check_added(process_sets: Iterable[ProcessSet]) -> None:

@@ -109,16 +109,16 @@ class Handles:
 
 
 class Timeline:
-    """Writes this rank's operations to a file until `close`."""
+    """Writes the operations of rank 0 to a file until `close`."""
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path) -> None:
         self._file = path.open("w")
         self._lock = threading.Lock()
         self._rows: dict[str, int] = {}
         self._open = True
         self._began = time.perf_counter_ns()
         self._file.write("[\n")
-        process = {"name": f"rank {rank}", "start_time_since_epoch_in_micros": time.time_ns() // 1000}
+        process = {"name": "rank 0", "start_time_since_epoch_in_micros": time.time_ns() // 1000}
         self._write({"name": "process_name", "ph": "M", "pid": os.getpid(), "args": process})
 
     def follow(self, kind: str, name: str, work: CollectiveWork, called: int) -> None:
@@ -139,8 +139,6 @@ class Timeline:
     def close(self) -> None:
         """Ends the file. Operations that have not ended are not in it."""
         with self._lock:
-            if not self._open:
-                return
             self._open = False
             self._file.write(json.dumps({"name": "end", "ph": "i", "s": "g", **self._where(0)}) + "\n]\n")
             self._file.close()

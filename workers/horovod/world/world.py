@@ -146,7 +146,7 @@ class HorovodWorld:
         return self.handles.add(Pending(full, work, finish))
 
     def _full_name(self, kind: str, name: str | None, process_set: ProcessSet) -> str:
-        ranks = process_set.members_only
+        ranks = () if process_set is global_process_set else tuple(process_set.ranks)
         if name is None:
             self._unnamed[kind, ranks] += 1
             name = f"noname.{self._unnamed[kind, ranks]}"
@@ -215,6 +215,7 @@ class ProcessSet:
     Attributes:
         ranks: The members, in order.
         process_set_id: The set's number; None until the set is added.
+        group: The communicator's group of the members; None: all ranks.
 
     Raises:
         ValueError: The argument is not a list of ranks.
@@ -232,7 +233,7 @@ class ProcessSet:
             raise ValueError(f"ProcessSet({ranks}): expected a list of whole numbers")
         self.ranks = sorted(ranks)
         self.process_set_id: int | None = None
-        self._group: Group | None = None
+        self.group: Group | None = None
 
     def size(self) -> int | None:
         """Returns the number of ranks; None until the set is added."""
@@ -253,16 +254,6 @@ class ProcessSet:
         """Whether this process is a member."""
         return current().rank in self.ranks
 
-    @property
-    def group(self) -> Group | None:
-        """The communicator's group of the members; None: all ranks."""
-        return self._group
-
-    @property
-    def members_only(self) -> tuple[int, ...]:
-        """The ranks; empty for the set of all ranks."""
-        return tuple(self.ranks)
-
     def check_included(self) -> None:
         """Checks that this process can use the set.
 
@@ -274,34 +265,9 @@ class ProcessSet:
         if not self.included():
             raise ValueError(f"rank {current().rank} is not a member of {self}; only members can use the set")
 
-    def check_root(self, root_rank: int) -> None:
-        """Checks that the root is a member.
-
-        Raises:
-            ValueError: The root is not a member.
-        """
-        if root_rank not in self.ranks:
-            raise ValueError(f"root_rank is {root_rank}; expected one of the members {self.ranks}")
-
-    def begin(self, number: int) -> None:
-        """Activates the set under this number. All ranks must call this at the same point of the script."""
-        world = current()
-        members = [world.members[rank] for rank in self.ranks]
-        with translated():
-            self._group = collectives.new_group(members, communicator=world.communicator)
-        self.process_set_id = number
-
-    def end(self) -> None:
-        """Deactivates the set. All ranks must call this at the same point of the script."""
-        group = self._group
-        self.forget()
-        if group is not None:
-            with translated():
-                collectives.remove_group(group, communicator=current().communicator)
-
     def forget(self) -> None:
         """Deactivates the set without an exchange with other ranks."""
-        self._group = self.process_set_id = None
+        self.group = self.process_set_id = None
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
@@ -322,12 +288,8 @@ class _AllRanks(ProcessSet):
         return current().size
 
     @property
-    def group(self) -> Group | None:
+    def group(self) -> Group | None:  # type: ignore[override]
         return current().group
-
-    @property
-    def members_only(self) -> tuple[int, ...]:
-        return ()
 
 
 global_process_set = _AllRanks()
@@ -351,18 +313,24 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"{process_set}: expected different ranks from 0 to {world.size - 1}, at least one")
     if process_set.process_set_id is not None or ranks in world.process_sets or len(ranks) == world.size:
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
+    members = [world.members[rank] for rank in ranks]
+    with translated():
+        process_set.group = collectives.new_group(members, communicator=world.communicator)
     taken = {other.process_set_id for other in world.process_sets.values()}
-    process_set.begin(next(number for number in count(1) if number not in taken))
+    process_set.process_set_id = next(number for number in count(1) if number not in taken)
     world.process_sets[ranks] = process_set
     return process_set
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a process set. All ranks must call this. Returns False for the global set or one not added."""
-    if process_set.process_set_id is None or process_set is global_process_set:
+    if process_set is global_process_set or process_set.group is None:
         return False
-    del current().process_sets[tuple(process_set.ranks)]
-    process_set.end()
+    world, group = current(), process_set.group
+    del world.process_sets[tuple(process_set.ranks)]
+    process_set.forget()
+    with translated():
+        collectives.remove_group(group, communicator=world.communicator)
     return True
 
 
