@@ -35,12 +35,8 @@ def test_a_job_trains_with_its_secret_and_the_probe_needs_none(
     command = ["--host", "0.0.0.0", "--workers", "2", "--once", "--token-file", pods.TOKENS_FILE, *flags]
     server, address = cluster.server(*command, within=servers)
     cluster.run("health", "hubring.ps.cli", "health", address, "--service", "ready").done()
-    pair = [
-        cluster.worker(address, "--token-file", pods.TOKENS_FILE, SMALL, "5", within=workers)
-        for _ in range(2)
-    ]
-    for worker in pair:
-        assert worker.done()["steps"] == 5
+    pair = cluster.ranks(address, 2, "--token-file", pods.TOKENS_FILE, SMALL, "5", within=workers)
+    assert [worker.done()["steps"] for worker in pair] == [5, 5]
     assert server.done()["finished"] == [0, 1]
     as_operator = ["checkpoint", address, "--token-file", pods.TOKENS_FILE]
     refused = cluster.run("refused", "hubring.ps.cli", *as_operator, within=workers)
