@@ -20,8 +20,8 @@ from hubring.ps.core.bounds import clean_message
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
 from hubring.ps.core.types import View, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job.membership import RETURN_SECONDS
+from hubring.ps.security.access import ShardKey
 from hubring.ps.security.certificate import Identity
-from hubring.ps.security.shard_key import ShardKey
 from hubring.ps.transport.grpc.calls import describe
 from hubring.ps.transport.grpc.channel import open_async_channel
 

@@ -39,8 +39,7 @@ from hubring.ps.job.membership import BUSY_SECONDS, RETRY_SECONDS, answer_second
 from hubring.ps.observe import logs
 from hubring.ps.process import launch
 from hubring.ps.process.launch import await_parent_end
-from hubring.ps.security.access import CONNECT_SECONDS, refused_error
-from hubring.ps.security.shard_key import ShardLock, make_lock
+from hubring.ps.security.access import CONNECT_SECONDS, ShardLock, make_lock, refused_error
 from hubring.ps.shard import gpu
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop

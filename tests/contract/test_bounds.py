@@ -17,9 +17,8 @@ from hubring.protos import data_pb2 as pb
 from hubring.protos.data_pb2_grpc import DataStub
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.security.shard_key import ShardKey, ShardLock
-from hubring.ps.transport.base import Envelope, Listener, Message, Transport
-from hubring.ps.transport.checksum import MAX_SEALED, sealed
+from hubring.ps.security.access import ShardKey, ShardLock
+from hubring.ps.transport.base import MAX_SEALED, Envelope, Listener, Message, Transport, sealed
 from hubring.ps.transport.grpc import listener
 from hubring.ps.transport.grpc.frame import MAX_FRAME
 from hubring.ps.transport.grpc.listener import (

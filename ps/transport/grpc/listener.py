@@ -21,10 +21,9 @@ import grpc
 from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.security.access import ShardLock
 from hubring.ps.security.guard import ThreadGuard, in_threads
-from hubring.ps.security.shard_key import ShardLock
-from hubring.ps.transport.base import Envelope, Message, ReturnPath
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.host import bracketed, numeric, reachable

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from hubring.ps.core import huge_pages
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable, UsageError
-from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey
 from hubring.ps.transport.base import MAX_HEADER, Message
 from hubring.ps.transport.memory.mapping import Arena, Region, attach, copy, sealed_size
 from hubring.ps.transport.memory.window import Window, Windows

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import AEADCipherContext, Cipher, algorithms, modes
 
-from hubring.ps.transport.base import Message
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.transport.base import DamagedHeader, Message
 from hubring.ps.transport.zmq.socket import MAX_EXTRA
 
 _NUMBER = struct.Struct("<Q")

@@ -21,8 +21,15 @@ from typing import NamedTuple, Protocol
 import zmq
 
 from hubring.ps.config.values import is_loopback
-from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
-from hubring.ps.transport.checksum import MAX_SEALED, DamagedHeader, opened, sealed
+from hubring.ps.transport.base import (
+    MAX_HEADER,
+    MAX_PAYLOAD,
+    MAX_SEALED,
+    DamagedHeader,
+    Message,
+    opened,
+    sealed,
+)
 from hubring.ps.transport.memory.mapping import copy, plain_memory
 from hubring.ps.transport.outbox import Outbox
 

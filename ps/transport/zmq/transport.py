@@ -19,15 +19,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
-from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey, ShardLock
-from hubring.ps.transport.base import Message
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey, ShardLock
+from hubring.ps.transport.base import DamagedHeader, Message
 from hubring.ps.transport.memory.mapping import Arena, plain_memory
 from hubring.ps.transport.memory.window import Window, Windows
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.polling import Bell, poller
-from hubring.ps.transport.zmq import handshake
-from hubring.ps.transport.zmq.listener import ZmqListener
+from hubring.ps.transport.zmq.listener import FULL, ZmqListener
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     HANDSHAKE_RECEIVED,
@@ -58,6 +56,8 @@ _ATTEMPT_PAUSE = 0.1
 
 _PROOF_LOOK_MS = 2
 """How often a worker looks at what a peer has sent before its proof."""
+
+_NONCE_BYTES = 16
 
 _ANNOUNCEMENT = b""
 """The message that announces a reply connection: an empty header without payload."""
@@ -247,7 +247,8 @@ class _Lane:
             self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
             self.dealer.curve_serverkey = key.curve.encode()
         elif key.secret:
-            handshake.show(self.dealer, key)
+            nonce = secrets.token_hex(_NONCE_BYTES).encode()
+            self.dealer.plain_username, self.dealer.plain_password = nonce, key.password(nonce)
         self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
         self._monitor = self.dealer.get_monitor_socket(
             _BROKEN | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -278,7 +279,7 @@ class _Lane:
         return False
 
     def _check_handshake(self, event: zmq.Event, value: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == handshake.FULL:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == FULL:
             raise ServerUnreachable(f"{self._address} takes no further connection; restart the job")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise ServerUnreachable(f"{self._address} is another job's: it refused this worker's token")

@@ -32,8 +32,7 @@ from hubring.ps.observe.health import (
     ProbeTurns,
     WaitingProbes,
 )
-from hubring.ps.security.access import Access
-from hubring.ps.security.shard_key import make_lock
+from hubring.ps.security.access import Access, make_lock
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP

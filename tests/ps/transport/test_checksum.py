@@ -8,8 +8,7 @@ import pytest
 
 from hubring.ps.core.messages import NO_REQUEST, Pull, Push
 from hubring.ps.core.types import Sender
-from hubring.ps.transport.base import Message
-from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
+from hubring.ps.transport.base import DamagedHeader, Message, opened, sealed
 from hubring.ps.transport.decode import origin
 from hubring.ps.transport.encode import encode_request
 from hubring.ps.transport.memory.mapping import Region

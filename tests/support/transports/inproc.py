@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
-from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.memory.mapping import Arena, land, plain_memory
 from hubring.ps.transport.memory.window import Window, Windows
