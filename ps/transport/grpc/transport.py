@@ -102,13 +102,10 @@ class GrpcConnection:
         self._outbox: Outbox[Iterator[bytes]] = Outbox()
         self._rooms: dict[int, memoryview] = {}
         self._bell = Bell()
+        self.waitable = self._bell.waitable
         self._lanes = [_Lane(self, address, self._outbox, key) for _ in range(lanes)]
         for lane in self._lanes:
             lane.start()
-
-    @property
-    def waitable(self) -> int:
-        return self._bell.waitable
 
     def await_greeting(self, timeout: float) -> None:
         """Returns once a shard's listener has answered on every lane.

@@ -74,13 +74,9 @@ class ShmConnection:
         self._bounces: defaultdict[int, list[memoryview]] = defaultdict(list)
         connection = _connect(address, timeout)
         self._epoll = select.epoll()
-        self._waitable = self._epoll.fileno()
+        self.waitable = self._epoll.fileno()
         self._doorbell = Doorbell(connection, self._epoll)
         self._introductions = Introductions(arena, self._doorbell)
-
-    @property
-    def waitable(self) -> int:
-        return self._waitable
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         if len(message.header) > MAX_HEADER:

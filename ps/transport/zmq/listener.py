@@ -98,7 +98,7 @@ class ZmqListener:
         self._bell = Bell()
         asked = [] if self._handshakes is None else [self._handshakes.descriptor]
         self._epoll = poller(descriptor_of(self._router), self._bell.waitable, *asked)
-        self._waitable = self._epoll.fileno()
+        self.waitable = self._epoll.fileno()
         try:
             self._router.bind(f"{SCHEME}{bracketed(here)}:*")
         except zmq.ZMQError as error:
@@ -109,15 +109,7 @@ class ZmqListener:
         port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         before_ready = BEFORE_CURVE_READY if lock is not None and lock.curve else BEFORE_READY
         self._newcomers = Newcomers(self._router, int(port), rejections, before_ready)
-        self._address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
-
-    @property
-    def address(self) -> str:
-        return self._address
-
-    @property
-    def waitable(self) -> int:
-        return self._waitable
+        self.address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
 
     def receive(self) -> list[Envelope]:
         self._bell.clear()

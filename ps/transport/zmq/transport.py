@@ -148,11 +148,7 @@ class ZmqConnection:
             self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES, key))
         watched = [descriptor for lane in self._lanes for descriptor in lane.descriptors]
         self._epoll = poller(*watched, self._bell.waitable)
-        self._waitable = self._epoll.fileno()
-
-    @property
-    def waitable(self) -> int:
-        return self._waitable
+        self.waitable = self._epoll.fileno()
 
     def await_handshake(self, timeout: float) -> None:
         """Connects. Returns once the peer has completed the handshake, and has proved to be the shard.

@@ -28,11 +28,8 @@ class InprocConnection:
         self._listener = listener
         self._inbox: deque[Message] = deque()
         self._bell = Bell()
+        self.waitable = self._bell.waitable
         self._lost = False
-
-    @property
-    def waitable(self) -> int:
-        return self._bell.waitable
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         if self._lost:
@@ -85,11 +82,8 @@ class InprocListener:
         self._transport = transport
         self._inbox: deque[Envelope] = deque()
         self._bell = Bell()
+        self.waitable = self._bell.waitable
         self._peers: set[InprocConnection] = set()
-
-    @property
-    def waitable(self) -> int:
-        return self._bell.waitable
 
     def flush(self) -> None:
         """Does nothing, since nothing is buffered."""
