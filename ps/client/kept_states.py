@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from hubring.protos import control_pb2 as pb
-from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.client.server_calls import MemberCalls
 from hubring.ps.core.errors import CheckpointCorrupt
 
 log = logging.getLogger(__name__)
@@ -42,21 +41,14 @@ class KeptStates:
     """Sends and reads states of one worker.
 
     Args:
-        stub: The server's stub.
-        identity: The worker's rank and incarnation, as on the wire.
-        call: Makes a call, again while the server is out of reach.
+        calls: The worker's calls to its server.
     """
 
-    def __init__(
-        self,
-        stub: ControlStub,
-        identity: tuple[int, bytes],
-        call: Callable[[Callable[[], Any]], Any],
-    ) -> None:
+    def __init__(self, calls: MemberCalls) -> None:
         self._shared_too = False
         self._on_want: Callable[[], None] = lambda: None
         self._on_blocked: Callable[[], None] = lambda: None
-        self._stub, self._identity, self._call = stub, identity, call
+        self._calls = calls
 
     def follow(self, on_want: Callable[[], None], on_blocked: Callable[[], None]) -> None:
         """Sets what happens if the server wants this worker's state. Any thread calls these functions.
@@ -83,26 +75,26 @@ class KeptStates:
 
     def announce(self) -> None:
         """Tells the server that this worker sends its state, so that checkpoints wait for it."""
-        rank, incarnation = self._identity
-        self._call(partial(self._stub.Keep, pb.KeepRequest(rank=rank, incarnation=incarnation)))
+        self._keep()
 
     def send(self, content: memoryview, step: int, *, shared: bool) -> None:
         """Sends a state, in parts. Logs why the server does not keep it. Raises as `Board.publish`."""
-        rank, incarnation = self._identity
         for offset in range(0, max(1, len(content)), PART_BYTES):
-            part = pb.KeepRequest(
-                rank=rank,
-                incarnation=incarnation,
+            reply = self._keep(
                 shared=shared,
                 step=step,
                 offset=offset,
                 content=bytes(content[offset : offset + PART_BYTES]),
                 last=offset + PART_BYTES >= len(content),
             )
-            reply = self._call(partial(self._stub.Keep, part, timeout=CALL_SECONDS))
             if reply.refused:
                 log.error("the checkpoint of step %d lacks this rank's state: %s", step, reply.refused)
                 return
+
+    def _keep(self, **part: Any) -> pb.KeepReply:
+        request = pb.KeepRequest(**self._calls.member, **part)
+        reply: pb.KeepReply = self._calls.make(self._calls.stub.Keep, request, CALL_SECONDS)
+        return reply
 
     def fetch(self, *, live: bool, timeout: float) -> KeptState:
         """Returns the state from which this worker starts; empty after `timeout` seconds without one.
@@ -140,8 +132,6 @@ class KeptStates:
         return bytes(content)
 
     def _get(self, *, live: bool = False, name: str = "", offset: int = 0) -> pb.KeptReply:
-        rank, incarnation = self._identity
-        request = pb.KeptRequest(rank=rank, incarnation=incarnation, live=live, name=name, offset=offset)
-        reply = self._call(partial(self._stub.Kept, request, timeout=CALL_SECONDS))
-        assert isinstance(reply, pb.KeptReply)
+        request = pb.KeptRequest(**self._calls.member, live=live, name=name, offset=offset)
+        reply: pb.KeptReply = self._calls.make(self._calls.stub.Kept, request, CALL_SECONDS)
         return reply

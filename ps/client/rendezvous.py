@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import grpc
 
 from hubring.protos import control_pb2 as pb
-from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.client.server_calls import MemberCalls
 from hubring.ps.core.bounds import clean_message
-from hubring.ps.core.errors import BY_EXIT_CODE, DeadlineExceeded, HubringError, JobFailed, RingBroken
+from hubring.ps.core.errors import BY_EXIT_CODE, DeadlineExceeded, JobFailed, RingBroken
 from hubring.ps.security.certificate import Identity
 from hubring.ps.transport.registry import ShardAddress
 
@@ -29,8 +29,7 @@ class ShardLocations:
     """The addresses of the shards. Safe from any thread.
 
     Args:
-        stub: The coordinator's stub.
-        identity: The worker's rank and incarnation, as on the wire.
+        calls: The worker's calls to the coordinator.
         shards: The addresses at the start of the job.
         own: The certificate that the worker shows to shards; None for none.
 
@@ -39,16 +38,11 @@ class ShardLocations:
     """
 
     def __init__(
-        self,
-        stub: ControlStub,
-        identity: tuple[int, bytes],
-        shards: Iterable[pb.ShardAddress],
-        own: Identity | None = None,
+        self, calls: MemberCalls, shards: Iterable[pb.ShardAddress], own: Identity | None = None
     ) -> None:
         self._own = own
         self.shards = list(map(self._address, shards))
-        self._stub = stub
-        self._identity = identity
+        self._calls = calls
         self._failovers = 0
         self._on_move: Callable[[int], None] | None = None
 
@@ -75,11 +69,9 @@ class ShardLocations:
 
     def _refresh(self) -> bool:
         """Returns whether the coordinator answered."""
-        rank, incarnation = self._identity
+        request = pb.ShardsRequest(**self._calls.member)
         try:
-            reply = self._stub.Shards(
-                pb.ShardsRequest(rank=rank, incarnation=incarnation), timeout=ASK_SECONDS
-            )
+            reply = self._calls.stub.Shards(request, timeout=ASK_SECONDS)
         except grpc.RpcError as error:
             log.debug("the coordinator did not return the shards' addresses: %s", error.code().name)
             return False
@@ -91,8 +83,6 @@ class ShardLocations:
     def _address(self, shard: pb.ShardAddress) -> ShardAddress:
         return ShardAddress.from_proto(shard, self._own)
 
-
-_T = TypeVar("_T")
 
 LOOK_SECONDS = 2.0
 """How long one call waits."""
@@ -129,30 +119,17 @@ class Board:
     """One worker's view of what the workers of its job tell each other.
 
     Args:
-        stub: The gRPC stub of the server.
-        identity: The worker's rank, and its incarnation as bytes.
-        call: Calls the server, and translates errors.
+        calls: The worker's calls to its server.
         patience: Seconds that the server may take beyond the wait.
-        failure: Returns why this worker cannot continue; None if it can.
     """
 
-    def __init__(
-        self,
-        stub: ControlStub,
-        identity: tuple[int, bytes],
-        call: Callable[[Callable[[], _T]], _T],
-        patience: float,
-        failure: Callable[[], HubringError | None],
-    ) -> None:
-        self._stub = stub
-        self._identity = identity
-        self._call: Callable[[Callable[[], object]], object] = call  # type: ignore[assignment]
+    def __init__(self, calls: MemberCalls, patience: float) -> None:
+        self._calls = calls
         self._patience = patience
-        self._failure = failure
 
     def publish(self, key: str, value: str) -> None:
         """Publishes `value` under `key` for the other workers."""
-        self._rendezvous(pb.RendezvousRequest(key=key, value=value))
+        self._rendezvous(key=key, value=value)
 
     def lookup(self, key: str, timeout: float) -> str:
         """Waits for the value that a worker publishes under `key`, and returns it.
@@ -175,23 +152,20 @@ class Board:
             RingBroken: The generation must end, because a member is lost.
         """
         deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0 and self._failure() is None:
-            request = pb.RendezvousRequest(
-                key=key, generation=generation, wait_seconds=min(left, LOOK_SECONDS)
-            )
-            reply = self._rendezvous(request)
+        while (left := deadline - time.monotonic()) > 0 and self._calls.failure() is None:
+            reply = self._rendezvous(key=key, generation=generation, wait_seconds=min(left, LOOK_SECONDS))
             if reply.value:
                 folder = "".join(key.rpartition("/")[:2])
                 return {key: reply.value, **{folder + name: value for name, value in reply.folder.items()}}
             if reply.broken:
                 raise RingBroken("a member of the ring is lost")
-        raise self._failure() or DeadlineExceeded(
+        raise self._calls.failure() or DeadlineExceeded(
             f"no rank published {key!r} within {timeout:g} s (--timeout)"
         )
 
     def forget(self, folder: str) -> None:
         """Removes what workers published under the keys of a folder."""
-        self._rendezvous(pb.RendezvousRequest(forget=folder))
+        self._rendezvous(forget=folder)
 
     def regroup(self, generation: int, note: str, *, boundary: bool) -> RingGeneration:
         """Waits for the next generation of a ring that heals, without a limit: a member may be busy.
@@ -204,18 +178,15 @@ class Board:
         Raises:
             HubringError: The job has failed, this worker has lost its place, or the server is gone.
         """
-        rank, incarnation = self._identity
         request = pb.RegroupRequest(
-            rank=rank,
-            incarnation=incarnation,
+            **self._calls.member,
             generation=generation,
             boundary=boundary,
             note=note,
             wait_seconds=LOOK_SECONDS,
         )
-        while (failure := self._failure()) is None:
-            reply = self._call(lambda: self._stub.Regroup(request, timeout=LOOK_SECONDS + self._patience))
-            assert isinstance(reply, pb.RegroupReply)
+        while (failure := self._calls.failure()) is None:
+            reply = self._calls.make(self._calls.stub.Regroup, request, LOOK_SECONDS + self._patience)
             if reply.failed:
                 raise BY_EXIT_CODE.get(reply.exit_code, JobFailed)(clean_message(reply.failed))
             if reply.generation:
@@ -223,9 +194,8 @@ class Board:
                 return RingGeneration(reply.generation, tuple(members), reply.boundary)
         raise failure
 
-    def _rendezvous(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        request.rank, request.incarnation = self._identity
+    def _rendezvous(self, **fields: Any) -> pb.RendezvousReply:
+        request = pb.RendezvousRequest(**self._calls.member, **fields)
         patience = request.wait_seconds + self._patience
-        reply = self._call(lambda: self._stub.Rendezvous(request, timeout=patience))
-        assert isinstance(reply, pb.RendezvousReply)
+        reply: pb.RendezvousReply = self._calls.make(self._calls.stub.Rendezvous, request, patience)
         return reply

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import grpc
 
@@ -38,41 +38,8 @@ from hubring.ps.core.timing import LOG_WAIT_EVERY, Pauses, SystemTime, TimeSourc
 from hubring.ps.process.child import Child
 from hubring.ps.transport.grpc.calls import describe, patience, whole
 
-_T = TypeVar("_T")
-
 RETRY_SECONDS = 0.1
 """Seconds between two attempts."""
-
-
-def repeated(
-    call: Callable[[], _T],
-    silent_seconds: float,
-    failure: Callable[[], HubringError | None],
-    gone: Callable[[grpc.RpcError], HubringError],
-) -> _T:
-    """Calls a server, again and again while it is out of reach.
-
-    Args:
-        call: Calls it once.
-        silent_seconds: How long the server may refuse connections.
-        failure: Returns why the worker cannot continue, if it cannot.
-        gone: Returns why it cannot continue after a call to a server that does not come back.
-
-    Raises:
-        Fenced: This worker lost its place.
-        HubringError: This worker cannot continue, or the server is gone.
-    """
-    began = time.monotonic()
-    while True:
-        try:
-            return whole(call())
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                raise Fenced(clean_message(error.details() or "")) from error
-            out_of_reach = error.code() is grpc.StatusCode.UNAVAILABLE
-            if failure() or not out_of_reach or time.monotonic() > began + silent_seconds:
-                raise failure() or gone(error) from error
-        time.sleep(RETRY_SECONDS)
 
 
 class Silence:
@@ -86,6 +53,7 @@ class Silence:
 
     Attributes:
         pauses: Encloses the waits of the thread that calls the server.
+        refusing: See `silent_seconds`.
     """
 
     def __init__(
@@ -95,13 +63,13 @@ class Silence:
         self.pauses = Pauses(self._clock)
         self._address = address
         self._lease = lease_seconds
-        self._refusing = silent_seconds
+        self.refusing = silent_seconds
         self._heard = self._clock.now()
 
     @property
     def timeout(self) -> float:
         """How long one call may take, in seconds."""
-        return max(self._lease, self._refusing)
+        return max(self._lease, self.refusing)
 
     def end(self) -> None:
         """Notes a reply."""
@@ -110,7 +78,7 @@ class Silence:
 
     def meaning(self, error: grpc.RpcError) -> HubringError | None:
         """Returns why this worker cannot continue after a call that failed; None if it can call again."""
-        patient = self._silent() <= patience(error, self._lease, self._refusing)
+        patient = self._silent() <= patience(error, self._lease, self.refusing)
         return None if patient else self.gone(error)
 
     def gone(self, error: grpc.RpcError) -> HubringError:
@@ -129,6 +97,53 @@ class Silence:
 
     def _silent(self) -> float:
         return self._clock.now() - self._heard - self.pauses.seconds
+
+
+class MemberCalls:
+    """A worker's calls to its server, each made again while the server is out of reach.
+
+    Args:
+        stub: The gRPC stub of the server.
+        rank: The worker's rank.
+        incarnation: Its incarnation, as on the wire.
+        silence: How long the server may refuse connections, and what that means.
+        failure: Returns why the worker cannot continue; None if it can.
+
+    Attributes:
+        member: The fields of a request by which the server knows the worker.
+    """
+
+    def __init__(
+        self,
+        stub: ControlStub,
+        rank: int,
+        incarnation: bytes,
+        silence: Silence,
+        failure: Callable[[], HubringError | None],
+    ) -> None:
+        self.stub, self.failure = stub, failure
+        self.member: dict[str, Any] = {"rank": rank, "incarnation": incarnation}
+        self._silence = silence
+
+    def make(self, method: Callable[..., Any], request: object, timeout: float) -> Any:
+        """Calls a method of the stub; `timeout` is for each attempt.
+
+        Raises:
+            Fenced: This worker lost its place.
+            HubringError: This worker cannot continue, or the server is gone.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                return whole(method(request, timeout=timeout))
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    raise Fenced(clean_message(error.details() or "")) from error
+                out_of_reach = error.code() is grpc.StatusCode.UNAVAILABLE
+                too_late = time.monotonic() > began + self._silence.refusing
+                if (failure := self.failure()) or not out_of_reach or too_late:
+                    raise failure or self._silence.gone(error) from error
+            time.sleep(RETRY_SECONDS)
 
 
 log = logging.getLogger(__name__)
