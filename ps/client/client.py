@@ -258,7 +258,7 @@ def _expected(shard: int, kind: type[_R], reply: Reply) -> _R:
     return reply
 
 
-def _unexpected(shard: int, kind: type[Reply], reply: Reply) -> HubringError:
+def _unexpected(shard: int, kind: type[object], reply: Reply) -> HubringError:
     if isinstance(reply, Refusal):
         return _ERRORS.get(reply.code, HubringError)(f"shard {shard} refused: {reply.text}")
     return HubringError(f"shard {shard} replied with {type(reply).__name__}; expected {kind.__name__}")

@@ -186,9 +186,8 @@ class Admission:
                     ) from error
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                     raise refused_error(self.address, details(error)) from error
-                patient = known and time.monotonic() < began + patience(
-                    error, BUSY_SECONDS, self.silent_seconds
-                )
+                seconds = patience(error, BUSY_SECONDS, self.silent_seconds)
+                patient = known and time.monotonic() < began + seconds
                 if again and not patient:
                     raise ServerUnreachable(
                         f"the server at {self.address} stopped while this worker waited for the job"

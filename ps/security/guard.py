@@ -238,17 +238,6 @@ def _without_request(behavior: Callable[..., Any]) -> Any:
     return grpc.stream_stream_rpc_method_handler(behavior)
 
 
-class _Details(NamedTuple):
-    """What gRPC asks of a call's details."""
-
-    method: Any
-    timeout: Any
-    metadata: Any
-    credentials: Any
-    wait_for_ready: Any
-    compression: Any
-
-
 class Bearer(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
@@ -259,26 +248,11 @@ class Bearer(
     def __init__(self, secret: str) -> None:
         self._header = (HEADER, SCHEME + secret)
 
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._signed(client_call_details), request)
+    def _sign(self, continuation: Any, details: Any, request: Any) -> Any:
+        metadata = [*(details.metadata or ()), self._header]
+        return continuation(details._replace(metadata=metadata), request)
 
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._signed(client_call_details), request)
-
-    def intercept_stream_stream(
-        self, continuation: Any, client_call_details: Any, request_iterator: Any
-    ) -> Any:
-        return continuation(self._signed(client_call_details), request_iterator)
-
-    def _signed(self, details: Any) -> _Details:
-        return _Details(
-            details.method,
-            details.timeout,
-            [*(details.metadata or ()), self._header],
-            details.credentials,
-            details.wait_for_ready,
-            details.compression,
-        )
+    intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _sign  # type: ignore[assignment]
 
 
 class AsyncBearer(grpc.aio.UnaryUnaryClientInterceptor):
