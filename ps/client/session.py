@@ -33,7 +33,7 @@ from hubring.ps.core.errors import (
     JobFailed,
 )
 from hubring.ps.core.timing import ClockOffset, Waiting, measure_offset, wait_message
-from hubring.ps.core.types import BucketSpec, Sender, ShardPlan, Slicing, incarnation_from_wire
+from hubring.ps.core.types import INCARNATION_BYTES, BucketSpec, Sender, ShardPlan, Slicing
 from hubring.ps.job.control_messages import bucket_to_proto, slice_from_proto
 from hubring.ps.job.membership import RETRY_SECONDS, SILENT_SECONDS, answer_seconds, heartbeat_seconds
 from hubring.ps.job.outcome import LeaveReason
@@ -145,7 +145,7 @@ class Session:
         except BaseException:
             self.close()
             raise
-        self.sender = Sender(joined.rank, incarnation_from_wire(joined.incarnation))
+        self.sender = Sender(joined.rank, int.from_bytes(joined.incarnation[:INCARNATION_BYTES]))
         self.size, self.ring_size = joined.world_size, joined.ring_size
         self.late, self.neighbours = joined.late, joined.neighbours
         self.mode, self.saves, self.lockstep = joined.mode, joined.saves, joined.lockstep

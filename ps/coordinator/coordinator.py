@@ -26,7 +26,7 @@ from hubring.ps.coordinator.shard_fleet import Fleet, Shard, ShardSilent
 from hubring.ps.coordinator.shutdown import TURN_SECONDS, Departures, Shutdown
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
-from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire
+from hubring.ps.core.types import INCARNATION_BYTES, Sender, Slicing
 from hubring.ps.job.job import Job
 from hubring.ps.job.membership import Joiner
 from hubring.ps.job.outcome import JobCounters, JobOutcome, JobVerdict, LeaveReason
@@ -196,7 +196,7 @@ class Coordinator(CoordinatorState):
         """Adds a shard, once per token; returns None if a job runs without it. Raises as `Quorum.number`."""
         if (known := self.fleet.find(request.token)) is not None:
             return known
-        index = self.quorum.number(incarnation_from_wire(request.worker))
+        index = self.quorum.number(int.from_bytes(request.worker[:INCARNATION_BYTES]))
         if (self.quorum.complete or self.views.epoch) and self.quorum.shards_wanted and not request.standby:
             return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())

@@ -18,7 +18,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.bounds import clean_message
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
-from hubring.ps.core.types import View, incarnation_from_wire, incarnation_to_wire
+from hubring.ps.core.types import INCARNATION_BYTES, View
 from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.security.access import ShardKey
 from hubring.ps.security.certificate import Identity
@@ -198,7 +198,7 @@ class Fleet:
             request.host_id,
             dict(request.addresses),
             ShardKey.from_proto(request.door, self._identity),
-            incarnation_from_wire(request.worker),
+            int.from_bytes(request.worker[:INCARNATION_BYTES]),
             standby=request.standby,
         )
         return self.add(known, now)
@@ -241,7 +241,7 @@ class Fleet:
     async def set_view(self, view: View) -> None:
         """Sends the members to every shard; returns when all shards use them."""
         members = [
-            pb.Member(rank=member.rank, incarnation=incarnation_to_wire(member.incarnation))
+            pb.Member(rank=member.rank, incarnation=member.incarnation.to_bytes(INCARNATION_BYTES))
             for member in view.members
         ]
         message = pb.View(epoch=view.epoch, members=members, finished=view.finished)

@@ -10,7 +10,7 @@ from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.bounds import clean, clean_message
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Code, CoordinatorCall, StoreCommand
-from hubring.ps.core.types import Member, View, incarnation_from_wire
+from hubring.ps.core.types import INCARNATION_BYTES, Member, View
 from hubring.ps.job.control_messages import bucket_from_proto, slice_from_proto
 from hubring.ps.shard.loop import ShardLoop
 
@@ -58,7 +58,8 @@ def checked_path(path: str) -> Path:
 
 def _set_view(message: pb.View) -> Action:
     members = tuple(
-        Member(member.rank, incarnation_from_wire(member.incarnation)) for member in message.members
+        Member(member.rank, int.from_bytes(member.incarnation[:INCARNATION_BYTES]))
+        for member in message.members
     )
     view = View(message.epoch, members, clean_message(message.finished))
     return lambda loop: loop.send(loop.store.on_view(view))

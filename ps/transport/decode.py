@@ -53,7 +53,7 @@ from hubring.ps.core.messages import (
     WriteState,
 )
 from hubring.ps.core.optimizer_state import OptimizerState
-from hubring.ps.core.types import DtypeAndShape, HyperTable, Sender, StepHyper, incarnation_from_wire
+from hubring.ps.core.types import INCARNATION_BYTES, DtypeAndShape, HyperTable, Sender, StepHyper
 from hubring.ps.transport.base import MAX_PAYLOAD, Message
 from hubring.ps.transport.encode import ALIGNMENT, DTYPE_NUMBERS, places
 
@@ -138,7 +138,7 @@ def origin(message: Message) -> tuple[int, Sender]:
     except DecodeError:
         return NO_REQUEST, Sender(0, 0)
     number = header.request if message.header else NO_REQUEST
-    return number, Sender(header.rank, incarnation_from_wire(header.incarnation))
+    return number, Sender(header.rank, int.from_bytes(header.incarnation[:INCARNATION_BYTES]))
 
 
 def _header(message: Message) -> pb.Header:
@@ -155,7 +155,7 @@ def _header(message: Message) -> pb.Header:
 
 
 def _request(header: pb.Header, message: Message) -> Request | Probe:
-    sender = Sender(header.rank, incarnation_from_wire(header.incarnation))
+    sender = Sender(header.rank, int.from_bytes(header.incarnation[:INCARNATION_BYTES]))
     body = header.WhichOneof("body")
     match body:
         case "push":

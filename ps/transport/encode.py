@@ -42,7 +42,7 @@ from hubring.ps.core.messages import (
     WriteState,
 )
 from hubring.ps.core.optimizer_state import OptimizerState
-from hubring.ps.core.types import DTYPE_BYTES, HyperTable, StepHyper, incarnation_to_wire
+from hubring.ps.core.types import DTYPE_BYTES, INCARNATION_BYTES, HyperTable, StepHyper
 from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
 
 ALIGNMENT = 8
@@ -74,7 +74,7 @@ def encode_request(request: Request | Probe, number: int, stream: bytes = b"") -
         UsageError: The request is too large.
     """
     rank, incarnation = request.sender
-    wired = incarnation_to_wire(incarnation)
+    wired = incarnation.to_bytes(INCARNATION_BYTES)
     header = pb.Header(request=number, rank=rank, incarnation=wired, stream=stream)
     match request:
         case Push():

@@ -17,7 +17,7 @@ import zmq
 
 from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.messages import Pull, Push
-from hubring.ps.core.types import Sender, incarnation_to_wire, new_incarnation
+from hubring.ps.core.types import INCARNATION_BYTES, Sender, new_incarnation
 from hubring.ps.security.access import ShardKey, make_lock
 from hubring.ps.store.consistency import BSP
 from hubring.ps.transport.base import DamagedHeader, Envelope, Listener, Message, sealed
@@ -103,7 +103,7 @@ def test_no_part_of_a_message_shows_an_incarnation() -> None:
     assert b"PLAIN" in passed
     assert LOCK.secret.encode() not in passed
     assert LOCK.key.data_key not in passed
-    assert incarnation_to_wire(MEMBER.incarnation) not in passed
+    assert MEMBER.incarnation.to_bytes(INCARNATION_BYTES) not in passed
     assert MEMBER.incarnation.to_bytes(24)[8:] not in passed
 
 

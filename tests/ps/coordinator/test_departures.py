@@ -11,7 +11,7 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
-from hubring.ps.core.types import incarnation_from_wire, incarnation_to_wire
+from hubring.ps.core.types import INCARNATION_BYTES
 from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, checkpointed
 
 
@@ -139,7 +139,7 @@ async def test_a_server_forgets_who_did_not_confirm_an_earlier_job() -> None:
         await hub.leave(joined)
         await hub.coordinator.tick()
     waiting = [sender.incarnation for sender in hub.coordinator.departures.waiting]
-    assert waiting == [incarnation_from_wire(joined.incarnation)]
+    assert waiting == [int.from_bytes(joined.incarnation[:INCARNATION_BYTES])]
 
 
 async def test_a_worker_that_brings_its_shard_keeps_its_place_while_the_shards_learn_of_it() -> None:
@@ -183,7 +183,7 @@ async def test_a_worker_of_a_server_that_restarted_is_refused(tmp_path: Path) ->
     checkpointed(tmp_path)
 
     hub = Hub(checkpoint_dir=tmp_path)
-    request = pb.LeaveRequest(rank=0, incarnation=incarnation_to_wire(3))
+    request = pb.LeaveRequest(rank=0, incarnation=(3).to_bytes(INCARNATION_BYTES))
     reply = await hub.control.Leave(request, CONTEXT)
     assert (reply.awaits, reply.exit_code) == ("", 75)
     assert "has restarted since" in reply.failed

@@ -13,7 +13,7 @@ from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.status import StatusReporter
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.types import incarnation_from_wire
+from hubring.ps.core.types import INCARNATION_BYTES
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.recovery.coordinator_state import ServerRecord, ServerState, capture, restore, steps_of
 from hubring.ps.recovery.succession import decode_state, encode_state
@@ -88,7 +88,7 @@ class Caller:
         reply = await self.hub.join(token, rank=rank, topology=self._topology)
         if reply.state == pb.JoinReply.READY:
             self.places[token] = reply
-        number = incarnation_from_wire(reply.incarnation) >> 128
+        number = int.from_bytes(reply.incarnation[:INCARNATION_BYTES]) >> 128
         return reply.state, reply.text, reply.rank, number, reply.late, [each.shard for each in reply.shards]
 
     async def beat(self, token: str, step: int, stop_after: int, stopping: bool) -> Any:
