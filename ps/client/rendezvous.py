@@ -44,11 +44,8 @@ class ShardLocations:
         self.shards = list(map(self._address, shards))
         self._calls = calls
         self._failovers = 0
-        self._on_move: Callable[[int], None] | None = None
-
-    def on_move(self, callback: Callable[[int], None]) -> None:
-        """Calls `callback` with the number of each shard that has moved, in the heartbeat's thread."""
-        self._on_move = callback
+        self.on_move: Callable[[int], None] = lambda _: None
+        """Called with the number of each shard that has moved, in the heartbeat's thread."""
 
     def locate(self, number: int) -> ShardAddress:
         """Asks where a shard is; returns the last known address if the coordinator does not answer."""
@@ -62,10 +59,9 @@ class ShardLocations:
         before = list(self.shards)
         if self._refresh():
             self._failovers = failovers
-        if self._on_move is not None:
-            for number, (old, new) in enumerate(zip(before, self.shards, strict=True)):
-                if new != old:
-                    self._on_move(number)
+        for number, (old, new) in enumerate(zip(before, self.shards, strict=True)):
+            if new != old:
+                self.on_move(number)
 
     def _refresh(self) -> bool:
         """Returns whether the coordinator answered."""

@@ -19,6 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -155,10 +156,11 @@ HOLD_SECONDS = 2.0
 LEAVE_RETRY_SECONDS = 0.2
 
 
+@dataclass(slots=True)
 class WorkerDeparture:
     """The departure of one worker.
 
-    Args:
+    Attributes:
         address: The server's address, for messages.
         stub: The gRPC stub of the server.
         request: The request to leave.
@@ -167,23 +169,18 @@ class WorkerDeparture:
         shard: The shard that this worker started, if any.
     """
 
-    def __init__(
-        self,
-        address: str,
-        stub: ControlStub,
-        request: pb.LeaveRequest,
-        lease_seconds: float,
-        silent_seconds: float,
-        shard: Child | None,
-    ) -> None:
-        self._address = address
-        self._stub = stub
-        self._request = request
-        self._lease, self._silent = lease_seconds, silent_seconds
-        self._shard = shard
-        self._finished = request.reason == pb.LeaveRequest.FINISHED
-        self._over = False
-        """Whether the server is gone."""
+    address: str
+    stub: ControlStub
+    request: pb.LeaveRequest
+    lease_seconds: float
+    silent_seconds: float
+    shard: Child | None
+    _over: bool = False
+    """Whether the server is gone."""
+
+    @property
+    def _finished(self) -> bool:
+        return self.request.reason == pb.LeaveRequest.FINISHED
 
     def leave(self, *, insists: bool) -> None:
         """Leaves the job, and logs the worker's last news.
@@ -209,7 +206,7 @@ class WorkerDeparture:
             HubringError: This worker finished, but its job failed or has no last checkpoint, or the server
                 did not report how it ended.
         """
-        if self._over or not (self._finished or self._shard is not None):
+        if self._over or not (self._finished or self.shard is not None):
             return
         try:
             self._await_end()
@@ -218,13 +215,13 @@ class WorkerDeparture:
                 raise
 
     def _await_end(self) -> None:
-        self._request.wait_seconds = HOLD_SECONDS
+        self.request.wait_seconds = HOLD_SECONDS
         logged = -math.inf
         while (reply := self._send(insists=True)).awaits:
-            if self._shard is not None and self._shard.ended:
-                raise JobFailed(f"{self._shard} {self._shard.ended}, before the job was over")
+            if self.shard is not None and self.shard.ended:
+                raise JobFailed(f"{self.shard} {self.shard.ended}, before the job was over")
             if time.monotonic() - logged > LOG_WAIT_EVERY:
-                what = f"{self._shard} still serves" if self._shard is not None else "waiting for"
+                what = f"{self.shard} still serves" if self.shard is not None else "waiting for"
                 log.info("training has finished; %s %s", what, reply.awaits)
                 logged = time.monotonic()
         self._confirm()
@@ -233,9 +230,9 @@ class WorkerDeparture:
 
     def _confirm(self) -> None:
         """Lets the server go; without this it waits some seconds for the worker to ask again."""
-        self._request.heard = True
+        self.request.heard = True
         try:
-            self._stub.Leave(self._request, timeout=ANSWER_SECONDS)
+            self.stub.Leave(self.request, timeout=ANSWER_SECONDS)
         except grpc.RpcError as error:
             log.debug(
                 "the server did not get this worker's confirmation of the job's end: %s", describe(error)
@@ -245,13 +242,13 @@ class WorkerDeparture:
         began, logged = time.monotonic(), False
         while True:
             try:
-                seconds = self._request.wait_seconds + ANSWER_SECONDS
-                reply = whole(self._stub.Leave(self._request, timeout=seconds))
+                seconds = self.request.wait_seconds + ANSWER_SECONDS
+                reply = whole(self.stub.Leave(self.request, timeout=seconds))
             except grpc.RpcError as error:
                 silent = time.monotonic() - began
-                if not insists or silent > patience(error, self._lease, self._silent):
+                if not insists or silent > patience(error, self.lease_seconds, self.silent_seconds):
                     raise ServerUnreachable(
-                        f"this worker left its job, but the server at {self._address} has not answered for"
+                        f"this worker left its job, but the server at {self.address} has not answered for"
                         f" {silent:.1f} s ({describe(error)}): the job may have failed, and its last"
                         " checkpoint may be missing. See the server's log, and restart a job that failed"
                     ) from error

@@ -53,7 +53,6 @@ from hubring.ps.transport.grpc.calls import (
     OpenCall,
     describe,
     details,
-    insist,
     patience,
     whole,
 )
@@ -160,7 +159,7 @@ class Registration:
         request = pb.ShardHeartbeatRequest(token=self._token, stream=stream, unreachable=unreachable)
         again, timeout = answer_seconds(self._reply.lease_seconds), self._reply.silent_seconds
         try:
-            reply = insist(self._stub.ShardHeartbeat, request, again, timeout)
+            reply = InsistentCalls().make(self._stub.ShardHeartbeat, request, again, timeout)
         except grpc.RpcError as error:
             log.debug("the coordinator does not answer: %s", error.code().name)
             return StandbyVerdict.WAIT

@@ -9,14 +9,12 @@ of its own. The socket's name is in the abstract namespace, so socket and segmen
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import select
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -137,13 +135,16 @@ class ShmConnection:
         if packet.descriptor is None:
             descriptor, header = unpack(packet.data)
         else:
-            with _closing_on_error(packet.descriptor):
+            try:
                 descriptor, header = unpack(packet.data)
                 if descriptor.kind == Kind.SEGMENT:
                     file = _File(packet.descriptor, sealed_size(packet.descriptor))
                     self._forget(descriptor.tag)
                     self._files[descriptor.tag] = file
                     return None
+            except BaseException:
+                os.close(packet.descriptor)
+                raise
             enclosed = attach(packet.descriptor)
         if descriptor.kind == Kind.FORGET:
             self._forget(descriptor.tag)
@@ -188,16 +189,6 @@ class ShmConnection:
             self._epoll.close()
             for file in self._files.values():
                 os.close(file.descriptor)
-
-
-@contextlib.contextmanager
-def _closing_on_error(descriptor: int | None) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if descriptor is not None:
-            os.close(descriptor)
-        raise
 
 
 def _connect(address: str, timeout: float) -> socket.socket:

@@ -36,7 +36,6 @@ from hubring.ps.transport.zmq.socket import (
     NOW_AND_MORE,
     QUESTION,
     SCHEME,
-    Checksums,
     Seal,
     Sockets,
     descriptor_of,
@@ -74,7 +73,7 @@ class ZmqListener:
         self._reply_routes: dict[bytes, bytes] = {}
         """For workers with a separate reply connection: its routing id, by that of the request connection."""
         self._data_key = b"" if lock is None else lock.key.data_key
-        self._checksums = Checksums()
+        self._checksums = Seal()
         self._seals: dict[bytes, Seal] = {}
         """With a key, what seals the messages of each connection, by the name of that for requests.
 

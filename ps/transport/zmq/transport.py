@@ -34,7 +34,6 @@ from hubring.ps.transport.zmq.socket import (
     NOW,
     QUESTION,
     SCHEME,
-    Checksums,
     Seal,
     Sockets,
     counts,
@@ -137,7 +136,7 @@ class ZmqConnection:
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
         # ZeroMQ's own routing ids begin with a zero.
         name = secrets.token_bytes(NAME_BYTES).replace(b"\0", b"\1")
-        self._seal: Seal = Checksums()
+        self._seal = Seal()
         self._keyed = bool(key.data_key)
         if self._keyed:
             from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
