@@ -20,8 +20,7 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.join import Admission, join_request, prove
-from hubring.ps.client.kept_states import KeptStates
-from hubring.ps.client.rendezvous import Board, ShardLocations
+from hubring.ps.client.rendezvous import Board, KeptStates, ShardLocations
 from hubring.ps.client.server_calls import MemberCalls, Silence, WorkerDeparture
 from hubring.ps.config.values import LogFormat
 from hubring.ps.core.bounds import MESSAGE_CHARACTERS, clean, clean_message
