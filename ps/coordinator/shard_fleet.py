@@ -205,7 +205,7 @@ class Fleet:
 
     def add(self, known: ShardState, now: float) -> Shard:
         """Adds a shard or a standby."""
-        channel = open_async_channel(known.addresses["grpc"], known.key.for_hub(known.token))
+        channel = open_async_channel(known.addresses["grpc"], known.key.access._replace(secret=known.token))
         shard = Shard(known, channel, ShardControlStub(channel), now)
         if shard.standby:
             self.standbys.append(shard)

@@ -233,18 +233,12 @@ class ShardKey:
     """A worker's key to a shard.
 
     Attributes:
-        secret: Opens the data stream of gRPC; empty: it is open.
-        certificate: The shard's, as PEM; empty for no TLS.
+        access: Opens the data stream of gRPC; without a secret, it is open.
         curve: Public key of ZeroMQ's CURVE in Z85; empty for no encryption.
-        name: A name in the certificate.
-        identity: What the worker shows to the shard; None for no certificate.
     """
 
-    secret: str = field(default="", repr=False)
-    certificate: bytes = b""
+    access: Access = NO_ACCESS
     curve: str = ""
-    name: str = CERTIFICATE_NAME
-    identity: Identity | None = None
 
     def password(self, nonce: bytes) -> bytes:
         """Returns what a worker shows to ZeroMQ without CURVE, once: sniffers see it. It tells no secret.
@@ -252,33 +246,24 @@ class ShardKey:
         Args:
             nonce: Random bytes, which the worker shows too.
         """
-        key = hashlib.blake2s(self.secret.encode(), person=b"password").digest()
+        key = hashlib.blake2s(self.access.secret.encode(), person=b"password").digest()
         return hashlib.blake2s(nonce, key=key).hexdigest().encode()
 
     @property
     def data_key(self) -> bytes:
         """What ZeroMQ's messages are sealed with if TLS protects the rest, but no CURVE; empty for no key."""
-        return bytes.fromhex(self.secret) if self.certificate and not self.curve else b""
-
-    @property
-    def access(self) -> Access:
-        """The access of a worker."""
-        return Access(self.secret, self.certificate, self.name, self.identity)
+        return bytes.fromhex(self.access.secret) if self.access.certificate and not self.curve else b""
 
     @classmethod
     def from_proto(cls, message: pb.Door, identity: Identity | None = None) -> ShardKey:
         """Returns the key of a message, for a program with this certificate of its own."""
-        return cls(
-            message.secret, message.certificate, message.curve, message.name or CERTIFICATE_NAME, identity
-        )
+        name = message.name or CERTIFICATE_NAME
+        return cls(Access(message.secret, message.certificate, name, identity), message.curve)
 
     def to_proto(self) -> pb.Door:
         """Returns the key as a message."""
-        return pb.Door(secret=self.secret, certificate=self.certificate, curve=self.curve, name=self.name)
-
-    def for_hub(self, token: str) -> Access:
-        """Returns the access of the coordinator, which knows the shard's token."""
-        return self.access._replace(secret=token)
+        secret, certificate, name, _ = self.access
+        return pb.Door(secret=secret, certificate=certificate, curve=self.curve, name=name)
 
 
 NO_KEY_NEEDED = ShardKey()
@@ -290,7 +275,7 @@ class ShardLock:
 
     Attributes:
         token: Names the shard to the coordinator, and lets the coordinator control it.
-        secret: See `ShardKey.secret`.
+        secret: Opens the data stream of gRPC to a worker.
         identity: The shard's certificate; None for no TLS.
         authority: PEM certificates of the authority of coordinator and workers; empty: they have none.
         curve: Secret and public key of CURVE in Z85; None for no encryption.
@@ -310,10 +295,11 @@ class ShardLock:
     @property
     def key(self) -> ShardKey:
         """What the shard sends to its coordinator."""
-        curve = self.curve[1] if self.curve else ""
-        if self.identity is None:
-            return ShardKey(self.secret, curve=curve)
-        return ShardKey(self.secret, first_certificate(self.identity.certificate), curve, self.identity.name)
+        access = Access(self.secret)
+        if self.identity is not None:
+            certificate = first_certificate(self.identity.certificate)
+            access = Access(self.secret, certificate, self.identity.name)
+        return ShardKey(access, self.curve[1] if self.curve else "")
 
 
 def make_lock(*, tls: bool, curve: bool, own: Identity | None = None, authority: bytes = b"") -> ShardLock:

@@ -17,7 +17,7 @@ from hubring.protos import data_pb2 as pb
 from hubring.protos.data_pb2_grpc import DataStub
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.security.access import ShardKey, ShardLock
+from hubring.ps.security.access import Access, ShardKey, ShardLock
 from hubring.ps.transport.base import Envelope, Listener, Message, Transport, sealed
 from hubring.ps.transport.grpc import listener
 from hubring.ps.transport.grpc.listener import (
@@ -182,9 +182,9 @@ def test_zmq_lets_nobody_in_without_the_secret() -> None:
     rejections, lock = Rejections(), ShardLock()
     transport = ZmqTransport(rejections=rejections, lock=lock)
     with Serving(transport) as server:
-        for key in (ShardKey(), ShardKey("0" * 64), ShardKey(lock.secret[:-1])):
+        for secret in ("", "0" * 64, lock.secret[:-1]):
             with pytest.raises(ServerUnreachable):
-                transport.dial(server.address, PATIENCE, key)
+                transport.dial(server.address, PATIENCE, ShardKey(Access(secret)))
         assert rejections.counts() == {"token": 2}  # without one there is no common mechanism
         with contextlib.closing(transport.dial(server.address, PATIENCE, lock.key)) as line:
             assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))

@@ -241,7 +241,7 @@ class _Lane:
         if key.curve:  # any client key will do: only admitted workers have the shard's public key
             self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
             self.dealer.curve_serverkey = key.curve.encode()
-        elif key.secret:
+        elif key.access.secret:
             nonce = secrets.token_hex(_NONCE_BYTES).encode()
             self.dealer.plain_username, self.dealer.plain_password = nonce, key.password(nonce)
         self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
