@@ -18,10 +18,10 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.bounds import clean_message
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
-from hubring.ps.core.types import View, incarnation_from_wire, incarnation_to_wire
+from hubring.ps.core.types import INCARNATION_BYTES, View, incarnation_from_wire
 from hubring.ps.job.membership import RETURN_SECONDS, Membership
+from hubring.ps.security.access import ShardKey
 from hubring.ps.security.certificate import Identity
-from hubring.ps.security.shard_key import ShardKey
 from hubring.ps.transport.grpc.calls import describe
 from hubring.ps.transport.grpc.channel import open_async_channel
 
@@ -206,7 +206,7 @@ class Fleet:
 
     def add(self, known: ShardState, now: float) -> Shard:
         """Adds a shard or a standby."""
-        channel = open_async_channel(known.addresses["grpc"], known.key.for_hub(known.token))
+        channel = open_async_channel(known.addresses["grpc"], known.key.access._replace(secret=known.token))
         shard = Shard(known, channel, ShardControlStub(channel), now)
         if shard.standby:
             self.standbys.append(shard)
@@ -254,7 +254,7 @@ class Fleet:
     async def set_view(self, view: View) -> None:
         """Sends the members to every shard; returns when all shards use them."""
         members = [
-            pb.Member(rank=member.rank, incarnation=incarnation_to_wire(member.incarnation))
+            pb.Member(rank=member.rank, incarnation=member.incarnation.to_bytes(INCARNATION_BYTES))
             for member in view.members
         ]
         message = pb.View(epoch=view.epoch, members=members, finished=view.finished)

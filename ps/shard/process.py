@@ -39,8 +39,7 @@ from hubring.ps.job.membership import BUSY_SECONDS, RETRY_SECONDS, answer_second
 from hubring.ps.observe import logs
 from hubring.ps.process import launch
 from hubring.ps.process.launch import await_parent_end
-from hubring.ps.security.access import CONNECT_SECONDS, refused_error
-from hubring.ps.security.shard_key import ShardLock, make_lock
+from hubring.ps.security.access import CONNECT_SECONDS, ShardLock, make_lock, refused_error
 from hubring.ps.shard.changes import Follower, StandbyLink, StandbyVerdict
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.host_shards import VARIABLE, ShardSettings
@@ -52,7 +51,6 @@ from hubring.ps.transport.grpc.calls import (
     OpenCall,
     describe,
     details,
-    insist,
     patience,
     whole,
 )
@@ -157,7 +155,7 @@ class Registration:
         request = pb.ShardHeartbeatRequest(token=self._token, stream=stream, unreachable=unreachable)
         again, timeout = answer_seconds(self._reply.lease_seconds), self._reply.silent_seconds
         try:
-            reply = insist(self._stub.ShardHeartbeat, request, again, timeout)
+            reply = InsistentCalls().make(self._stub.ShardHeartbeat, request, again, timeout)
         except grpc.RpcError as error:
             log.debug("the coordinator does not answer: %s", error.code().name)
             return StandbyVerdict.WAIT

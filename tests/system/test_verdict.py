@@ -14,10 +14,10 @@ pytestmark = pytest.mark.slow
 
 
 HURRIED = """
-from hubring.ps.client import kept_states
+from hubring.ps.client import rendezvous
 from tests.support.scripts import small
 
-kept_states.CALL_SECONDS = 2.0
+rendezvous.CALL_SECONDS = 2.0
 small.main()
 """
 """As `small.py`, but a worker waits 2 s, not a minute, until the server has its last state."""

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hubring.ps.client.kept_states import KeptState, KeptStates
+from hubring.ps.client.rendezvous import KeptState, KeptStates
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError, HubringError
 from hubring.workers.collectives import moving
 from hubring.workers.collectives.agreement import overwrite, plain_copy

@@ -11,7 +11,7 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
-from hubring.ps.core.types import incarnation_from_wire, incarnation_to_wire
+from hubring.ps.core.types import INCARNATION_BYTES, incarnation_from_wire
 from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, checkpointed
 
 
@@ -183,7 +183,7 @@ async def test_a_worker_of_a_server_that_restarted_is_refused(tmp_path: Path) ->
     checkpointed(tmp_path)
 
     hub = Hub(checkpoint_dir=tmp_path)
-    request = pb.LeaveRequest(rank=0, incarnation=incarnation_to_wire(3))
+    request = pb.LeaveRequest(rank=0, incarnation=(3).to_bytes(INCARNATION_BYTES))
     reply = await hub.control.Leave(request, CONTEXT)
     assert (reply.awaits, reply.exit_code) == ("", 75)
     assert "has restarted since" in reply.failed

@@ -16,7 +16,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.client.client import KVClient
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import CoordinatorCall, Forwarded, StoreCommand
-from hubring.ps.core.types import BucketSpec, Slice, TensorSpec, incarnation_to_wire
+from hubring.ps.core.types import INCARNATION_BYTES, BucketSpec, Slice, TensorSpec
 from hubring.ps.job.control_messages import bucket_to_proto, slice_to_proto
 from hubring.ps.shard.changes import Follower, StandbyLink, StandbyVerdict, action
 from hubring.ps.shard.loop import ShardLoop
@@ -231,7 +231,7 @@ def test_a_transfer_that_the_end_of_its_shard_interrupts_is_cancelled(pair: Duo)
 
 
 def test_a_call_of_the_coordinator_returns_once_the_standby_has_it_too(duo: Duo) -> None:
-    members = [pb.Member(rank=rank, incarnation=incarnation_to_wire(rank + 1)) for rank in range(2)]
+    members = [pb.Member(rank=rank, incarnation=(rank + 1).to_bytes(INCARNATION_BYTES)) for rank in range(2)]
     call = CoordinatorCall(StoreCommand.SET_VIEW, pb.View(epoch=2, members=members).SerializeToString())
     duo.shard.loop.change(call, action(call, 0)).result(SOON)
     late = duo.shard.client(1)
