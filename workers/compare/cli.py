@@ -33,7 +33,7 @@ def show_list(
 
 
 def _list(folder: Path) -> dict[str, Any]:
-    from hubring.ps.config.settings import read_toml
+    from hubring.ps.config.sources import read_toml
     from hubring.workers.compare.plan.experiment import JOBS
     from hubring.workers.compare.plan.experiment_file import shipped
     from hubring.workers.compare.plan.row import EVERY

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from hubring.ps.config.settings import flag
+from hubring.ps.config.declaration import flag
 from hubring.ps.config.values import Bytes, Count, Seconds, Whole
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.plan.row import EVERY, ROWS, Row
