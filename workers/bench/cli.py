@@ -82,7 +82,7 @@ def bench(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry of `ps-worker bench` and `python -m hubring.workers.bench`."""
+    """Entry of `ps-worker bench`."""
     terminal.unwind_on_sigterm()
     terminal.run(app, "ps-worker bench", argv)
 

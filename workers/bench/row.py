@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from hubring.ps.config.settings import flag_words
 from hubring.workers.bench.job import ModelShape
 from hubring.workers.peers import machine
-from hubring.workers.peers.rows import PEERS, PeerRow, spelt
+from hubring.workers.peers.rows import PEERS, PeerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class BenchRow:
         ring = self.server is not None and not self.transport
         values = {"topology": "ring" if ring else "", "transport": self.transport}
         values |= {"compress": self.codec, "backend": self.backend}
-        return spelt({name: value for name, value in values.items() if value})
+        return flag_words({name: value for name, value in values.items() if value})
 
     @property
     def wire(self) -> BenchRow:

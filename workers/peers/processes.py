@@ -46,14 +46,8 @@ class Lifeline:
 
 
 _OF_LAUNCHERS = (
-    "PS_",
-    "SLURM_",
-    "OMPI_",
-    "PMI",
-    "MPI_LOCAL",
-    "TORCHELASTIC_",
-    "HOROVOD_",
-    "HUBRING_LAUNCHER",
+    *("PS_", "SLURM_", "OMPI_", "PMI", "MPI_LOCAL"),
+    *("TORCHELASTIC_", "HOROVOD_", "HUBRING_LAUNCHER"),
 )
 _OF_TORCHRUN = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME"),

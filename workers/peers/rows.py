@@ -8,6 +8,7 @@ from pathlib import Path
 from shutil import which
 from typing import TypeVar
 
+from hubring.ps.config.settings import flag_words
 from hubring.ps.core import packages
 from hubring.ps.core.errors import UsageError
 
@@ -79,7 +80,7 @@ class PeerRow:
             servers: Number of servers.
         """
         flags = {"peer": self.name, "world-size": size, "meet": meet, "number": number, "servers": servers}
-        return ["hubring.workers.peers.serve", *spelt(flags)]
+        return ["hubring.workers.peers.serve", *flag_words(flags)]
 
 
 PEERS = {
@@ -127,8 +128,3 @@ def mpirun(commands: Iterable[Sequence[str]]) -> list[str]:
     """Returns the mpirun command that starts these commands as the ranks of one Open MPI world, in order."""
     words = [word for command in commands for word in (":", "-n", "1", *command)]
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *words[1:]]
-
-
-def spelt(flags: Mapping[str, object]) -> list[str]:
-    """Returns flags as words of a command line."""
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]

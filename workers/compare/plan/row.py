@@ -8,8 +8,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from hubring.ps.config.settings import flag_words
 from hubring.workers.compare.plan.setting import Fault, Setting
-from hubring.workers.peers.rows import PEERS, PeerRow, spelt
+from hubring.workers.peers.rows import PEERS, PeerRow
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 """Which workers wait for each other: those around a ring, or as the hub's mode says."""
@@ -131,7 +132,7 @@ class Row:
 
 def _spell(values: Mapping[str, object]) -> list[str]:
     """Returns the flags of values that are set."""
-    return spelt({name: value for name, value in values.items() if value})
+    return flag_words({name: value for name, value in values.items() if value})
 
 
 ROWS = {

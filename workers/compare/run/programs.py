@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from hubring.ps.config.settings import flag_words
 from hubring.ps.config.values import is_loopback
 from hubring.ps.process.launch import module_command
 from hubring.workers.compare.plan.experiment import PLACEHOLDER, Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.run.outcome import EARLY, audit_file
-from hubring.workers.peers.rows import PeerRow, mpirun, spelt
+from hubring.workers.peers.rows import PeerRow, mpirun
 from hubring.workers.runtime.slowdown import SlowdownSettings
 
 
@@ -105,7 +106,7 @@ class PeerPrograms:
             flags["local-rank"] = self.hosts.local_rank(rank)
         if self.row.grouped:
             flags["backend"] = self.backend
-        return self._command(role, ["hubring.workers.compare.run.peers.run", *spelt(flags)], words)
+        return self._command(role, ["hubring.workers.compare.run.peers.run", *flag_words(flags)], words)
 
     def _launched(self, argvs: Sequence[Sequence[str]]) -> list[str]:
         if not self.hosts.apart:
@@ -172,14 +173,14 @@ class Programs:
             flags["shards"] = setting.servers - self.apart
         if self.experiment.slice_bytes is not None:
             flags["slice-bytes"] = self.experiment.slice_bytes
-        words = spelt({**flags, "address-file": self.address_file, "trace": self.traces})
+        words = flag_words({**flags, "address-file": self.address_file, "trace": self.traces})
         words = ["start", "--once", "--no-page", *self._listening("server"), *words, *row.server]
         return self.hosts.command("server", module_command("hubring.ps.cli", *words))
 
     def shard(self, number: int, server: str) -> list[str]:
         """Returns the command of a shard on another host."""
         role = f"shard {number}"
-        flags = spelt({"shards": 1, "trace": self.traces})
+        flags = flag_words({"shards": 1, "trace": self.traces})
         words = ["start", "--join", server, *flags, *self._listening(role)]
         return self.hosts.command(role, module_command("hubring.ps.cli", *words))
 
@@ -202,7 +203,7 @@ class Programs:
             flags["backend"] = self.experiment.backend
         plain = [] if server is None else self._plain("server")
         gpu = ["--own-gpu"] if self.experiment.backend == "nccl" else []  # rows must not differ in devices
-        words = [*spelt(flags), *gpu, *plain, *self.run.row.worker, *self._job()]
+        words = [*flag_words(flags), *gpu, *plain, *self.run.row.worker, *self._job()]
         return self.hosts.command(
             f"worker {rank}", module_command("hubring.workers.programs.ps_worker", *words)
         )
@@ -217,7 +218,7 @@ class Programs:
 
     def peer_words(self, rank: int) -> list[str]:
         """Returns the arguments that a peer's worker shares with ours."""
-        return [*spelt(self._written(rank)), *self._job()]
+        return [*flag_words(self._written(rank)), *self._job()]
 
     @property
     def hardship(self) -> Path:
@@ -262,7 +263,7 @@ class Programs:
             words = [_filled(word, given) for word in self.experiment.arguments]
             return [str(self.experiment.script), *words]
         renamed = {"batch-size" if name == "batch" else name: value for name, value in given.items()}
-        flags = spelt({name: value for name, value in renamed.items() if value is not None})
+        flags = flag_words({name: value for name, value in renamed.items() if value is not None})
         return ["--job", str(self.experiment.job), "--", *flags, *self.experiment.arguments]
 
 

@@ -15,13 +15,8 @@ from hubring.workers.compare.show.material import DrawnFigure, Label, NumberTabl
 from hubring.workers.peers.nccl_tests import NCCL_COLUMNS
 
 COLUMNS = (
-    "samples_per_second",
-    "step_ms",
-    "step_mean_ms",
-    "seconds_to_target",
-    "samples_to_target",
-    "final_metric",
-    "final_loss",
+    *("samples_per_second", "step_ms", "step_mean_ms", "seconds_to_target", "samples_to_target"),
+    *("final_metric", "final_loss"),
 )
 
 
