@@ -220,7 +220,8 @@ class KVClient:
     ) -> None:
         number = next(self._numbers)
         message = encode_request(request, number)
-        self._connections.submit(Inflight(number, shard, message, into, settle, work))
+        nbytes = 0 if message.payload is None else message.payload.nbytes
+        self._connections.submit(Inflight(number, shard, message, into, settle, work, nbytes))
 
     # Replies, in the thread that reads them. An exception fails the request.
 

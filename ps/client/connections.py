@@ -18,10 +18,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
+from weakref import WeakSet
 
 from torch import Tensor
 
-from hubring.ps.client.requests import MAX_PROBED, Batch, Batches, Inflight, Losses, Requests
+from hubring.ps.client.requests import MAX_PROBED, Batch, Inflight, Losses, Requests
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import RESTART_ALL, ConnectionLost, HubringError, ServerUnreachable
 from hubring.ps.core.messages import NO_REQUEST, Code, Missing, Probe, Refusal
@@ -65,7 +66,7 @@ class ShardConnections:
         self._traffic = traffic
         self._requests = Requests(shards, bounded=bounded)
         self.held = self._requests.held
-        self._batches: Batches = set()
+        self._batches: WeakSet[Batch] = WeakSet()
         """Requests wait until all of them close."""
         self._io_lock = threading.Lock()
         """Held briefly by the thread that sends or reads."""
@@ -150,13 +151,9 @@ class ShardConnections:
 
     # Sending and reading, under `_io_lock`.
 
-    @property
-    def _batching(self) -> bool:
-        return any(batch() is not None for batch in tuple(self._batches))
-
     def _send_waiting(self) -> None:
         """Sends all waiting requests, or wakes the thread that can."""
-        if self._batches and self._batching:
+        if self._batches:
             return  # the last open batch sends when it closes
         if not self.connected.done or self._io_lock.locked():
             self._bell.ring()
@@ -197,7 +194,7 @@ class ShardConnections:
             for descriptor in ready:
                 if (shard := self._shard_at.get(descriptor)) is not None:
                     self._receive(shard)
-            if any(self._requests.waiting) and not self._batching:
+            if any(self._requests.waiting) and not self._batches:
                 self._send_all()
             if time.monotonic() >= self._requests.silent_from:
                 self._probe()

@@ -24,12 +24,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Generic, TypeVar
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -127,9 +127,9 @@ class Inflight:
         into: Where the reply's payload should land.
         settle: Applies the reply. An exception fails `work`.
         work: The work that this request is one part of.
+        nbytes: Payload bytes that the request sends.
         sent_at: When it was sent last, by `time.monotonic`.
         damaged: How often it or its reply did not match its checksum.
-        nbytes: Payload bytes that the request sends.
     """
 
     number: int
@@ -138,12 +138,9 @@ class Inflight:
     into: Tensor | None
     settle: Callable[[Reply], object]
     work: Work
+    nbytes: int
     sent_at: float = 0.0
     damaged: int = 0
-    nbytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.nbytes = 0 if self.message.payload is None else self.message.payload.nbytes
 
     @property
     def total_bytes(self) -> int:
@@ -330,33 +327,28 @@ def seconds_of(nbytes: int) -> float:
     return nbytes / SLOWEST_BYTES_PER_SECOND
 
 
-Batches = set["weakref.ref[Batch]"]
-"""The open batches."""
-
-
 class Batch:
     """Holds requests back while it is open.
 
     Args:
-        batches: The open batches. Holds weak references: if an exception from a signal handler skips
+        batches: The open batches. The references are weak: if an exception from a signal handler skips
             `__exit__`, the batch stops holding requests back once it is garbage-collected.
         on_exit: Called when the batch closes.
     """
 
-    def __init__(self, batches: Batches, on_exit: Callable[[], None]) -> None:
+    def __init__(self, batches: WeakSet[Batch], on_exit: Callable[[], None]) -> None:
         self._batches = batches
         self._on_exit = on_exit
-        self._own = weakref.ref(self)
 
     def __enter__(self) -> None:
         try:
-            self._batches.add(self._own)
+            self._batches.add(self)
         except BaseException:  # raised by a signal handler after `add`: `__exit__` does not run
-            self._batches.discard(self._own)
+            self._batches.discard(self)
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._batches.discard(self._own)
+        self._batches.discard(self)
         self._on_exit()
 
 

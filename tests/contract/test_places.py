@@ -26,8 +26,8 @@ def test_buckets_wait_for_each_other_only_where_none_of_them_travels(
     ranks.wired = wired
     communicator = cast(PSCommunicator, ranks.join(0))
     with communicator.together():
-        assert communicator._client._connections._batching == bool(held)
-    assert not communicator._client._connections._batching
+        assert bool(communicator._client._connections._batches) == bool(held)
+    assert not communicator._client._connections._batches
     communicator.close(finished=True)
     ranks.close()
 

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -51,11 +52,11 @@ def ask_until_the_alarm(shards: ScriptedShards, microseconds: int, alarms: list[
             shards.ask(0)
 
 
-class InterruptedBatches(set[Any]):
+class InterruptedBatches(WeakSet[Any]):
     """A signal raises as soon as something is in here."""
 
-    def add(self, element: object) -> None:
-        super().add(element)
+    def add(self, item: object) -> None:
+        super().add(item)
         raise Alarm
 
 
@@ -67,7 +68,7 @@ def test_a_signal_that_comes_inside_a_batch_ends_it_before_anybody_hears_of_it(
         with shards.connections.batched():
             raise AssertionError
     except Alarm:
-        assert not shards.connections._batching, "what is asked for here leaves"
+        assert not shards.connections._batches, "what is asked for here leaves"
 
 
 def test_signals_that_raise_at_any_moment_leave_nothing_taken(
@@ -77,7 +78,7 @@ def test_signals_that_raise_at_any_moment_leave_nothing_taken(
     for turn in range(500):
         with pytest.raises(Alarm):
             ask_until_the_alarm(shards, 20 + turn % 50, alarms)
-        assert not lines._batching
+        assert not lines._batches
         assert lines._io_lock.acquire(timeout=SOON)
         lines._io_lock.release()
         lines._requests.failure = None  # set if the alarm came while something was sent

@@ -152,7 +152,7 @@ def late_requests(*sent: float, nbytes: int = 0) -> Requests:
     requests = Requests(1, bounded=False)
     for number, time in enumerate(sent):
         message = Message(b"", memoryview(bytes(nbytes)))
-        requests.put(Inflight(number, 0, message, None, lambda reply: None, Work("a push"), time))
+        requests.put(Inflight(number, 0, message, None, lambda reply: None, Work("a push"), nbytes, time))
         assert requests.next(0) is not None
     return requests
 

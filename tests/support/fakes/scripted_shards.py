@@ -101,13 +101,13 @@ class ScriptedShards:
     def ask(self, number: int, *, shard: int = 0, attended: bool = True) -> Work:
         work = Work(f"call {number}", 1, self.connections.attend if attended else None)
         message = encode_request(Pull(Sender(0, 1), 0), number)
-        self.connections.submit(Inflight(number, shard, message, None, lambda reply: None, work))
+        self.connections.submit(Inflight(number, shard, message, None, lambda reply: None, work, 0))
         return work
 
     def push(self, number: int, nbytes: int) -> Work:
         work = Work(f"push {number}", 1, self.connections.attend)
         message = encode_request(Push(Sender(0, 1), number, 0, torch.ones(nbytes // 4), {}), number)
-        self.connections.submit(Inflight(number, 0, message, None, lambda reply: None, work))
+        self.connections.submit(Inflight(number, 0, message, None, lambda reply: None, work, nbytes))
         return work
 
 
