@@ -248,6 +248,7 @@ def _noise(
     repeat: Repeat | None,
 ) -> MeasurementNoise:
     heard = [each for outcome in outcomes for each in outcome.noise]
+    ended = [result for outcome in outcomes for result in outcome.results]
     load = _load([load for each in heard for load in each.load])
     assert load is not None
     said = []
@@ -266,13 +267,8 @@ def _noise(
         repeat=repeat,
         quiet=not disturbed,
         said=said,
-        gpus=any(map(_on_gpus, outcomes)),
+        gpus=any(each and each.get("usage", {}).get("gpu_bytes") for each in ended),  # held at its end
     )
-
-
-def _on_gpus(outcome: RunOutcome) -> bool:
-    """Whether a worker held memory of a GPU at its end."""
-    return any(each and each.get("usage", {}).get("gpu_bytes") for each in outcome.results)
 
 
 def _load(values: Sequence[float | None]) -> Load | None:

@@ -38,15 +38,12 @@ def to_toml(values: Mapping[str, Any]) -> str:
     Raises:
         TypeError: A value is not text, a number, a Boolean, a list of them or a mapping.
     """
-    return tomli_w.dumps(_known(values))
 
+    def known(table: Mapping[str, Any]) -> dict[str, Any]:
+        given = {name: value for name, value in table.items() if value is not None}
+        return {name: known(value) if isinstance(value, Mapping) else value for name, value in given.items()}
 
-def _known(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _known(value) if isinstance(value, Mapping) else value
-        for name, value in values.items()
-        if value is not None
-    }
+    return tomli_w.dumps(known(values))
 
 
 _TABLES: Mapping[str, type[Struct]] = {

@@ -63,13 +63,11 @@ class SimulationResult(Struct, frozen=True, kw_only=True):
         step_seconds: Median time between two steps of a worker.
         seconds: Simulated time.
         exchanges: Number of exchanges of all workers, also of gradients that came too late for their round.
-        lead: Most completed steps by which one worker was ahead of another.
     """
 
     step_seconds: float
     seconds: float
     exchanges: int
-    lead: int = 0
 
 
 Array = NDArray[np.float64]
@@ -305,7 +303,7 @@ class AsynchronousWorkers:
         self._ready = scene.compute + self._draws.take(np.arange(workers), self._taken)
         self._begun = np.zeros(workers)
         self._window = scene.compute + way.alone
-        self._applied = self._lead = 0
+        self._applied = 0
         self._now = 0.0
         """Time of the last applied gradient."""
         self._times: list[Array] = []
@@ -321,7 +319,6 @@ class AsynchronousWorkers:
             step_seconds=float(np.median(times[len(times) // 10 :])),  # once queues have formed
             seconds=self._now,
             exchanges=self._applied,
-            lead=self._lead,
         )
 
     def _step(self, ranks: Ranks) -> None:
@@ -329,7 +326,6 @@ class AsynchronousWorkers:
         pushes = self._push(ranks, self._ready[ranks])
         self._ready[ranks] = np.inf
         answered = self._rule.apply(pushes)
-        self._note_lead(answered.ranks)
         self._applied += len(ranks)
         self._now = float(pushes.tails[-1])
         self._answer(answered)
@@ -355,12 +351,6 @@ class AsynchronousWorkers:
         self._begun[ranks] = ends
         self._taken[ranks] += 1
         self._ready[ranks] = ends + self._scene.compute + self._draws.take(ranks, self._taken[ranks])
-
-    def _note_lead(self, ranks: Ranks) -> None:
-        """Updates the lead of workers that can go on: a step is completed by its read."""
-        if len(ranks):
-            counts = self._rule.counts
-            self._lead = max(self._lead, int(counts[ranks].max() - counts.min()))
 
 
 def simulate(scene: SimulationInput) -> SimulationResult:
