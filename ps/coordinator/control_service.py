@@ -210,26 +210,23 @@ class Control(ControlServicer):
         return reply
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:
-        try:
-            self._coordinator.check_member(_sender(request))
-            board, value = self._coordinator.rendezvous, request.value
-            if request.forget:
-                board.forget(request.forget)
-                return pb.RendezvousReply()
-            if value:
+        await self._check_member(request, context)
+        board, job, value = self._coordinator.rendezvous, self._coordinator.job, request.value
+        if request.forget:
+            board.forget(request.forget)
+            return pb.RendezvousReply()
+        if value:
+            try:
                 await board.pin(request.rank, request.key, value)
-                return pb.RendezvousReply(value=value)
-            job = self._coordinator.job
+            except UsageError as error:
+                self._count("board", f"refused what rank {request.rank} publishes: {error}")
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            return pb.RendezvousReply(value=value)
 
-            def ended() -> bool:
-                return job.generations.has_ended(request.generation, job.members)
+        def ended() -> bool:
+            return job.generations.has_ended(request.generation, job.members)
 
-            value = await board.find(request.key, request.wait_seconds, ended)
-        except Fenced as error:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        except UsageError as error:
-            self._count("board", f"refused what rank {request.rank} publishes: {error}")
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        value = await board.find(request.key, request.wait_seconds, ended)
         if not value:
             return pb.RendezvousReply(broken=ended())
         return pb.RendezvousReply(value=value, folder=board.folder(request.key))

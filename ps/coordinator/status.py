@@ -45,25 +45,6 @@ def worker_rows(job: Job, now: float) -> list[dict[str, Any]]:
     return rows
 
 
-async def current_shard_rows(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
-    """Returns a row of `shard` for each shard.
-
-    For a shard that does not answer within `patience` seconds, the row has the numbers of its last
-    answer, and the cause in `error`.
-    """
-    asked = fleet.shards
-    rows = []
-    for each, why in zip(asked, await fleet.look(patience), strict=True):
-        standby = fleet.standby_of(each)
-        row = {
-            **shard_row(each, each.last_stats),
-            "address": each.addresses.get("grpc", ""),
-            "standby": None if standby is None else {"host": standby.host, "pid": standby.pid},
-        }
-        rows.append({**row, "error": why} if why else row)
-    return rows
-
-
 def with_heartbeat_ages(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[str, Any]]:
     """Adds the seconds since each shard's last heartbeat, and drops the shards that left since."""
     since = {each.index: round(max(0.0, now - each.heard), 3) for each in fleet.shards}
@@ -99,8 +80,22 @@ class StatusReporter:
         return self.report(await self.shards(patience))
 
     async def shards(self, patience: float = LOOK_SECONDS) -> list[dict[str, Any]]:
-        """Returns the counters of every shard, with an `error` after `patience` seconds of silence."""
-        return await current_shard_rows(self._coordinator.fleet, patience)
+        """Returns a row of `shard` for each shard.
+
+        For a shard that does not answer within `patience` seconds, the row has the numbers of its last
+        answer, and the cause in `error`.
+        """
+        fleet, rows = self._coordinator.fleet, []
+        asked = fleet.shards
+        for each, why in zip(asked, await fleet.look(patience), strict=True):
+            standby = fleet.standby_of(each)
+            row = {
+                **shard_row(each, each.last_stats),
+                "address": each.addresses.get("grpc", ""),
+                "standby": None if standby is None else {"host": standby.host, "pid": standby.pid},
+            }
+            rows.append({**row, "error": why} if why else row)
+        return rows
 
     def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns the status with these rows of the shards."""

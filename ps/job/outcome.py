@@ -80,12 +80,6 @@ class JobOutcome:
         return bool(self.preempted) and not (self.finished or self.failed or self.broke)
 
 
-RESULTS = ("finished", "preempted", "failed")
-"""How a job ends."""
-DEPARTURE_WAYS = ("finished", "preempted", "failed", "lost")
-"""How a worker leaves a job: the names in `JobOutcome.departures`."""
-
-
 class JobCounters:
     """Counts since the server started. A job's own counts end with the job.
 
@@ -123,8 +117,8 @@ class JobCounters:
         if latest is not self.counted:
             workers.update(latest.departures)
         return {
-            "jobs": {result: self.jobs[result] for result in RESULTS},
-            "workers": {way: workers[way] for way in DEPARTURE_WAYS},
+            "jobs": {result: self.jobs[result] for result in ("finished", "preempted", "failed")},
+            "workers": {way: workers[way] for way in ("finished", "preempted", "failed", "lost")},
             "refused": self.rejections.counts(),
         }
 

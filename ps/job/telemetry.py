@@ -231,10 +231,8 @@ class Progress:
 SURE_SECONDS = 7.0
 """How long all must be held. A worker asks its shards every 5 or 6 s whether an answer is on its way."""
 
-FIX = "Call the same operations on all ranks, in the same order"
 FIRST_MEANS = "first gradients"
 """In the names of the operations in which ranks wait after the backward passes of their first step."""
-FIRST_FIX = ". In the first step, all ranks must run backward equally often"
 
 
 class Standstill:
@@ -277,13 +275,7 @@ class Standstill:
 
 
 def _text(progress: Mapping[int, Progress]) -> str:
-    first = any(FIRST_MEANS in one.telemetry.operation for one in progress.values())
-    return (
-        f"all workers wait, in different operations: {_listed(progress)}. {FIX}{FIRST_FIX if first else ''}"
-    )
-
-
-def _listed(progress: Mapping[int, Progress]) -> str:
+    """Returns which ranks wait in which operation, and the fix."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, one in progress.items():
         ranks.setdefault((one.telemetry.operation, one.telemetry.place), []).append(rank)
@@ -293,4 +285,7 @@ def _listed(progress: Mapping[int, Progress]) -> str:
         more = " and more" if len(some) > NAMED_RANKS else ""
         where = f" ({place})" if place else ""
         parts.append(f"{names}{more} for {progress[some[0]].waiting:.0f} s in {operation}{where}")
-    return "; ".join(parts)
+    fix = "Call the same operations on all ranks, in the same order"
+    if any(FIRST_MEANS in operation for operation, _ in ranks):
+        fix += ". In the first step, all ranks must run backward equally often"
+    return f"all workers wait, in different operations: {'; '.join(parts)}. {fix}"

@@ -108,11 +108,11 @@ class PushRounds:
     def close(self, entry: KeyEntry, scratch: Tensor) -> None:
         """Closes the open round of a key. Raises as `KeyEntry.gather` and `KeyEntry.step`."""
         before = entry.version
-        contributions, gradients, absent, excused = entry.gather(scratch)
         contributors = [
-            Contributor(push.sender.rank, push.clock, before - entry.read[push.sender.rank])
-            for push, *_ in contributions
+            Contributor(rank, one.push.clock, before - entry.read[rank])
+            for rank, one in sorted(entry.contributions.items())
         ]
+        contributions, gradients, absent, excused = entry.gather(scratch)
         # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
         hyper = contributions[0].push.hyper
         if self.replica is not None:  # from here on only a NonFinite can keep the round from closing

@@ -57,16 +57,6 @@ def total(counter: Counter[tuple[str, str]], mode: str) -> int:
     return sum(count for (_, one), count in counter.items() if one == mode)
 
 
-def by_invariant(results: Sequence[Result]) -> str:
-    """Returns a table of invariants: how many runs violate each."""
-    found = Counter(name for result in results for name in result.violations)
-    lines = ["| violated | runs | seeds |", "| --- | --- | --- |"]
-    for name, count in sorted(found.items()):
-        seeds = ", ".join(str(result.scenario.seed) for result in results if name in result.violations)
-        lines.append(f"| {name} | {count} | {seeds} |")
-    return "\n".join(lines)
-
-
 def details(results: Sequence[Result]) -> str:
     """Returns each run with a violation: the scenario, what was found, and the command that repeats it."""
     lines = []
@@ -90,5 +80,5 @@ def report(results: Sequence[Result], seconds: float) -> str:
     head = f"{len(results)} runs in {seconds:.0f} s, the longest {longest:.1f} s; {bad} with a violation."
     parts = [head, counts(results)]
     if bad:
-        parts += [by_invariant(results), details(results)]
+        parts.append(details(results))
     return "\n\n".join(parts)

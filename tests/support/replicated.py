@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,13 +21,13 @@ from hubring.ps.core.messages import (
     Pull,
     Push,
     Refusal,
-    Reply,
     Request,
     Ticket,
     Transfer,
     Values,
 )
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, StepHyper, View
+from hubring.ps.shard.stream import lasting
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport.decode import decode_request
@@ -164,7 +164,7 @@ class Pair:
 
     def hold(self, deliveries: list[Delivery]) -> None:
         """A primary's replies wait until the standby has all changes so far."""
-        kept = [Delivery(ticket, _kept(reply)) for ticket, reply in deliveries]
+        kept = [Delivery(ticket, lasting(reply)) for ticket, reply in deliveries]
         self._held.append((len(self.recorder.sent), kept))
         if self._serving is self.standby:
             self._release()
@@ -234,10 +234,3 @@ class Pair:
         """Returns the values that the store holds."""
         snapshot = snapshot_of(self._serving)
         return snapshot[key].values
-
-
-def _kept(reply: Reply) -> Reply:
-    """Returns a held reply whose values do not change any more, as a shard's loop does."""
-    if isinstance(reply, Values) and not reply.stable and isinstance(reply.values, Tensor):
-        return replace(reply, values=reply.values.clone())
-    return reply

@@ -97,34 +97,33 @@ async def test_names_of_a_peer_are_cleaned_before_they_are_logged_and_shown(
     assert "\x1b" not in caplog.text
 
 
+def shaped(*shape: int) -> BucketSpec:
+    return BucketSpec(0, "float32", "SGD", (TensorSpec("w", shape),))
+
+
 @pytest.mark.parametrize(
-    "bucket",
+    ("bucket", "reason", "says"),
     [
-        BucketSpec(0, "float32", "SGD", (TensorSpec("w" * (PARAMETER_CHARACTERS + 1), (4,)),)),
-        BucketSpec(0, "float32", "SGD", (TensorSpec(f"{RED}w", (4,)),)),
-        BucketSpec(0, f"{RED}float32", "SGD", (TensorSpec("w", (4,)),)),
-        BucketSpec(0, "float32", "S" * 1000, (TensorSpec("w", (4,)),)),
+        (BucketSpec(0, "float32", "SGD", (TensorSpec("w" * (PARAMETER_CHARACTERS + 1), (4,)),)), "text", ""),
+        (BucketSpec(0, "float32", "SGD", (TensorSpec(f"{RED}w", (4,)),)), "text", ""),
+        (BucketSpec(0, f"{RED}float32", "SGD", (TensorSpec("w", (4,)),)), "text", ""),
+        (BucketSpec(0, "float32", "S" * 1000, (TensorSpec("w", (4,)),)), "text", ""),
+        (shaped(-4), "model", "parameter w has the shape [-4"),
+        (shaped(2, -4), "model", "parameter w has the shape [2"),
+        (shaped(1 << 24, 1 << 24), "model", "parameter w has the shape [16777216"),
+        (shaped(*[1] * 65), "model", "parameter w has the shape [1"),
+        (shaped(*[1 << 62] * 1000), "model", f"parameter w has the shape [{1 << 62}"),
     ],
 )
-async def test_names_in_buckets_are_bounded(bucket: BucketSpec) -> None:
+async def test_names_and_shapes_in_buckets_are_bounded(bucket: BucketSpec, reason: str, says: str) -> None:
     hub = Hub()
     worker, _ = await hub.started()
     reply = await hub.plan(worker, bucket)
-    assert "use " in reply.refused
+    assert f"use {'at most 64 dimensions, none negative, and at most' if says else ''}" in reply.refused
+    assert says in reply.refused
     assert len(reply.refused) < 400
     assert "\x1b" not in reply.refused
-    assert refused(hub) == {"text": 1}
-
-
-@pytest.mark.parametrize("shape", [(-4,), (2, -4), (1 << 24, 1 << 24), (1,) * 65, (1 << 62,) * 1000])
-async def test_shapes_are_bounded(shape: tuple[int, ...]) -> None:
-    hub = Hub()
-    worker, _ = await hub.started()
-    reply = await hub.plan(worker, BucketSpec(0, "float32", "SGD", (TensorSpec("w", shape),)))
-    assert f"parameter w has the shape [{shape[0]}" in reply.refused
-    assert "; use at most 64 dimensions, none negative, and at most" in reply.refused
-    assert len(reply.refused) < 400
-    assert refused(hub) == {"model": 1}
+    assert refused(hub) == {reason: 1}
 
 
 async def test_the_parameters_of_a_model_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

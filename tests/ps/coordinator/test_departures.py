@@ -194,14 +194,11 @@ async def test_a_ring_waits_for_no_shard() -> None:
     assert (await hub.join("a", topology="ring")).state == pb.JoinReply.READY
 
 
-async def test_the_server_does_not_stay_for_a_guest_that_is_silent() -> None:
+@pytest.mark.parametrize(("heard", "patience"), [(-6.0, 100 * LIMIT), (0.0, 0.0)])
+async def test_the_server_stays_neither_for_a_silent_guest_nor_for_ever(
+    heard: float, patience: float
+) -> None:
     hub = Hub(shards=0, await_shards=1, lease=5.0)
-    await hub.shard("gone")
-    hub.fleet.shards[0].heard = -6.0
-    await hub.coordinator.wait_until_told(hub.fleet.shards, 100 * LIMIT)
-
-
-async def test_the_server_does_not_stay_for_ever() -> None:
-    hub = Hub(shards=0, await_shards=1)
-    await hub.shard("mute")
-    await hub.coordinator.wait_until_told(hub.fleet.shards, 0.0)
+    await hub.shard("guest")
+    hub.fleet.shards[0].heard = heard
+    await hub.coordinator.wait_until_told(hub.fleet.shards, patience)

@@ -86,79 +86,57 @@ def test_progress_is_reported_or_follows_from_the_number_of_steps(
     assert reported_progress(reported, 50) == part
 
 
-def test_a_steady_job_ends_when_its_speed_says() -> None:
+STEADY = [(second / 100, float(second)) for second in range(11)]
+STOPPED = [(0.5, float(second)) for second in range(5)]
+BY_EPOCH = [(second // 100 / 10, float(second)) for second in range(300)]
+SLOWER = [(step / 1000, float(step)) for step in range(200)]
+SLOWER += [(0.2 + step / 10_000, 200.0 + step) for step in range(MOST_READINGS + 1)]
+
+
+@pytest.mark.parametrize(
+    ("readings", "now", "part", "left"),
+    [
+        ([], 0.0, None, None),
+        (STEADY, 10.0, 0.1, 90.0),
+        (STEADY, 15.0, 0.1, 85.0),
+        ([*STEADY, (1.0, 16.0)], 20.0, 1.0, 0.0),
+        (STOPPED, 5.0, 0.5, None),  # no two different readings
+        (BY_EPOCH, 299.0, 0.2, 800.0 - 99.0),
+        (SLOWER, 260.0, 0.206, 7940.0),  # the recent speed counts
+        ([*STEADY, (0.0, 11.0)], 11.0, 0.0, None),  # progress that falls starts over
+        ([*STEADY, (0.0, 11.0), (0.5, 12.0)], 12.0, 0.5, 1.0),
+        ([*STEADY, (None, 11.0)], 11.0, None, None),
+    ],
+)
+def test_the_time_that_is_left_follows_from_the_recent_speed(
+    readings: list[tuple[float | None, float]], now: float, part: float | None, left: float | None
+) -> None:
     completion = Completion()
-    for second in range(11):
-        completion.note(second / 100, float(second))
-    assert completion.part == 0.1
-    assert completion.seconds_left(10.0) == pytest.approx(90.0)
-    assert completion.seconds_left(15.0) == pytest.approx(85.0)
-    completion.note(1.0, 16.0)
-    assert completion.seconds_left(20.0) == 0.0
+    for reading, at in readings:
+        completion.note(reading, at)
+    assert completion.part == pytest.approx(part)
+    assert completion.seconds_left(now) == pytest.approx(left)
 
 
-def test_without_two_different_readings_the_time_is_unknown() -> None:
-    completion = Completion()
-    assert (completion.part, completion.seconds_left(0.0)) == (None, None)
-    for second in range(5):
-        completion.note(0.5, float(second))
-    assert (completion.part, completion.seconds_left(5.0)) == (0.5, None)
+WINDOW = RATE_WINDOW_SECONDS
 
 
-def test_progress_that_rises_once_per_epoch_is_enough() -> None:
-    completion = Completion()
-    for second in range(300):
-        completion.note(second // 100 / 10, float(second))
-    assert completion.seconds_left(299.0) == pytest.approx(800.0 - 99.0)
-
-
-def test_the_recent_speed_counts() -> None:
-    completion = Completion()
-    part, now = 0.0, 0.0
-    for step in (0.001,) * 200 + (0.0001,) * (MOST_READINGS + 1):
-        part, now = part + step, now + 1.0
-        completion.note(part, now)
-    assert completion.seconds_left(now) == pytest.approx((1 - part) / 0.0001, rel=0.01)
-
-
-def test_progress_that_falls_starts_over_and_a_job_that_reports_none_has_none() -> None:
-    completion = Completion()
-    for second in range(10):
-        completion.note(second / 10, float(second))
-    completion.note(0.0, 10.0)
-    assert completion.seconds_left(10.0) is None
-    completion.note(0.5, 11.0)
-    assert completion.seconds_left(11.0) == pytest.approx(1.0)
-    completion.note(None, 12.0)
-    assert (completion.part, completion.seconds_left(12.0)) == (None, None)
-
-
-def test_the_rate_is_the_recent_steps_per_second() -> None:
-    rate = StepRate()
-    for second in range(20):
-        rate.note(10 * second, float(second))
-    assert rate.rate == 10.0
-    for second in range(20, 40):
-        rate.note(200 + 2 * (second - 20), float(second))
-    assert rate.rate == 2.0
-
-
-def test_a_job_that_resumes_does_not_leap() -> None:
-    rate = StepRate()
-    rate.note(0, 0.0)
-    rate.note(0, RATE_WINDOW_SECONDS)
-    rate.note(10_000, 2 * RATE_WINDOW_SECONDS)
-    assert rate.rate == 0.0
-    rate.note(10_030, 3 * RATE_WINDOW_SECONDS)
-    assert rate.rate == 30 / RATE_WINDOW_SECONDS
-
-
-def test_a_rate_is_never_negative_after_a_restart() -> None:
-    rate = StepRate()
-    rate.note(10_000, 0.0)
-    rate.note(20_000, RATE_WINDOW_SECONDS)
-    rate.note(0, 2 * RATE_WINDOW_SECONDS)
-    assert rate.rate == 0.0
-    rate.note(30, 3 * RATE_WINDOW_SECONDS)
-    rate.note(60, 4 * RATE_WINDOW_SECONDS)
-    assert rate.rate == 30 / RATE_WINDOW_SECONDS
+@pytest.mark.parametrize(
+    ("reports", "rate"),
+    [
+        ([(10 * second, second) for second in range(20)], 10.0),
+        ([*((10 * at, at) for at in range(20)), *((160 + 2 * at, at) for at in range(20, 40))], 2.0),
+        ([(0, 0.0), (0, WINDOW), (10_000, 2 * WINDOW)], 0.0),  # a job that resumes does not leap
+        ([(0, 0.0), (0, WINDOW), (10_000, 2 * WINDOW), (10_030, 3 * WINDOW)], 30 / WINDOW),
+        ([(10_000, 0.0), (20_000, WINDOW), (0, 2 * WINDOW)], 0.0),  # never negative after a restart
+        (
+            [(10_000, 0.0), (20_000, WINDOW), (0, 2 * WINDOW), (30, 3 * WINDOW), (60, 4 * WINDOW)],
+            30 / WINDOW,
+        ),
+    ],
+)
+def test_the_rate_is_the_recent_steps_per_second(reports: list[tuple[int, float]], rate: float) -> None:
+    measured = StepRate()
+    for step, now in reports:
+        measured.note(step, now)
+    assert measured.rate == rate

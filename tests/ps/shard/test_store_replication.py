@@ -25,7 +25,6 @@ from hubring.ps.core.messages import (
 from hubring.ps.core.types import (
     BucketSpec,
     DtypeAndShape,
-    Hyper,
     HyperTable,
     Member,
     Sender,
@@ -34,24 +33,17 @@ from hubring.ps.core.types import (
     TensorSpec,
     View,
 )
+from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
 from tests.support.replicated import Gradient, Pair
-from tests.support.store import coded
+from tests.support.store import ADD, MOMENTUM, coded
 
 RANKS, STEPS, KEYS = 3, 4, 2
 SLOTS = RANKS * STEPS
-ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
-ADAM: Hyper = {
-    "lr": 0.1,
-    "beta1": 0.9,
-    "beta2": 0.99,
-    "eps": 1e-4,
-    "weight_decay": 0.1,
-    "decoupled_weight_decay": 0,
-    "amsgrad": 0,
-    "maximize": 0,
-}
-MOMENTUM: Hyper = {**ADD, "lr": 0.1, "momentum": 0.9}
+ADAM = hyper_of(
+    torch.optim.Adam([torch.zeros(1)], lr=0.1, betas=(0.9, 0.99), eps=1e-4, weight_decay=0.1).param_groups[0],
+    "Adam",
+)
 
 Schedule = list[tuple[int, int]]
 SCHEDULES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99)), max_size=150)

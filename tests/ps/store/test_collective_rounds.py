@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,33 +102,18 @@ def test_numbers_of_a_name_that_fall_are_refused() -> None:
     assert "after its call 5, which is still open" in refusal.text
 
 
-def test_replies_cost_no_memory_for_ever() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_replies_cost_no_memory_for_ever(waits: bool) -> None:
+    """Also while an earlier call of a rank waits, so that the rank cannot confirm all replies up to one."""
     book = RoundBook()
-    for step in range(1, 20):
-        name = f"step {step}"
-        play([part(rank, torch.ones(1), sequence=step, settled=step - 1, name=name) for rank in LIVE], book)
-    assert [list(sent.replies) for sent in book._sent.values()] == [[19]] * 3
-    assert not book._open
-
-
-def test_a_call_that_waits_for_long_keeps_no_replies_of_others() -> None:
-    book = RoundBook()
-    play([part(0, torch.ones(1), name="waits", sequence=1)], book)
+    if waits:
+        play([part(0, torch.ones(1), name="waits", sequence=1)], book)
     for step in range(2, 20):
-        closed = (step - 1,) if step > 2 else ()
-        parts = [part(rank, torch.ones(1), sequence=step, closed=closed) for rank in LIVE]
+        has: Any = {"closed": (step - 1,) if step > 2 else ()} if waits else {"settled": step - 1}
+        parts = [part(rank, torch.ones(1), name=f"step {step}", sequence=step, **has) for rank in LIVE]
         assert play(parts, book).keys() == LIVE.keys()
     assert [list(sent.replies) for sent in book._sent.values()] == [[19]] * 3
-
-
-def test_an_echo_of_a_call_whose_sender_has_gone_on_opens_no_round() -> None:
-    book = RoundBook()
-    play([part(rank, torch.ones(1), sequence=1) for rank in LIVE], book)
-    play([part(1, torch.ones(1), name="b", sequence=2, settled=1)], book)
-    echo = part(1, torch.ones(1), sequence=1)  # as it was sent at first, by a line that broke
-    assert refusal_of(play([echo], book)[1]).code is Code.OUT_OF_ORDER
-    assert play([part(0, torch.ones(1), sequence=2)], book) == {}
-    assert len(book._open) == 2
+    assert len(book._open) == waits
 
 
 # Who is lost

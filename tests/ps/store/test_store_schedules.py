@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hubring.ps.core.messages import Code, Delivery, Init, Pull, Push, Refusal, Request, Ticket, Values
-from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
 from hubring.ps.store.store import KVStore
+from tests.support.store import ADD
 
 RANKS, STEPS = 3, 5
 SLOTS = RANKS * STEPS
-ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 
 from hubring.ps.core.errors import CheckpointCorrupt
 from hubring.ps.core.messages import Code, Init, Pull, Refusal
-from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.core.types import Slice
 from hubring.ps.store.consistency import ASP, BSP, BackupWorkers
 from hubring.ps.store.store import KVStore
 from tests.support.store import bucket, hub, parameters, push, sender, snapshot_of, values_of, view
@@ -141,12 +141,10 @@ def test_a_snapshot_of_another_model_is_refused() -> None:
 
 
 def test_a_pull_that_waits_for_first_values_is_refused_when_rank_0_is_lost() -> None:
-    store = KVStore(BSP())
-    store.assign([Slice(0, 0, 0, 4, 0)], [BucketSpec(0, "float32", "SGD", (TensorSpec("w", (4,)),))])
-    store.on_view(View(1, (Member(0, 1), Member(1, 2))))
-    assert store.handle(Pull(Sender(1, 2), 0), "early") == []
-    (early,) = store.on_view(View(2, (Member(1, 2),)))
-    (late,) = store.handle(Pull(Sender(1, 2), 0), "late")
+    store = hub(BSP(), 2, initialise=False)
+    assert store.handle(Pull(sender(1), 0), "early") == []
+    (early,) = store.on_view(view(2, sender(1)))
+    (late,) = store.handle(Pull(sender(1), 0), "late")
     assert [early.ticket, late.ticket] == ["early", "late"]
     for delivery in (early, late):
         assert isinstance(delivery.reply, Refusal)

@@ -183,9 +183,6 @@ def test_a_failed_job_refuses_all_who_wait_and_all_who_come() -> None:
         assert reply == Refusal(Code.JOB_FAILED, "a shard died")
 
 
-# Collectives.
-
-
 # Requests that make no sense.
 
 
