@@ -42,7 +42,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "horovod.runner.elastic.worker": ("elastic.notification",),
     "horovod.version": (),
 }
-"""Module to the modules of PACKAGE whose names it shows: those of `__all__`, or all public ones and `_basics`."""
+"""Horovod's modules to ours whose names they show: those of `__all__`, or all public ones and `_basics`."""
 
 WHOLE = ("horovod.torch", "horovod.torch.elastic")
 """Packages that import their modules: scripts write `hvd.mpi_ops.Sum` after `import horovod.torch as hvd`."""
