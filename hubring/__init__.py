@@ -28,9 +28,8 @@ spare_forks()
 
 if TYPE_CHECKING:  # mypy cannot read an `__all__` that is built at run time
     from hubring.workers.api import *  # noqa: F403
-    from hubring.workers.collectives.broadcasts import *  # noqa: F403
-    from hubring.workers.collectives.gatherings import *  # noqa: F403
     from hubring.workers.collectives.groups import *  # noqa: F403
+    from hubring.workers.collectives.moving import *  # noqa: F403
     from hubring.workers.collectives.reductions import *  # noqa: F403
 
     __version__: str

@@ -202,9 +202,9 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
     logs.configure(config.log_format).role = "hub"
     raise_descriptor_limit()  # children inherit it
     if config.device != "cpu":
-        from hubring.ps.shard import gpu
+        from hubring.ps.store.parameter_memory import find_gpu
 
-        gpu.find(config.device)  # raises here if there is no GPU, before any process starts
+        find_gpu(config.device)  # raises here if there is no GPU, before any process starts
     if guards:
         from hubring.ps.recovery.guardian import Guarded, guard
 

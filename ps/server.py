@@ -247,7 +247,7 @@ class Server:
         if inherited is not None:
             for number in inherited.server.signals:
                 self._on_signal(signal.Signals(number), coordinator)
-            coordinator.takeover.begin(saving=inherited.hub.saving)
+            coordinator.take_over(saving=inherited.hub.saving)
         succession.listen(
             lambda number: self._on_signal(signal.Signals(number), coordinator),
             lambda: self._go_on_alone(coordinator),

@@ -32,8 +32,8 @@ ps/config: ps/core
 ps/security: protos ps/config ps/core
 ps/transport: protos ps/compression ps/config ps/core ps/security
 ps/observe: protos ps/config ps/core ps/security ps/transport
-ps/shard: protos ps/checkpoint ps/compression ps/config ps/core ps/job ps/observe ps/optim ps/process
-    ps/security ps/store ps/transport
+ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/process ps/security ps/store
+    ps/transport
 ps/client: protos ps/config ps/core ps/job ps/process ps/security ps/shard ps/transport
 ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/security ps/store ps/transport
 ps/page: ps/config ps/coordinator ps/core ps/job ps/observe ps/security ps/transport
@@ -44,8 +44,7 @@ ps/server_process.py: ps/config ps/core ps/observe ps/page ps/process ps/recover
 ps/submit: ps/config ps/core ps/process ps/security
 ps/doctor: protos ps/checkpoint ps/config ps/core ps/process ps/security ps/transport
 ps/cli.py: protos ps/checkpoint ps/config ps/core ps/doctor ps/observe ps/process ps/recovery ps/security
-    ps/server.py
-    ps/shard ps/submit ps/transport
+    ps/server.py ps/shard ps/store ps/submit ps/transport
 workers/launchers: ps/core
 workers/buckets: ps/compression ps/core ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets

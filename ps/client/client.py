@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -38,6 +39,8 @@ from hubring.ps.core.types import Sender, StepHyper
 from hubring.ps.core.work import Work
 from hubring.ps.transport.encode import encode_request
 from hubring.ps.transport.registry import Dial
+
+_R = TypeVar("_R", bound=Reply)
 
 Decode = Callable[[Coded], None]
 """Decodes a mean that arrived compressed. The payload is valid until the function returns.
@@ -124,23 +127,26 @@ class KVClient:
         self, shard: int, key: int, values: Tensor, work: Work, state: OptimizerState | None = None
     ) -> None:
         """Sets a key's first values and optimizer state. The shard ignores them if the key has values."""
-        self._submit(shard, Init(self.sender, key, values, state), work, partial(_check_accepted, shard))
+        self._submit(
+            shard, Init(self.sender, key, values, state), work, partial(_expected, shard, CollectiveResult)
+        )
 
     def write_parameters(self, shard: int, key: int, values: Tensor, work: Work) -> None:
         """Replaces a key's parameters before the next step. Wait for `work` before the next push."""
         write = WriteParameters(self.sender, key, self._clock(key), next(self._writes), values)
-        self._submit(shard, write, work, partial(_check_accepted, shard))
+        self._submit(shard, write, work, partial(_expected, shard, CollectiveResult))
 
     def write_state(self, shard: int, key: int, state: OptimizerState, work: Work) -> None:
         """Replaces a key's optimizer state before the next step. Wait for `work` before the next push."""
         write = WriteState(self.sender, key, self._clock(key), next(self._writes), state)
-        self._submit(shard, write, work, partial(_check_accepted, shard))
+        self._submit(shard, write, work, partial(_expected, shard, CollectiveResult))
 
     def read_state(
         self, shard: int, key: int, work: Work, on_state: Callable[[OptimizerState], None]
     ) -> None:
         """Reads a key's optimizer state. `on_state` must copy the tensors that it receives."""
-        self._submit(shard, ReadState(self.sender, key), work, partial(_take_state, shard, on_state))
+        take = partial(_expected, shard, StateReply)
+        self._submit(shard, ReadState(self.sender, key), work, lambda reply: on_state(take(reply).state))
 
     def push_pull(
         self,
@@ -182,7 +188,8 @@ class KVClient:
         self, shard: int, request: Contribute, work: Work, on_result: Callable[[tuple[Tensor, ...]], None]
     ) -> None:
         """Takes part in a collective. `on_result` must copy the tensors that it receives."""
-        self._submit(shard, request, work, partial(_take_result, shard, on_result))
+        take = partial(_expected, shard, CollectiveResult)
+        self._submit(shard, request, work, lambda reply: on_result(take(reply).tensors))
 
     def reconnect(self, shard: int) -> None:
         """Connects to a shard again, and sends its unanswered requests again: it has moved."""
@@ -230,7 +237,7 @@ class KVClient:
 
     def _take_pulled(self, shard: int, into: Tensor, decode: Decode | None, reply: Reply) -> Values:
         if not isinstance(reply, Values):
-            raise _unexpected(shard, reply, Values)
+            raise _unexpected(shard, Values, reply)
         key, values = reply.key, reply.values
         self._clocks[key], self._versions[key] = reply.clock, reply.version
         if key == 0:  # only key 0 decides: other keys may see the drain a round earlier or later
@@ -245,27 +252,16 @@ class KVClient:
         return reply
 
 
-def _check_accepted(shard: int, reply: Reply) -> None:
-    if not isinstance(reply, CollectiveResult):
-        raise _unexpected(shard, reply, CollectiveResult)
+def _expected(shard: int, kind: type[_R], reply: Reply) -> _R:
+    if not isinstance(reply, kind):
+        raise _unexpected(shard, kind, reply)
+    return reply
 
 
-def _take_state(shard: int, on_state: Callable[[OptimizerState], None], reply: Reply) -> None:
-    if not isinstance(reply, StateReply):
-        raise _unexpected(shard, reply, StateReply)
-    on_state(reply.state)
-
-
-def _take_result(shard: int, on_result: Callable[[tuple[Tensor, ...]], None], reply: Reply) -> None:
-    if not isinstance(reply, CollectiveResult):
-        raise _unexpected(shard, reply, CollectiveResult)
-    on_result(reply.tensors)
-
-
-def _unexpected(shard: int, reply: Reply, expected: type[Reply]) -> HubringError:
+def _unexpected(shard: int, kind: type[object], reply: Reply) -> HubringError:
     if isinstance(reply, Refusal):
         return _ERRORS.get(reply.code, HubringError)(f"shard {shard} refused: {reply.text}")
-    return HubringError(f"shard {shard} replied with {type(reply).__name__}; expected {expected.__name__}")
+    return HubringError(f"shard {shard} replied with {type(reply).__name__}; expected {kind.__name__}")
 
 
 def _decode(values: Tensor | Coded | None, decode: Decode | None) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -31,7 +32,7 @@ from hubring.ps.process.child import Child
 from hubring.ps.security.access import CONNECT_SECONDS, Access, find_access, refused_error
 from hubring.ps.security.certificate import NO_CERTIFICATE, OwnCertificate, load_certificate
 from hubring.ps.security.guard import Role
-from hubring.ps.shard.spawn import ShardSettings, shard_host, start
+from hubring.ps.shard.host_shards import ShardSettings, shard_host, start
 from hubring.ps.transport.grpc.calls import OpenCall, describe, details, patience, whole
 from hubring.ps.transport.host import probe
 
@@ -84,10 +85,11 @@ def join_request(
     )
 
 
+@dataclass(slots=True)
 class Admission:
     """Asks the server to let a worker join.
 
-    Args:
+    Attributes:
         address: The server's `HOST:PORT`.
         stub: The gRPC stub of the server.
         access: What the stub's channel was opened with.
@@ -96,32 +98,20 @@ class Admission:
         trace: Folder for that shard's trace; empty for no trace.
         began: When the worker began to look for the server, by `time.monotonic`.
         presence: The call that shows the server that this worker lives.
-
-    Attributes:
         shard: The shard process that this worker started; None if the hub wants none.
+        silent_seconds: How long the server may refuse connections.
     """
 
-    def __init__(
-        self,
-        address: str,
-        stub: ControlStub,
-        access: Access,
-        own: OwnCertificate,
-        log_format: LogFormat,
-        trace: str,
-        began: float,
-        presence: OpenCall,
-    ) -> None:
-        self._address = address
-        self._stub = stub
-        self._access = access
-        self._own = own
-        self._log_format = log_format
-        self._trace = trace
-        self._began = began
-        self._presence = presence
-        self._silent = SILENT_SECONDS
-        self.shard: Child | None = None
+    address: str
+    stub: ControlStub
+    access: Access
+    own: OwnCertificate
+    log_format: LogFormat
+    trace: str
+    began: float
+    presence: OpenCall
+    shard: Child | None = None
+    silent_seconds: float = SILENT_SECONDS
 
     def join(self, request: pb.JoinRequest, start_timeout: float) -> pb.JoinReply:
         """Returns the worker's place once all workers have joined, within `start_timeout` seconds.
@@ -135,7 +125,7 @@ class Admission:
         began = time.monotonic()
         reply = self._ask(request)
         while reply.state in (pb.JoinReply.WAITING, pb.JoinReply.BRING_SHARD):
-            self._silent = reply.silent_seconds
+            self.silent_seconds = reply.silent_seconds
             waited = time.monotonic() - began
             if reply.state == pb.JoinReply.BRING_SHARD:
                 self._bring_shard(reply)
@@ -149,15 +139,15 @@ class Admission:
         return reply
 
     def _bring_shard(self, reply: pb.JoinReply) -> None:
-        host = shard_host(split(self._address)[0], reply.server_host)
-        own = load_certificate(self._own.files, serves=True) if self._own.identity else NO_CERTIFICATE
+        host = shard_host(split(self.address)[0], reply.server_host)
+        own = load_certificate(self.own.files, serves=True) if self.own.identity else NO_CERTIFICATE
         settings = ShardSettings(
-            self._address,
+            self.address,
             host,
-            self._log_format,
+            self.log_format,
             reply.incarnation.hex(),
-            trace=self._trace,
-            access=self._access._replace(secret=reply.shard_secret),
+            trace=self.trace,
+            access=self.access._replace(secret=reply.shard_secret),
             identity=own.identity,
             authority=own.authority,
             insecure=reply.insecure,
@@ -181,31 +171,32 @@ class Admission:
         busy to answer for BUSY_SECONDS, and out of reach as long as its reply allowed.
         """
         began, logged = time.monotonic(), False
-        known = again or self._access.certificate
+        known = again or self.access.certificate
         while True:
-            self._presence.keep()
+            self.presence.keep()
             try:
-                reply = whole(self._stub.Join(request, timeout=CONNECT_SECONDS))
+                reply = whole(self.stub.Join(request, timeout=CONNECT_SECONDS))
                 reply.text = clean_message(reply.text)
                 return reply
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     raise ServerUnreachable(
-                        f"the gRPC service at {self._address} is not ps-server;"
+                        f"the gRPC service at {self.address} is not ps-server;"
                         " use the port that the server's banner shows"
                     ) from error
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                    raise refused_error(self._address, details(error)) from error
-                patient = known and time.monotonic() < began + patience(error, BUSY_SECONDS, self._silent)
+                    raise refused_error(self.address, details(error)) from error
+                seconds = patience(error, BUSY_SECONDS, self.silent_seconds)
+                patient = known and time.monotonic() < began + seconds
                 if again and not patient:
                     raise ServerUnreachable(
-                        f"the server at {self._address} stopped while this worker waited for the job"
+                        f"the server at {self.address} stopped while this worker waited for the job"
                         f" to start ({describe(error)}); restart the server, then the workers"
                     ) from error
-                if not patient and time.monotonic() + 0.2 > self._began + CONNECT_SECONDS:
-                    raise _silent(self._address, self._began, f" ({describe(error)})") from error
+                if not patient and time.monotonic() + 0.2 > self.began + CONNECT_SECONDS:
+                    raise _silent(self.address, self.began, f" ({describe(error)})") from error
                 if not (logged or again):
-                    log.info("no server at %s yet; retrying for %g s", self._address, CONNECT_SECONDS)
+                    log.info("no server at %s yet; retrying for %g s", self.address, CONNECT_SECONDS)
                 logged = True
             time.sleep(0.2)
 

@@ -1,6 +1,7 @@
-"""What a worker learns of the others through the server: where the shards are, and what workers publish.
+"""What workers exchange through their server: the shards' addresses, what they publish, and their states.
 
-A shard that is lost moves to its standby.
+A shard that is lost moves to its standby. A worker's own state is sent for a checkpoint, and read back by a
+worker that starts. `hubring.ps.coordinator.worker_states` stores it.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import grpc
 
 from hubring.protos import control_pb2 as pb
-from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.client.server_calls import MemberCalls
 from hubring.ps.core.bounds import clean_message
-from hubring.ps.core.errors import BY_EXIT_CODE, DeadlineExceeded, HubringError, JobFailed, RingBroken
+from hubring.ps.core.errors import BY_EXIT_CODE, CheckpointCorrupt, DeadlineExceeded, JobFailed, RingBroken
 from hubring.ps.security.certificate import Identity
 from hubring.ps.transport.registry import ShardAddress
 
@@ -29,8 +30,7 @@ class ShardLocations:
     """The addresses of the shards. Safe from any thread.
 
     Args:
-        stub: The coordinator's stub.
-        identity: The worker's rank and incarnation, as on the wire.
+        calls: The worker's calls to the coordinator.
         shards: The addresses at the start of the job.
         own: The certificate that the worker shows to shards; None for none.
 
@@ -39,22 +39,14 @@ class ShardLocations:
     """
 
     def __init__(
-        self,
-        stub: ControlStub,
-        identity: tuple[int, bytes],
-        shards: Iterable[pb.ShardAddress],
-        own: Identity | None = None,
+        self, calls: MemberCalls, shards: Iterable[pb.ShardAddress], own: Identity | None = None
     ) -> None:
         self._own = own
         self.shards = list(map(self._address, shards))
-        self._stub = stub
-        self._identity = identity
+        self._calls = calls
         self._failovers = 0
-        self._on_move: Callable[[int], None] | None = None
-
-    def on_move(self, callback: Callable[[int], None]) -> None:
-        """Calls `callback` with the number of each shard that has moved, in the heartbeat's thread."""
-        self._on_move = callback
+        self.on_move: Callable[[int], None] = lambda _: None
+        """Called with the number of each shard that has moved, in the heartbeat's thread."""
 
     def locate(self, number: int) -> ShardAddress:
         """Asks where a shard is; returns the last known address if the coordinator does not answer."""
@@ -68,18 +60,15 @@ class ShardLocations:
         before = list(self.shards)
         if self._refresh():
             self._failovers = failovers
-        if self._on_move is not None:
-            for number, (old, new) in enumerate(zip(before, self.shards, strict=True)):
-                if new != old:
-                    self._on_move(number)
+        for number, (old, new) in enumerate(zip(before, self.shards, strict=True)):
+            if new != old:
+                self.on_move(number)
 
     def _refresh(self) -> bool:
         """Returns whether the coordinator answered."""
-        rank, incarnation = self._identity
+        request = pb.ShardsRequest(**self._calls.member)
         try:
-            reply = self._stub.Shards(
-                pb.ShardsRequest(rank=rank, incarnation=incarnation), timeout=ASK_SECONDS
-            )
+            reply = self._calls.stub.Shards(request, timeout=ASK_SECONDS)
         except grpc.RpcError as error:
             log.debug("the coordinator did not return the shards' addresses: %s", error.code().name)
             return False
@@ -91,8 +80,6 @@ class ShardLocations:
     def _address(self, shard: pb.ShardAddress) -> ShardAddress:
         return ShardAddress.from_proto(shard, self._own)
 
-
-_T = TypeVar("_T")
 
 LOOK_SECONDS = 2.0
 """How long one call waits."""
@@ -129,30 +116,17 @@ class Board:
     """One worker's view of what the workers of its job tell each other.
 
     Args:
-        stub: The gRPC stub of the server.
-        identity: The worker's rank, and its incarnation as bytes.
-        call: Calls the server, and translates errors.
+        calls: The worker's calls to its server.
         patience: Seconds that the server may take beyond the wait.
-        failure: Returns why this worker cannot continue; None if it can.
     """
 
-    def __init__(
-        self,
-        stub: ControlStub,
-        identity: tuple[int, bytes],
-        call: Callable[[Callable[[], _T]], _T],
-        patience: float,
-        failure: Callable[[], HubringError | None],
-    ) -> None:
-        self._stub = stub
-        self._identity = identity
-        self._call: Callable[[Callable[[], object]], object] = call  # type: ignore[assignment]
+    def __init__(self, calls: MemberCalls, patience: float) -> None:
+        self._calls = calls
         self._patience = patience
-        self._failure = failure
 
     def publish(self, key: str, value: str) -> None:
         """Publishes `value` under `key` for the other workers."""
-        self._rendezvous(pb.RendezvousRequest(key=key, value=value))
+        self._rendezvous(key=key, value=value)
 
     def lookup(self, key: str, timeout: float) -> str:
         """Waits for the value that a worker publishes under `key`, and returns it.
@@ -175,23 +149,20 @@ class Board:
             RingBroken: The generation must end, because a member is lost.
         """
         deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0 and self._failure() is None:
-            request = pb.RendezvousRequest(
-                key=key, generation=generation, wait_seconds=min(left, LOOK_SECONDS)
-            )
-            reply = self._rendezvous(request)
+        while (left := deadline - time.monotonic()) > 0 and self._calls.failure() is None:
+            reply = self._rendezvous(key=key, generation=generation, wait_seconds=min(left, LOOK_SECONDS))
             if reply.value:
                 folder = "".join(key.rpartition("/")[:2])
                 return {key: reply.value, **{folder + name: value for name, value in reply.folder.items()}}
             if reply.broken:
                 raise RingBroken("a member of the ring is lost")
-        raise self._failure() or DeadlineExceeded(
+        raise self._calls.failure() or DeadlineExceeded(
             f"no rank published {key!r} within {timeout:g} s (--timeout)"
         )
 
     def forget(self, folder: str) -> None:
         """Removes what workers published under the keys of a folder."""
-        self._rendezvous(pb.RendezvousRequest(forget=folder))
+        self._rendezvous(forget=folder)
 
     def regroup(self, generation: int, note: str, *, boundary: bool) -> RingGeneration:
         """Waits for the next generation of a ring that heals, without a limit: a member may be busy.
@@ -204,18 +175,15 @@ class Board:
         Raises:
             HubringError: The job has failed, this worker has lost its place, or the server is gone.
         """
-        rank, incarnation = self._identity
         request = pb.RegroupRequest(
-            rank=rank,
-            incarnation=incarnation,
+            **self._calls.member,
             generation=generation,
             boundary=boundary,
             note=note,
             wait_seconds=LOOK_SECONDS,
         )
-        while (failure := self._failure()) is None:
-            reply = self._call(lambda: self._stub.Regroup(request, timeout=LOOK_SECONDS + self._patience))
-            assert isinstance(reply, pb.RegroupReply)
+        while (failure := self._calls.failure()) is None:
+            reply = self._calls.make(self._calls.stub.Regroup, request, LOOK_SECONDS + self._patience)
             if reply.failed:
                 raise BY_EXIT_CODE.get(reply.exit_code, JobFailed)(clean_message(reply.failed))
             if reply.generation:
@@ -223,9 +191,129 @@ class Board:
                 return RingGeneration(reply.generation, tuple(members), reply.boundary)
         raise failure
 
-    def _rendezvous(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        request.rank, request.incarnation = self._identity
+    def _rendezvous(self, **fields: Any) -> pb.RendezvousReply:
+        request = pb.RendezvousRequest(**self._calls.member, **fields)
         patience = request.wait_seconds + self._patience
-        reply = self._call(lambda: self._stub.Rendezvous(request, timeout=patience))
-        assert isinstance(reply, pb.RendezvousReply)
+        reply: pb.RendezvousReply = self._calls.make(self._calls.stub.Rendezvous, request, patience)
+        return reply
+
+
+PART_BYTES = 1 << 20
+CALL_SECONDS = 60.0
+STATE_LOOK_SECONDS = 0.1
+READS = 4
+"""How often a worker reads a state that a newer one replaces meanwhile."""
+
+
+class KeptState(NamedTuple):
+    """What a worker starts with.
+
+    Attributes:
+        own: A rank's state; empty if there is none.
+        shared: What all ranks have alike; empty if there is none.
+        mine: Whether `own` is this rank's, and not another one's.
+    """
+
+    own: bytes = b""
+    shared: bytes = b""
+    mine: bool = False
+
+
+class KeptStates:
+    """Sends and reads states of one worker.
+
+    Args:
+        calls: The worker's calls to its server.
+    """
+
+    def __init__(self, calls: MemberCalls) -> None:
+        self._shared_too = False
+        self._on_want: Callable[[], None] = lambda: None
+        self._on_blocked: Callable[[], None] = lambda: None
+        self._calls = calls
+
+    def follow(self, on_want: Callable[[], None], on_blocked: Callable[[], None]) -> None:
+        """Sets what happens if the server wants this worker's state. Any thread calls these functions.
+
+        Args:
+            on_want: Makes the worker send it after this step.
+            on_blocked: Sends it at once: the training thread is blocked, so it leaves the state alone.
+        """
+        self._on_want, self._on_blocked = on_want, on_blocked
+
+    def want(self) -> None:
+        """A checkpoint has the step that is about to end."""
+        self._on_want()
+
+    def ask(self, *, shared: bool, blocked: bool) -> None:
+        """The server asks for the state, and maybe for what all ranks have alike."""
+        self._shared_too |= shared
+        (self._on_blocked if blocked else self._on_want)()
+
+    def take_wish(self) -> bool:
+        """Returns, once, whether the server wants what all ranks have alike from this worker too."""
+        wish, self._shared_too = self._shared_too, False
+        return wish
+
+    def announce(self) -> None:
+        """Tells the server that this worker sends its state, so that checkpoints wait for it."""
+        self._keep()
+
+    def send(self, content: memoryview, step: int, *, shared: bool) -> None:
+        """Sends a state, in parts. Logs why the server does not keep it. Raises as `Board.publish`."""
+        for offset in range(0, max(1, len(content)), PART_BYTES):
+            reply = self._keep(
+                shared=shared,
+                step=step,
+                offset=offset,
+                content=bytes(content[offset : offset + PART_BYTES]),
+                last=offset + PART_BYTES >= len(content),
+            )
+            if reply.refused:
+                log.error("the checkpoint of step %d lacks this rank's state: %s", step, reply.refused)
+                return
+
+    def _keep(self, **part: Any) -> pb.KeepReply:
+        request = pb.KeepRequest(**self._calls.member, **part)
+        reply: pb.KeepReply = self._calls.make(self._calls.stub.Keep, request, CALL_SECONDS)
+        return reply
+
+    def fetch(self, *, live: bool, timeout: float) -> KeptState:
+        """Returns the state from which this worker starts; empty after `timeout` seconds without one.
+
+        Args:
+            live: Ask a live worker first: this one joins a running job.
+            timeout: Seconds.
+
+        Raises:
+            CheckpointCorrupt: The server has the state, but it cannot be read.
+        """
+        deadline = time.monotonic() + timeout
+        for _ in range(READS):
+            while (found := self._get(live=live)).waits and time.monotonic() < deadline:
+                time.sleep(STATE_LOOK_SECONDS)
+            own, shared = self._read(found.own), self._read(found.shared)
+            if own is not None and shared is not None:
+                return KeptState(own, shared, found.mine)
+        raise CheckpointCorrupt(
+            f"the server cannot read {found.own if own is None else found.shared}, from which this worker"
+            " starts: the server's log says why"
+        )
+
+    def _read(self, name: str) -> bytes | None:
+        """Returns a state; None if the server has not all of it any more."""
+        content, total = bytearray(), 0
+        while name:
+            part = self._get(name=name, offset=len(content))
+            content += part.content
+            total = total or part.total
+            if part.total != total or total < 0 or (not part.content and len(content) < total):
+                return None
+            if len(content) >= total:
+                break
+        return bytes(content)
+
+    def _get(self, *, live: bool = False, name: str = "", offset: int = 0) -> pb.KeptReply:
+        request = pb.KeptRequest(**self._calls.member, live=live, name=name, offset=offset)
+        reply: pb.KeptReply = self._calls.make(self._calls.stub.Kept, request, CALL_SECONDS)
         return reply

@@ -19,7 +19,8 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -38,41 +39,8 @@ from hubring.ps.core.timing import LOG_WAIT_EVERY, Pauses, SystemTime, TimeSourc
 from hubring.ps.process.child import Child
 from hubring.ps.transport.grpc.calls import describe, patience, whole
 
-_T = TypeVar("_T")
-
 RETRY_SECONDS = 0.1
 """Seconds between two attempts."""
-
-
-def repeated(
-    call: Callable[[], _T],
-    silent_seconds: float,
-    failure: Callable[[], HubringError | None],
-    gone: Callable[[grpc.RpcError], HubringError],
-) -> _T:
-    """Calls a server, again and again while it is out of reach.
-
-    Args:
-        call: Calls it once.
-        silent_seconds: How long the server may refuse connections.
-        failure: Returns why the worker cannot continue, if it cannot.
-        gone: Returns why it cannot continue after a call to a server that does not come back.
-
-    Raises:
-        Fenced: This worker lost its place.
-        HubringError: This worker cannot continue, or the server is gone.
-    """
-    began = time.monotonic()
-    while True:
-        try:
-            return whole(call())
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                raise Fenced(clean_message(error.details() or "")) from error
-            out_of_reach = error.code() is grpc.StatusCode.UNAVAILABLE
-            if failure() or not out_of_reach or time.monotonic() > began + silent_seconds:
-                raise failure() or gone(error) from error
-        time.sleep(RETRY_SECONDS)
 
 
 class Silence:
@@ -86,6 +54,7 @@ class Silence:
 
     Attributes:
         pauses: Encloses the waits of the thread that calls the server.
+        refusing: See `silent_seconds`.
     """
 
     def __init__(
@@ -95,13 +64,13 @@ class Silence:
         self.pauses = Pauses(self._clock)
         self._address = address
         self._lease = lease_seconds
-        self._refusing = silent_seconds
+        self.refusing = silent_seconds
         self._heard = self._clock.now()
 
     @property
     def timeout(self) -> float:
         """How long one call may take, in seconds."""
-        return max(self._lease, self._refusing)
+        return max(self._lease, self.refusing)
 
     def end(self) -> None:
         """Notes a reply."""
@@ -110,7 +79,7 @@ class Silence:
 
     def meaning(self, error: grpc.RpcError) -> HubringError | None:
         """Returns why this worker cannot continue after a call that failed; None if it can call again."""
-        patient = self._silent() <= patience(error, self._lease, self._refusing)
+        patient = self._silent() <= patience(error, self._lease, self.refusing)
         return None if patient else self.gone(error)
 
     def gone(self, error: grpc.RpcError) -> HubringError:
@@ -131,6 +100,53 @@ class Silence:
         return self._clock.now() - self._heard - self.pauses.seconds
 
 
+class MemberCalls:
+    """A worker's calls to its server, each made again while the server is out of reach.
+
+    Args:
+        stub: The gRPC stub of the server.
+        rank: The worker's rank.
+        incarnation: Its incarnation, as on the wire.
+        silence: How long the server may refuse connections, and what that means.
+        failure: Returns why the worker cannot continue; None if it can.
+
+    Attributes:
+        member: The fields of a request by which the server knows the worker.
+    """
+
+    def __init__(
+        self,
+        stub: ControlStub,
+        rank: int,
+        incarnation: bytes,
+        silence: Silence,
+        failure: Callable[[], HubringError | None],
+    ) -> None:
+        self.stub, self.failure = stub, failure
+        self.member: dict[str, Any] = {"rank": rank, "incarnation": incarnation}
+        self._silence = silence
+
+    def make(self, method: Callable[..., Any], request: object, timeout: float) -> Any:
+        """Calls a method of the stub; `timeout` is for each attempt.
+
+        Raises:
+            Fenced: This worker lost its place.
+            HubringError: This worker cannot continue, or the server is gone.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                return whole(method(request, timeout=timeout))
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    raise Fenced(clean_message(error.details() or "")) from error
+                out_of_reach = error.code() is grpc.StatusCode.UNAVAILABLE
+                too_late = time.monotonic() > began + self._silence.refusing
+                if (failure := self.failure()) or not out_of_reach or too_late:
+                    raise failure or self._silence.gone(error) from error
+            time.sleep(RETRY_SECONDS)
+
+
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 2.0
@@ -140,10 +156,11 @@ HOLD_SECONDS = 2.0
 LEAVE_RETRY_SECONDS = 0.2
 
 
+@dataclass(slots=True)
 class WorkerDeparture:
     """The departure of one worker.
 
-    Args:
+    Attributes:
         address: The server's address, for messages.
         stub: The gRPC stub of the server.
         request: The request to leave.
@@ -152,23 +169,18 @@ class WorkerDeparture:
         shard: The shard that this worker started, if any.
     """
 
-    def __init__(
-        self,
-        address: str,
-        stub: ControlStub,
-        request: pb.LeaveRequest,
-        lease_seconds: float,
-        silent_seconds: float,
-        shard: Child | None,
-    ) -> None:
-        self._address = address
-        self._stub = stub
-        self._request = request
-        self._lease, self._silent = lease_seconds, silent_seconds
-        self._shard = shard
-        self._finished = request.reason == pb.LeaveRequest.FINISHED
-        self._over = False
-        """Whether the server is gone."""
+    address: str
+    stub: ControlStub
+    request: pb.LeaveRequest
+    lease_seconds: float
+    silent_seconds: float
+    shard: Child | None
+    _over: bool = False
+    """Whether the server is gone."""
+
+    @property
+    def _finished(self) -> bool:
+        return self.request.reason == pb.LeaveRequest.FINISHED
 
     def leave(self, *, insists: bool) -> None:
         """Leaves the job, and logs the worker's last news.
@@ -194,7 +206,7 @@ class WorkerDeparture:
             HubringError: This worker finished, but its job failed or has no last checkpoint, or the server
                 did not report how it ended.
         """
-        if self._over or not (self._finished or self._shard is not None):
+        if self._over or not (self._finished or self.shard is not None):
             return
         try:
             self._await_end()
@@ -203,13 +215,13 @@ class WorkerDeparture:
                 raise
 
     def _await_end(self) -> None:
-        self._request.wait_seconds = HOLD_SECONDS
+        self.request.wait_seconds = HOLD_SECONDS
         logged = -math.inf
         while (reply := self._send(insists=True)).awaits:
-            if self._shard is not None and self._shard.ended:
-                raise JobFailed(f"{self._shard} {self._shard.ended}, before the job was over")
+            if self.shard is not None and self.shard.ended:
+                raise JobFailed(f"{self.shard} {self.shard.ended}, before the job was over")
             if time.monotonic() - logged > LOG_WAIT_EVERY:
-                what = f"{self._shard} still serves" if self._shard is not None else "waiting for"
+                what = f"{self.shard} still serves" if self.shard is not None else "waiting for"
                 log.info("training has finished; %s %s", what, reply.awaits)
                 logged = time.monotonic()
         self._confirm()
@@ -218,9 +230,9 @@ class WorkerDeparture:
 
     def _confirm(self) -> None:
         """Lets the server go; without this it waits some seconds for the worker to ask again."""
-        self._request.heard = True
+        self.request.heard = True
         try:
-            self._stub.Leave(self._request, timeout=ANSWER_SECONDS)
+            self.stub.Leave(self.request, timeout=ANSWER_SECONDS)
         except grpc.RpcError as error:
             log.debug(
                 "the server did not get this worker's confirmation of the job's end: %s", describe(error)
@@ -230,13 +242,13 @@ class WorkerDeparture:
         began, logged = time.monotonic(), False
         while True:
             try:
-                seconds = self._request.wait_seconds + ANSWER_SECONDS
-                reply = whole(self._stub.Leave(self._request, timeout=seconds))
+                seconds = self.request.wait_seconds + ANSWER_SECONDS
+                reply = whole(self.stub.Leave(self.request, timeout=seconds))
             except grpc.RpcError as error:
                 silent = time.monotonic() - began
-                if not insists or silent > patience(error, self._lease, self._silent):
+                if not insists or silent > patience(error, self.lease_seconds, self.silent_seconds):
                     raise ServerUnreachable(
-                        f"this worker left its job, but the server at {self._address} has not answered for"
+                        f"this worker left its job, but the server at {self.address} has not answered for"
                         f" {silent:.1f} s ({describe(error)}): the job may have failed, and its last"
                         " checkpoint may be missing. See the server's log, and restart a job that failed"
                     ) from error

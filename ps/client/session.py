@@ -12,17 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from hubring.ps.client.join import Admission, join_request, prove
-from hubring.ps.client.kept_states import KeptStates
-from hubring.ps.client.rendezvous import Board, ShardLocations
-from hubring.ps.client.server_calls import Silence, WorkerDeparture, repeated
+from hubring.ps.client.rendezvous import Board, KeptStates, ShardLocations
+from hubring.ps.client.server_calls import MemberCalls, Silence, WorkerDeparture
 from hubring.ps.config.values import LogFormat
 from hubring.ps.core.bounds import MESSAGE_CHARACTERS, clean, clean_message
 from hubring.ps.core.errors import (
@@ -39,7 +38,7 @@ from hubring.ps.job.membership import RETRY_SECONDS, SILENT_SECONDS, answer_seco
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.job.telemetry import Telemetry, TelemetryExporter
 from hubring.ps.security.certificate import NO_CERTIFICATE, OwnCertificate
-from hubring.ps.transport.grpc.calls import InsistentCalls, OpenCall, whole
+from hubring.ps.transport.grpc.calls import InsistentCalls, OpenCall
 from hubring.ps.transport.grpc.channel import FAST_REDIAL, open_channel
 
 
@@ -55,8 +54,6 @@ class Assignment:
 
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 FAST_HEARTBEAT_SECONDS = 0.1
 """Seconds between heartbeats while the workers agree on the step to stop after."""
@@ -148,17 +145,18 @@ class Session:
             self.close()
             raise
         self.sender = Sender(joined.rank, incarnation_from_wire(joined.incarnation))
-        self._identity = joined.rank, joined.incarnation
         self.size, self.ring_size = joined.world_size, joined.ring_size
         self.late, self.neighbours = joined.late, joined.neighbours
         self.mode, self.saves, self.lockstep = joined.mode, joined.saves, joined.lockstep
-        self.locations = ShardLocations(self._stub, self._identity, joined.shards, own.identity)
-        self.shards = self.locations.shards
         self._lease, self._silent = joined.lease_seconds, joined.silent_seconds
         self._silence = Silence(address, self._lease, self._silent)
-        patience = max(10.0, self._lease)
-        self.board = Board(self._stub, self._identity, self._call, patience, lambda: self.failure)
-        self.states = KeptStates(self._stub, self._identity, self._call)
+        self._calls = MemberCalls(
+            self._stub, joined.rank, joined.incarnation, self._silence, lambda: self.failure
+        )
+        self.locations = ShardLocations(self._calls, joined.shards, own.identity)
+        self.shards = self.locations.shards
+        self.board = Board(self._calls, patience=max(10.0, self._lease))
+        self.states = KeptStates(self._calls)
         self._thread.start()
 
     # The lease.
@@ -242,10 +240,8 @@ class Session:
             return self._left.wait(seconds)
 
     def _beat(self) -> pb.HeartbeatRequest:
-        rank, incarnation = self._identity
         return pb.HeartbeatRequest(
-            rank=rank,
-            incarnation=incarnation,
+            **self._calls.member,
             step=self.step,
             loss=self.loss,
             waiting=self.waiting.seconds,
@@ -304,18 +300,16 @@ class Session:
             ConfigError: The job, or the hub's checkpoint, has another model. Names the first difference.
             JobFailed: A shard cannot take its part.
         """
-        rank, incarnation = self._identity
         slice_bytes, shards = slicing or (0, 0)
         request = pb.PlanRequest(
-            rank=rank,
-            incarnation=incarnation,
+            **self._calls.member,
             buckets=[bucket_to_proto(bucket) for bucket in buckets],
             slice_bytes=slice_bytes,
             shards=shards,
             trial=trial,
             step=self.step,
         )
-        reply = self._call(lambda: self._stub.Plan(request, timeout=max(60.0, self._lease)))
+        reply = self._calls.make(self._stub.Plan, request, max(60.0, self._lease))
         if reply.refused:
             raise BY_EXIT_CODE.get(reply.exit_code, ConfigError)(clean_message(reply.refused))
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
@@ -323,11 +317,8 @@ class Session:
 
     def clock_offset(self) -> ClockOffset:
         """Measures how far the coordinator's clock is ahead of this host's."""
-
-        def ask() -> int:
-            return whole(self._stub.Clock(pb.ClockRequest(), timeout=10.0)).time_ns
-
-        return self._call(lambda: measure_offset(ask))
+        ask = partial(self._calls.make, self._stub.Clock, pb.ClockRequest(), 10.0)
+        return measure_offset(lambda: ask().time_ns)
 
     @property
     def serves(self) -> bool:
@@ -343,10 +334,8 @@ class Session:
         if self._left.is_set():
             return
         self._left.set()
-        rank, incarnation = self._identity
         request = pb.LeaveRequest(
-            rank=rank,
-            incarnation=incarnation,
+            **self._calls.member,
             reason=pb.LeaveRequest.Reason.Value(reason.name),
             text=text,
             step=self.step,
@@ -370,6 +359,3 @@ class Session:
             self._thread.join()
         self._presence.close()
         self._channel.close()
-
-    def _call(self, call: Callable[[], _T]) -> _T:
-        return repeated(call, self._silent, lambda: self.failure, self._silence.gone)

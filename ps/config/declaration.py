@@ -9,15 +9,34 @@ share them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct
-from msgspec.structs import FieldInfo, fields
+from msgspec.structs import FieldInfo, asdict, fields
 
 from hubring.ps.core.errors import ConfigError
+
+
+def flag(name: str) -> str:
+    """Returns the flag that sets this field."""
+    return "--" + name.replace("_", "-")
+
+
+def flag_words(settings: Mapping[str, Any]) -> list[str]:
+    """Returns settings, by field name, as flags of a command line."""
+    words = []
+    for name, value in settings.items():
+        words += [flag(name)] if value is True else [flag(name), str(value)]
+    return words
+
+
+def changed_settings(config: Struct) -> dict[str, Any]:
+    """Returns the settings that differ from their defaults, by field name."""
+    defaults = {field.name: field.default for field in fields(config)}
+    return {name: value for name, value in asdict(config).items() if value != defaults[name]}
 
 
 def only_with(given: str, needed: str, present: str) -> ConfigError:
@@ -53,7 +72,7 @@ def declared_settings(
     """Returns the settings of a config, sorted by group; with `names`, only these."""
     found = {field.name: field for field in fields(config)}
     chosen = [found[name] for name in (found if names is None else names)]
-    pairs = [(field, _flag(field)) for field in chosen]
+    pairs = [(field, part) for field in chosen for part in get_args(field.type) if isinstance(part, Flag)]
     return sorted(pairs, key=lambda pair: get_args(Group).index(pair[1].group))
 
 
@@ -63,11 +82,6 @@ def default_in_words(field: FieldInfo, flag: Flag) -> str:
     if flag.default or value is None or value is False or value == ():
         return flag.default
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _flag(field: FieldInfo) -> Flag:
-    (flag,) = (part for part in get_args(field.type) if isinstance(part, Flag))
-    return flag
 
 
 CertificateFile = Annotated[
@@ -98,11 +112,11 @@ class TlsFiles(NamedTuple):
     def __bool__(self) -> bool:
         return any(file is not None for file in self)
 
-    def check(self) -> None:
-        """Checks that certificate and key come together.
+    def check(self, *, insecure: bool = False) -> None:
+        """Checks that certificate and key come together, and not with `--insecure`.
 
         Raises:
-            ConfigError: One of them is missing.
+            ConfigError: One of them is missing, or nothing is encrypted.
         """
         if (self.cert is None) != (self.key is None):
             given, missing = ("--tls-cert", "--tls-key") if self.key is None else ("--tls-key", "--tls-cert")
@@ -110,6 +124,8 @@ class TlsFiles(NamedTuple):
                 f"{given} {self.cert or self.key} needs {missing} FILE: a certificate works only with its"
                 " private key"
             )
+        if insecure and self:
+            raise ConfigError("--tls-cert and --tls-ca are for encryption; --insecure encrypts nothing")
 
 
 NO_FILES = TlsFiles()

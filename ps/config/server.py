@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Struct
-from msgspec.structs import fields
 
 from hubring.ps.config.declaration import (
     AuthorityFile,
     CertificateFile,
     KeyFile,
     TlsFiles,
+    changed_settings,
     checkpoint,
     cluster,
     data_path,
     debugging,
+    flag,
     only_with,
 )
-from hubring.ps.config.settings import flag
 from hubring.ps.config.values import Bytes, DeviceName, LogFormat, Port, Seconds, Whole, address, is_loopback
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import MAX_WORLD_SIZE
@@ -123,7 +123,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         self._check_mode()
         self._check_page()
         self._check_shards()
-        self._check_tls()
+        self.tls.check(insecure=self.insecure)
         if self.insecure and self.token_file is not None:
             raise ConfigError(
                 f"--token-file {self.token_file} lets in clients with a token, but --insecure lets in all;"
@@ -177,11 +177,6 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
                 f" use at most --backup {self.workers - 1}"
             )
 
-    def _check_tls(self) -> None:
-        self.tls.check()
-        if self.insecure and self.tls:
-            raise ConfigError("--tls-cert and --tls-ca are for encryption; --insecure encrypts nothing")
-
     def _check_page(self) -> None:
         for name in ("page_port", "page_token_file"):
             given = getattr(self, name)
@@ -198,7 +193,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     def _check_shards(self) -> None:
         for name, (does, instead) in _NOT_COLOCATED.items() if self.colocate and self.join is None else ():
-            if name in self._changed:
+            if name in changed_settings(self):
                 raise ConfigError(
                     f"{flag(name)} {getattr(self, name)} {does}, but with --colocate {instead};"
                     " remove one of the two"
@@ -219,14 +214,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
                 " --await-shards N if other hosts add shards with --join"
             )
 
-    @property
-    def _changed(self) -> list[str]:
-        """The settings that differ from their defaults."""
-        return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-
     def _check_join(self, coordinator: str) -> None:
         there, _ = address(coordinator)
-        for name in self._changed:
+        for name in changed_settings(self):
             if name not in _SHARD_HOST:
                 raise ConfigError(
                     f"{flag(name)} is a setting of the coordinator, but --join only adds shards to the"

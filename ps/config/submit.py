@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Struct
-from msgspec.structs import fields
 
-from hubring.ps.config.declaration import cluster, only_with
-from hubring.ps.config.settings import flag
+from hubring.ps.config.declaration import changed_settings, cluster, flag_words, only_with
 from hubring.ps.config.values import Count, DirectiveLine, Duration, Image, JobName, Partition, Whole
 from hubring.ps.core.errors import ConfigError
 
@@ -52,10 +50,10 @@ class SubmitConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.engine is None:
             raise ConfigError("--engine is missing; use slurm, kubernetes or compose")
-        for name, engines in _OF_ENGINES.items():
-            value = getattr(self, name)
-            if self.engine not in engines and value != _default(type(self), name):
-                given = flag(name) if value is True else f"{flag(name)} {value}"
+        for name, value in changed_settings(self).items():
+            engines = _OF_ENGINES.get(name, (self.engine,))
+            if self.engine not in engines:
+                given = " ".join(flag_words({name: value}))
                 raise only_with(given, f"--engine {' or '.join(engines)}", f"--engine {self.engine}")
         if self.image is None and self.engine != "slurm":
             raise ConfigError(
@@ -97,7 +95,3 @@ _OF_ENGINES = {
     "engine_option": ("slurm",),
 }
 """The engines that support each setting which not all of them support."""
-
-
-def _default(kind: type[Struct], name: str) -> object:
-    return next(field.default for field in fields(kind) if field.name == name)

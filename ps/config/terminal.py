@@ -22,8 +22,7 @@ from typer.core import TyperCommand
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from hubring.ps.config import settings
-from hubring.ps.config.declaration import declared_settings, default_in_words
+from hubring.ps.config.declaration import declared_settings, default_in_words, flag
 from hubring.ps.config.values import file_name_objection
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.standard_streams import fill_missing, is_terminal
@@ -64,20 +63,20 @@ def options(
         names: Only these settings; None for all.
         reads_variables: Whether the options read the `PS_*` variables, for a command that loads no config.
     """
-    for field, flag in declared_settings(config, names):
-        words = default_in_words(field, flag)
+    for field, text in declared_settings(config, names):
+        words = default_in_words(field, text)
         kind, choices = _kind(field.type)
-        name, variable = settings.flag(field.name), f"PS_{field.name.upper()}"
+        name, variable = flag(field.name), f"PS_{field.name.upper()}"
         sources = (name, variable) if reads_variables else (name,)
         option = typer.Option(
             name,
-            help=flag.help + (f" [default: {words}]" if words else ""),
+            help=text.help + (f" [default: {words}]" if words else ""),
             envvar=variable if reads_variables else None,
             show_envvar=False,
             metavar=f"<{'|'.join(choices)}>" if choices else None,
             callback=named(*sources) if kind is Path else None,
-            hidden=flag.hidden,
-            rich_help_panel=flag.group.capitalize(),
+            hidden=text.hidden,
+            rich_help_panel=text.group.capitalize(),
         )
         yield parameter(field.name, kind, option)
 

@@ -16,9 +16,9 @@ from hubring.ps.config.declaration import (
     cluster,
     data_path,
     debugging,
+    flag,
     only_with,
 )
-from hubring.ps.config.settings import flag
 from hubring.ps.config.values import Bytes, Count, LogFormat, Seconds, Whole, address
 from hubring.ps.core import types
 from hubring.ps.core.errors import ConfigError
@@ -132,9 +132,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         if self.compress is not None:
             self._check_compress(self.compress)
         self._check_nodes()
-        self.tls.check()
-        if self.insecure and self.tls:
-            raise ConfigError("--tls-cert and --tls-ca are for encryption; --insecure encrypts nothing")
+        self.tls.check(insecure=self.insecure)
         if self.save_parameters_at is not None and self.save_parameters is None:
             raise ConfigError(
                 f"--save-parameters-at {self.save_parameters_at} needs --save-parameters FILE; the second"

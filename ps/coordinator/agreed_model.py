@@ -227,27 +227,32 @@ class AgreedModel(ModelState):
         self.joined = (*self.joined, len(offered))
         self.settled = True
 
-    def checkpoint_content(self, job: Job, next_incarnation: int) -> CheckpointContent:
+    def checkpoint_content(self, job: Job) -> CheckpointContent:
         """Returns what a checkpoint must save.
 
         Raises:
             ConfigError: The shards hold no parameters.
         """
-        if not self.on_the_hub:
+        if not self.on_the_hub or job.membership is None:
             raise ConfigError(
                 "the shards hold no parameters: no worker has sent any yet, or the workers use --aggregate"
             )
-        return CheckpointContent(
-            job.name,
-            self._mode,
-            self.buckets,
-            self.plan,
-            next_incarnation,
-            lockstep=self._consistency.lockstep,
-            together=self._consistency.lockstep and not self._consistency.backup,
-            running=not job.over,
+        manifest = Manifest(
+            job=job.name,
+            mode=self._mode,
+            step=0,
+            next_incarnation=job.membership.next_incarnation,
+            buckets=self.buckets,
+            slices=self.plan.slices,
+            files=(),
             joined=self.joined,
-            ranks=job.membership.active if job.membership else (),
+        )
+        return CheckpointContent(
+            manifest,
+            lockstep=self.lockstep,
+            together=self.lockstep and not self._consistency.backup,
+            running=not job.over,
+            ranks=job.membership.active,
         )
 
 

@@ -9,9 +9,11 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from hubring.ps.checkpoint import checkpoint_folder as checkpoints
 from hubring.ps.checkpoint.checkpoint_folder import FileEntry, Manifest
@@ -19,7 +21,6 @@ from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.coordinator.worker_states import WorkerStates
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.core.timing import TimeSource
-from hubring.ps.core.types import BucketSpec, ShardPlan
 
 log = logging.getLogger(__name__)
 
@@ -32,117 +33,99 @@ SAVE_ATTEMPTS = 8
 class CheckpointContent:
     """What the coordinator knows about the state of the shards."""
 
-    job: str
-    mode: str
-    buckets: tuple[BucketSpec, ...]
-    plan: ShardPlan
-    next_incarnation: int
+    manifest: Manifest
+    """Without the step and the files, which the save brings."""
     lockstep: bool
     """Whether versions are steps."""
     together: bool
     """Whether every step is a round of every key. With backup workers, keys can close different rounds."""
     running: bool
     """Whether workers push during the save."""
-    joined: tuple[int, ...] = ()
-    """Numbers of buckets that joined together, in order."""
     ranks: tuple[int, ...] = ()
     """The live workers."""
 
-    def saved(self, keys: Collection[int]) -> CheckpointContent:
+    def saved(self, keys: Collection[int]) -> Manifest:
         """Returns the part that the shards saved: buckets that joined during the save may be missing."""
-        start, joined = 0, []
-        for count in self.joined:
+        held, start, joined = self.manifest, 0, []
+        for count in held.joined:
             end = start + count
-            if not all(piece.key in keys for piece in self.plan.slices if start <= piece.bucket < end):
+            if not all(piece.key in keys for piece in held.slices if start <= piece.bucket < end):
                 break
             start = end
             joined.append(count)
-        slices = tuple(piece for piece in self.plan.slices if piece.bucket < start)
-        return replace(self, buckets=self.buckets[:start], plan=ShardPlan(slices), joined=tuple(joined))
+        slices = tuple(piece for piece in held.slices if piece.bucket < start)
+        return replace(held, buckets=held.buckets[:start], slices=slices, joined=tuple(joined))
 
 
-class CheckpointWriter:
-    """Writes checkpoints of a fleet into one directory, which the hosts of all shards must share."""
+async def write_checkpoint(
+    fleet: Fleet, states: WorkerStates, directory: Path, look: Callable[[], CheckpointContent]
+) -> tuple[Path, int]:
+    """Writes one checkpoint of a fleet into a directory, which the hosts of all shards must share.
 
-    def __init__(self, fleet: Fleet, directory: Path, states: WorkerStates) -> None:
-        self._fleet = fleet
-        self._states = states
-        self._directory = directory
+    `look` returns what the shards hold. Buckets can join the job during the save, so it is called again
+    at the end.
 
-    async def save(self, look: Callable[[], CheckpointContent]) -> tuple[Path, int]:
-        """Writes one checkpoint.
+    In a running lockstep job, the checkpoint has a version that no key has passed
+    yet. Each shard clones a key when the key reaches that version, so no worker
+    waits. A stopped or asynchronous job is saved in its current state. With backup
+    workers, its step is then that of the slowest key. In asynchronous modes, it is the
+    lowest clock of any worker on any key.
 
-        `look` returns what the shards hold. Buckets can join the job during the save, so it is called again
-        at the end.
+    Returns:
+        The checkpoint's folder and its step.
 
-        In a running lockstep job, the checkpoint has a version that no key has passed
-        yet. Each shard clones a key when the key reaches that version, so no worker
-        waits. A stopped or asynchronous job is saved in its current state. With backup
-        workers, its step is then that of the slowest key. In asynchronous modes, it is the
-        lowest clock of any worker on any key.
+    Raises:
+        ConfigError: A disk cannot be written, or the workers stopped before the
+            step to save.
+    """
+    held = look()
+    folder = await _in_thread(checkpoints.begin, directory)
+    try:
+        if held.running and not held.lockstep:
+            states.ask(held.ranks)  # of a step in lockstep, the answers ask for them
+        step, files = await _write_shards(fleet, folder, held)
+        manifest = look().saved({key for entry in files for key in entry.keys})
+        of_step, ranks = (step if held.lockstep else None), set(held.ranks)
+        files += await states.collect(folder, of_step, lambda: ranks.intersection(look().ranks))
+        path = await _in_thread(checkpoints.publish, folder, replace(manifest, step=step, files=files))
+    except BaseException:
+        await _in_thread(shutil.rmtree, folder, True)
+        raise
+    log.info("checkpoint of step %d in %s", step, path)
+    return path, step
 
-        Returns:
-            The checkpoint's folder and its step.
 
-        Raises:
-            ConfigError: A disk cannot be written, or the workers stopped before the
-                step to save.
-        """
-        held = look()
-        folder = await _in_thread(checkpoints.begin, self._directory)
-        try:
-            if held.running and not held.lockstep:
-                self._states.ask(held.ranks)  # of a step in lockstep, the answers ask for them
-            step, files = await self._write(folder, held)
-            held = look().saved({key for entry in files for key in entry.keys})
-            of_step, ranks = (step if held.lockstep else None), set(held.ranks)
-            files += await self._states.collect(folder, of_step, lambda: ranks.intersection(look().ranks))
-            manifest = Manifest(
-                held.job,
-                held.mode,
-                step,
-                held.next_incarnation,
-                held.buckets,
-                held.plan.slices,
-                files,
-                joined=held.joined,
+async def _write_shards(
+    fleet: Fleet, folder: Path, held: CheckpointContent
+) -> tuple[int, tuple[FileEntry, ...]]:
+    """Lets every shard write its file; returns the step and the files."""
+    step, version = 0, -1
+    if held.lockstep:
+        holding = {piece.shard for piece in held.manifest.slices}  # the other shards have no step
+        stats = [each for each in await fleet.stats() if each.shard in holding]
+        oldest, newest = min(each.oldest for each in stats), max(each.newest for each in stats)
+        step, version = (newest + 1, newest + 1) if held.running else (oldest, -1)
+        if not held.running and held.together and oldest != newest:
+            raise ConfigError(
+                f"the job stopped between steps {oldest} and {newest}, so the shards hold no complete"
+                " step; the previous checkpoint is still the newest"
             )
-            path = await _in_thread(checkpoints.publish, folder, manifest)
-        except BaseException:
-            await _in_thread(shutil.rmtree, folder, True)
-            raise
-        log.info("checkpoint of step %d in %s", step, path)
-        return path, step
-
-    async def _write(self, folder: Path, held: CheckpointContent) -> tuple[int, tuple[FileEntry, ...]]:
-        """Lets every shard write its file; returns the step and the files."""
-        step, version = 0, -1
-        if held.lockstep:
-            holding = {piece.shard for piece in held.plan.slices}  # the other shards have no step
-            stats = [each for each in await self._fleet.stats() if each.shard in holding]
-            oldest, newest = min(each.oldest for each in stats), max(each.newest for each in stats)
-            step, version = (newest + 1, newest + 1) if held.running else (oldest, -1)
-            if not held.running and held.together and oldest != newest:
-                raise ConfigError(
-                    f"the job stopped between steps {oldest} and {newest}, so the shards hold no complete"
-                    " step; the previous checkpoint is still the newest"
-                )
-        for attempt in range(SAVE_ATTEMPTS):
-            replies = await self._fleet.save(folder, version)
-            if not any(reply.too_late for reply in replies):
-                break
-            # The job passed that version first: aim further ahead each time.
-            step = version = max(reply.newest for reply in replies) + 2**attempt
-        else:
-            raise ConfigError(f"the job passed the step to save in all {SAVE_ATTEMPTS} attempts; try again")
-        for reply in replies:
-            if reply.refused:
-                raise ConfigError(reply.refused)
-        if not held.lockstep:
-            step = min((reply.slowest for reply in replies if reply.keys), default=0)
-        return step, tuple(
-            FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
-        )
+    for attempt in range(SAVE_ATTEMPTS):
+        replies = await fleet.save(folder, version)
+        if not any(reply.too_late for reply in replies):
+            break
+        # The job passed that version first: aim further ahead each time.
+        step = version = max(reply.newest for reply in replies) + 2**attempt
+    else:
+        raise ConfigError(f"the job passed the step to save in all {SAVE_ATTEMPTS} attempts; try again")
+    for reply in replies:
+        if reply.refused:
+            raise ConfigError(reply.refused)
+    if not held.lockstep:
+        step = min((reply.slowest for reply in replies if reply.keys), default=0)
+    return step, tuple(
+        FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
+    )
 
 
 async def _in_thread(function: Callable[..., _T], *arguments: object) -> _T:
@@ -193,8 +176,7 @@ class CheckpointSchedule(ScheduleState):
         self.failure: HubringError | None = None
         """Why the job's last attempt to save failed."""
         self.states = WorkerStates(directory)
-        self._writer = CheckpointWriter(fleet, directory, self.states) if directory else None
-        self._directory = directory
+        self._fleet, self._directory = fleet, directory
         self._every = every
         self._clock = clock
         self._held = held
@@ -211,7 +193,7 @@ class CheckpointSchedule(ScheduleState):
     def due(self, now: float) -> bool:
         """Returns whether it is time for the next checkpoint."""
         waited = now - self.tried_at >= self._every
-        return self._writer is not None and waited and not self._saving.locked()
+        return self._directory is not None and waited and not self._saving.locked()
 
     @property
     def saving(self) -> bool:
@@ -224,7 +206,7 @@ class CheckpointSchedule(ScheduleState):
 
     def age(self, now: float) -> float | None:
         """Returns the seconds since the last checkpoint, or since the job began; None without checkpoints."""
-        return None if self._writer is None else now - self.saved_at
+        return None if self._directory is None else now - self.saved_at
 
     def newest(self) -> tuple[Path, Manifest] | None:
         """Returns the checkpoint from which a failed job resumes."""
@@ -236,10 +218,12 @@ class CheckpointSchedule(ScheduleState):
         Raises:
             ConfigError: There is no directory, there is nothing to save, or the save was cancelled.
         """
-        if self._writer is None:
+        if self._directory is None:
             raise ConfigError("this server writes no checkpoints; restart the server with --checkpoint-dir")
         async with self._saving:
-            work = self._under_way = asyncio.create_task(self._writer.save(self._held))
+            work = self._under_way = asyncio.create_task(
+                write_checkpoint(self._fleet, self.states, self._directory, self._held)
+            )
             try:
                 await asyncio.wait([work])
             finally:
@@ -270,7 +254,7 @@ class CheckpointSchedule(ScheduleState):
 
     async def save_last(self) -> None:
         """Writes a checkpoint of the stopped job, if there is a checkpoint directory."""
-        if self._writer is not None:
+        if self._directory is not None:
             await self._try_to_save()
 
     async def _try_to_save(self) -> None:

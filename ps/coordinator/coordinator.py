@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
-from hubring.ps.coordinator.checkpoints import CheckpointContent, CheckpointSchedule
-from hubring.ps.coordinator.joining import JoinAnswer, Joining, Notifier, Planner, Quorum, ViewPublisher
-from hubring.ps.coordinator.promotion import Standbys
+from hubring.ps.coordinator.checkpoints import CheckpointSchedule
+from hubring.ps.coordinator.joining import JoinAnswer, Notifier, Planner, Quorum
+from hubring.ps.coordinator.promotion import HeldConnections, Standbys
 from hubring.ps.coordinator.regroup_service import RegroupService, Rendezvous
-from hubring.ps.coordinator.resume import HeldConnections, Takeover
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard, ShardSilent
 from hubring.ps.coordinator.shutdown import TURN_SECONDS, Departures, Shutdown
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
-from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire
+from hubring.ps.core.types import Sender, Slicing
 from hubring.ps.job.job import Job
 from hubring.ps.job.membership import Joiner
 from hubring.ps.job.outcome import JobCounters, JobOutcome, JobVerdict, LeaveReason
@@ -34,6 +33,9 @@ from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.store.consistency import Consistency
 
 log = logging.getLogger(__name__)
+
+RECONNECT_SECONDS = 4.0
+"""As long as a client goes on without an answer of its server."""
 
 
 @dataclass(eq=False, repr=False)
@@ -84,21 +86,21 @@ class Coordinator(CoordinatorState):
             config.checkpoint_dir,
             config.checkpoint_every,
             clock,
-            self._checkpoint_content,
+            lambda: self.agreed_model.checkpoint_content(self.job),
             restored[0] if restored else None,
         )
         self._turn: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._reconnected_by = math.inf
+        """Until when workers and shards may reconnect after a takeover; infinite without one."""
+        self.takeovers = 0
+        """How often a standby of this process has taken over since the server started."""
         self.done = asyncio.Event()
         """Set when the server should exit: after its only job, or after a failure of the server."""
         self.counters = JobCounters()
         self._notifier = Notifier()
-        self._publishing = asyncio.Lock()
-        self._planning = asyncio.Lock()
         self.departures = Departures(lambda: self.job, self._notifier, clock, config.patience)
         self.connections = HeldConnections(lambda: self.job, self.fleet, clock, self.done)
-        self.takeover = Takeover(
-            lambda: self.job, self.standbys, self.checkpoints, self.connections, self._drain_again, clock
-        )
         self._begin(restored)
 
     def _begin(self, restored: tuple[Path, Manifest] | None) -> None:
@@ -114,13 +116,11 @@ class Coordinator(CoordinatorState):
             first_incarnation=self.next_incarnation,
         )
         self.agreed_model = AgreedModel(self.consistency, config.mode, config.slice_bytes, restored)
-        self.planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier, self._planning)
-        self.views = ViewPublisher(self.fleet, self._publishing)
+        self.planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier)
+        self.fleet.epoch = 0
         self.rendezvous = Rendezvous(self._notifier)
-        self.meeting = RegroupService(self.job, self.views, self._notifier, self._clock)
-        self.quorum = Quorum(self.job, self.fleet, config)
-        shared = (self.job, self.quorum, self.views, self._notifier, self._clock, self.connections)
-        self._joining = Joining(*shared)
+        self.meeting = RegroupService(self.job, self.fleet, self._notifier, self._clock)
+        self.quorum = Quorum(self.job, self.fleet, config, self._notifier, self._clock, self.connections)
         self.shutdown = Shutdown(self.job, self.fleet, self.checkpoints, colocate=config.colocate)
         self._ending = self.judged = False
         self.checkpoints.begin()
@@ -140,7 +140,7 @@ class Coordinator(CoordinatorState):
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
         patience = self.config.lease / 2
         await self._notifier.wait_for(lambda: self._begins_for(joiner), patience)
-        return await self._joining.join(joiner, patience) if self._begins_for(joiner) else None
+        return await self.quorum.join(joiner, patience) if self._begins_for(joiner) else None
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float, sent: Telemetry) -> list[str]:
         """As `Job.beat`."""
@@ -156,15 +156,16 @@ class Coordinator(CoordinatorState):
             return []
         news = self._job_of(sender).leave(sender, reason, text, step)
         if reason is LeaveReason.FINISHED:
-            self.departures.expect(sender)
+            self.departures.waiting.add(sender)
         await self._publish_or_fail()
         await self._notifier.announce()
         return news
 
     def shard_ended(self, sender: Sender, how: str) -> None:
         """Handles a worker's report that its shard exited, before the shard's lease expires."""
-        if (shard := self.fleet.of_worker(sender.incarnation)) is not None:
-            self.shard_lost(f"{shard} {how}")
+        for shard in self.fleet.shards:
+            if shard.worker == sender.incarnation:
+                self.shard_lost(f"{shard} {how}")
 
     async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None, step: int) -> int | None:
         """Agrees with a worker on its buckets after `step`; returns the steps from which it continues.
@@ -179,9 +180,9 @@ class Coordinator(CoordinatorState):
         if not late or agreed.undecided:
             return None if agreed.undecided else agreed.step
         assert membership is not None
-        await self._notifier.wait_out(lambda: not self.takeover.recent)
+        await self._notifier.wait_out(lambda: self._reconnected_by == math.inf)  # all report their steps
         resumed = await self.planner.activate(sender, gives=unplanned and sender.rank == 0)
-        await self.views.publish(membership)
+        await self.fleet.publish(membership)
         return resumed
 
     def check_member(self, sender: Sender) -> None:
@@ -191,19 +192,6 @@ class Coordinator(CoordinatorState):
         membership.member(sender)
 
     # Requests of shards.
-
-    async def register_shard(self, request: pb.RegisterShardRequest) -> Shard | None:
-        """Adds a shard, once per token; returns None if a job runs without it. Raises as `Quorum.number`."""
-        if (known := self.fleet.find(request.token)) is not None:
-            return known
-        index = self.quorum.number(incarnation_from_wire(request.worker))
-        if (self.quorum.complete or self.views.epoch) and self.quorum.shards_wanted and not request.standby:
-            return None  # the job's plan does not include the shard
-        shard = self.fleet.register(request, index, self._clock.now())
-        self.connections.note(request.token)
-        log.info("%s joined (transports: %s)", shard, ", ".join(sorted(shard.addresses)))
-        await self._notifier.announce()
-        return shard
 
     def beat_shard(self, token: str) -> bool:
         """Renews a shard's lease; returns False if the shard must exit."""
@@ -236,7 +224,9 @@ class Coordinator(CoordinatorState):
 
     async def _check(self) -> None:
         now = self._clock.now()
-        self.takeover.check(now)
+        if now > self._reconnected_by:
+            self._reconnected_by = math.inf
+            self.connections.expect()
         await self._note_exchange(now)
         self.job.expire(now)
         if not self.quorum.complete:
@@ -278,10 +268,26 @@ class Coordinator(CoordinatorState):
         else:
             await self.shutdown.drain()
 
-    async def _drain_again(self) -> None:
-        """Repeats the request to drain, which a killed process may have sent in part."""
+    def take_over(self, *, saving: bool) -> None:
+        """Goes on, once this coordinator has the state of a process that was killed.
+
+        What that process may have sent in part is sent again: views, a failure, the request to drain, a save.
+        Leases start again. A worker or shard that has not reconnected after RECONNECT_SECONDS is treated as
+        disconnected: it may have ended while there was no coordinator.
+
+        Args:
+            saving: Whether that process was writing a checkpoint.
+        """
+        self.takeovers += 1
+        self._reconnected_by = self._clock.now() + RECONNECT_SECONDS
+        line = f"the coordinator was lost; its standby has taken over ({self.takeovers} in all)"
+        log.warning("%s", line)
+        self.job.tell(line)
+        self.standbys.take_over()
         if self.stopping or self.job.draining:
-            await (self.drain() if self.stopping else self.shutdown.drain())
+            self._draining = asyncio.create_task(self.drain() if self.stopping else self.shutdown.drain())
+        if saving:
+            self.checkpoints.hasten()
 
     async def end(self, why: str) -> None:
         """Fails the job at once, even within a step; the server continues as after a failure.
@@ -303,7 +309,7 @@ class Coordinator(CoordinatorState):
     @property
     def failovers(self) -> int:
         """How many standbys have taken the place of a lost process since the server started."""
-        return self.takeover.failovers + self.standbys.failovers
+        return self.takeovers + self.standbys.failovers
 
     @property
     def trains(self) -> bool:
@@ -346,13 +352,13 @@ class Coordinator(CoordinatorState):
         try:
             if self.quorum.complete and self.job.failure is None:
                 assert self.job.membership is not None
-                await self.views.publish(self.job.membership)
+                await self.fleet.publish(self.job.membership)
         except JobFailed as error:
             self.job.fail(error)
 
     async def _end_job(self) -> None:
         """Saves the job after its last worker left; then stops the server or begins the next job."""
-        if not (self.judged or self.job.started or self.views.epoch or self.stopping or self.failure):
+        if not (self.judged or self.job.started or self.fleet.epoch or self.stopping or self.failure):
             log.info("all workers left before the job started; ready for the next job")
             self.next_incarnation = self._incarnation_after()
             self.counters.leave(self.job.outcome)
@@ -392,7 +398,3 @@ class Coordinator(CoordinatorState):
     def _closing(self) -> bool:
         """Whether the server exits after this job."""
         return self.config.once or self.stopping or self.failure is not None
-
-    def _checkpoint_content(self) -> CheckpointContent:
-        """Returns what a checkpoint must save. Raises ConfigError if the shards hold no parameters."""
-        return self.agreed_model.checkpoint_content(self.job, self._incarnation_after())

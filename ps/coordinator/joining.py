@@ -11,21 +11,25 @@ compare models and make plans, because the loop must answer heartbeats.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from hubring.protos import control_pb2 as pb
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
-from hubring.ps.coordinator.resume import HeldConnections
+from hubring.ps.coordinator.promotion import HeldConnections
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.timing import TimeSource
-from hubring.ps.core.types import Member, Sender, ShardPlan, Slicing
+from hubring.ps.core.types import Member, Sender, ShardPlan, Slicing, incarnation_from_wire
 from hubring.ps.job.control_messages import assignment
 from hubring.ps.job.job import Job
-from hubring.ps.job.membership import Joiner, Membership
+from hubring.ps.job.membership import Joiner
 from hubring.ps.job.sharding import SLICE_BYTES
+
+log = logging.getLogger(__name__)
 
 PATIENCE = 3.0
 """Seconds after which a waiting call answers that it still waits."""
@@ -58,37 +62,28 @@ class Notifier:
             self._changed.notify_all()
 
 
-class ViewPublisher:
-    """Publishes one job's views, one at a time and each once.
+class AdmittedWorker(NamedTuple):
+    """A worker's membership in a job that has begun; `late` if it joined after the start."""
 
-    Args:
-        fleet: The shards.
-        publishing: Locked while a view goes to the shards; shared by the publishers of all jobs.
+    member: Member
+    world_size: int
+    late: bool
+    neighbours: int
+    """Workers on the same host, including this worker."""
 
-    Attributes:
-        epoch: Epoch of the view that all shards use.
-    """
 
-    def __init__(self, fleet: Fleet, publishing: asyncio.Lock) -> None:
-        self._fleet = fleet
-        self._publishing = publishing
-        self.epoch = 0
+class ShardWanted(NamedTuple):
+    """The answer to a worker that must start a shard before it can join."""
 
-    async def publish(self, membership: Membership) -> None:
-        """Sends the current view to every shard; returns when all shards use it.
+    member: Member
 
-        Raises:
-            JobFailed: A shard does not answer.
-        """
-        async with self._publishing:
-            view = membership.view
-            if view.epoch > self.epoch:
-                await self._fleet.set_view(view)
-                self.epoch = view.epoch
+
+JoinAnswer = AdmittedWorker | ShardWanted | None
+"""None for a worker that must ask again."""
 
 
 class Quorum:
-    """Counts one job's workers and shards.
+    """Counts one job's workers and shards, and lets workers join.
 
     With `--colocate`, each worker starts a shard on its host, and the worker's rank is the shard's number.
     Until the job begins, a shard is removed together with its worker. The next worker with that rank starts
@@ -98,19 +93,66 @@ class Quorum:
         job: The job.
         fleet: The shards that have joined.
         config: The server's settings: how many shards the job waits for. More can join until it begins.
+        notifier: Where workers wait for the others.
+        clock: The source of the time.
+        connections: Which workers are connected.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, config: ServerConfig) -> None:
-        self._job, self._fleet = job, fleet
+    def __init__(
+        self,
+        job: Job,
+        fleet: Fleet,
+        config: ServerConfig,
+        notifier: Notifier,
+        clock: TimeSource,
+        connections: HeldConnections,
+    ) -> None:
+        self._job, self._fleet, self._notifier = job, fleet, notifier
+        self._clock, self._connections = clock, connections
         self._colocate, self._awaited = config.colocate, config.await_shards
         self._wanted = config.shards + config.await_shards
 
-    def number(self, worker: int) -> int:
-        """Returns a new shard's number; `worker` is the incarnation of the worker that started it, or 0.
+    async def join(self, joiner: Joiner, patience: float) -> JoinAnswer:
+        """Admits a worker; returns None if other workers are still missing after `patience` seconds.
+
+        Raises:
+            HubringError: The worker cannot join.
+        """
+        member = self._job.admit(joiner, self._clock.now(), waits=True)
+        self._connections.note(joiner.token)  # it may have ended since it called
+        if self._job.started:  # earlier joins change nothing that another worker waits for
+            await self._notifier.announce()
+        if self._job.colocated and not joiner.brings_shard:
+            return ShardWanted(member)
+        await self._notifier.wait_for(lambda: self.complete, patience)
+        if not self.complete:
+            return None
+        assert self._job.membership is not None
+        await self._fleet.publish(self._job.membership)
+        self._job.admit(joiner, self._clock.now())  # the same rank; its lease begins now
+        late = member not in self._job.membership.view.members
+        neighbours = sum(other.host == member.host for other in self._job.members)
+        return AdmittedWorker(member, self._job.membership.world_size, late, neighbours)
+
+    async def register(self, request: pb.RegisterShardRequest) -> Shard | None:
+        """Adds a shard, once per token; returns None if a job runs without it.
 
         Raises:
             ConfigError: The job cannot use the shard.
         """
+        if (known := self._fleet.find(request.token)) is not None:
+            return known
+        index = self._number(incarnation_from_wire(request.worker))
+        if (self.complete or self._fleet.epoch) and self.shards_wanted and not request.standby:
+            return None  # the job's plan does not include the shard
+        shard = self._fleet.register(request, index, self._clock.now())
+        self._connections.note(request.token)
+        log.info("%s joined (transports: %s)", shard, ", ".join(sorted(shard.addresses)))
+        await self._notifier.announce()
+        return shard
+
+    def _number(self, worker: int) -> int:
+        """Returns a new shard's number; `worker` is the incarnation of the worker that started it, or 0."""
         if not self._colocate:
             return len(self._fleet.shards)
         for member in self._job.members:
@@ -187,76 +229,6 @@ class Quorum:
         return shards + (f" ({others} from other hosts: ps-server start --join ADDR{flag})" if others else "")
 
 
-class AdmittedWorker(NamedTuple):
-    """A worker's membership in a job that has begun; `late` if it joined after the start."""
-
-    member: Member
-    world_size: int
-    late: bool
-    neighbours: int
-    """Workers on the same host, including this worker."""
-
-
-class ShardWanted(NamedTuple):
-    """The answer to a worker that must start a shard before it can join."""
-
-    member: Member
-
-
-JoinAnswer = AdmittedWorker | ShardWanted | None
-"""None for a worker that must ask again."""
-
-
-class Joining:
-    """Lets workers join one job.
-
-    Args:
-        job: The job.
-        quorum: Decides when the job can begin.
-        views: Publishes the members to the shards.
-        notifier: Where workers wait for the others.
-        clock: The source of the time.
-        connections: Which workers are connected.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        quorum: Quorum,
-        views: ViewPublisher,
-        notifier: Notifier,
-        clock: TimeSource,
-        connections: HeldConnections,
-    ) -> None:
-        self._job = job
-        self._quorum = quorum
-        self._views = views
-        self._notifier = notifier
-        self._clock, self._connections = clock, connections
-
-    async def join(self, joiner: Joiner, patience: float) -> JoinAnswer:
-        """Admits a worker; returns None if other workers are still missing after `patience` seconds.
-
-        Raises:
-            HubringError: The worker cannot join.
-        """
-        member = self._job.admit(joiner, self._clock.now(), waits=True)
-        self._connections.note(joiner.token)  # it may have ended since it called
-        if self._job.started:  # earlier joins change nothing that another worker waits for
-            await self._notifier.announce()
-        if self._job.colocated and not joiner.brings_shard:
-            return ShardWanted(member)
-        await self._notifier.wait_for(lambda: self._quorum.complete, patience)
-        if not self._quorum.complete:
-            return None
-        assert self._job.membership is not None
-        await self._views.publish(self._job.membership)
-        self._job.admit(joiner, self._clock.now())  # the same rank; its lease begins now
-        late = member not in self._job.membership.view.members
-        neighbours = sum(other.host == member.host for other in self._job.members)
-        return AdmittedWorker(member, self._job.membership.world_size, late, neighbours)
-
-
 class Planner:
     """Plans the slices of one job.
 
@@ -265,17 +237,13 @@ class Planner:
         agreed_model: What the workers have agreed on so far.
         fleet: The shards.
         notifier: Where late joiners wait until the other workers have chosen the slices.
-        planning: Locked while a plan goes to the shards; shared by the planners of all jobs.
     """
 
-    def __init__(
-        self, job: Job, agreed_model: AgreedModel, fleet: Fleet, notifier: Notifier, planning: asyncio.Lock
-    ) -> None:
+    def __init__(self, job: Job, agreed_model: AgreedModel, fleet: Fleet, notifier: Notifier) -> None:
         self._job = job
         self._agreed_model = agreed_model
         self._fleet = fleet
         self._notifier = notifier
-        self._planning = planning
 
     async def agree(self, sender: Sender, offered: Buckets, slicing: Slicing | None, step: int) -> bool:
         """Makes the first worker's buckets the job's, and compares the other workers' with them.
@@ -302,7 +270,7 @@ class Planner:
                 raise self._job.failure
             # With no first worker left, no worker will choose a size: use the default.
             slicing = None if self._trying else Slicing(SLICE_BYTES)
-        async with self._planning:
+        async with self._fleet.plan_lock:
             self._is_late(sender)  # raises Fenced if the worker lost its rank while it waited
             if not late and self._agreed_model.turns_to_averaging(offered):
                 await self._start_again(sender, offered)
@@ -325,7 +293,7 @@ class Planner:
             Fenced: The worker is no longer a member.
             ConfigError: The job already has its plan.
         """
-        async with self._planning:
+        async with self._fleet.plan_lock:
             draw, shards = self._agreed_model.draw_trial, len(self._fleet.shards)
             trial, is_new = await asyncio.to_thread(draw, offered, shards, slice_bytes)
             self._is_late(sender)

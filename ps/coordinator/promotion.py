@@ -1,4 +1,9 @@
-"""Standbys: pairs them with shards, and lets them take the place of shards that are lost.
+"""What the end of a process means: its connection closes, and a standby takes the place of a lost shard.
+
+Law: a process opens its connection before it joins, so there is no moment at which its end goes unnoticed.
+One that lives and has lost only its connection calls again within RETURN_SECONDS. One that does not is lost,
+however long its lease still is. A process has one connection: a new one replaces the last, whose end then
+means nothing.
 
 Law: only `Standbys`, in the coordinator's one loop, decides. A standby joins a shard until it has the
 shard's state, and then follows it. If the shard is lost, a standby that follows it is promoted. A standby
@@ -18,6 +23,8 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Literal
 
 import grpc
 
@@ -25,6 +32,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.shard_fleet import STALLED_LEASE_SECONDS, Fleet, Shard
 from hubring.ps.core.errors import SHARD_REPLACED, STANDBY_GIVEN_UP
 from hubring.ps.core.timing import TimeSource
+from hubring.ps.job.job import Job
 from hubring.ps.transport.grpc.calls import describe
 
 
@@ -36,8 +44,9 @@ def pair_on_hosts(shards: Sequence[Shard], standbys: Sequence[Shard]) -> list[tu
     """
     if not shards:
         return []
-    shards, free = sorted(shards, key=_host), sorted(standbys, key=_host)
-    shift = max(Counter(map(_host, shards)).values()) % max(1, len(free))
+    host = attrgetter("host")
+    shards, free = sorted(shards, key=host), sorted(standbys, key=host)
+    shift = max(Counter(map(host, shards)).values()) % max(1, len(free))
     free = free[shift:] + free[:shift]
     found: list[tuple[Shard, Shard]] = []
     for apart in (True, False):  # first those that can be on another host
@@ -47,10 +56,6 @@ def pair_on_hosts(shards: Sequence[Shard], standbys: Sequence[Shard]) -> list[tu
                 free.remove(standby)
                 found.append((shard, standby))
     return found
-
-
-def _host(shard: Shard) -> str:
-    return shard.host
 
 
 log = logging.getLogger(__name__)
@@ -133,7 +138,8 @@ class Standbys:
         if self._clock.now() >= self._pair_at:
             for shard, standby in self._unpaired():
                 self._pair(shard, standby)
-        before, self._fleet.guarded = self._fleet.guarded, self._fleet.guarded or self._all_paired
+        shards, before = self._fleet.shards, self._fleet.guarded
+        self._fleet.guarded |= len(shards) >= self._wanted and all(shard.stream for shard in shards)
         return self._fleet.guarded and not before
 
     async def lose(self, process: Shard, what: str) -> None:
@@ -196,11 +202,6 @@ class Standbys:
         if waits and (len(self._fleet.shards) < self._wanted or len(alone) > len(free)):
             return []
         return pair_on_hosts(alone, free)
-
-    @property
-    def _all_paired(self) -> bool:
-        shards = self._fleet.shards
-        return len(shards) >= self._wanted and all(shard.stream for shard in shards)
 
     def _pair(self, shard: Shard, standby: Shard) -> None:
         """Lets a standby join a shard."""
@@ -265,3 +266,48 @@ class Standbys:
             log.warning("%s %s", standby, what)
         else:
             log.warning("%s %s; %s goes on without a standby", standby, what, shard)
+
+
+class HeldConnections:
+    """Notes the connections that open and close.
+
+    Args:
+        job: Returns the job.
+        fleet: The shards.
+        clock: The source of the time.
+        done: Set once the server stops.
+    """
+
+    def __init__(self, job: Callable[[], Job], fleet: Fleet, clock: TimeSource, done: asyncio.Event) -> None:
+        self._job, self._fleet, self._clock, self._done = job, fleet, clock, done
+        self._open: dict[str, asyncio.Future[Literal[True]]] = {}
+        """The end of each process's connection, by its token."""
+
+    async def hold(self, token: str) -> None:
+        """Holds the call of a process open until the server stops, or until the same process calls again."""
+        end = asyncio.create_task(self._done.wait())
+        replaced, self._open[token] = self._open.get(token), end
+        self.note(token)
+        if replaced is not None:
+            replaced.cancel()
+        try:
+            await asyncio.wait([end])
+        finally:
+            end.cancel()
+            if self._open.get(token) is end:
+                del self._open[token]
+                self.note(token)
+
+    def expect(self) -> None:
+        """Treats each process without a connection as one whose connection closed."""
+        membership = self._job().membership
+        for process in (*(membership.places if membership is not None else ()), *self._fleet.shards):
+            self.note(process.token)
+
+    def note(self, token: str) -> None:
+        """Notes whether a process is connected, where it is a member."""
+        membership, connected, now = self._job().membership, token in self._open, self._clock.now()
+        if membership is not None:
+            membership.connect(token, now, connected=connected)
+        if not connected:
+            self._fleet.disconnect(token, now)

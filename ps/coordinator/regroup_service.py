@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from hubring.ps.coordinator.joining import Notifier, ViewPublisher
+from hubring.ps.coordinator.joining import Notifier
+from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.errors import ConfigError, JobFailed, UsageError
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Member, Sender
@@ -153,13 +154,13 @@ class RegroupService:
 
     Args:
         job: The job.
-        views: Publishes the members.
+        fleet: The shards, which learn the members.
         notifier: Where the members wait for each other.
         clock: The source of the time.
     """
 
-    def __init__(self, job: Job, views: ViewPublisher, notifier: Notifier, clock: TimeSource) -> None:
-        self._job, self._views, self._notifier, self._clock = job, views, notifier, clock
+    def __init__(self, job: Job, fleet: Fleet, notifier: Notifier, clock: TimeSource) -> None:
+        self._job, self._fleet, self._notifier, self._clock = job, fleet, notifier, clock
 
     async def regroup(
         self, sender: Sender, generation: int, note: str, seconds: float, *, boundary: bool
@@ -218,7 +219,7 @@ class RegroupService:
         for arrival in generations.current.arrivals:
             if arrival.newcomer:
                 membership.activate(arrival.member.sender)
-        await self._views.publish(membership)
+        await self._fleet.publish(membership)
         await self._notifier.announce()
 
     def _log(self, generation: Generation, pause: float) -> None:

@@ -18,10 +18,10 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.bounds import clean_message
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
-from hubring.ps.core.types import View, incarnation_from_wire, incarnation_to_wire
-from hubring.ps.job.membership import RETURN_SECONDS
+from hubring.ps.core.types import INCARNATION_BYTES, View, incarnation_from_wire
+from hubring.ps.job.membership import RETURN_SECONDS, Membership
+from hubring.ps.security.access import ShardKey
 from hubring.ps.security.certificate import Identity
-from hubring.ps.security.shard_key import ShardKey
 from hubring.ps.transport.grpc.calls import describe
 from hubring.ps.transport.grpc.channel import open_async_channel
 
@@ -131,6 +131,8 @@ class Fleet:
         guarded: Whether every shard has its standby, or needs none.
         departed: Host and process id of shards and standbys that are no longer needed.
         successor: Waits until a shard that did not answer is replaced; returns None if it is not.
+        plan_lock: Locked while a plan is made and goes to the shards.
+        epoch: Epoch of the view that all shards use; 0 before a job's first.
     """
 
     def __init__(self, lease_seconds: float, identity: Identity | None = None) -> None:
@@ -140,6 +142,9 @@ class Fleet:
         self.guarded = True
         self.departed: set[tuple[str, int]] = set()
         self.successor: Callable[[Shard], Awaitable[Shard | None]] = _no_successor
+        self.epoch = 0
+        self.plan_lock = asyncio.Lock()
+        self._view_lock = asyncio.Lock()
         self.lease_seconds = lease_seconds
         self._identity = identity
         self._call_seconds = max(CALL_SECONDS, lease_seconds)
@@ -184,10 +189,6 @@ class Fleet:
                 return shard
         return None
 
-    def of_worker(self, incarnation: int) -> Shard | None:
-        """Returns the shard that this worker started."""
-        return next((shard for shard in self.shards if shard.worker == incarnation), None)
-
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         """Adds a shard with this number, or a standby."""
         known = ShardState(
@@ -205,7 +206,7 @@ class Fleet:
 
     def add(self, known: ShardState, now: float) -> Shard:
         """Adds a shard or a standby."""
-        channel = open_async_channel(known.addresses["grpc"], known.key.for_hub(known.token))
+        channel = open_async_channel(known.addresses["grpc"], known.key.access._replace(secret=known.token))
         shard = Shard(known, channel, ShardControlStub(channel), now)
         if shard.standby:
             self.standbys.append(shard)
@@ -238,10 +239,22 @@ class Fleet:
             shard.heard = min(now, shard.heard + seconds)
             shard.returns_by += seconds
 
+    async def publish(self, membership: Membership) -> None:
+        """Sends the current view to every shard, once; returns when all shards use it.
+
+        Raises:
+            JobFailed: A shard does not answer.
+        """
+        async with self._view_lock:
+            view = membership.view
+            if view.epoch > self.epoch:
+                await self.set_view(view)
+                self.epoch = view.epoch
+
     async def set_view(self, view: View) -> None:
         """Sends the members to every shard; returns when all shards use them."""
         members = [
-            pb.Member(rank=member.rank, incarnation=incarnation_to_wire(member.incarnation))
+            pb.Member(rank=member.rank, incarnation=member.incarnation.to_bytes(INCARNATION_BYTES))
             for member in view.members
         ]
         message = pb.View(epoch=view.epoch, members=members, finished=view.finished)

@@ -25,9 +25,12 @@ from hubring.ps.core.errors import RESTART_ALL, RESTART_JOB, Fenced, JobFailed
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Sender
 from hubring.ps.job.job import Job
-from hubring.ps.job.outcome import EndedJobs, JobVerdict
+from hubring.ps.job.outcome import EndedJob, JobVerdict
 
 log = logging.getLogger(__name__)
+
+KEPT_JOBS = 8
+"""A worker asks at once how its job ended, so a few jobs are enough."""
 
 
 class Departures:
@@ -40,7 +43,7 @@ class Departures:
         patience: Seconds after which a worker without an answer gives up.
 
     Attributes:
-        ended: How the last jobs ended.
+        ended: The last jobs that ended, the latest at the end.
         waiting: The workers that finished, and have not confirmed yet that they know how their job ended.
     """
 
@@ -53,24 +56,24 @@ class Departures:
         self._patience = patience
         self._closed_at = clock.now()
         """When the last job ended, or when this process took over."""
-        self.ended = EndedJobs()
+        self.ended: list[EndedJob] = []
         self.waiting: set[Sender] = set()
-
-    def expect(self, sender: Sender) -> None:
-        """Notes that a worker finished, and will ask how its job ended."""
-        self.waiting.add(sender)
 
     async def close(self, job: Job, verdict: JobVerdict) -> None:
         """Records how a job ended, and answers the workers that wait."""
         if job.membership is not None:
-            self.ended.add(job.membership.departed, verdict)
+            self.ended = [*self.ended, (job.membership.departed, verdict)][-KEPT_JOBS:]
             self.waiting = {each for each in self.waiting if each.incarnation in job.membership.departed}
         self._closed_at = self._clock.now()
         await self._notifier.announce()
 
     def verdict(self, sender: Sender) -> JobVerdict | None:
-        """Returns how the job ended that this worker left; None while it runs."""
-        return self.ended.find(sender)
+        """Returns how the job ended that this worker left; None if it runs, or the worker did not leave."""
+        for departed, verdict in self.ended:
+            gone = departed.get(sender.incarnation)
+            if gone is not None and gone.left:
+                return verdict
+        return None
 
     async def await_verdict(self, sender: Sender, seconds: float) -> JobVerdict | None:
         """Returns how this worker's job ended, or None if it still runs after `seconds`."""
@@ -88,9 +91,9 @@ class Departures:
 
     def check(self, sender: Sender) -> None:
         """Raises Fenced if this worker's job is over, or if this server does not know the worker."""
-        absence = self.ended.absence(sender)
-        if absence:
-            raise Fenced(absence)
+        for departed, verdict in self.ended:
+            if gone := departed.get(sender.incarnation):
+                raise Fenced(f"{verdict}. {gone.member} was no member at the end: {gone.why}")
         if self._job().membership is None:
             raise Fenced(
                 f"this server runs no job of rank {sender.rank}: it did not admit the worker, or has"
@@ -205,7 +208,9 @@ class Shutdown:
         if save:
             await self._unless_lost(self._checkpoints.save_last())
         try:
-            return await self._unless_lost(shard_rows(self._fleet)) or []
+            shards = self._fleet.shards
+            stats = await self._unless_lost(self._fleet.stats())
+            return [] if stats is None else [shard_row(*each) for each in zip(shards, stats, strict=True)]
         except ShardSilent as error:
             if not self._colocate:
                 self.lose_shard(error.cause)
@@ -239,16 +244,6 @@ _COUNTERS = (
     *("peak_bytes", "memory_bytes", "gpu_bytes"),
 )
 """Fields of `ShardStats` that are shown as they are."""
-
-
-async def shard_rows(fleet: Fleet) -> list[dict[str, Any]]:
-    """Returns a row of `shard` for each shard.
-
-    Raises:
-        JobFailed: A shard does not answer.
-    """
-    asked = fleet.shards
-    return [shard_row(each, stats) for each, stats in zip(asked, await fleet.stats(), strict=True)]
 
 
 def shard_row(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:

@@ -82,11 +82,6 @@ def ended_ranks(outcome: JobOutcome) -> dict[str, Any]:
     }
 
 
-def replacement_commands(job: Job, address: str) -> dict[str, str]:
-    """Returns the command that replaces a lost worker, by rank; none if the job cannot go on."""
-    return {str(rank): f"ps-worker --server {address} --rank {rank} {job.name}" for rank in job.replaceable}
-
-
 class StatusReporter:
     """Reads a coordinator's state.
 
@@ -111,6 +106,7 @@ class StatusReporter:
         """Returns the status with these rows of the shards."""
         hub, now = self._coordinator, self._clock.now()
         job, config, checkpoints = hub.job, hub.config, hub.checkpoints
+        replace = f"ps-worker --server {bracketed(reachable(config.host))}:{config.port}"
         return {
             "version": self._version,
             "pid": os.getpid(),
@@ -121,7 +117,7 @@ class StatusReporter:
             "mode": config.mode,
             "state": self._state(),
             "started": hub.quorum.complete,
-            "epoch": hub.views.epoch,
+            "epoch": hub.fleet.epoch,
             "ring_generation": job.generations.current.number if job.generations.heals else None,
             "ring_pause": round(job.generations.pause, 3) if job.generations.heals else None,
             "draining": hub.stopping or job.draining,
@@ -138,7 +134,7 @@ class StatusReporter:
             "failovers": hub.failovers,
             "slowest": job.slowest(),
             "ended": ended_ranks(job.outcome),
-            "replace": replacement_commands(job, f"{bracketed(reachable(config.host))}:{config.port}"),
+            "replace": {str(rank): f"{replace} --rank {rank} {job.name}" for rank in job.replaceable},
             "totals": hub.counters.counts(job.outcome),
             "checkpoint": str(checkpoints.last or ""),
             "checkpoints": checkpoints.written,

@@ -77,7 +77,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 """The dtypes that can be sent, by torch's name, with the bytes of one element."""
 
 
-_INCARNATION_BYTES = 24
+INCARNATION_BYTES = 24
+"""Bytes of an incarnation in a message, the highest first. No reader takes more: a long number is costly."""
 
 
 def new_incarnation(number: int) -> int:
@@ -88,14 +89,9 @@ def new_incarnation(number: int) -> int:
     return number << 128 | secrets.randbits(128)
 
 
-def incarnation_to_wire(incarnation: int) -> bytes:
-    """Returns an incarnation as the bytes of a message."""
-    return incarnation.to_bytes(_INCARNATION_BYTES)
-
-
 def incarnation_from_wire(data: bytes) -> int:
-    """Returns the incarnation in a message's bytes; 0 (never a valid one) if the length is wrong."""
-    return int.from_bytes(data) if len(data) == _INCARNATION_BYTES else 0
+    """Returns the incarnation in a message's bytes."""
+    return int.from_bytes(data[:INCARNATION_BYTES])
 
 
 class Sender(NamedTuple):

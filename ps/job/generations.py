@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from hubring.ps.core.errors import ConfigError
@@ -96,10 +97,6 @@ class Generations(GenerationsState):
                 " start all workers with the same --min-workers"
             )
 
-    def go_on_with(self, left: int) -> bool:
-        """Whether a ring heals that has lost a member, and `left` workers are left."""
-        return self.heals and left >= self.least
-
     def too_few(self, left: int) -> str:
         """Returns why the ring cannot continue with `left` workers, and the fix."""
         if not self.heals:
@@ -163,17 +160,13 @@ class Generations(GenerationsState):
         if self.awaited(live) or (self.current.number and not old):
             return False
         boundary = all(self._arrivals[member].boundary for member in old)
-        new = self._outside(live) if boundary else []
+        new = sorted(self._outside(live), key=attrgetter("rank")) if boundary else []
         if not old and not new:
             return False
         arrivals = [self._arrivals.pop(member) for member in old]
-        arrivals += [self._arrivals.pop(member)._replace(newcomer=True) for member in sorted(new, key=_rank)]
+        arrivals += [self._arrivals.pop(member)._replace(newcomer=True) for member in new]
         lost = tuple(member for member in self.current.members if member not in live)
         self.current = Generation(self.current.number + 1, tuple(arrivals), lost, boundary)
         since, self.gathering_since = self.gathering_since, None
         self.pause = now - since if since is not None else 0.0
         return True
-
-
-def _rank(member: Member) -> int:
-    return member.rank

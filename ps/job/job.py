@@ -17,8 +17,7 @@ from hubring.ps.core.types import Member, Sender
 from hubring.ps.job.generations import Generations
 from hubring.ps.job.membership import RETURN_SECONDS, Joiner, Membership, Place
 from hubring.ps.job.outcome import FirstFinish, JobOutcome, LeaveReason
-from hubring.ps.job.standstill import Standstill
-from hubring.ps.job.telemetry import HELD_UP, Completion, Progress, Telemetry
+from hubring.ps.job.telemetry import HELD_UP, Completion, Progress, Standstill, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -337,7 +336,7 @@ class Job(JobState):
     @property
     def _survives_loss(self) -> bool:
         goes_on = self._keep_going and self.topology == "hub" and not self.colocated
-        return goes_on or self.generations.go_on_with(len(self.members))
+        return goes_on or (self.generations.heals and len(self.members) >= self.generations.least)
 
     def slowest(self) -> str:
         """Returns the worker that the others wait for, in words.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hubring.ps.core.bounds import Rejections
-from hubring.ps.core.types import Member, Sender
+from hubring.ps.core.types import Member
 from hubring.ps.job.membership import FormerMember
 
 
@@ -155,10 +155,6 @@ class FirstFinish(NamedTuple):
         return f"{self.member} finished after {self.step} steps"
 
 
-KEPT_JOBS = 8
-"""A worker asks at once how its job ended, so a few jobs are enough."""
-
-
 @dataclass(frozen=True, slots=True)
 class JobVerdict:
     """How one job ended.
@@ -182,34 +178,3 @@ class JobVerdict:
 
 EndedJob = tuple[Mapping[int, FormerMember], JobVerdict]
 """The former workers of a job, by incarnation, and how it ended."""
-
-
-class EndedJobs:
-    """The verdicts of the last jobs.
-
-    Attributes:
-        last: These jobs, the latest at the end.
-    """
-
-    def __init__(self) -> None:
-        self.last: list[EndedJob] = []
-
-    def add(self, departed: Mapping[int, FormerMember], verdict: JobVerdict) -> None:
-        """Adds the verdict of a job with these former workers."""
-        self.last = [*self.last, (departed, verdict)][-KEPT_JOBS:]
-
-    def find(self, sender: Sender) -> JobVerdict | None:
-        """Returns how the job ended that this worker left; None if it runs, or the worker did not leave."""
-        for departed, verdict in self.last:
-            gone = departed.get(sender.incarnation)
-            if gone is not None and gone.left:
-                return verdict
-        return None
-
-    def absence(self, sender: Sender) -> str:
-        """Returns what happened to a worker of an ended job, and how the job ended, in words; or empty."""
-        for departed, verdict in self.last:
-            if sender.incarnation in departed:
-                gone = departed[sender.incarnation]
-                return f"{verdict}. {gone.member} was no member at the end: {gone.why}"
-        return ""

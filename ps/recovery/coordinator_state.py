@@ -143,8 +143,8 @@ def capture(hub: Coordinator) -> HubRecord:
         workers=counters.workers,
         rejections=counters.rejections.counts(),
         waiting=hub.departures.waiting,
-        ended=hub.departures.ended.last,
-        takeovers=hub.takeover.failovers,
+        ended=hub.departures.ended,
+        takeovers=hub.takeovers,
         promotions=hub.standbys.failovers,
         dismissed=hub.standbys.dismissed,
         departed=fleet.departed,
@@ -185,8 +185,8 @@ def restore(hub: Coordinator, state: ServerState, now: float) -> None:
     counters.jobs.update(known.jobs)
     counters.workers.update(known.workers)
     counters.rejections = Rejections(known.rejections)
-    hub.departures.waiting, hub.departures.ended.last = known.waiting, known.ended
-    hub.takeover.failovers, hub.standbys.failovers = known.takeovers, known.promotions
+    hub.departures.waiting, hub.departures.ended = known.waiting, known.ended
+    hub.takeovers, hub.standbys.failovers = known.takeovers, known.promotions
     hub.standbys.dismissed = known.dismissed
     job.failure = known.job_failure.error if known.job_failure else None
     hub.checkpoints.failure = known.unsaved.error if known.unsaved else None

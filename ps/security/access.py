@@ -1,19 +1,34 @@
-"""What a client needs to be let in by a server: a secret, and the certificate to expect."""
+"""What a client needs to be let in by a server: a secret, and the certificate to expect.
+
+A worker needs another secret for each shard. The coordinator passes it on to the workers that it has
+admitted.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import secrets
 import socket
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hubring.protos import control_pb2 as pb
 from hubring.ps.config.values import address as split
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.security import private_file
 from hubring.ps.security import token_file as files
-from hubring.ps.security.certificate import CERTIFICATE_NAME, NO_CERTIFICATE, Identity, OwnCertificate
-from hubring.ps.security.guard import Role
+from hubring.ps.security.certificate import (
+    CERTIFICATE_NAME,
+    NO_CERTIFICATE,
+    Identity,
+    OwnCertificate,
+    first_certificate,
+    make_certificate,
+)
+from hubring.ps.security.guard import Guard, Role
 from hubring.ps.security.handshake import Proof, fetch, peek, uses_tls
 from hubring.ps.security.token_file import Token, Tokens, choose_token
 
@@ -211,3 +226,95 @@ def _await_listener(address: str, deadline: float) -> bool:
             time.sleep(LOOK_SECONDS)
         else:
             return True
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKey:
+    """A worker's key to a shard.
+
+    Attributes:
+        access: Opens the data stream of gRPC; without a secret, it is open.
+        curve: Public key of ZeroMQ's CURVE in Z85; empty for no encryption.
+    """
+
+    access: Access = NO_ACCESS
+    curve: str = ""
+
+    def password(self, nonce: bytes) -> bytes:
+        """Returns what a worker shows to ZeroMQ without CURVE, once: sniffers see it. It tells no secret.
+
+        Args:
+            nonce: Random bytes, which the worker shows too.
+        """
+        key = hashlib.blake2s(self.access.secret.encode(), person=b"password").digest()
+        return hashlib.blake2s(nonce, key=key).hexdigest().encode()
+
+    @property
+    def data_key(self) -> bytes:
+        """What ZeroMQ's messages are sealed with if TLS protects the rest, but no CURVE; empty for no key."""
+        return bytes.fromhex(self.access.secret) if self.access.certificate and not self.curve else b""
+
+    @classmethod
+    def from_proto(cls, message: pb.Door, identity: Identity | None = None) -> ShardKey:
+        """Returns the key of a message, for a program with this certificate of its own."""
+        name = message.name or CERTIFICATE_NAME
+        return cls(Access(message.secret, message.certificate, name, identity), message.curve)
+
+    def to_proto(self) -> pb.Door:
+        """Returns the key as a message."""
+        secret, certificate, name, _ = self.access
+        return pb.Door(secret=secret, certificate=certificate, curve=self.curve, name=name)
+
+
+NO_KEY_NEEDED = ShardKey()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLock:
+    """A shard's side of its key.
+
+    Attributes:
+        token: Names the shard to the coordinator, and lets the coordinator control it.
+        secret: Opens the data stream of gRPC to a worker.
+        identity: The shard's certificate; None for no TLS.
+        authority: PEM certificates of the authority of coordinator and workers; empty: they have none.
+        curve: Secret and public key of CURVE in Z85; None for no encryption.
+    """
+
+    token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    identity: Identity | None = None
+    authority: bytes = b""
+    curve: tuple[str, str] | None = field(default=None, repr=False)
+
+    @property
+    def guard(self) -> Guard:
+        """Checks the calls of the shard's gRPC server."""
+        return Guard({Role.HUB: self.token, Role.MEMBER: self.secret})
+
+    @property
+    def key(self) -> ShardKey:
+        """What the shard sends to its coordinator."""
+        access = Access(self.secret)
+        if self.identity is not None:
+            certificate = first_certificate(self.identity.certificate)
+            access = Access(self.secret, certificate, self.identity.name)
+        return ShardKey(access, self.curve[1] if self.curve else "")
+
+
+def make_lock(*, tls: bool, curve: bool, own: Identity | None = None, authority: bytes = b"") -> ShardLock:
+    """Returns a new lock.
+
+    Args:
+        tls: Whether gRPC is encrypted, also without a certificate of its own.
+        curve: Whether ZeroMQ is encrypted.
+        own: The certificate that the shard's user brings; None for none.
+        authority: See `ShardLock.authority`.
+    """
+    identity = own or (make_certificate() if tls else None)
+    if not curve:
+        return ShardLock(identity=identity, authority=authority)
+    import zmq
+
+    public, private = zmq.curve_keypair()
+    return ShardLock(identity=identity, authority=authority, curve=(private.decode(), public.decode()))

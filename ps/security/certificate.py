@@ -47,8 +47,13 @@ class Identity(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the certificate, in hexadecimal."""
-        return digest_of(self.certificate)
+        """SHA-256 of the certificate, the first if there are several, in hexadecimal.
+
+        Raises:
+            ValueError: It is not a certificate.
+        """
+        pem = first_certificate(self.certificate).decode()
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
 
 
 def make_certificate() -> Identity:
@@ -102,15 +107,6 @@ def check_key(identity: Identity) -> None:
         raise ValueError(str(error)) from error
     if own != certified:
         raise ValueError("the private key is not the certificate's")
-
-
-def digest_of(pem: bytes) -> str:
-    """Returns the SHA-256 of a certificate, the first if there are several, in hexadecimal.
-
-    Raises:
-        ValueError: It is not a certificate.
-    """
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first_certificate(pem).decode())).hexdigest()
 
 
 def first_certificate(pem: bytes) -> bytes:

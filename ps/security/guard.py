@@ -49,48 +49,40 @@ class Policy(NamedTuple):
     former: str = ""
 
 
+_KNOWN = "the service refuses processes that it does not know, so a process that waits may ask again"
+_MEMBER = "each call also has an incarnation or a shard's token, which the service checks"
+_TIME = "the reply is only the time"
+_PROBE = "probes of containers have no secret, and learn only what serves, and why not"
+
+
 def _only(*roles: Role, former: str = "") -> Policy:
     return Policy(frozenset(roles), former=former)
 
 
-_KNOWN = "the service refuses processes that it does not know, so a process that waits may ask again"
-_MEMBER = "each call also has an incarnation or a shard's token, which the service checks"
-_TIME = "the reply is only the time"
+def _same(service: str, methods: str, policy: Policy) -> Mapping[str, Policy]:
+    return {f"/{service}/{method}": policy for method in methods.split()}
 
-_PROBE = Policy(open="probes of containers have no secret, and learn only what serves, and why not")
+
+_CONTROL, _SHARD_CONTROL = "hubring.v1.Control", "hubring.v1.ShardControl"
 
 POLICIES: Mapping[str, Policy] = {
-    "/hubring.v1.Control/Join": _only(Role.WORKER, former=_KNOWN),
-    "/hubring.v1.Control/Heartbeat": _only(Role.WORKER, former=_MEMBER),
-    "/hubring.v1.Control/Connect": _only(Role.WORKER, Role.SHARD, former=_MEMBER),
-    "/hubring.v1.Control/Leave": _only(Role.WORKER, former=_MEMBER),
-    "/hubring.v1.Control/Plan": _only(Role.WORKER, former=_MEMBER),
-    "/hubring.v1.Control/Rendezvous": _only(Role.WORKER, former=_MEMBER),
-    "/hubring.v1.Control/Shards": _only(Role.WORKER, former=_MEMBER),
-    "/hubring.v1.Control/Regroup": _only(Role.WORKER, former=_MEMBER),
-    "/hubring.v1.Control/Keep": _only(Role.WORKER, former=_MEMBER),
-    "/hubring.v1.Control/Kept": _only(Role.WORKER, former=_MEMBER),
-    "/hubring.v1.Control/Clock": _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR, former=_TIME),
-    "/hubring.v1.Control/Status": _only(Role.READER, Role.OPERATOR, Role.WORKER),
-    "/hubring.v1.Control/Checkpoint": _only(Role.OPERATOR),
-    "/hubring.v1.Control/RotateToken": _only(Role.OPERATOR),
-    "/hubring.v1.Control/RegisterShard": _only(Role.SHARD, former=_KNOWN),
-    "/hubring.v1.Control/ShardHeartbeat": _only(Role.SHARD, former=_MEMBER),
-    "/hubring.v1.ShardControl/SetView": _only(Role.HUB),
-    "/hubring.v1.ShardControl/SetPlan": _only(Role.HUB),
-    "/hubring.v1.ShardControl/Drain": _only(Role.HUB),
-    "/hubring.v1.ShardControl/Fail": _only(Role.HUB),
-    "/hubring.v1.ShardControl/Reset": _only(Role.HUB),
-    "/hubring.v1.ShardControl/Save": _only(Role.HUB),
-    "/hubring.v1.ShardControl/Stats": _only(Role.HUB),
-    "/hubring.v1.ShardControl/Follow": _only(Role.HUB),
-    "/hubring.v1.ShardControl/Replicate": _only(Role.HUB),
-    "/hubring.v1.ShardControl/Promote": _only(Role.HUB),
-    "/hubring.v1.Data/Exchange": _only(Role.MEMBER),
-    "/grpc.health.v1.Health/Check": _PROBE,
-    "/grpc.health.v1.Health/List": _PROBE,
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _only(
-        Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR
+    **_same(_CONTROL, "Join", _only(Role.WORKER, former=_KNOWN)),
+    **_same(_CONTROL, "Heartbeat Leave Plan", _only(Role.WORKER, former=_MEMBER)),
+    **_same(_CONTROL, "Rendezvous Shards Regroup Keep Kept", _only(Role.WORKER, former=_MEMBER)),
+    **_same(_CONTROL, "RegisterShard", _only(Role.SHARD, former=_KNOWN)),
+    **_same(_CONTROL, "ShardHeartbeat", _only(Role.SHARD, former=_MEMBER)),
+    **_same(_CONTROL, "Connect", _only(Role.WORKER, Role.SHARD, former=_MEMBER)),
+    **_same(_CONTROL, "Clock", _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR, former=_TIME)),
+    **_same(_CONTROL, "Status", _only(Role.READER, Role.OPERATOR, Role.WORKER)),
+    **_same(_CONTROL, "Checkpoint RotateToken", _only(Role.OPERATOR)),
+    **_same(_SHARD_CONTROL, "SetView SetPlan Drain Fail Reset Save Stats", _only(Role.HUB)),
+    **_same(_SHARD_CONTROL, "Follow Replicate Promote", _only(Role.HUB)),
+    **_same("hubring.v1.Data", "Exchange", _only(Role.MEMBER)),
+    **_same("grpc.health.v1.Health", "Check List", Policy(open=_PROBE)),
+    **_same(
+        "grpc.reflection.v1alpha.ServerReflection",
+        "ServerReflectionInfo",
+        _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR),
     ),
 }
 """By method, as gRPC names it."""
@@ -238,17 +230,6 @@ def _without_request(behavior: Callable[..., Any]) -> Any:
     return grpc.stream_stream_rpc_method_handler(behavior)
 
 
-class _Details(NamedTuple):
-    """What gRPC asks of a call's details."""
-
-    method: Any
-    timeout: Any
-    metadata: Any
-    credentials: Any
-    wait_for_ready: Any
-    compression: Any
-
-
 class Bearer(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
@@ -259,26 +240,11 @@ class Bearer(
     def __init__(self, secret: str) -> None:
         self._header = (HEADER, SCHEME + secret)
 
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._signed(client_call_details), request)
+    def _sign(self, continuation: Any, details: Any, request: Any) -> Any:
+        metadata = [*(details.metadata or ()), self._header]
+        return continuation(details._replace(metadata=metadata), request)
 
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._signed(client_call_details), request)
-
-    def intercept_stream_stream(
-        self, continuation: Any, client_call_details: Any, request_iterator: Any
-    ) -> Any:
-        return continuation(self._signed(client_call_details), request_iterator)
-
-    def _signed(self, details: Any) -> _Details:
-        return _Details(
-            details.method,
-            details.timeout,
-            [*(details.metadata or ()), self._header],
-            details.credentials,
-            details.wait_for_ready,
-            details.compression,
-        )
+    intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _sign  # type: ignore[assignment]
 
 
 class AsyncBearer(grpc.aio.UnaryUnaryClientInterceptor):

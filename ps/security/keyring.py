@@ -200,7 +200,7 @@ def make_files(file: Path) -> Path:
         The file of the tokens. The certificate and its key are beside it.
     """
     identity = certificate.make_certificate()
-    _write_identity(file, identity)
+    private_file.write(_key_file(file), _pem(identity))
     files.write_tokens(file, draw_tokens(identity.digest))
     return file
 
@@ -211,10 +211,6 @@ def _secrets(tokens: Tokens) -> dict[Role, str]:
 
 def _key_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.key")
-
-
-def _write_identity(file: Path, identity: Identity) -> None:
-    private_file.write(_key_file(file), _pem(identity))
 
 
 def _pem(identity: Identity) -> str:

@@ -11,12 +11,10 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from functools import partial
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from torch import Tensor
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
@@ -26,9 +24,8 @@ from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import CoordinatorCall, StoreCommand
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.sums import all_finite
-from hubring.ps.shard.coordinator_calls import Action, action, checked_path
+from hubring.ps.shard.changes import Action, Follower, StandbyLink, action, checked_path
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.standby import Follower, StandbyLink
 from hubring.ps.store.key_state import Snapshot
 from hubring.ps.transport.registry import ShardAddress
 
@@ -190,10 +187,11 @@ class ShardControl(ShardControlServicer):
         Raises:
             NonFinite: A parameter is not finite; names the first.
         """
-        for key, state in snapshot.items():
-            if not all_finite(state.values):
-                name = partial(_name_unsound, key=key, values=state.values)
-                raise NonFinite(f"{self._in_loop(name, context)} after step {state.version}; {NonFinite.fix}")
+        unsound = next((key for key, state in snapshot.items() if not all_finite(state.values)), None)
+        if unsound is not None:
+            state = snapshot[unsound]
+            where = self._in_loop(lambda loop: loop.store.name_unsound(unsound, state.values), context)
+            raise NonFinite(f"{where} after step {state.version}; {NonFinite.fix}")
 
     def _catch(self, context: grpc.ServicerContext) -> Snapshot | None:
         """Waits for the snapshot that `capture_at` began; returns None if the caller cancels.
@@ -252,7 +250,3 @@ class ShardControl(ShardControlServicer):
 def _if_wanted(act: Action, context: grpc.ServicerContext) -> Action:
     """Returns an action that does nothing if its coordinator was killed; the next one calls again."""
     return lambda loop: act(loop) if context.is_active() else None
-
-
-def _name_unsound(loop: ShardLoop, *, key: int, values: Tensor) -> str:
-    return loop.store.name_unsound(key, values)

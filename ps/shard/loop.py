@@ -5,7 +5,7 @@ blocks on anything else. The coordinator's calls arrive on gRPC threads, which p
 them to the loop as commands, so that only one thread uses the store.
 
 With a standby the replies wait in its stream (`hubring.ps.shard.stream`). A standby's own loop applies
-what its primary forwards, and refuses all else until it is promoted (`hubring.ps.shard.standby`).
+what its primary forwards, and refuses all else until it is promoted (`hubring.ps.shard.changes`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -39,22 +39,18 @@ from hubring.ps.job.membership import BUSY_SECONDS, RETRY_SECONDS, answer_second
 from hubring.ps.observe import logs
 from hubring.ps.process import launch
 from hubring.ps.process.launch import await_parent_end
-from hubring.ps.security.access import CONNECT_SECONDS, refused_error
-from hubring.ps.security.shard_key import ShardLock, make_lock
-from hubring.ps.shard import gpu
+from hubring.ps.security.access import CONNECT_SECONDS, ShardLock, make_lock, refused_error
+from hubring.ps.shard.changes import Follower, StandbyLink, StandbyVerdict
 from hubring.ps.shard.control_service import ShardControl
+from hubring.ps.shard.host_shards import VARIABLE, ShardSettings
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.spawn import VARIABLE, ShardSettings
-from hubring.ps.shard.standby import Follower, StandbyLink
-from hubring.ps.shard.stream import StandbyVerdict
 from hubring.ps.store.consistency import by_name
-from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
+from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.calls import (
     InsistentCalls,
     OpenCall,
     describe,
     details,
-    insist,
     patience,
     whole,
 )
@@ -64,8 +60,6 @@ from hubring.ps.transport.polling import sleep_as_batch
 from hubring.ps.transport.registry import open_doors
 
 log = logging.getLogger(__name__)
-
-StreamState = Callable[[], tuple[bytes, bool]]
 
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a shard that its parent stops. One that the server lets go exits with 0."""
@@ -161,7 +155,7 @@ class Registration:
         request = pb.ShardHeartbeatRequest(token=self._token, stream=stream, unreachable=unreachable)
         again, timeout = answer_seconds(self._reply.lease_seconds), self._reply.silent_seconds
         try:
-            reply = insist(self._stub.ShardHeartbeat, request, again, timeout)
+            reply = InsistentCalls().make(self._stub.ShardHeartbeat, request, again, timeout)
         except grpc.RpcError as error:
             log.debug("the coordinator does not answer: %s", error.code().name)
             return StandbyVerdict.WAIT
@@ -177,20 +171,12 @@ class Registration:
             self.failure = Fenced(why)
             self._orphaned.set()
 
-    def keep(
-        self, lost: Callable[[], None], stream: StreamState, given_up: Callable[[bytes], object]
-    ) -> None:
+    def keep(self, loop: ShardLoop) -> None:
         """Renews the lease in a thread.
 
-        Args:
-            lost: Called once the coordinator requests the exit, or the coordinator or the parent is gone.
-            stream: Returns the secret of the stream to the standby, empty without one, and whether it is
-                stalled.
-            given_up: Called with that secret once the coordinator has given up the standby.
+        It stops the loop once the coordinator requests the exit, or the coordinator or the parent is gone.
         """
-        threading.Thread(
-            target=self._beat, args=(lost, stream, given_up), name="heartbeat", daemon=True
-        ).start()
+        threading.Thread(target=self._beat, args=(loop,), name="heartbeat", daemon=True).start()
         threading.Thread(target=self._end_heartbeats, name="orphan", daemon=True).start()
 
     def _end_heartbeats(self) -> None:
@@ -198,15 +184,13 @@ class Registration:
         self._orphaned.wait()
         self._heartbeats.end()
 
-    def _beat(
-        self, lost: Callable[[], None], stream: StreamState, given_up: Callable[[bytes], object]
-    ) -> None:
+    def _beat(self, loop: ShardLoop) -> None:
         lease, silent_seconds = self._reply.lease_seconds, self._reply.silent_seconds
         again, timeout = answer_seconds(lease), max(lease, silent_seconds)
         heard, allowed, pauses = time.monotonic(), timeout, Pauses()
         while time.monotonic() - heard - pauses.seconds < allowed:
             self._presence.keep()
-            secret, stalled = stream()
+            secret, stalled = loop.stream
             request = pb.ShardHeartbeatRequest(token=self._token, stream=secret, stalled=stalled)
             try:
                 with pauses.within(timeout):
@@ -215,7 +199,7 @@ class Registration:
                     self.dismissed(reply.dismissed)
                     break
                 if reply.given_up:
-                    given_up(secret)
+                    loop.command(partial(loop.leave_standby, secret))
                 heard, pause = time.monotonic(), RETRY_SECONDS if stalled else heartbeat_seconds(lease)
                 pauses.clear()
             except grpc.RpcError as error:
@@ -238,7 +222,7 @@ class Registration:
                 f" of the parameters is lost. {RESTART_JOB}. To allow longer pauses, use a longer --lease"
             )
         self._presence.close()
-        lost()
+        loop.stop()
 
 
 def main() -> None:
@@ -267,9 +251,8 @@ def main() -> None:
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
     memory: ParameterMemory = HostMemory(doors.allocate)
     if settings.device != "cpu":
-        room = gpu.room(settings.device)
-        memory = room.parameters
-        addresses |= room.addresses
+        memory = GpuMemory.on(settings.device)
+        addresses |= memory.invitation()
     registration = Registration(settings, host_id(), addresses, lock, orphaned)
     place.role = "standby" if settings.standby else f"shard{registration.index}"
     trace = None
@@ -280,11 +263,7 @@ def main() -> None:
         loop.follow(None, Follower(loop, None, registration.index).answer)
     standby_link = StandbyLink(registration.ask, registration.dismissed, settings.access.identity)
     control.serve(loop, registration.index, standby_link, standby=settings.standby)
-    registration.keep(
-        loop.stop,
-        lambda: loop.stream,
-        lambda stream: loop.command(lambda: loop.leave_standby(stream)),
-    )
+    registration.keep(loop)
     sleep_as_batch()
     loop.run()
     if registration.failure is not None:

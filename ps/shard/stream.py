@@ -8,23 +8,18 @@ until the coordinator has given it up.
 
 from __future__ import annotations
 
-import logging
 import select
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from enum import Enum, auto
-from math import inf
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.core.messages import (
     Change,
     ClosedRound,
@@ -34,7 +29,6 @@ from hubring.ps.core.messages import (
     Refusal,
     Reply,
     StoreCommand,
-    Ticket,
     Values,
 )
 from hubring.ps.transport.base import Connection, Message
@@ -247,90 +241,6 @@ def pass_failure(done: Future[None], waiting: Future[None]) -> None:
         waiting.cancel()
     elif (error := done.exception()) is not None:
         waiting.set_exception(error)
-
-
-log = logging.getLogger(__name__)
-
-UNREACHABLE_SECONDS = 2.0
-"""Longer than a restarted network needs, shorter than the workers' patience (`REDIAL_SECONDS`)."""
-_PAUSE = 0.05
-
-
-class StandbyVerdict(Enum):
-    """The coordinator's word on a stream."""
-
-    WAIT = auto()
-    ALONE = auto()
-    """The standby is given up: the primary goes on without one."""
-    STOP = auto()
-    """The primary is not needed any more."""
-
-
-def restore_stream(
-    lost: ConnectionLost,
-    dial: Callable[[], Connection],
-    ask: Callable[[bool], StandbyVerdict],
-    attach: Callable[[Connection], object],
-    leave: Callable[[], object],
-) -> None:
-    """Starts a thread that connects again, or learns that there is no standby any more.
-
-    Only the coordinator gives up a standby. Until it does, the primary dials again. Once it has not reached
-    the standby for UNREACHABLE_SECONDS, it asks the coordinator to give it up.
-
-    Args:
-        lost: Why the connection broke.
-        dial: Connects to the standby; raises ServerUnreachable.
-        ask: Asks the coordinator; the argument is whether the standby cannot be reached.
-        attach: Takes the new connection.
-        leave: Called if the standby is given up.
-    """
-
-    def run() -> None:
-        log.debug("the connection to the standby broke (%s); connecting again", lost)
-        began = -inf if isinstance(lost, StandbyLost) else time.monotonic()
-        while True:
-            unreachable = time.monotonic() - began > UNREACHABLE_SECONDS
-            if not unreachable:
-                try:
-                    attach(dial())
-                    return
-                except ServerUnreachable as error:
-                    log.debug("the standby is not reached: %s", error)
-            verdict = ask(unreachable)
-            if verdict is StandbyVerdict.ALONE:
-                leave()
-            if verdict is not StandbyVerdict.WAIT:
-                return
-            time.sleep(_PAUSE)
-
-    threading.Thread(target=run, name="standby", daemon=True).start()
-
-
-class ChangeTurn(NamedTuple):
-    """What to do next: apply a change, if there is one, and then acknowledge the ticket."""
-
-    change: Change | None
-    ticket: Ticket
-
-
-class OrderedChanges:
-    """Puts the changes of one stream in order."""
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._early: dict[int, ChangeTurn] = {}
-
-    def take(self, number: int, change: Change, ticket: Ticket) -> list[ChangeTurn]:
-        """Takes change number `number`; returns what can be applied and acknowledged now, in order."""
-        if number < self._next:
-            return [ChangeTurn(None, ticket)]
-        self._early[number] = ChangeTurn(change, ticket)
-        turns = []
-        while self._next in self._early:
-            turns.append(self._early.pop(self._next))
-            self._next += 1
-        return turns
 
 
 def without_checkpoint(call: CoordinatorCall) -> tuple[CoordinatorCall, list[int]]:

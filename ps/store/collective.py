@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -166,7 +167,9 @@ def outcome(parts: Sequence[Part], joined: Collection[int] = ()) -> Mapping[int,
     refusal = objection({part.rank: part.call for part in parts}, joined)
     if refusal is not None:
         return refusal
-    parts = sorted([*parts, *(_in_place_of(rank, parts[0].call) for rank in joined)], key=_rank)
+    zeroed = parts[0].call
+    stand_ins = (Part(rank, zeroed, zeros(zeroed.layouts)) for rank in joined)
+    parts = sorted([*parts, *stand_ins], key=attrgetter("rank"))
     ranks, call = [part.rank for part in parts], parts[0].call
     nothing: dict[int, Tensors] = dict.fromkeys(ranks, ())
     given = [part.tensors for part in parts]
@@ -195,22 +198,14 @@ def rows_for(call: Call, members: int) -> list[int]:
     return list(call.splits) or dealt(_rows(call), members)
 
 
-def _in_place_of(rank: int, call: Call) -> Part:
-    """Returns the part of a rank that called join()."""
-    return Part(rank, call, zeros(call.layouts))
-
-
-def _rank(part: Part) -> int:
-    return part.rank
-
-
 # Checks.
 
 
 def _without(joined: Collection[int], call: Call) -> str:
     """Returns why an operation cannot run without the members that called join(); empty if it can."""
     reduces = call.collective in (Collective.ALLREDUCE, Collective.REDUCE)
-    if call.collective is Collective.BARRIER or (reduces and not _root_in(joined, call)):
+    rootless = call.collective in ROOTED and call.root in joined
+    if call.collective is Collective.BARRIER or (reduces and not rootless):
         return ""
     verb = call.collective.name.lower()
     many = len(joined) > 1
@@ -221,10 +216,6 @@ def _without(joined: Collection[int], call: Call) -> str:
     )
     sparse = "; to reduce a sparse tensor, call to_dense() first"
     return text + sparse * (call.collective is Collective.ALLGATHER)
-
-
-def _root_in(joined: Collection[int], call: Call) -> bool:
-    return call.collective in ROOTED and call.root in joined
 
 
 def _must_agree(call: Call) -> tuple[object, ...]:

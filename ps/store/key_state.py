@@ -11,7 +11,7 @@ et al., SOSP 2015) and Kafka's idempotent producer. The view fences earlier inca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
@@ -31,11 +31,6 @@ from hubring.ps.job.sharding import ParameterPart, parameter_parts
 from hubring.ps.optim.blocks import BlockSteps
 from hubring.ps.store.script_changes import PendingWrites
 
-BeforeStep = Callable[["list[Contribution]", list[Tensor], tuple[int, ...], Collection[int]], None]
-"""Gets a round's contributions in rank order, their uncompressed gradients or the mean of compressed ones,
-which parameters have no gradient, and the ranks that agree with whatever the others wrote.
-"""
-
 
 class Contribution(NamedTuple):
     """A gradient that waits for its round to close."""
@@ -45,6 +40,22 @@ class Contribution(NamedTuple):
     """One for each try: only the sender knows on which connection it still listens."""
     gradient: Tensor | Coded
     """The push's gradient, in the shard's memory."""
+
+
+class Round(NamedTuple):
+    """A round of one key that can close.
+
+    Attributes:
+        contributions: In rank order.
+        gradients: Uncompressed, or the mean of compressed ones.
+        absent: Which parameters of the slice have no gradient in any contribution.
+        excused: The ranks that agree with whatever the others wrote.
+    """
+
+    contributions: list[Contribution]
+    gradients: list[Tensor]
+    absent: tuple[int, ...]
+    excused: set[int]
 
 
 class Reader(NamedTuple):
@@ -201,20 +212,13 @@ class KeyEntry:
             entry.coded = CodedMean(entry.codec, values)
         return entry
 
-    def close(
-        self, scratch: Tensor, before_step: BeforeStep | None = None
-    ) -> tuple[list[Contribution], tuple[int, ...]]:
-        """Applies the mean of the open round.
+    def gather(self, scratch: Tensor) -> Round:
+        """Returns the open round, which can close; applies what scripts wrote before it.
 
         Args:
             scratch: At least twice as long as the values, with the same dtype.
-            before_step: Called once nothing but a NonFinite can keep the round from closing.
-
-        Returns:
-            The round's contributions in rank order, and which of `parts` have no gradient in any of them.
 
         Raises:
-            NonFinite: The sum has a NaN or an infinity. The values are invalid from then on.
             Disagreement: The contributors' scripts changed parameters or state differently. Nothing changed.
         """
         ranks, excused = sorted(self.contributions), set[int]()
@@ -224,21 +228,15 @@ class KeyEntry:
             excused = set(ranks) if self.averages else self.late | self._idle()
             self.apply_writes(ranks, excused)
         absent = _absent(contributions) if contributions[0].push.absent else ()
-        gradients = self._plain(contributions, scratch)
-        if before_step is not None:
-            before_step(contributions, gradients, absent, excused)
-        # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
-        self._step(gradients, contributions[0].push.hyper, absent, scratch)
-        self.contributions.clear()
-        return contributions, absent
+        return Round(contributions, self._plain(contributions, scratch), absent, excused)
 
     def apply(self, done: ClosedRound, scratch: Tensor) -> None:
-        """Applies a round that this key's primary closed. `scratch` is as in `close`."""
+        """Applies a round that this key's primary closed. `scratch` is as in `gather`."""
         if self.writes.waiting:
             self.apply_writes([one.rank for one in done.contributors], done.excused)
-        self._step([done.total], done.hyper, done.absent, scratch, done.count)
+        self.step([done.total], done.hyper, done.absent, scratch, done.count)
 
-    def _step(
+    def step(
         self,
         gradients: Sequence[Tensor],
         hyper: StepHyper,
@@ -246,6 +244,18 @@ class KeyEntry:
         scratch: Tensor,
         count: int | None = None,
     ) -> None:
+        """Applies the mean of gradients.
+
+        Args:
+            gradients: In rank order; or, with `count`, their sum.
+            hyper: The hyperparameters.
+            absent: Which of `parts` have no gradient.
+            scratch: As in `gather`.
+            count: Of how many gradients the sum is.
+
+        Raises:
+            NonFinite: The sum has a NaN or an infinity. The values are invalid from then on.
+        """
         self.optimizer.step(gradients, hyper, scratch, frozenset(() if self.averages else absent), count)
         if self.coded is not None:
             self.coded.encode(self.values, [self.parts[index].in_slice for index in absent])

@@ -7,16 +7,21 @@ uint8, for one store. It replaces the earlier memory, unless it `extends` it.
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
 
 from hubring.ps.compression import gpu_tensor
-from hubring.ps.compression.gpu_tensor import Reached, SharedMemory, is_placed
+from hubring.ps.compression.gpu_tensor import CudaMemory, Reached, SharedMemory, gpu_name, is_placed
+from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
 from hubring.ps.core.types import Sender
 from hubring.ps.optim.sums import zeros
+
+log = logging.getLogger(__name__)
 
 
 class HostMemory:
@@ -53,10 +58,34 @@ class GpuMemory:
     def __init__(self, device: torch.device, memory: SharedMemory) -> None:
         self.device = device
         self._memory = memory
+        self._token: Tensor | None = None
+        """The bytes that the invitation refers to."""
         self._wholes: list[Tensor] = []
         self._shared: dict[int, gpu_tensor.GpuTensor] = {}
         """By the address of the whole."""
         self._reached: dict[Sender, Reached] = {}
+
+    @classmethod
+    def on(cls, name: str) -> GpuMemory:
+        """Returns the memory of this GPU, and makes the GPU the process's current device.
+
+        Raises:
+            ConfigError: This host does not have the GPU.
+        """
+        device = find_gpu(name)
+        torch.cuda.set_device(device)
+        return cls(device, CudaMemory(device))
+
+    def invitation(self) -> dict[str, str]:
+        """Returns an address that invites workers of the same GPU; none if they cannot share its memory."""
+        secret = bytearray(secrets.token_bytes(16))
+        self._token = torch.frombuffer(secret, dtype=torch.uint8).to(self.device)
+        try:
+            text = gpu_tensor.invitation(gpu_name(self.device), self._memory, self._token)
+        except ConfigError as error:
+            log.warning("workers on this GPU exchange tensors through host memory: %s", error)
+            return {}
+        return {gpu_tensor.ADDRESS: text}
 
     def allocate(self, nbytes: int, *, extends: bool = False) -> Tensor:
         if not extends:
@@ -98,3 +127,23 @@ class GpuMemory:
 
 
 ParameterMemory = HostMemory | GpuMemory
+
+
+def find_gpu(name: str) -> torch.device:
+    """Returns the GPU for `cuda` or `cuda:N`.
+
+    Raises:
+        ConfigError: This host does not have the GPU.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(name.partition(":")[2] or 0)
+    if count == 0:
+        built = "" if torch.version.cuda else " (a build without CUDA)"
+        raise ConfigError(
+            f"--device {name}: torch{built} finds no GPU on this host; use --device cpu, or run ps-server"
+            " doctor to find the cause"
+        )
+    if index >= count:
+        names = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0"
+        raise ConfigError(f"--device {name}: torch finds only {count} GPU(s) on this host; use {names}")
+    return torch.device("cuda", index)

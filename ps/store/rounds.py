@@ -106,26 +106,23 @@ class PushRounds:
     # Rounds.
 
     def close(self, entry: KeyEntry, scratch: Tensor) -> None:
-        """Closes the open round of a key. Raises as `KeyEntry.close`."""
+        """Closes the open round of a key. Raises as `KeyEntry.gather` and `KeyEntry.step`."""
         before = entry.version
+        contributions, gradients, absent, excused = entry.gather(scratch)
         contributors = [
-            Contributor(rank, one.push.clock, before - entry.read[rank])
-            for rank, one in sorted(entry.contributions.items())
+            Contributor(push.sender.rank, push.clock, before - entry.read[push.sender.rank])
+            for push, *_ in contributions
         ]
-
-        def forward(
-            contributions: list[Contribution],
-            gradients: list[Tensor],
-            absent: tuple[int, ...],
-            excused: Collection[int],
-        ) -> None:
-            assert self.replica is not None
-            total = self._total(entry, gradients, self.replica)
-            hyper, by, ranks = contributions[0].push.hyper, tuple(contributors), tuple(sorted(excused))
-            done = ClosedRound(entry.key, before, total, len(gradients), hyper, by, absent, ranks)
-            self.replica.append(done)
-
-        contributions, absent = entry.close(scratch, None if self.replica is None else forward)
+        # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
+        hyper = contributions[0].push.hyper
+        if self.replica is not None:  # from here on only a NonFinite can keep the round from closing
+            total, ranks = self._total(entry, gradients, self.replica), tuple(sorted(excused))
+            by = tuple(contributors)
+            self.replica.append(
+                ClosedRound(entry.key, before, total, len(gradients), hyper, by, absent, ranks)
+            )
+        entry.step(gradients, hyper, absent, scratch)
+        entry.contributions.clear()
         for (push, tickets, _), contributor in zip(contributions, contributors, strict=True):
             entry.clocks[contributor.rank] = push.clock + 1
             entry.settle(push, tickets, Settled(push.clock, contributor.staleness, absent))

@@ -115,7 +115,9 @@ class PendingWrites:
             state = self._states.get(rank)
             if state is None and first is None:
                 continue
-            if state is None or first is None or not _alike(first, state):
+            if state is None or first is None or state.fresh != first.fresh:
+                raise Disagreement((ranks[0], rank))
+            if state.tensors.keys() != first.tensors.keys():
                 raise Disagreement((ranks[0], rank))
             for name, tensor in state.tensors.items():
                 if (index := _difference(first.tensors[name], tensor)) is not None:
@@ -138,10 +140,6 @@ class PendingWrites:
 def _heard(ranks: Sequence[int], wrote: Collection[int], excused: Collection[int]) -> Sequence[int]:
     """Returns the ranks that must agree."""
     return [rank for rank in ranks if rank in wrote or rank not in excused]
-
-
-def _alike(one: OptimizerState, other: OptimizerState) -> bool:
-    return one.tensors.keys() == other.tensors.keys() and one.fresh == other.fresh
 
 
 def _difference(one: Tensor, other: Tensor) -> int | None:

@@ -33,26 +33,16 @@ _IN_MEMORY = {
 Service = dict[str, Any]
 
 
-class Compose:
-    """Docker Compose. `docker compose` stays in the foreground until the job ends."""
-
-    command = ("docker", "compose", "-f", "-", "up")
-    fix = "install Docker with the compose plugin, or run the output of --dry-run on a machine that has it"
-
-    def render(self, job: Submission) -> str:
-        """Returns the Compose file."""
-        folders = [*([job.servers_folder] if job.servers_folder else []), *job.workers_folders]
-        document = {
-            "name": job.name,
-            "services": {SERVER: _server(job), "worker": _workers(job)},
-            "networks": {"job": {}},
-            "volumes": {_TOKENS: _IN_MEMORY, **({_CHECKPOINTS: {}} if folders else {})},
-        }
-        return dump_yaml(["Made by: ps-server submit --engine compose"], [_literal(document)])
-
-    def secrets(self, job: Submission) -> str:
-        """Returns nothing: the server makes the tokens."""
-        return ""
+def render(job: Submission) -> str:
+    """Returns the Compose file."""
+    folders = [*([job.servers_folder] if job.servers_folder else []), *job.workers_folders]
+    document = {
+        "name": job.name,
+        "services": {SERVER: _server(job), "worker": _workers(job)},
+        "networks": {"job": {}},
+        "volumes": {_TOKENS: _IN_MEMORY, **({_CHECKPOINTS: {}} if folders else {})},
+    }
+    return dump_yaml(["Made by: ps-server submit --engine compose"], [_literal(document)])
 
 
 def _server(job: Submission) -> Service:

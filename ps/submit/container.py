@@ -16,10 +16,8 @@ import yaml
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.submit.job import PORT, Submission
 
-YamlDocument = Mapping[str, Any]
 
-
-def dump_yaml(comment: Sequence[str], documents: Sequence[YamlDocument]) -> str:
+def dump_yaml(comment: Sequence[str], documents: Sequence[Mapping[str, Any]]) -> str:
     """Returns the documents as text, after the comment lines."""
     head = "".join(f"# {line}\n" for line in comment)
     body = yaml.dump_all(

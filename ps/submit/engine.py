@@ -6,52 +6,62 @@ import contextlib
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hubring.ps.core.errors import EngineMissing
 from hubring.ps.process.child import Child, passing_on
-from hubring.ps.submit.compose import Compose
+from hubring.ps.submit import compose, kubernetes, slurm
 from hubring.ps.submit.job import Submission, assemble
-from hubring.ps.submit.kubernetes import Kubernetes
-from hubring.ps.submit.slurm import Slurm
 
 PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Engine(Protocol):
-    """Renders a job for one engine."""
+class Engine(NamedTuple):
+    """How a job gets to one engine.
 
-    @property
-    def command(self) -> tuple[str, ...]:
-        """The program that reads the output of `render` on standard input, and its arguments."""
+    Attributes:
+        command: The program that reads the output of `render` on standard input, and its arguments.
+        fix: What to do if the program is missing.
+        render: Returns the job in the engine's format, without secrets. Raises ConfigError if the format
+            cannot express a setting.
+        secrets: Returns what the engine reads before the job, and a dry run leaves out. Nothing where the
+            server makes the tokens.
+    """
 
-    @property
-    def fix(self) -> str:
-        """What to do if the program is missing."""
-
-    def render(self, job: Submission) -> str:
-        """Returns the job in the engine's format, without secrets.
-
-        Raises:
-            ConfigError: The format cannot express a setting.
-        """
-
-    def secrets(self, job: Submission) -> str:
-        """Returns what the engine reads before the job, and a dry run leaves out; often nothing."""
+    command: tuple[str, ...]
+    fix: str
+    render: Callable[[Submission], str]
+    secrets: Callable[[Submission], str] = lambda _: ""
 
 
-class EngineAnswer(NamedTuple):
-    """The result of the engine's program: its exit code and the last line that it printed."""
+ENGINES = {
+    "slurm": Engine(
+        ("sbatch",),
+        "submit on a login node of the cluster, or run sbatch there with the output of --dry-run",
+        slurm.render,
+    ),
+    "kubernetes": Engine(
+        ("kubectl", "apply", "-f", "-"),  # in its current context and namespace
+        "install it, or apply the output of --dry-run on a machine that has it",
+        kubernetes.render,
+        kubernetes.secrets,
+    ),
+    "compose": Engine(
+        ("docker", "compose", "-f", "-", "up"),  # stays in the foreground until the job ends
+        "install Docker with the compose plugin, or run the output of --dry-run on a machine that has it",
+        compose.render,
+    ),
+}
 
-    code: int
-    last_line: str
 
-
-def send(engine: Engine, artefact: str) -> EngineAnswer:
+def send(engine: Engine, artefact: str) -> tuple[int, str]:
     """Runs the engine's program with a rendered job, and copies the program's output to stdout.
+
+    Returns:
+        The program's exit code, and the last line that it printed.
 
     Raises:
         EngineMissing: The program is not on the PATH.
@@ -63,7 +73,7 @@ def send(engine: Engine, artefact: str) -> EngineAnswer:
     child = Child(name, [program, *arguments], stdin=PIPE, stdout=PIPE)
     with passing_on(PASSED_SIGNALS, child.signal):
         last_line = _feed(child, artefact)
-        return EngineAnswer(child.exit_code(), last_line)
+        return child.exit_code(), last_line
 
 
 def _feed(child: Child, artefact: str) -> str:
@@ -78,9 +88,6 @@ def _feed(child: Child, artefact: str) -> str:
             sys.stdout.buffer.flush()
             last_line = line.strip() or last_line
     return last_line.decode(errors="replace")
-
-
-ENGINES: Mapping[str, Engine] = {"slurm": Slurm(), "kubernetes": Kubernetes(), "compose": Compose()}
 
 
 def submit(
@@ -107,7 +114,7 @@ def submit(
     if dry_run:
         sys.stdout.write(artefact)
         return 0, None
-    answer = send(engine, engine.secrets(job) + artefact)
+    code, last_line = send(engine, engine.secrets(job) + artefact)
     command = " ".join(engine.command)
-    result = {"engine": job.config.engine, "job": job.name, "command": command, "said": answer.last_line}
-    return answer.code, {**result, "exit_code": answer.code}
+    result = {"engine": job.config.engine, "job": job.name, "command": command, "said": last_line}
+    return code, {**result, "exit_code": code}

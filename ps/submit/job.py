@@ -12,11 +12,10 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import fields
 
-from hubring.ps.config.declaration import only_with
+from hubring.ps.config.declaration import changed_settings, flag_words, only_with
 from hubring.ps.config.environment import environment
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.config.settings import flag
-from hubring.ps.config.sources import load_server, load_submit, load_worker, server_origins, worker_origins
+from hubring.ps.config.sources import load, load_server, load_worker, server_origins, worker_origins
 from hubring.ps.config.submit import SubmitConfig
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
@@ -135,7 +134,7 @@ def assemble(
     """
     variables = environment() if variables is None else variables
     own = {field.name for field in fields(SubmitConfig)}
-    config = load_submit({name: flags.get(name) for name in own}, config_file, variables)
+    config = load(SubmitConfig, {name: flags.get(name) for name in own}, config_file, variables)
     workers, nodes = _layout(config)
     passed = {name: flags[name] for name in flags.keys() - own}
     rest = {
@@ -194,10 +193,9 @@ def _check_places(config_file: Path | None, variables: Mapping[str, str]) -> Non
 
 def _check_topology(server: ServerConfig, worker: WorkerConfig) -> None:
     if worker.topology == "ring":
-        for field in fields(server):
-            value = getattr(server, field.name)
-            if field.name in _HUBS and value != field.default:
-                given = flag(field.name) if value is True else f"{flag(field.name)} {value}"
+        for name, value in changed_settings(server).items():
+            if name in _HUBS:
+                given = " ".join(flag_words({name: value}))
                 raise only_with(given, "--topology hub", "--topology ring")
     if worker.aggregate and server.mode != "bsp":
         raise ConfigError(f"--aggregate requires --mode bsp, not --mode {server.mode}; change one of the two")
@@ -214,9 +212,5 @@ def _check_text(word: str) -> None:
 
 def _flags(config: Struct, leave_out: Collection[str]) -> list[str]:
     """Returns the flags for all settings that differ from their defaults."""
-    words = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name not in leave_out and value != field.default:
-            words += [flag(field.name)] if value is True else [flag(field.name), str(value)]
-    return words
+    changed = changed_settings(config).items()
+    return flag_words({name: value for name, value in changed if name not in leave_out})

@@ -15,17 +15,29 @@ restarts the job from its checkpoint: at most --restarts times, or with --requeu
 JobSet cannot count losses and preemptions apart: it sees only that a pod failure rule failed a Job.
 
 Other exit codes do not restart the job.
+
+The pods meet the Pod Security Standard `restricted`: no root user, no capabilities, a read-only root file
+system, no token for the cluster's API.
+
+The server mounts all of the Secret, the workers only their token. A dry run prints no Secret, so that its
+output can be kept and shared. `secret_instructions` explains how to make one by hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hubring.ps.core.errors import Fenced, ServerUnreachable, UsageError
 from hubring.ps.process.restarts import RESTARTABLE
-from hubring.ps.submit import container, pods
-from hubring.ps.submit.container import YamlDocument, dump_yaml
-from hubring.ps.submit.job import Submission
+from hubring.ps.security import token_file as files
+from hubring.ps.security.guard import Role
+from hubring.ps.security.keyring import make_files
+from hubring.ps.submit import container
+from hubring.ps.submit.container import dump_yaml
+from hubring.ps.submit.job import GRACE_SECONDS, PORT, Submission
 
 RESTARTED = sorted(RESTARTABLE)
 HOPELESS = [UsageError.exit_code]
@@ -41,11 +53,6 @@ REPLACEMENTS = 3
 Spec = dict[str, Any]
 
 
-def server_host_name(job: Submission) -> str:
-    """Returns the server's host name: JobSet, Job, the Job's index, the pod's index, and the service."""
-    return f"{job.name}-server-0-0.{job.name}"
-
-
 def jobset_spec(job: Submission, workers: str = "worker", worker_labels: Spec | None = None) -> Spec:
     """Returns the specification of a JobSet.
 
@@ -54,13 +61,15 @@ def jobset_spec(job: Submission, workers: str = "worker", worker_labels: Spec | 
         workers: The name of the workers' Job and container.
         worker_labels: Labels of the workers' Job.
     """
-    pod = pods.worker_pod(job, server_host_name(job), workers)
+    # The server's host name: JobSet, Job, the Job's index, the pod's index, and the service.
+    pod = worker_pod(job, f"{job.name}-server-0-0.{job.name}", workers)
     metadata = {"metadata": {"labels": worker_labels}} if worker_labels else {}
+    server = _job(job, server_pod(job), 1, 0, [_fail("server", RESTARTED), _evicted("FailJob")])
     found: Spec = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ["server"]},
         "replicatedJobs": [
-            {"name": "server", "replicas": 1, "template": {"spec": _servers(job)}},
+            {"name": "server", "replicas": 1, "template": {"spec": server}},
             {
                 "name": workers,
                 "replicas": 1,
@@ -74,19 +83,12 @@ def jobset_spec(job: Submission, workers: str = "worker", worker_labels: Spec | 
     return found
 
 
-def _servers(job: Submission) -> Spec:
-    return _job(job, pods.server_pod(job), 1, 0, [_fail("server", RESTARTED), _evicted("FailJob")])
-
-
 def _workers(job: Submission, name: str, pod: Spec) -> Spec:
     count = job.nodes or job.workers
     if job.all_or_nothing:
         return _job(job, pod, count, 0, [_fail(name, RESTARTED), _evicted("FailJob")])
-    replaced = {
-        "action": "Ignore",
-        "onExitCodes": _codes(name, REPLACED),
-    }
-    return _job(job, pod, count, REPLACEMENTS, [_fail(name, HOPELESS), replaced, _evicted("Ignore")])
+    rules = [_fail(name, HOPELESS), _fail(name, REPLACED, "Ignore"), _evicted("Ignore")]
+    return _job(job, pod, count, REPLACEMENTS, rules)
 
 
 def _job(job: Submission, pod: Spec, pods_: int, backoff: int, rules: list[Spec]) -> Spec:
@@ -102,12 +104,9 @@ def _job(job: Submission, pod: Spec, pods_: int, backoff: int, rules: list[Spec]
     }
 
 
-def _fail(name: str, codes: list[int]) -> Spec:
-    return {"action": "FailJob", "onExitCodes": _codes(name, codes)}
-
-
-def _codes(name: str, codes: list[int]) -> Spec:
-    return {"containerName": name, "operator": "In", "values": codes}
+def _fail(name: str, codes: list[int], action: str = "FailJob") -> Spec:
+    """Returns the rule for a container that ended with one of these exit codes."""
+    return {"action": action, "onExitCodes": {"containerName": name, "operator": "In", "values": codes}}
 
 
 def _evicted(action: str) -> Spec:
@@ -130,32 +129,27 @@ def _restarts(job: Submission, workers: str) -> Spec:
     return {"maxRestarts": job.restarts, "restartStrategy": "BlockingRecreate", "rules": rules}
 
 
-CHECKPOINTS_SIZE = "20Gi"
+CHECKPOINTS, CHECKPOINTS_SIZE = "checkpoints", "20Gi"
 _COMMENT = {
     "jobset": "Made by: ps-server submit --engine kubernetes. Needs JobSet 0.8 or later in the cluster.",
     "trainjob": "Made by: ps-server submit --engine kubernetes --kind trainjob. Needs Kubeflow Trainer 2.",
 }
 
 
-class Kubernetes:
-    """Kubernetes. `kubectl` uses its current context and namespace."""
-
-    command = ("kubectl", "apply", "-f", "-")
-    fix = "install it, or apply the output of --dry-run on a machine that has it"
-
-    def render(self, job: Submission) -> str:
-        """Returns the manifests, in the order in which Kubernetes needs them, without the Secret."""
-        of_kind = _trainjob if job.config.kind == "trainjob" else _jobset
-        folders = [*job.workers_folders, *([job.servers_folder] if job.servers_folder else [])]
-        documents = [*([_claim(job)] if folders else []), _network(job), *of_kind(job)]
-        return dump_yaml([_COMMENT[job.config.kind], *pods.secret_instructions(job)], documents)
-
-    def secrets(self, job: Submission) -> str:
-        """Returns the Secret with the job's tokens, and a separator."""
-        return dump_yaml([], [pods.new_secret(job, _metadata(job, pods.secret_name(job)))]) + "---\n"
+def render(job: Submission) -> str:
+    """Returns the manifests, in the order in which Kubernetes needs them, without the Secret."""
+    of_kind = _trainjob if job.config.kind == "trainjob" else _jobset
+    folders = [*job.workers_folders, *([job.servers_folder] if job.servers_folder else [])]
+    documents = [*([_claim(job)] if folders else []), _network(job), *of_kind(job)]
+    return dump_yaml([_COMMENT[job.config.kind], *secret_instructions(job)], documents)
 
 
-def _jobset(job: Submission) -> list[YamlDocument]:
+def secrets(job: Submission) -> str:
+    """Returns the Secret with the job's tokens, and a separator."""
+    return dump_yaml([], [new_secret(job)]) + "---\n"
+
+
+def _jobset(job: Submission) -> list[Spec]:
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -166,7 +160,7 @@ def _jobset(job: Submission) -> list[YamlDocument]:
     ]
 
 
-def _trainjob(job: Submission) -> list[YamlDocument]:
+def _trainjob(job: Submission) -> list[Spec]:
     """Returns a TrainingRuntime with this job's server, and the TrainJob. Its JobSet has the job's name.
 
     Kubeflow Trainer finds its nodes by the name `node` of the Job and container, and by the label below.
@@ -195,14 +189,14 @@ def _trainjob(job: Submission) -> list[YamlDocument]:
     ]
 
 
-def _claim(job: Submission) -> YamlDocument:
+def _claim(job: Submission) -> Spec:
     """Returns a volume claim for checkpoints. It outlives the job: a job applied again resumes from it."""
     # Workers' pods run on several nodes, the server's pod on one.
     mode = "ReadWriteMany" if job.workers_folders else "ReadWriteOnce"
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": _metadata(job, f"{job.name}-{pods.CHECKPOINTS}"),
+        "metadata": _metadata(job, f"{job.name}-{CHECKPOINTS}"),
         "spec": {
             "accessModes": [mode],
             "resources": {"requests": {"storage": CHECKPOINTS_SIZE}},
@@ -210,12 +204,12 @@ def _claim(job: Submission) -> YamlDocument:
     }
 
 
-def _network(job: Submission) -> YamlDocument:
+def _network(job: Submission) -> Spec:
     """Returns a policy that lets only the job's pods reach its pods, if the cluster enforces such policies.
 
     The page's port is open to the whole cluster: Prometheus reads /metrics, and the page needs a token.
     """
-    chosen = {"podSelector": {"matchLabels": pods.job_labels(job)}}
+    chosen = {"podSelector": {"matchLabels": job_labels(job)}}
     page = container.page_port(job)
     open_ = [] if page is None else [{"ports": [{"protocol": "TCP", "port": page}]}]
     return {
@@ -226,5 +220,165 @@ def _network(job: Submission) -> YamlDocument:
     }
 
 
-def _metadata(job: Submission, name: str) -> YamlDocument:
-    return {"name": name, "labels": pods.job_labels(job)}
+def _metadata(job: Submission, name: str) -> Spec:
+    return {"name": name, "labels": job_labels(job)}
+
+
+TOKENS_ENTRY, KEY_ENTRY, WORKER_ENTRY = "tokens", "tokens.key", "worker"
+"""Entries of the Secret: all tokens, the certificate with its private key, and the workers' token."""
+MOUNT_FOLDER = "/run/secrets/hubring"
+TOKENS_FILE = f"{MOUNT_FOLDER}/{TOKENS_ENTRY}"
+
+
+def secret_name(job: Submission) -> str:
+    """Returns the Secret's name."""
+    return f"{job.name}-{TOKENS_ENTRY}"
+
+
+def secret_instructions(job: Submission) -> tuple[str, ...]:
+    """Returns comment lines that explain how to make the Secret by hand."""
+    return (
+        f"Without `ps-server submit`, first make the job's tokens, the Secret {secret_name(job)}:",
+        f"  ps-server token new {TOKENS_ENTRY}",
+        f"  ps-server token show --token-file {TOKENS_ENTRY} --role {Role.WORKER} --output {WORKER_ENTRY}",
+        f"  kubectl create secret generic {secret_name(job)} --from-file={TOKENS_ENTRY}"
+        f" --from-file={KEY_ENTRY} --from-file={WORKER_ENTRY}",
+        f"  rm {TOKENS_ENTRY} {KEY_ENTRY} {WORKER_ENTRY}",
+    )
+
+
+def new_secret(job: Submission) -> Spec:
+    """Returns a Secret with new tokens. It cannot change, because a running job uses it."""
+    with TemporaryDirectory(prefix="hubring-tokens-") as folder:
+        file = make_files(Path(folder) / TOKENS_ENTRY)
+        entries = {
+            TOKENS_ENTRY: file.read_text(),
+            KEY_ENTRY: file.with_name(KEY_ENTRY).read_text(),
+            WORKER_ENTRY: f"{files.read_tokens(file)[Role.WORKER]}\n",
+        }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, secret_name(job)),
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": entries,
+    }
+
+
+def secret_volume(job: Submission, *entries: str) -> Spec:
+    """Returns the volume of a pod that sees these entries of the Secret.
+
+    Args:
+        job: The job.
+        *entries: Names of entries. The workers' token gets the name of the file with all tokens.
+    """
+    items = [{"key": entry, "path": TOKENS_ENTRY if entry == WORKER_ENTRY else entry} for entry in entries]
+    # The kubelet adds the right to read for the pod's group.
+    return {
+        "name": TOKENS_ENTRY,
+        "secret": {"secretName": secret_name(job), "defaultMode": 0o400, "items": items},
+    }
+
+
+def job_labels(job: Submission) -> dict[str, str]:
+    """Returns the labels that identify this job's objects."""
+    return {"app.kubernetes.io/name": "hubring", "app.kubernetes.io/instance": job.name}
+
+
+def server_pod(job: Submission) -> Spec:
+    """Returns the server's pod: ready when workers can join, killed when it no longer answers."""
+    page = container.page_port(job)
+    ports = [{"name": "control", "containerPort": PORT, "protocol": "TCP"}]
+    ports += [] if page is None else [{"name": "page", "containerPort": page, "protocol": "TCP"}]
+    inside = {
+        "name": "server",
+        "image": job.config.image,
+        "command": _unexpanded(container.server_command(job)),
+        "ports": ports,
+        # A pod that has started is ready, so that one probe runs on. Kubernetes' gRPC probes cannot use TLS.
+        "startupProbe": {**_probe("--service", "ready"), "periodSeconds": 5, "failureThreshold": 60},
+        "livenessProbe": {**_probe(), "periodSeconds": 20, "failureThreshold": 3},
+    }
+    tokens = secret_volume(job, TOKENS_ENTRY, KEY_ENTRY)
+    return _pod(job, inside, 1, tokens, [job.servers_folder] if job.servers_folder else [])
+
+
+def worker_pod(job: Submission, server_name: str, name: str) -> Spec:
+    """Returns a pod of workers. It needs no probe: the server detects lost workers by their leases.
+
+    Args:
+        job: The job.
+        server_name: The server's host name.
+        name: The container's name.
+    """
+    # If one pod is evicted, only its workers stop; the job continues, and they rejoin later.
+    alone = job.per_node > 1 and not job.all_or_nothing and job.worker.on_preempt == "auto"
+    more = ["--on-preempt", "leave"] if alone else []
+    inside = {
+        "name": name,
+        "image": job.config.image,
+        "command": _unexpanded(container.worker_command(job, server_name, more)),
+    }
+    tokens = secret_volume(job, WORKER_ENTRY)
+    return _pod(job, inside, job.per_node, tokens, job.workers_folders, gpus=job.config.gpus)
+
+
+def _probe(*words: str) -> Spec:
+    command = ["ps-server", "health", f"127.0.0.1:{PORT}", *words]
+    return {"exec": {"command": command}, "timeoutSeconds": 10}
+
+
+def _pod(
+    job: Submission, inside: Spec, processes: int, tokens: Spec, folders: Sequence[Path], gpus: int = 0
+) -> Spec:
+    gib = processes * container.memory(job)
+    resources = {"cpu": str(processes * container.cpus(job)), "memory": f"{gib}Gi"}
+    variables = container.variables(job, TOKENS_FILE)
+    resources |= {"nvidia.com/gpu": str(gpus)} if gpus else {}
+    mounts: list[Spec] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
+    mounts.append({"name": TOKENS_ENTRY, "mountPath": MOUNT_FOLDER, "readOnly": True})
+    mounts += [{"name": CHECKPOINTS, "mountPath": container.absolute(path)} for path in folders]
+    volumes: list[Spec] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{gib * 512}Mi"}},
+        tokens,
+    ]
+    if folders:
+        claim = {"claimName": f"{job.name}-{CHECKPOINTS}"}
+        volumes.append({"name": CHECKPOINTS, "persistentVolumeClaim": claim})
+    return {
+        "metadata": {"labels": job_labels(job)},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": container.USER,
+                "runAsGroup": container.USER,
+                "fsGroup": container.USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    **inside,
+                    "env": [{"name": key, "value": text} for key, text in variables.items()],
+                    "resources": {"limits": resources, "requests": dict(resources)},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                    "volumeMounts": mounts,
+                }
+            ],
+            "volumes": volumes,
+        },
+    }
+
+
+def _unexpanded(words: Sequence[str]) -> list[str]:
+    """Escapes `$` as `$$`, because Kubernetes replaces `$(NAME)` with a variable in a command."""
+    return [word.replace("$", "$$") for word in words]

@@ -95,30 +95,20 @@ _PREEMPTED = f"""\
 """
 
 
-class Slurm:
-    """SLURM. `sbatch` queues the job."""
-
-    command = ("sbatch",)
-    fix = "submit on a login node of the cluster, or run sbatch there with the output of --dry-run"
-
-    def render(self, job: Submission) -> str:
-        """Returns the batch script."""
-        script = _SCRIPT.format(
-            server=shlex.join(job.server_words),
-            worker=shlex.join(job.worker_words),
-            patience=ADDRESS_SECONDS,
-            looks=ADDRESS_SECONDS * 5,
-            end=_END.format(
-                requeue=_PREEMPTED if job.config.requeue else "",
-                lost=" | ".join(map(str, sorted(RESTARTABLE))),
-                most=job.restarts,
-            ),
-        )
-        return "\n".join(["#!/bin/bash", *_directives(job), script])
-
-    def secrets(self, job: Submission) -> str:
-        """Returns nothing: the server makes the tokens."""
-        return ""
+def render(job: Submission) -> str:
+    """Returns the batch script."""
+    script = _SCRIPT.format(
+        server=shlex.join(job.server_words),
+        worker=shlex.join(job.worker_words),
+        patience=ADDRESS_SECONDS,
+        looks=ADDRESS_SECONDS * 5,
+        end=_END.format(
+            requeue=_PREEMPTED if job.config.requeue else "",
+            lost=" | ".join(map(str, sorted(RESTARTABLE))),
+            most=job.restarts,
+        ),
+    )
+    return "\n".join(["#!/bin/bash", *_directives(job), script])
 
 
 def _directives(job: Submission) -> list[str]:

@@ -53,7 +53,7 @@ from hubring.ps.core.messages import (
     WriteState,
 )
 from hubring.ps.core.optimizer_state import OptimizerState
-from hubring.ps.core.types import DtypeAndShape, Hyper, HyperTable, Sender, incarnation_from_wire
+from hubring.ps.core.types import INCARNATION_BYTES, DtypeAndShape, HyperTable, Sender, StepHyper
 from hubring.ps.transport.base import MAX_PAYLOAD, Message
 from hubring.ps.transport.encode import ALIGNMENT, DTYPE_NUMBERS, places
 
@@ -138,7 +138,7 @@ def origin(message: Message) -> tuple[int, Sender]:
     except DecodeError:
         return NO_REQUEST, Sender(0, 0)
     number = header.request if message.header else NO_REQUEST
-    return number, Sender(header.rank, incarnation_from_wire(header.incarnation))
+    return number, Sender(header.rank, int.from_bytes(header.incarnation[:INCARNATION_BYTES]))
 
 
 def _header(message: Message) -> pb.Header:
@@ -155,17 +155,14 @@ def _header(message: Message) -> pb.Header:
 
 
 def _request(header: pb.Header, message: Message) -> Request | Probe:
-    sender = Sender(header.rank, incarnation_from_wire(header.incarnation))
+    sender = Sender(header.rank, int.from_bytes(header.incarnation[:INCARNATION_BYTES]))
     body = header.WhichOneof("body")
     match body:
         case "push":
             push = header.push
             gradient = _gradient(header, message)
             absent = _indices(push.absent) if push.absent else ()
-            first = dict(push.hyper.items())  # half the time of dict(push.hyper)
-            several = push.HasField("differences")
-            hyper = _table(header, first, push.differences) if several else first
-            return Push(sender, push.key, push.clock, gradient, hyper, absent)
+            return Push(sender, push.key, push.clock, gradient, _hyper(header, push), absent)
         case "contribute":
             part, call = header.contribute, _call(header)
             optional = call.collective is Collective.BROADCAST
@@ -201,10 +198,7 @@ def _change(header: pb.Header, message: Message) -> Change:
             done = header.round
             contributors = tuple(map(Contributor, done.ranks, done.clocks, done.staleness))
             total = _flat(header, _tensor(header, message))
-            first = dict(done.hyper.items())
-            several = done.HasField("differences")
-            hyper = _table(header, first, done.differences) if several else first
-            absent, excused = _indices(done.absent), tuple(done.excused)
+            hyper, absent, excused = _hyper(header, done), _indices(done.absent), tuple(done.excused)
             return ClosedRound(
                 done.key, done.version, total, done.count, hyper, contributors, absent, excused
             )
@@ -343,10 +337,13 @@ def _state(
     return tensors[: len(first)], OptimizerState(named, tuple(proto.fresh))
 
 
-def _table(header: pb.Header, first: Hyper, proto: pb.Differences) -> HyperTable:
-    """Returns the hyperparameters of a slice whose first row is `first`."""
-    columns = {column.name: column.values for column in proto.columns}
-    sizes, row_of = set(map(len, columns.values())), tuple(proto.rows)
+def _hyper(header: pb.Header, proto: pb.Push | pb.Round) -> StepHyper:
+    """Returns the hyperparameters of a slice."""
+    first = dict(proto.hyper.items())  # half the time of dict(proto.hyper)
+    if not proto.HasField("differences"):
+        return first
+    columns = {column.name: column.values for column in proto.differences.columns}
+    sizes, row_of = set(map(len, columns.values())), tuple(proto.differences.rows)
     if not (len(sizes) == 1 and columns.keys() <= first.keys() and max(row_of, default=0) < min(sizes)):
         text = f"{len(row_of)} parameters do not fit columns {sorted(columns)} of {sorted(sizes)} rows"
         raise MalformedMessage(f"{text} for {sorted(first)}", header.request)

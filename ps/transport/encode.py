@@ -42,7 +42,7 @@ from hubring.ps.core.messages import (
     WriteState,
 )
 from hubring.ps.core.optimizer_state import OptimizerState
-from hubring.ps.core.types import DTYPE_BYTES, Hyper, HyperTable, incarnation_to_wire
+from hubring.ps.core.types import DTYPE_BYTES, INCARNATION_BYTES, HyperTable, StepHyper
 from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
 
 ALIGNMENT = 8
@@ -74,17 +74,13 @@ def encode_request(request: Request | Probe, number: int, stream: bytes = b"") -
         UsageError: The request is too large.
     """
     rank, incarnation = request.sender
-    wired = incarnation_to_wire(incarnation)
+    wired = incarnation.to_bytes(INCARNATION_BYTES)
     header = pb.Header(request=number, rank=rank, incarnation=wired, stream=stream)
     match request:
         case Push():
             push = header.push
             push.key, push.clock = request.key, request.clock
-            hyper, sent = request.hyper, push.hyper
-            if isinstance(hyper, HyperTable):
-                hyper = _write_differences(push.differences, hyper)
-            for name, value in hyper.items():  # half the time of update
-                sent[name] = value
+            _write_hyper(push, request.hyper)
             if request.absent:
                 push.absent = _bitmap(request.absent)
             return _pack(header, request.gradient, priority=request.key)
@@ -137,11 +133,7 @@ def encode_change(change: Change, number: int, stream: bytes) -> Message:
         case ClosedRound():
             done = header.round
             done.key, done.version, done.count = change.key, change.version, change.count
-            hyper, sent = change.hyper, done.hyper
-            if isinstance(hyper, HyperTable):
-                hyper = _write_differences(done.differences, hyper)
-            for name, value in hyper.items():
-                sent[name] = value
+            _write_hyper(done, change.hyper)
             if change.absent:
                 done.absent = _bitmap(change.absent)
             for contributor in change.contributors:
@@ -272,14 +264,16 @@ def _write_state(proto: pb.OptimizerState, state: OptimizerState) -> None:
     proto.layouts.extend(map(_layout, state.tensors.values()))
 
 
-def _write_differences(proto: pb.Differences, table: HyperTable) -> Hyper:
-    """Writes all that differs from the first row of a table, and returns that row."""
-    first, *others = table.rows
-    for name, value in first.items():
-        if any(row[name] != value for row in others):
-            proto.columns.add(name=name, values=[row[name] for row in table.rows])
-    proto.rows.extend(table.row_of)
-    return first
+def _write_hyper(proto: pb.Push | pb.Round, hyper: StepHyper) -> None:
+    """Writes hyperparameters: of a table the first row, and all that differs from it."""
+    first, sent = hyper.rows[0] if isinstance(hyper, HyperTable) else hyper, proto.hyper
+    for name, value in first.items():  # half the time of update
+        sent[name] = value
+    if isinstance(hyper, HyperTable):
+        for name, value in first.items():
+            if any(row[name] != value for row in hyper.rows):
+                proto.differences.columns.add(name=name, values=[row[name] for row in hyper.rows])
+        proto.differences.rows.extend(hyper.row_of)
 
 
 def _write_call(part: pb.Contribute, call: Call) -> None:

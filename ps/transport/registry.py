@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from hubring.protos import control_pb2 as pb
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey, ShardLock
 from hubring.ps.security.certificate import Identity
-from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey, ShardLock
 from hubring.ps.transport.base import Connection, Listener, Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.host import host_id

@@ -17,11 +17,9 @@ from hubring.protos import data_pb2 as pb
 from hubring.protos.data_pb2_grpc import DataStub
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.security.shard_key import ShardKey, ShardLock
-from hubring.ps.transport.base import Envelope, Listener, Message, Transport
-from hubring.ps.transport.checksum import MAX_SEALED, sealed
+from hubring.ps.security.access import Access, ShardKey, ShardLock
+from hubring.ps.transport.base import Envelope, Listener, Message, Transport, sealed
 from hubring.ps.transport.grpc import listener
-from hubring.ps.transport.grpc.frame import MAX_FRAME
 from hubring.ps.transport.grpc.listener import (
     CONNECTION_CALLS,
     GREETING,
@@ -44,33 +42,12 @@ from tests.support.transports.messages import (
     replies,
     request,
 )
-from tests.support.transports.serving import Serving, connected
+from tests.support.transports.serving import Serving
 
 
 def still_serves(transport: Transport, address: str) -> bool:
     with contextlib.closing(transport.dial(address, PATIENCE)) as line:
         return content(ask(line, request(1, noise(5)))) == bytes(noise(5))
-
-
-@pytest.mark.parametrize(
-    ("frame", "says"),
-    [
-        pytest.param(
-            pb.Frame(header=pb.Header(request=1), payload=bytes(MAX_FRAME)), "a frame of", id="frame"
-        ),
-        pytest.param(pb.Frame(header=pb.Header(codec="x" * MAX_SEALED)), "a header of", id="header"),
-    ],
-)
-def test_grpc_refuses_a_frame_that_is_too_large(frame: pb.Frame, says: str) -> None:
-    rejections = Rejections()
-    transport = GrpcTransport(rejections=rejections)
-    with Serving(transport) as server:
-        with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
-            list(DataStub(channel).Exchange(iter([frame]), timeout=PATIENCE))
-        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert says in str(caught.value.details())
-        assert rejections.counts() == {"frame": 1}
-        assert still_serves(transport, server.address)
 
 
 def test_grpc_refuses_a_message_before_it_has_arrived() -> None:
@@ -205,19 +182,12 @@ def test_zmq_lets_nobody_in_without_the_secret() -> None:
     rejections, lock = Rejections(), ShardLock()
     transport = ZmqTransport(rejections=rejections, lock=lock)
     with Serving(transport) as server:
-        for key in (ShardKey(), ShardKey("0" * 64), ShardKey(lock.secret[:-1])):
+        for secret in ("", "0" * 64, lock.secret[:-1]):
             with pytest.raises(ServerUnreachable):
-                transport.dial(server.address, PATIENCE, key)
+                transport.dial(server.address, PATIENCE, ShardKey(Access(secret)))
         assert rejections.counts() == {"token": 2}  # without one there is no common mechanism
         with contextlib.closing(transport.dial(server.address, PATIENCE, lock.key)) as line:
             assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
-
-
-def test_a_payload_of_many_parts_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hubring.ps.transport.zmq.socket.PART_BYTES", 1 << 10)
-    with connected(ZmqTransport) as (_, line):
-        for nbytes in (0, 1, 1 << 10, (1 << 10) + 1, 100_000):
-            assert content(ask(line, request(nbytes, noise(nbytes)))) == bytes(noise(nbytes))
 
 
 def test_shared_memory_has_a_limited_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:

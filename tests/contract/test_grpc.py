@@ -15,10 +15,11 @@ import pytest
 
 from hubring.protos import data_pb2 as pb
 from hubring.protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_server
-from hubring.ps.transport.base import Envelope, Listener
+from hubring.ps.core.bounds import Rejections
+from hubring.ps.transport.base import MAX_SEALED, Envelope, Listener
 from hubring.ps.transport.grpc import listener as grpc_listener
 from hubring.ps.transport.grpc import transport as grpc_client
-from hubring.ps.transport.grpc.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
+from hubring.ps.transport.grpc.frame import CHUNK_BYTES, MAX_FRAME, Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.grpc.listener import GREETING
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.outbox import BOUND, Backlog
@@ -46,28 +47,32 @@ def test_grpc_serves_a_client_generated_from_the_proto() -> None:
         assert b"".join(frame.payload for frame in came) == payload
 
 
+ONE = pb.Frame(header=summed(pb.Header(payload_bytes=9)), payload=b"x")
+
+
 @pytest.mark.parametrize(
-    "frames",
+    ("frames", "says"),
     [
-        pytest.param([pb.Frame(payload=b"x")], id="no header"),
-        pytest.param(
-            [pb.Frame(header=summed(pb.Header(payload_bytes=1)), payload=b"xx")], id="too much payload"
-        ),
-        pytest.param(
-            [pb.Frame(header=summed(pb.Header(payload_bytes=2**62)))], id="a size beyond all bounds"
-        ),
-        pytest.param([pb.Frame(header=pb.Header(request=1))], id="no checksum"),
-        pytest.param(
-            [pb.Frame(header=summed(pb.Header(payload_bytes=9)), payload=b"x")] * 2, id="two at once"
-        ),
+        ([pb.Frame(payload=b"x")], "the first frame of a message has no header"),
+        ([pb.Frame(header=summed(pb.Header(payload_bytes=1)), payload=b"xx")], "2 payload bytes; 1 remain"),
+        ([pb.Frame(header=summed(pb.Header(payload_bytes=2**62)))], f"a payload of {2**62} bytes"),
+        ([pb.Frame(header=pb.Header(request=1))], "does not match its checksum"),
+        ([ONE, ONE], "a new message begins before the last payload is complete, at byte 1"),
+        ([pb.Frame(header=pb.Header(request=1), payload=bytes(MAX_FRAME))], f"the maximum is {MAX_FRAME}"),
+        ([pb.Frame(header=summed(pb.Header(codec="x" * MAX_SEALED)))], f"bytes; the maximum is {MAX_SEALED}"),
     ],
 )
-def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames: list[pb.Frame]) -> None:
-    with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
+def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames: list[pb.Frame], says: str) -> None:
+    rejections = Rejections()
+    transport = GrpcTransport(rejections=rejections)
+    with Serving(transport) as server:
+        with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
             list(DataStub(channel).Exchange(iter(frames), timeout=PATIENCE))
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert caught.value.details()
+        assert says in str(caught.value.details())
+        assert rejections.counts() == {"frame": 1}
+        with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
 
 
 class PlainServicer(DataServicer):
@@ -208,19 +213,3 @@ def test_frames_are_what_protobuf_makes_of_them() -> None:
 def test_bytes_that_are_no_frame_are_refused(frame: bytes) -> None:
     with pytest.raises(MalformedFrame):
         Assembly().add(frame)
-
-
-def test_a_service_registered_with_grpc_shares_the_port() -> None:
-    def add(server: grpc.Server) -> None:
-        def loudly(asked: bytes, context: grpc.ServicerContext) -> bytes:
-            return asked + b"!"
-
-        answer: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(loudly)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Ask": answer}),))
-
-    transport = GrpcTransport([add])
-    with Serving(transport) as server, grpc.insecure_channel(server.address) as channel:
-        ask_it: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test/Ask")
-        assert ask_it(b"here", timeout=PATIENCE) == b"here!"
-        with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
-            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))

@@ -13,7 +13,7 @@ from torch import Tensor
 from hubring.ps.core.errors import UsageError
 from hubring.ps.core.messages import Call, Collective
 from hubring.workers import collectives as c
-from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.collectives.moving import broadcast_into
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import DTYPES, LARGE, given_by
 from tests.support.training.rank_pool import RankPool

@@ -6,6 +6,7 @@ That is so with `--plain-data`, and on loopback.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 from collections.abc import Callable
 from itertools import count
@@ -16,14 +17,13 @@ import zmq
 
 from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.messages import Pull, Push
-from hubring.ps.core.types import Sender, incarnation_to_wire, new_incarnation
-from hubring.ps.security.shard_key import ShardKey, make_lock
+from hubring.ps.core.types import INCARNATION_BYTES, Sender, new_incarnation
+from hubring.ps.security.access import ShardKey, make_lock
 from hubring.ps.store.consistency import BSP
-from hubring.ps.transport.base import Envelope, Listener, Message
-from hubring.ps.transport.checksum import DamagedHeader, sealed
+from hubring.ps.transport.base import DamagedHeader, Envelope, Listener, Message, sealed
 from hubring.ps.transport.decode import decode_request
 from hubring.ps.transport.encode import encode_request
-from hubring.ps.transport.zmq import handshake, transport
+from hubring.ps.transport.zmq import transport
 from hubring.ps.transport.zmq.keyed_seal import KeyedSeal
 from hubring.ps.transport.zmq.socket import PART_BYTES, QUESTION, Sockets
 from hubring.ps.transport.zmq.transport import ATTEMPTS, ZmqConnection, ZmqTransport
@@ -103,7 +103,7 @@ def test_no_part_of_a_message_shows_an_incarnation() -> None:
     assert b"PLAIN" in passed
     assert LOCK.secret.encode() not in passed
     assert LOCK.key.data_key not in passed
-    assert incarnation_to_wire(MEMBER.incarnation) not in passed
+    assert MEMBER.incarnation.to_bytes(INCARNATION_BYTES) not in passed
     assert MEMBER.incarnation.to_bytes(24)[8:] not in passed
 
 
@@ -154,7 +154,8 @@ class Sniffer:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
             dealer.routing_id = name
-            handshake.show(dealer, LOCK.key)
+            nonce = secrets.token_hex(8).encode()
+            dealer.plain_username, dealer.plain_password = nonce, LOCK.key.password(nonce)
             dealer.connect(self._address)
             dealer.send_multipart(parts)
             assert dealer.poll(int(1000 * PATIENCE))
@@ -269,7 +270,7 @@ def test_an_old_request_is_refused_however_many_names_came_since(monkeypatch: py
 
 
 def test_a_shard_lets_in_no_more_connections_than_it_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "MOST_PASSWORDS", 1)
+    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MOST_PASSWORDS", 1)
     plain = PlainData()
     with Serving(plain) as server, contextlib.closing(plain.dial(server.address, PATIENCE)) as first:
         with pytest.raises(ServerUnreachable, match="takes no further connection"):

@@ -21,7 +21,7 @@ from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.security.shard_key import ShardLock, make_lock
+from hubring.ps.security.access import ShardLock, make_lock
 from hubring.ps.transport.memory.mapping import Arena
 from hubring.ps.transport.shm.listener import ShmListener
 from hubring.ps.transport.shm.packet import Doorbell

@@ -15,14 +15,8 @@ from hubring.ps.store.consistency import Consistency, by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.base import Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
-from hubring.ps.transport.memory import window
-from hubring.ps.transport.memory.written_pages import (
-    AnyPages,
-    Copies,
-    ReadCopies,
-    ScannedCopies,
-    WatchedCopies,
-)
+from hubring.ps.transport.memory.window import Windows
+from hubring.ps.transport.memory.written_pages import Copies, ReadCopies, ScannedCopies, WatchedCopies
 from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from hubring.workers.buckets.bucket import Bucket
@@ -166,7 +160,7 @@ def test_each_write_is_reported_for_its_parameter_until_the_next_answer_arrives(
     wired.run(check_writes)
 
 
-COPIES: list[type[Copies]] = [WatchedCopies, ScannedCopies, ReadCopies, AnyPages]
+COPIES: list[type[Copies]] = [WatchedCopies, ScannedCopies, ReadCopies, Copies]
 
 
 @pytest.mark.parametrize("copies", COPIES)
@@ -178,7 +172,7 @@ def test_a_write_is_detected_with_every_kernel_facility(
         made = copies()
     except OSError as error:
         pytest.skip(f"this kernel has no {copies.__name__}: {error}")
-    monkeypatch.setattr(window, "own_copies", lambda: made)
+    monkeypatch.setattr(Windows, "_copies", made)
     wired.run(check_writes)
 
 

@@ -11,8 +11,7 @@ import pytest
 import zmq
 
 from hubring.ps.transport import registry
-from hubring.ps.transport.base import Envelope, Listener
-from hubring.ps.transport.checksum import sealed
+from hubring.ps.transport.base import Envelope, Listener, sealed
 from hubring.ps.transport.zmq import socket as zmq_socket
 from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.transport import ZmqTransport

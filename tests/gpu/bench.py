@@ -10,21 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from hubring.workers.bench.row import ROWS
-from hubring.workers.bench.row import BenchRow as Way
 from tests.gpu.row import Row
 
 CASES = "2:flat:sgd,2:resnet50:sgd"
 
 
-def on_gpu(ways: Iterable[Way]) -> list[str]:
-    """Names of the rows whose tensors are on a GPU."""
-    return [way.name for way in ways if way.device == "cuda"]
-
-
 def run(folder: Path) -> list[Row]:
     """Runs them; one line of the table for each case."""
     out = folder / "bench.json"
-    words = ["--cases", CASES, "--rows", ",".join(on_gpu(ROWS.values())), "--out", str(out)]
+    on_gpu = ",".join(row.name for row in ROWS.values() if row.device == "cuda")
+    words = ["--cases", CASES, "--rows", on_gpu, "--out", str(out)]
     command = [sys.executable, "-m", "hubring.workers.programs.ps_worker", "bench", *words]
     ended = subprocess.run(command, stdout=sys.stderr, check=False)
     assert out.exists(), f"ps-worker bench exited with {ended.returncode}"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hubring.workers.bench.row import ROWS
 from tests.gpu import __main__ as program
 from tests.gpu import bench, pytests, training
 from tests.gpu.pytests import verdict
@@ -68,10 +67,6 @@ def test_one_part_that_fails_keeps_no_other_from_running_and_says_why(
 
 def test_the_files_that_the_parts_run_exist() -> None:
     assert all(Path(path).exists() for path in (training.SCRIPT, *pytests.FILES))
-
-
-def test_rows_of_the_bench_on_a_gpu_are_chosen() -> None:
-    assert bench.on_gpu(ROWS.values()) == ["ddp-nccl", "hub-cuda", "hub-shm-gpu", "ring-nccl", "bound-cuda"]
 
 
 def test_a_row_of_the_bench_that_came_out_wrong_has_failed() -> None:

@@ -34,7 +34,7 @@ def test_ranks_in_different_operations_are_named_and_end(
     cluster: Cluster, topology: str, kind: str, first: str, second: str
 ) -> None:
     _, address = cluster.server("--workers", "2", "--once")
-    ranks = [cluster.worker(address, "--rank", str(rank), *FLAGS[topology], APART, kind) for rank in range(2)]
+    ranks = cluster.ranks(address, 2, *FLAGS[topology], APART, kind)
     watch = Stopwatch()
     for rank in ranks:
         assert rank.wait() == ConfigError.exit_code
@@ -46,7 +46,5 @@ def test_ranks_in_different_operations_are_named_and_end(
 @pytest.mark.parametrize("topology", ["hub", pytest.param("ring", marks=pytest.mark.full)])
 def test_a_backward_on_one_rank_only_ends_the_job(cluster: Cluster, topology: str) -> None:
     server, address = cluster.server("--workers", "2", "--once")
-    ranks = [
-        cluster.worker(address, "--rank", str(rank), *FLAGS[topology], APART, "backward") for rank in range(2)
-    ]
+    ranks = cluster.ranks(address, 2, *FLAGS[topology], APART, "backward")
     assert [one.wait() for one in (*ranks, server)] == [ConfigError.exit_code] * 3

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hubring.ps.transport.host import reachable
 from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.support.processes.process_tree import GRACE, ends_by
 from tests.support.processes.shared_memory import left_behind, shared_memory
@@ -19,22 +20,6 @@ from tests.support.processes.shared_memory import left_behind, shared_memory
 pytestmark = pytest.mark.slow
 
 SLICES = ["--slice-bytes", "128"]  # so that the small model has some for everybody
-
-
-def workers(cluster: Cluster, address: str, name: str, *arguments: str, count: int = 2) -> list[Program]:
-    return [
-        cluster.worker(address, "--rank", str(rank), *arguments, name=f"{name}{rank}")
-        for rank in range(count)
-    ]
-
-
-def held(cluster: Cluster, address: str, tmp_path: Path, name: str) -> tuple[list[Program], Path]:
-    """Two workers that hold at step 20 until the file exists."""
-    go = tmp_path / f"{name}-go"
-    pair = workers(cluster, address, name, SMALL, "60", "16", "hold", str(go), "20")
-    for worker in pair:
-        worker.until_said("holding at 20")
-    return pair, go
 
 
 def shard_of(worker: Program) -> int:
@@ -53,7 +38,7 @@ def test_a_colocated_hub_ends_in_the_same_bytes_as_a_hub_with_own_shards(
         server, address = cluster.server("--workers", "2", "--once", *SLICES, *kind, name=name)
         final = tmp_path / f"{name}.safetensors"
         arguments = [*flags, "--save-parameters", str(final), SMALL, "60"]
-        for worker in workers(cluster, address, f"{name}-worker", *arguments):
+        for worker in cluster.ranks(address, 2, *arguments):
             assert worker.done()["steps"] == 60
         summary = server.done()
         trained.append(load_file(final))
@@ -65,9 +50,8 @@ def test_a_colocated_hub_ends_in_the_same_bytes_as_a_hub_with_own_shards(
 @pytest.mark.full
 def test_a_hub_that_averages_can_be_colocated(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--colocate", *SLICES, "--host", "::1")
-    pair = workers(cluster, address, "worker", "--aggregate", SMALL, "60")
-    for worker in pair:
-        assert worker.done()["steps"] == 60
+    pair = cluster.ranks(address, 2, "--aggregate", SMALL, "60")
+    assert [worker.done()["steps"] for worker in pair] == [60, 60]
     assert server.done()["finished"] == [0, 1]
     assert all("starts one on ::1" in worker.said() for worker in pair)
 
@@ -75,7 +59,7 @@ def test_a_hub_that_averages_can_be_colocated(cluster: Cluster) -> None:
 @pytest.mark.full
 def test_a_ring_on_it_starts_no_shards(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--colocate")
-    for worker in workers(cluster, address, "worker", "--topology", "ring", SMALL, "5"):
+    for worker in cluster.ranks(address, 2, "--topology", "ring", SMALL, "5"):
         assert worker.done()["steps"] == 5
         assert "serving" not in worker.said()
     assert server.done()["shards"] == []
@@ -87,7 +71,7 @@ def test_a_killed_worker_ends_the_job_and_the_next_goes_on_from_its_checkpoint(
     flags = ["--mode", "asp", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "0.01"]
     server, address = cluster.server("--workers", "2", "--colocate", "--lease", "2", *SLICES, *flags)
     # Workers that train send their states for a checkpoint at once; for those that hold it waits.
-    pair = workers(cluster, address, "first", SMALL, "1000000", "16", "pace", "0.02")
+    pair = cluster.ranks(address, 2, SMALL, "1000000", "16", "pace", "0.02")
     server.until_said("checkpoint of step")
     shards = [shard_of(worker) for worker in pair]
     told = cluster.run("status", "hubring.ps.cli", "status", address).done()["shards"]
@@ -115,8 +99,8 @@ def test_a_killed_worker_ends_the_job_and_the_next_goes_on_from_its_checkpoint(
 @pytest.mark.full
 def test_a_killed_server_leaves_neither_workers_nor_shards(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--colocate", *SLICES)
-    pair = workers(cluster, address, "worker", SMALL, "1000000")
-    server.until(lambda: _step(cluster, address) > 5, "a step")
+    pair = cluster.ranks(address, 2, SMALL, "1000000")
+    server.until(lambda: cluster.step(address) > 5, "a step")
     server.process.kill()
     for worker in pair:
         assert address in worker.done(69, timeout=20)["error"]
@@ -142,7 +126,7 @@ def test_one_job_follows_the_other_with_shards_of_its_own(cluster: Cluster) -> N
     server, address = cluster.server("--colocate", *SLICES)
     for number, count in enumerate((2, 3)):
         flags = ["--world-size", str(count), SMALL, "10"]
-        for worker in workers(cluster, address, f"job{number}-", *flags, count=count):
+        for worker in cluster.ranks(address, count, *flags):
             assert worker.done()["steps"] == 10
         server.until(lambda: server.said().count("ready for the next job") == number + 1, "the job's end")  # noqa: B023
         assert server.said().count("shard 0 (") == number + 1
@@ -152,17 +136,17 @@ def test_one_job_follows_the_other_with_shards_of_its_own(cluster: Cluster) -> N
 def test_ctrl_c_saves_and_another_number_of_workers_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     common = ["--once", "--colocate", "--checkpoint-dir", str(tmp_path / "saved"), *SLICES]
     server, address = cluster.server("--workers", "2", *common, name="first")
-    pair, go = held(cluster, address, tmp_path, "first-worker")
+    pair = cluster.held(address)
     server.process.send_signal(signal.SIGINT)
     server.until_said("SIGINT")
-    go.touch()
+    cluster.go.touch()
     steps = {worker.done(75)["steps"] for worker in pair}
     assert len(steps) == 1, "the workers left after different steps"
     summary = server.done(130)
     assert summary["checkpoint"].endswith(f"-step-{steps.pop()}")
     server, address = cluster.server("--workers", "3", *common, name="second")
     server.until_said("resumes   step")
-    for worker in workers(cluster, address, "second-worker", SMALL, "60", count=3):
+    for worker in cluster.ranks(address, 3, SMALL, "60"):
         assert worker.done()["steps"] == 60
     assert len(server.done()["shards"]) == 3
 
@@ -170,12 +154,10 @@ def test_ctrl_c_saves_and_another_number_of_workers_goes_on(cluster: Cluster, tm
 def test_a_worker_that_is_asked_to_stop_stops_all_after_the_same_step(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    saved = tmp_path / "saved"
-    server, address = cluster.server(
-        "--workers", "2", "--once", "--colocate", "--checkpoint-dir", str(saved), *SLICES
-    )
-    pair = workers(cluster, address, "worker", SMALL, "1000000")
-    server.until(lambda: _step(cluster, address) > 5, "a step")
+    saved = ["--checkpoint-dir", str(tmp_path / "saved")]
+    server, address = cluster.server("--workers", "2", "--once", "--colocate", *saved, *SLICES)
+    pair = cluster.ranks(address, 2, SMALL, "1000000")
+    server.until(lambda: cluster.step(address) > 5, "a step")
     pair[1].process.send_signal(signal.SIGINT)
     steps = {pair[0].done(75)["steps"], pair[1].done(130)["steps"]}
     assert len(steps) == 1, "the workers left after different steps"
@@ -183,34 +165,31 @@ def test_a_worker_that_is_asked_to_stop_stops_all_after_the_same_step(
 
 
 @pytest.mark.full
-def test_the_second_signal_does_not_wait_for_the_others(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = cluster.server("--workers", "2", "--once", "--colocate", "--mode", "asp", *SLICES)
-    go = tmp_path / "go"
-    quick = cluster.worker(address, "--rank", "0", SMALL, "60")
-    slow = cluster.worker(address, "--rank", "1", SMALL, "60", "16", "hold", str(go), "20")
-    quick.until_said("still serves rank 1")
+def test_the_second_signal_does_not_wait_for_the_others(cluster: Cluster) -> None:
+    server, quick, slow = one_done_first(cluster)
     quick.process.send_signal(signal.SIGINT)
     quick.done(130, timeout=15)
-    go.touch()
+    cluster.go.touch()
     assert "shard 0" in slow.done(69, timeout=20)["error"]
     server.done(69)
 
 
-def test_the_first_worker_done_serves_the_others_until_the_end(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_first_worker_done_serves_the_others_until_the_end(cluster: Cluster) -> None:
     """Beyond loopback too."""
-    flags = ["--once", "--colocate", "--mode", "asp", "--host", "0.0.0.0", *SLICES]
-    server, address = cluster.server("--workers", "2", *flags)
-    go = tmp_path / "go"
-    quick = cluster.worker(address, "--rank", "0", SMALL, "60")
-    slow = cluster.worker(address, "--rank", "1", SMALL, "60", "16", "hold", str(go), "20")
-    quick.until_said("still serves rank 1")
-    go.touch()
+    server, quick, slow = one_done_first(cluster, "--host", "0.0.0.0")
+    cluster.go.touch()
     assert [worker.done()["steps"] for worker in (quick, slow)] == [60, 60]
     assert server.done()["finished"] == [0, 1]
     for worker in (quick, slow):
-        assert f"starts one on {address.rpartition(':')[0]}" in worker.said()
+        assert f"starts one on {reachable('0.0.0.0')}" in worker.said()
         assert "reconnecting" not in worker.said()
 
 
-def _step(cluster: Cluster, address: str) -> int:
-    return min((worker["step"] for worker in cluster.status(address)["workers"]), default=0)
+def one_done_first(cluster: Cluster, *flags: str) -> tuple[Program, Program, Program]:
+    """A server, a worker that has finished, and one that holds until `cluster.go` is there."""
+    where = ["--colocate", "--mode", "asp", *SLICES, *flags]
+    server, address = cluster.server("--workers", "2", "--once", *where)
+    quick = cluster.worker(address, "--rank", "0", SMALL, "60")
+    slow = cluster.worker(address, "--rank", "1", SMALL, "60", "16", "hold", str(cluster.go), "20")
+    quick.until_said("still serves rank 1")
+    return server, quick, slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import grpc
 import pytest
@@ -14,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hubring.ps.observe.health import probe
 from hubring.ps.security.access import unproved_access
 from hubring.ps.transport.grpc.channel import open_channel
-from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
+from tests.support.processes.cluster import PATIENCE, Cluster, Program
 from tests.support.processes.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.slow
@@ -39,14 +38,6 @@ def probed(cluster: Cluster, address: str, service: str = "") -> Program:
     return cluster.run(f"probe{number}", "hubring.ps.cli", "health", address, *flags)
 
 
-def holding(cluster: Cluster, address: str, tmp_path: Path) -> tuple[Program, Path]:
-    """A worker in the middle of its job."""
-    go = tmp_path / "go"
-    worker = cluster.worker(address, SMALL, "30", "16", "hold", str(go), "20")
-    worker.until_said("holding at 20")
-    return worker, go
-
-
 def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
     _, address = cluster.server("--shards", "2")
     with open_channel(address, unproved_access(address, PATIENCE)) as channel:
@@ -61,9 +52,9 @@ def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
     assert "no service 'data'" in probed(cluster, address, "data").done(2)["error"]
 
 
-def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster) -> None:
     server, address = cluster.server()
-    worker, go = holding(cluster, address, tmp_path)
+    (worker,) = cluster.held(address, count=1)
     with open_channel(address, unproved_access(address, PATIENCE)) as channel:
         until(channel, "hubring.v1.Data", SERVING)
         until(channel, "ready", SERVING)
@@ -72,15 +63,15 @@ def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path:
     probe(address, "hubring.v1.Data", PATIENCE)  # the job goes on to its next step
     refused = probed(cluster, address, "ready").done(69)["error"]
     assert refused == f"ready at {address} is NOT_SERVING: the server is stopping"
-    go.touch()
+    cluster.go.touch()
     worker.done(75)
     server.done(75)
     assert f"no server answers at {address}" in probed(cluster, address).done(69)["error"]
 
 
-def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster) -> None:
     server, address = cluster.server("--shards", "2", "--lease", "60")  # it lives until its worker has left
-    worker, go = holding(cluster, address, tmp_path)
+    (worker,) = cluster.held(address, count=1)
     with open_channel(address, unproved_access(address, PATIENCE)) as channel:
         until(channel, "hubring.v1.Data", SERVING)
         os.kill(cluster.status(address)["shards"][1]["pid"], signal.SIGKILL)
@@ -88,6 +79,6 @@ def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster, tmp_path
         until(channel, "ready", NOT_SERVING)
         refused = probed(cluster, address, "hubring.v1.Data").done(69)["error"]
         assert "the job has failed; for the reason, run: ps-server status" in refused
-    go.touch()
+    cluster.go.touch()
     worker.done(69)
     server.done(69)

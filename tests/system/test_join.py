@@ -77,11 +77,10 @@ def test_shards_whose_server_was_killed_end_with_69_and_say_so(cluster: Cluster)
 
 @pytest.mark.full
 def test_a_host_that_is_stopped_in_the_middle_of_a_job_exits_with_an_error(cluster: Cluster) -> None:
-    flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--no-page"]
-    _, address = cluster.server(*flags)
+    _, address = cluster.server("--shards", "0", "--await-shards", "1", "--workers", "1", "--no-page")
     host = joined(cluster, address)
     worker = cluster.worker(address, SMALL, "1000000")
-    worker.until(lambda: any(each["step"] for each in cluster.status(address)["workers"]), "steps")
+    worker.until(lambda: cluster.step(address) > 0, "steps")
     host.process.send_signal(signal.SIGTERM)
     assert host.done(128 + signal.SIGTERM)["exit_code"] == 128 + signal.SIGTERM
     assert "this host's shards stop; a job that still uses them fails" in host.said()

@@ -51,20 +51,12 @@ def _exchange(cluster: Cluster, workers: int, *, colocated: bool) -> list[dict[s
     """What each worker reports, on a host of its own."""
     with network(workers if colocated else workers + 1, Link(rate=8.0 * RATE)) as hosts:
         flags = ["--once", "--insecure", "--workers", str(workers), "--slice-bytes", str(SLICE_BYTES)]
-        place = ["--host", hosts[0].address, *(["--colocate"] if colocated else [])]
-        server, address = cluster.server(*flags, *place, within=hosts[0].command())
-        script = [
-            "--insecure",
-            "--transport",
-            "zmq",
-            "--world-size",
-            str(workers),
-            EXCHANGE,
-            str(STEPS),
-            str(NBYTES),
-        ]
+        flags += ["--host", hosts[0].address, *(["--colocate"] if colocated else [])]
+        server, address = cluster.server(*flags, within=hosts[0].command())
+        place = ["--insecure", "--transport", "zmq", "--world-size", str(workers), "--local-rank", "0"]
+        script = [*place, EXCHANGE, str(STEPS), str(NBYTES)]
         working = [
-            cluster.worker(address, "--rank", str(rank), "--local-rank", "0", *script, within=host.command())
+            cluster.worker(address, "--rank", str(rank), *script, within=host.command())
             for rank, host in enumerate(hosts[-workers:])
         ]
         metrics = [worker.done()["metrics"] for worker in working]

@@ -8,25 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster
 from tests.support.training.assert_trained import assert_trained
 
 pytestmark = pytest.mark.slow
-
-
-def three(
-    cluster: Cluster, address: str, tmp_path: Path, *flags: str, holders: int = 3
-) -> tuple[list[Program], Path]:
-    """Three workers; so many hold at step 20 until the file exists, and the others wait for them."""
-    go = tmp_path / "go"
-    hold = ["hold", str(go), "20"]
-    workers = [
-        cluster.worker(address, "--rank", str(rank), *flags, SMALL, "60", "16", *hold * (rank < holders))
-        for rank in range(3)
-    ]
-    for worker in workers[:holders]:
-        worker.until_said("holding at 20")
-    return workers, go
 
 
 @pytest.mark.parametrize(
@@ -42,7 +27,7 @@ def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: P
     """A pause of the server before that, longer than the lease, costs no worker."""
     server, address = cluster.server("--workers", "3", "--once", "--lease", "2", "--mode", *mode)
     final = tmp_path / "final.safetensors"
-    workers, go = three(cluster, address, tmp_path, "--save-parameters", str(final))
+    workers = cluster.held(address, "--save-parameters", str(final), count=3)
     server.process.send_signal(signal.SIGSTOP)
     time.sleep(3)  # longer than the lease, and short enough for those who wait for the server
     server.process.send_signal(signal.SIGCONT)
@@ -50,7 +35,7 @@ def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: P
     workers[1].process.kill()
     if mode == ["asp"]:  # here workers do not wait for each other, and may finish before the lease expires
         workers[0].until_said("the job continues with 2 of 3 workers")
-    go.touch()
+    cluster.go.touch()
     results = [workers[rank].done() for rank in (0, 2)]
     assert [result["steps"] for result in results] == [60, 60]
     assert all("the job continues with 2 of 3 workers" in workers[rank].said() for rank in (0, 2))
@@ -64,18 +49,18 @@ def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: P
 
 
 def test_a_killed_worker_is_lost_at_once_a_stopped_one_is_not_and_the_place_is_taken_again(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster,
 ) -> None:
     server, address = cluster.server("--workers", "3", "--once", "--lease", "1000")
     # Rank 2 waits in an exchange, where the worker that takes the place gets its state at once.
-    workers, go = three(cluster, address, tmp_path, holders=2)
-    workers[0].process.send_signal(signal.SIGSTOP)
-    workers[1].process.kill()
-    workers[2].until_said("the job continues with 2 of 3 workers")
-    workers[0].process.send_signal(signal.SIGCONT)
-    again = cluster.worker(address, "--rank", "1", SMALL, "60", "16", "hold", str(go), "20", name="again")
+    waiting = cluster.worker(address, "--rank", "2", SMALL, "60")
+    stopped, killed = cluster.held(address)
+    stopped.process.send_signal(signal.SIGSTOP)
+    killed.process.kill()
+    waiting.until_said("the job continues with 2 of 3 workers")
+    stopped.process.send_signal(signal.SIGCONT)
+    again = cluster.worker(address, "--rank", "1", SMALL, "60", "16", "hold", str(cluster.go), "20")
     again.until_said("holding at 20")
-    go.touch()
-    results = [program.done() for program in (workers[0], again, workers[2])]
-    assert [result["steps"] for result in results] == [60, 60, 60]
+    cluster.go.touch()
+    assert [worker.done()["steps"] for worker in (stopped, again, waiting)] == [60, 60, 60]
     assert server.done()["finished"] == [0, 1, 2]

@@ -34,10 +34,7 @@ def test_a_shard_does_not_grow_over_10_000_steps(cluster: Cluster, tmp_path: Pat
     server, address = cluster.server("--workers", "2", "--once")
     early, late = tmp_path / "early", tmp_path / "late"
     holds = ["hold", str(early), "1000", "hold", str(late), str(steps)]
-    pair = [
-        cluster.worker(address, "--transport", transport, SMALL, str(steps + 1), "16", *holds)
-        for _ in range(2)
-    ]
+    pair = cluster.ranks(address, 2, "--transport", transport, SMALL, str(steps + 1), "16", *holds)
     for worker in pair:
         worker.until_said("holding at 1000")
     before = held(server)
@@ -64,10 +61,9 @@ def test_a_shard_holds_parameters_state_and_one_gradient_a_worker(
 
 
 def _with_a_model(cluster: Cluster, tmp_path: Path, transport: str, megabytes: int) -> int:
-    name, go = f"{megabytes}-MiB", tmp_path / f"go-{megabytes}"
-    server, address = cluster.server("--workers", "2", "--once", name=f"server-{name}")
-    script = ["--transport", transport, LARGE, str(megabytes), "5", str(go)]
-    pair = [cluster.worker(address, *script, name=f"worker-{name}-{rank}") for rank in range(2)]
+    go = tmp_path / f"go-{megabytes}"
+    server, address = cluster.server("--workers", "2", "--once", name=f"server-{megabytes}-MiB")
+    pair = cluster.ranks(address, 2, "--transport", transport, LARGE, str(megabytes), "5", str(go))
     for worker in pair:
         worker.until_said("holding")
     found = held(server)

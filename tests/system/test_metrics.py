@@ -12,14 +12,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hubring.ps.observe.metrics import CONTENT_TYPE
-from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.http import OPENER
 from tests.support.unreported_metrics import UNREPORTED
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "deploy" / "METRICS.md"
 HELD_AT = 20
-STEPS = 30
 
 
 class Listed(NamedTuple):
@@ -65,38 +64,10 @@ def values(server: Program, name: str) -> dict[str, float]:
     return {next(iter(sample.labels.values())): sample.value for sample in samples}
 
 
-class Job(NamedTuple):
-    """One that holds."""
-
-    cluster: Cluster
-    address: str
-    workers: list[Program]
-    go: Path
-
-    def held(self) -> list[int]:
-        """The steps of the workers whose loss the hub has heard."""
-        told = self.cluster.status(self.address)["workers"]
-        return [worker["step"] for worker in told if worker["loss"] is not None]
-
-    def finish(self) -> None:
-        self.go.touch()
-        for worker in self.workers:
-            worker.done()
-
-
-def started(cluster: Cluster, folder: Path, flags: list[str], *more: str) -> tuple[Program, Job]:
-    """A server, and a job of two workers that holds at a step of which it has told the loss."""
-    server, address = cluster.server(
-        *("--workers", "2", "--shards", "2", "--slice-bytes", "256", "--page-port", "0", "--once"),
-        *("--lease", "60", *more),
-    )
-    go = folder / "go"
-    script = [SMALL, str(STEPS), "16", "hold", str(go), str(HELD_AT)]
-    workers = [cluster.worker(address, *flags, *script) for _ in range(2)]
-    job = Job(cluster, address, workers, go)
-    server.until(lambda: job.held() == [HELD_AT] * 2, f"step {HELD_AT}")
-    server.until(lambda: "ps_shard_up" in exported(scrape(server)), "the shards' numbers")
-    return server, job
+def told(cluster: Cluster, address: str) -> list[int]:
+    """The steps of the workers whose loss the hub has heard."""
+    workers = cluster.status(address)["workers"]
+    return [worker["step"] for worker in workers if worker["loss"] is not None]
 
 
 OF_A_HUB = (
@@ -110,16 +81,21 @@ OF_A_HUB = (
 @pytest.mark.parametrize("topology", ["hub", pytest.param("ring", marks=pytest.mark.full)])
 def test_a_live_job_exports_what_the_page_lists(cluster: Cluster, tmp_path: Path, topology: str) -> None:
     saved = ["--checkpoint-dir", str(tmp_path / "saved")] if topology == "hub" else []
-    server, job = started(cluster, tmp_path, ["--topology", topology], *saved)
+    shards = ["--shards", "2", "--slice-bytes", "256", "--lease", "60", *saved]
+    server, address = cluster.server("--workers", "2", "--once", "--page-port", "0", *shards)
+    workers = cluster.held(address, "--topology", topology, at=HELD_AT)
+    server.until(lambda: told(cluster, address) == [HELD_AT] * 2, f"step {HELD_AT}")
+    server.until(lambda: "ps_shard_up" in exported(scrape(server)), "the shards' numbers")
     page = listed()
     assert len(page) > 30
     never = {*UNREPORTED, *(OF_A_HUB if topology == "ring" else ())}
     assert exported(scrape(server)) == {name: metric for name, metric in page.items() if name not in never}
     assert values(server, "ps_worker_steps_total") == {"0": HELD_AT, "1": HELD_AT}
     if topology == "hub":
-        hides_nobody_else(server, cluster.status(job.address)["shards"][1]["pid"])
-    job.finish()
-    server.done()
+        hides_nobody_else(server, cluster.status(address)["shards"][1]["pid"])
+    cluster.go.touch()
+    for program in (*workers, server):
+        program.done()
 
 
 def hides_nobody_else(server: Program, shard: int) -> None:

@@ -69,21 +69,18 @@ def test_torchs_own_store_asks(mute: Mute) -> None:
 @pytest.mark.full
 def test_a_hub_starts(cluster: Cluster, mute: Mute) -> None:
     server, address = cluster.server("--workers", "2", "--once", within=mute.within)
-    workers = [cluster.worker(address, SMALL, "3", within=mute.within) for _ in range(2)]
+    workers = cluster.ranks(address, 2, SMALL, "3", within=mute.within)
     assert [worker.done()["steps"] for worker in workers] == [3, 3]
     server.done()
     assert not mute.questions
 
 
-def test_a_ring_starts_and_heals(cluster: Cluster, mute: Mute, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    flags = ["--topology", "ring", "--min-workers", "2", SMALL, "10", "16", "hold", str(go), "5"]
+def test_a_ring_starts_and_heals(cluster: Cluster, mute: Mute) -> None:
     server, address = cluster.server("--workers", "3", "--once", within=mute.within)
-    workers = [cluster.worker(address, "--rank", str(rank), *flags, within=mute.within) for rank in range(3)]
-    for worker in workers:
-        worker.until_said("holding at 5")
+    flags = ["--topology", "ring", "--min-workers", "2"]
+    workers = cluster.held(address, *flags, count=3, within=mute.within)
     workers[0].process.kill()
-    go.touch()
+    cluster.go.touch()
     assert [worker.done()["size"] for worker in workers[1:]] == [2, 2]
     server.done()
     assert not mute.questions

@@ -87,11 +87,11 @@ def test_a_worker_that_takes_a_lost_ones_place_gets_the_state_of_a_live_one(
     """Also without checkpoints."""
     _, address = cluster.server("--workers", "2", "--once")
     words = (SCRIPT, str(tmp_path), f"hold {rank}")
-    pair = [cluster.worker(address, "--rank", str(one), *words, name=f"rank-{one}") for one in range(2)]
+    pair = cluster.ranks(address, 2, *words)
     pair[rank].until((tmp_path / "holding").exists, "hold")
     pair[rank].process.kill()
     pair[1 - rank].until(lambda: len(cluster.status(address)["workers"]) == 1, "place")
-    again = cluster.worker(address, "--rank", str(rank), *words, name="again")
+    again = cluster.worker(address, "--rank", str(rank), *words)
     again.until((tmp_path / "saved").exists, "state")
     state = torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True)
     assert state["norm.num_batches_tracked"] > BEGIN

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from hubring.workers.compare.decide import gate
-from hubring.workers.compare.decide.steps import recorded, synchronous
+from hubring.workers.compare.decide import gate, recorded_steps, synchronous_steps
 from hubring.workers.compare.run.programs import PeerPrograms
 from hubring.workers.compare.run.site import LocalHosts
 from hubring.workers.peers.rows import PEERS, find_peer
 from tests.support.needs import do_without
-from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow
 
@@ -36,17 +35,15 @@ def ring(cluster: Cluster, words: Sequence[str]) -> gate.Parameters:
     _, address = cluster.server("--workers", "2", "--once")
     saved = cluster.folder / "ring.safetensors"
     flags = ["--topology", "ring", "--world-size", "2"]
-    team = [
-        cluster.worker(address, *flags, "--rank", str(rank), "--save-parameters", str(saved), *words)
-        for rank in range(2)
-    ]
-    for worker in team:
+    for worker in cluster.ranks(address, 2, *flags, "--save-parameters", str(saved), *words):
         worker.done()
     return load_file(saved)
 
 
-def train(cluster: Cluster, name: str, words: Sequence[str], servers: int = 1) -> list[dict[str, Any]]:
-    """Trains by a peer to the end; its results by rank."""
+def like_the_ring(
+    cluster: Cluster, name: str, words: Sequence[str], servers: int = 1
+) -> list[dict[str, Any]]:
+    """Trains by a peer and by a ring: both end in the same parameters; returns the peer's results by rank."""
     row = find_peer(name)
     if missing := row.missing():
         do_without(missing)
@@ -56,7 +53,10 @@ def train(cluster: Cluster, name: str, words: Sequence[str], servers: int = 1) -
         serving[0].until(lambda: programs.meet.exists() and programs.meet.read_text() != "", "address")
     started = programs.worker_programs(lambda rank: [*told(cluster.folder, rank), *words])
     for each in [*(cluster.start(f"{name} {one.name}", one.argv) for one in started), *serving]:
-        ended(each)
+        assert each.wait() == 0, f"{each.name}:\n{each.said()}"
+    found = load_file(cluster.folder / "peer.safetensors")
+    apart, where, _ = gate.difference(ring(cluster, words), found, gate.TOLERANCE)
+    assert apart <= gate.TOLERANCE, where
     return [dict(programs.result(rank)) for rank in range(2)]
 
 
@@ -66,20 +66,12 @@ def told(folder: Path, rank: int) -> list[str]:
     return ["--record", str(folder / f"record {rank}.jsonl"), *audit, *save]
 
 
-def ended(program: Program) -> None:
-    assert program.wait() == 0, f"{program.name}:\n{program.said()}"
-
-
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in PEERS])
 def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster: Cluster, name: str) -> None:
     # The script goes without torch's compiler, which DDP and FSDP ask for a word.
     grouped = find_peer(name).grouped
     words, steps = (DIGITS, DIGITS_STEPS) if grouped else (SCRIPT, SCRIPT_STEPS)
-    results = train(cluster, name, words)
-    apart, where, _ = gate.difference(
-        ring(cluster, words), load_file(cluster.folder / "peer.safetensors"), gate.TOLERANCE
-    )
-    assert apart <= gate.TOLERANCE, where
+    results = like_the_ring(cluster, name, words)
     assert [(one["rank"], one["size"], one["topology"]) for one in results] == [(0, 2, name), (1, 2, name)]
     assert all(one["steps"] == steps and one["exit_code"] == 0 for one in results)
     assert all(one["exchange"]["bytes_sent"] > 0 for one in results)
@@ -91,8 +83,10 @@ def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster:
 
 
 def assert_recorded(folder: Path, steps: int) -> None:
-    ranks = recorded.joined([recorded.read(folder / f"audit {rank}.msgpack") for rank in range(2)])
-    checked = synchronous.check([rank.trainers for rank in ranks], gate.TOLERANCE)
+    ranks = recorded_steps.joined(
+        [recorded_steps.read(folder / f"audit {rank}.msgpack") for rank in range(2)]
+    )
+    checked = synchronous_steps.check([rank.trainers for rank in ranks], gate.TOLERANCE)
     assert (checked.judged, checked.unjudged, checked.fault) == (steps, "", "")
 
 
@@ -136,24 +130,6 @@ for step in range(10):
 """
 
 
-def assert_like_the_ring(cluster: Cluster, name: str, script: Path) -> None:
-    """Trains a script with a peer and with a ring: both must end with the same parameters."""
-    train(cluster, name, [str(script)])
-    apart, where, _ = gate.difference(
-        ring(cluster, [str(script)]), load_file(cluster.folder / "peer.safetensors"), gate.TOLERANCE
-    )
-    assert apart <= gate.TOLERANCE, where
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["fsdp2", "zero1"])
-def test_rank_0_may_evaluate_alone_at_any_time(cluster: Cluster, tmp_path: Path, name: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(EVALUATES)
-    assert_like_the_ring(cluster, name, script)
-    assert_recorded(cluster.folder, 10)
-
-
 LEAVES_STEPS_OUT = f"""{TWICE}
 hubring.init()
 torch.manual_seed(0)
@@ -183,21 +159,20 @@ hubring.barrier("end")
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["fsdp2", "zero1"])
-def test_a_rank_may_report_nan_before_a_step_and_all_may_leave_steps_out(
-    cluster: Cluster, tmp_path: Path, name: str
+@pytest.mark.parametrize("script", [EVALUATES, LEAVES_STEPS_OUT], ids=["evaluates", "leaves steps out"])
+def test_rank_0_may_evaluate_or_report_alone_and_all_may_leave_steps_out(
+    cluster: Cluster, tmp_path: Path, name: str, script: str
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(LEAVES_STEPS_OUT)
-    assert_like_the_ring(cluster, name, script)
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    like_the_ring(cluster, name, [str(file)])
+    if script == EVALUATES:
+        assert_recorded(cluster.folder, 10)
 
 
 @pytest.mark.full
 def test_rpcs_workers_end_the_same_on_two_servers(cluster: Cluster) -> None:
-    train(cluster, "rpc", SCRIPT, servers=2)
-    apart, where, _ = gate.difference(
-        ring(cluster, SCRIPT), load_file(cluster.folder / "peer.safetensors"), gate.TOLERANCE
-    )
-    assert apart <= gate.TOLERANCE, where
+    like_the_ring(cluster, "rpc", SCRIPT, servers=2)
 
 
 @pytest.mark.full

@@ -23,31 +23,27 @@ OTHERS = [("hub", "server"), ("hub", "one"), ("aggregate", "all"), ("ring", "one
 
 
 class Runs:
-    """The same job again and again, its checkpoints in one folder a name."""
+    """The same job again and again, from the checkpoints in one folder."""
 
-    def __init__(self, cluster: Cluster, folder: Path, kind: str) -> None:
-        self.cluster, self.folder, self.kind = cluster, folder, kind
+    def __init__(self, cluster: Cluster, kind: str) -> None:
+        self.cluster, self.kind = cluster, kind
+        self.final = cluster.folder / "final.safetensors"
 
-    def start(self, name: str, number: int, *hold: str, shards: str = "1") -> tuple[Program, list[Program]]:
-        saved = self.folder / f"{name}-saved"
-        flags = ["--workers", "2", "--once", "--slice-bytes", "128", "--checkpoint-dir", str(saved)]
-        server_name = f"{name}-server{number}"
-        server, address = self.cluster.server(*flags, "--shards", shards, name=server_name)
-        keeps = [] if self.kind == "hub" else ["--checkpoint-dir", str(saved)]
-        words = [*KINDS[self.kind], *keeps, "--save-parameters", str(self.folder / f"{name}.safetensors")]
-        words += [SMALL, "60", "16", *hold]
-        pair = [
-            self.cluster.worker(address, "--rank", str(rank), *words, name=f"{name}-{number}-{rank}")
-            for rank in range(2)
-        ]
-        return server, pair
+    def start(self, shards: str = "1") -> tuple[Program, str, list[str]]:
+        """Starts a server; returns it, its address, and the flags of workers."""
+        saves = ["--checkpoint-dir", str(self.cluster.folder / "saved")]
+        flags = ["--workers", "2", "--once", "--slice-bytes", "128", *saves, "--shards", shards]
+        server, address = self.cluster.server(*flags, name=f"server{len(self.cluster.programs)}")
+        keeps = [] if self.kind == "hub" else saves
+        return server, address, [*KINDS[self.kind], *keeps, "--save-parameters", str(self.final)]
 
-    def finish(self, name: str, number: int, shards: str = "1") -> dict[str, Tensor]:
-        server, pair = self.start(name, number, shards=shards)
-        for worker in pair:
-            assert worker.done()["steps"] == 60
+    def finish(self, shards: str = "1") -> dict[str, Tensor]:
+        """Runs the job to its end; returns its parameters."""
+        server, address, flags = self.start(shards)
+        pair = self.cluster.ranks(address, 2, *flags, SMALL, "60")
+        assert [worker.done()["steps"] for worker in pair] == [60, 60]
         assert server.done()["finished"] == [0, 1]
-        return load_file(self.folder / f"{name}.safetensors")
+        return load_file(self.final)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def wholes(
     def whole(kind: str) -> dict[str, Tensor]:
         cluster = Cluster(tmp_path_factory.mktemp(kind), fork_server)
         try:
-            return Runs(cluster, cluster.folder, kind).finish("whole", 0)
+            return Runs(cluster, kind).finish()
         finally:
             cluster.end()
 
@@ -71,13 +67,12 @@ def wholes(
     ("kind", "whom"), [*FIRST, *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)]
 )
 def test_a_job_that_was_stopped_ends_in_the_same_bytes(
-    cluster: Cluster, tmp_path: Path, wholes: Callable[[str], dict[str, Tensor]], kind: str, whom: str
+    cluster: Cluster, wholes: Callable[[str], dict[str, Tensor]], kind: str, whom: str
 ) -> None:
     """On another number of shards too."""
-    runs, go, whole = Runs(cluster, tmp_path, kind), tmp_path / "go", wholes(kind)
-    server, pair = runs.start("parted", 0, "hold", str(go), "20")
-    for worker in pair:
-        worker.until_said("holding at 20")
+    runs, whole = Runs(cluster, kind), wholes(kind)
+    server, address, flags = runs.start()
+    pair = cluster.held(address, *flags)
     told = {"one": pair[:1], "all": [*pair, server]}.get(whom, [server])
     number = {"server": signal.SIGTERM, "ctrl-c": signal.SIGINT}.get(whom, signal.SIGUSR1)
     for program in told:
@@ -87,27 +82,25 @@ def test_a_job_that_was_stopped_ends_in_the_same_bytes(
     if (kind, whom) == ("ring", "server"):
         for worker in pair:
             worker.until_said("the server asked all workers to stop")  # by the next heartbeat
-    go.touch()
+    cluster.go.touch()
     steps = {worker.done(75)["steps"] for worker in pair}
     assert len(steps) == 1, "the workers left after different steps"
     assert 20 < steps.pop() < 60
     assert server.done(130 if whom == "ctrl-c" else 75)["preempted"] == [0, 1]
-    parted = runs.finish("parted", 1, shards="2" if kind == "hub" else "1")
+    parted = runs.finish("2" if kind == "hub" else "1")
     assert whole.keys() == parted.keys()
     assert all(whole[name].equal(parted[name]) for name in whole)
 
 
 @pytest.mark.full
-def test_a_repeated_notice_is_no_second_wish(cluster: Cluster, tmp_path: Path) -> None:
-    runs, go = Runs(cluster, tmp_path, "ring"), tmp_path / "go"
-    server, pair = runs.start("noticed", 0, "hold", str(go), "20")
-    for worker in pair:
-        worker.until_said("holding at 20")
+def test_a_repeated_notice_is_no_second_wish(cluster: Cluster) -> None:
+    server, address, flags = Runs(cluster, "ring").start()
+    pair = cluster.held(address, *flags)
     for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
         for worker in pair:
             worker.process.send_signal(number)
             worker.until_said("SIGUSR1")
-    go.touch()
+    cluster.go.touch()
     assert {worker.done(75)["steps"] for worker in pair} == {22}
     server.done(75)
 
@@ -125,16 +118,14 @@ def test_a_checkpoint_of_another_model_is_refused(cluster: Cluster, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["hub", pytest.param("ring", marks=pytest.mark.full)])
-def test_no_program_promises_an_unwritten_checkpoint(cluster: Cluster, tmp_path: Path, kind: str) -> None:
-    go = tmp_path / "go"
+def test_no_program_promises_an_unwritten_checkpoint(cluster: Cluster, kind: str) -> None:
     server, address = cluster.server("--workers", "1", "--once")
-    worker = cluster.worker(address, *KINDS[kind], SMALL, "60", "16", "hold", str(go), "20")
-    worker.until_said("holding at 20")
+    (worker,) = cluster.held(address, *KINDS[kind], count=1)
     server.process.send_signal(signal.SIGTERM)
     server.until_said("SIGTERM: workers finish their step; signal again to quit now")
     if kind == "ring":
         worker.until_said("the server asked all workers to stop")
-    go.touch()
+    cluster.go.touch()
     worker.done(75)
     server.done(75)
     assert "nothing is saved: no --checkpoint-dir is set" in worker.said()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.deploy.monitoring import MONITORING, exported, panels
 from tests.support.needs import needs
-from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.http import OPENER
 from tests.support.processes.ports import free_port
 from tests.support.unreported_metrics import UNREPORTED
@@ -41,15 +41,9 @@ def promtool(*arguments: str, given: bytes | None = None) -> None:
     assert ran.returncode == 0, (ran.stdout + ran.stderr).decode()
 
 
-def test_promtool_takes_the_configuration() -> None:
+def test_promtool_takes_configuration_and_rules_and_alerts_fire_when_they_should() -> None:
     promtool("check", "config", "prometheus.yml")
-
-
-def test_promtool_takes_the_rules() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", "rules.yml")
-
-
-def test_alerts_fire_when_they_should() -> None:
     promtool("test", "rules", "rules_test.yml")
 
 
@@ -93,14 +87,9 @@ class Prometheus:
 
 
 def test_prometheus_scrapes_a_live_job(cluster: Cluster, tmp_path: Path) -> None:
-    saved = str(tmp_path / "saved")
-    server, address = cluster.server(
-        "--workers", "2", "--page-port", "0", "--once", "--checkpoint-dir", saved
-    )
-    go = tmp_path / "go"
-    pair = [cluster.worker(address, SMALL, "30", "16", "hold", str(go), str(STEPS_DONE)) for _ in range(2)]
-    for worker in pair:
-        worker.until_said(f"holding at {STEPS_DONE}")
+    saved = ["--checkpoint-dir", str(tmp_path / "saved")]
+    server, address = cluster.server("--workers", "2", "--page-port", "0", "--once", *saved)
+    pair = cluster.held(address, at=STEPS_DONE)
     found = re.search(r"http://(\S+)/metrics", server.said())
     assert found, server.said()
     with OPENER.open(found[0], timeout=30) as answer:
@@ -116,10 +105,9 @@ def test_prometheus_scrapes_a_live_job(cluster: Cluster, tmp_path: Path) -> None
     prometheus.program.until(lambda: empty(prometheus) == UNFILLED, "data in every panel")
     prometheus.program.until(lambda: rules(prometheus) == {"ok"}, "every rule evaluated")
 
-    go.touch()
-    for worker in pair:
-        worker.done()
-    server.done()
+    cluster.go.touch()
+    for program in (*pair, server):
+        program.done()
     prometheus.program.process.send_signal(signal.SIGTERM)
     assert prometheus.program.wait() == 0
 

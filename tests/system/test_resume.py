@@ -59,14 +59,10 @@ def test_shards_that_hold_nothing_leave_checkpoints_whole_and_of_a_damaged_one_t
 def test_a_checkpoint_can_be_asked_for_while_the_job_runs(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--once", "--checkpoint-dir", str(tmp_path / "saved"))
     worker = cluster.worker(address, SMALL, "1000000")
-    worker.until(lambda: _steps(cluster, address) > 5, "a step")
+    worker.until(lambda: cluster.step(address) > 5, "a step")
     asked = cluster.run("ask", "hubring.ps.cli", "checkpoint", address).done()
     assert asked["step"] > 5
     assert (Path(asked["checkpoint"]) / "manifest.json").is_file()
     worker.process.send_signal(signal.SIGTERM)
     assert worker.done(75)["steps"] >= asked["step"]
     server.wait()
-
-
-def _steps(cluster: Cluster, address: str) -> int:
-    return max((int(shard["newest_version"]) for shard in cluster.status(address)["shards"]), default=0)

@@ -15,17 +15,11 @@ pytestmark = pytest.mark.slow
 STEPS = 60
 
 
-def members(cluster: Cluster, address: str, tmp_path: Path, least: int) -> tuple[list[Program], Path, Path]:
-    """Three members that hold at step 20 until the file exists, and the file of the last parameters."""
-    go, final = tmp_path / "go", tmp_path / "final.safetensors"
-    flags = ["--topology", "ring", "--min-workers", str(least), "--save-parameters", str(final)]
-    script = [SMALL, str(STEPS), "16", "hold", str(go), "20"]
-    workers = [
-        cluster.worker(address, *flags, "--rank", str(rank), *script, name=f"w{rank}") for rank in range(3)
-    ]
-    for worker in workers:
-        worker.until_said("holding at 20")
-    return workers, go, final
+def members(cluster: Cluster, address: str, least: int, *flags: str) -> list[Program]:
+    """Three members of a ring that hold at step 20 until `cluster.go` is there."""
+    return cluster.held(
+        address, "--topology", "ring", "--min-workers", str(least), *flags, count=3, steps=STEPS
+    )
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
@@ -33,9 +27,10 @@ def test_the_others_take_the_steps_without_a_killed_member(
     cluster: Cluster, tmp_path: Path, victim: int
 ) -> None:
     server, address = cluster.server("--workers", "3", "--once")
-    workers, go, final = members(cluster, address, tmp_path, 2)
+    final = tmp_path / "final.safetensors"
+    workers = members(cluster, address, 2, "--save-parameters", str(final))
     workers[victim].process.kill()
-    go.touch()
+    cluster.go.touch()
     left = [rank for rank in range(3) if rank != victim]
     results = [workers[rank].done() for rank in left]
     assert [result["steps"] for result in results] == [STEPS, STEPS]
@@ -47,11 +42,11 @@ def test_the_others_take_the_steps_without_a_killed_member(
     assert_trained(final, [[0, 1, 2]] * 20 + [left] + [[0, 1]] * (STEPS - 21))
 
 
-def test_too_few_members_end_the_job(cluster: Cluster, tmp_path: Path) -> None:
+def test_too_few_members_end_the_job(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "3", "--once")
-    workers, go, _ = members(cluster, address, tmp_path, 3)
+    workers = members(cluster, address, 3)
     workers[1].process.kill()
-    go.touch()
+    cluster.go.touch()
     for rank in (0, 2):
         workers[rank].done(69)
         assert "2 workers are left, and --min-workers is 3. Restart the job" in workers[rank].said()
@@ -59,11 +54,11 @@ def test_too_few_members_end_the_job(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_frozen_member_is_lost_with_its_lease(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_frozen_member_is_lost_with_its_lease(cluster: Cluster) -> None:
     _, address = cluster.server("--workers", "3", "--lease", "3")
-    workers, go, _ = members(cluster, address, tmp_path, 2)
+    workers = members(cluster, address, 2)
     workers[1].process.send_signal(signal.SIGSTOP)
-    go.touch()
+    cluster.go.touch()
     for rank in (0, 2):
         assert workers[rank].done()["size"] == 2
     workers[1].process.send_signal(signal.SIGCONT)
@@ -76,19 +71,18 @@ def test_a_replacement_goes_on_with_the_others_state(cluster: Cluster, tmp_path:
     go, last = tmp_path / "go", tmp_path / "last"
     flags = ["--topology", "ring", "--min-workers", "2"]
     script = [SMALL, "2000", "16", "hold", str(go), "20", "hold", str(last), "1990"]
-    workers = [
-        cluster.worker(address, *flags, "--rank", str(rank), *script, name=f"w{rank}") for rank in range(3)
-    ]
+    workers = cluster.ranks(address, 3, *flags, *script)
     for worker in workers:
         worker.until_said("holding at 20")
     workers[1].process.kill()
-    joiner = cluster.worker(address, *flags, *script, name="joiner")
+    joiner = cluster.worker(address, *flags, *script)
     joiner.until_said("ring over gloo that continues")
     go.touch()
-    for worker in (workers[0], workers[2], joiner):
+    team = [workers[0], workers[2], joiner]
+    for worker in team:
         worker.until_said("holding at 1990")
     last.touch()
-    results = [worker.done() for worker in (workers[0], workers[2], joiner)]
+    results = [worker.done() for worker in team]
     assert [(result["rank"], result["size"]) for result in results] == [(0, 3), (1, 3), (2, 3)]
     assert len({result["metrics"]["loss"] for result in results}) == 3
     assert server.done()["finished"] == [0, 1, 2]

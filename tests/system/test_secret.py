@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.submit import pods
+from hubring.ps.submit.kubernetes import TOKENS_FILE, new_secret
 from tests.support.processes.cluster import SMALL, Cluster, mounted
 from tests.support.submissions import IMAGE, inside, job, jobs
 
@@ -30,19 +30,15 @@ def pod(name: str, entries: dict[str, str], folder: Path) -> list[str]:
 def test_a_job_trains_with_its_secret_and_the_probe_needs_none(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
-    entries = pods.new_secret(job(engine="kubernetes", image=IMAGE, workers=2), {})["stringData"]
+    entries = new_secret(job(engine="kubernetes", image=IMAGE, workers=2))["stringData"]
     servers, workers = (pod(name, entries, tmp_path / name) for name in ("server", "worker"))
-    command = ["--host", "0.0.0.0", "--workers", "2", "--once", "--token-file", pods.TOKENS_FILE, *flags]
+    command = ["--host", "0.0.0.0", "--workers", "2", "--once", "--token-file", TOKENS_FILE, *flags]
     server, address = cluster.server(*command, within=servers)
     cluster.run("health", "hubring.ps.cli", "health", address, "--service", "ready").done()
-    pair = [
-        cluster.worker(address, "--token-file", pods.TOKENS_FILE, SMALL, "5", within=workers)
-        for _ in range(2)
-    ]
-    for worker in pair:
-        assert worker.done()["steps"] == 5
+    pair = cluster.ranks(address, 2, "--token-file", TOKENS_FILE, SMALL, "5", within=workers)
+    assert [worker.done()["steps"] for worker in pair] == [5, 5]
     assert server.done()["finished"] == [0, 1]
-    as_operator = ["checkpoint", address, "--token-file", pods.TOKENS_FILE]
+    as_operator = ["checkpoint", address, "--token-file", TOKENS_FILE]
     refused = cluster.run("refused", "hubring.ps.cli", *as_operator, within=workers)
     assert refused.wait() == 78
     assert "this program needs one for operator" in refused.said()

@@ -83,14 +83,9 @@ TLS_HANDSHAKE = b"\x16\x03"
 
 
 @pytest.mark.parametrize("transport", ["zmq", pytest.param("grpc", marks=pytest.mark.full)])
-def test_a_worker_tells_nothing_to_who_took_the_ports_of_its_shard(
-    cluster: Cluster, tmp_path: Path, transport: str
-) -> None:
+def test_a_worker_tells_nothing_to_who_took_the_ports_of_its_shard(cluster: Cluster, transport: str) -> None:
     server, address = cluster.server("--workers", "1", "--once")
-    go = tmp_path / "go"
-    script = [SMALL, "1000000", "16", "hold", str(go), "20"]
-    worker = cluster.worker(address, "--transport", transport, "--timeout", "10", *script)
-    worker.until_said("holding at 20")
+    (worker,) = cluster.held(address, "--transport", transport, "--timeout", "10", count=1, steps=1_000_000)
     (shard,) = server.children("hubring.ps.shard.process")
     connections = psutil.Process(shard).net_connections("tcp")
     ports = [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
@@ -98,14 +93,14 @@ def test_a_worker_tells_nothing_to_who_took_the_ports_of_its_shard(
     psutil.Process(shard).kill()
     if transport == "zmq":
         with zmq_thief(ports, answer=bytes(24)) as messages:
-            go.touch()
+            cluster.go.touch()
             worker.until(lambda: len(messages) > 1, "two attempts to reconnect")
             server.process.send_signal(signal.SIGCONT)
             assert worker.wait() == 69
         assert {tuple(message) for message in messages} == {(QUESTION,)}
     else:
         with tcp_thief(ports) as beginnings:
-            go.touch()
+            cluster.go.touch()
             worker.until(lambda: bool(beginnings), "an attempt to reconnect")
             server.process.send_signal(signal.SIGCONT)
             assert worker.wait() == 69

@@ -34,9 +34,7 @@ def with_joined_host(
 
 def trained(server: Program, cluster: Cluster, address: str) -> dict[str, Any]:
     """Returns the status of shard 0 once all workers have taken some steps."""
-    server.until(
-        lambda: [row["step"] > 10 for row in cluster.status(address)["workers"]] == [True] * 2, "step 10"
-    )
+    server.until(lambda: cluster.step(address) > 10, "step 10")
     row: dict[str, Any] = cluster.status(address)["shards"][0]
     assert row["standby"] is not None
     return row

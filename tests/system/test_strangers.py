@@ -19,15 +19,6 @@ WINDOW = 16
 """Bytes of a parameter or gradient that count as seen."""
 
 
-def own_address() -> str:
-    """This host's address for others."""
-    return reachable("0.0.0.0")
-
-
-def steps(cluster: Cluster, address: str) -> int:
-    return max((worker["step"] for worker in cluster.status(address)["workers"]), default=0)
-
-
 def refused(stranger: Program) -> set[str]:
     """Checks that a stranger was refused everything over TCP; returns how over shared memory."""
     found = stranger.done()
@@ -43,15 +34,15 @@ def refused(stranger: Program) -> set[str]:
 def test_another_user_of_the_host_is_refused_everything(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "1", "--no-page")
     worker = cluster.worker(address, SMALL, FOREVER)
-    worker.until(lambda: steps(cluster, address) > 0, "steps")
+    worker.until(lambda: cluster.step(address) > 0, "steps")
     (shard,) = server.children("hubring.ps.shard.process")
     file = runtime_file(int(address.rpartition(":")[2]))
     stranger = cluster.run("stranger", "tests.support.scripts.stranger", address, str(file), str(shard))
     shared = refused(stranger)
     assert shared
     assert "allowed" not in shared
-    before = steps(cluster, address)
-    worker.until(lambda: steps(cluster, address) > before, "more steps")
+    before = cluster.step(address)
+    worker.until(lambda: cluster.step(address) > before, "more steps")
     assert "\x1b" not in server.said()
     assert server.said().count("WARNING: refused a call of") < 10  # of more than 24
 
@@ -147,10 +138,10 @@ def test_members_stay_after_a_rotation_of_tokens(cluster: Cluster) -> None:
     asked = first.said().count(waits)
     first.until(lambda: first.said().count(waits) > asked + 1, "two more polls")  # one may be under way
     cluster.worker(address, SMALL, FOREVER)
-    first.until(lambda: steps(cluster, address) > 0, "steps")
+    first.until(lambda: cluster.step(address) > 0, "steps")
     cluster.run("rotate-again", "hubring.ps.cli", "token", "rotate", address).done()
-    before = steps(cluster, address)
-    first.until(lambda: steps(cluster, address) > before, "more steps", PATIENCE)
+    before = cluster.step(address)
+    first.until(lambda: cluster.step(address) > before, "more steps", PATIENCE)
     assert server.process.poll() is None
 
 
@@ -159,7 +150,7 @@ def test_members_stay_after_a_rotation_of_tokens(cluster: Cluster) -> None:
 @pytest.mark.parametrize("transport", ["zmq", "shm", "grpc"])
 def test_a_job_beyond_loopback_trains_as_one_on_it(cluster: Cluster, transport: str) -> None:
     losses = []
-    for name, host in (("beyond", own_address()), ("loopback", "127.0.0.1")):
+    for name, host in (("beyond", reachable("0.0.0.0")), ("loopback", "127.0.0.1")):
         server, address = cluster.server("--workers", "2", "--once", "--host", host, name=name)
         pair = [cluster.worker(address, "--transport", transport, SMALL, "10") for _ in range(2)]
         losses.append(sorted(worker.done()["metrics"]["loss"] for worker in pair))

@@ -45,15 +45,10 @@ def guarded(cluster: Cluster, address: str) -> bool:
     return [row["standby"] is not None for row in shards] == [True]
 
 
-def held(cluster: Cluster, address: str, folder: Path, *flags: str) -> tuple[list[Program], Path]:
-    """Starts two workers that hold at a step until the file exists."""
-    go = folder / "go"
-    script = [SMALL, str(STEPS), "16", "hold", str(go), str(HELD_AT)]
-    save = ["--save-parameters", str(folder / "final.safetensors")]  # by rank 0, whichever worker that is
-    workers = [cluster.worker(address, *flags, *save, *script) for _ in range(2)]
-    for worker in workers:
-        worker.until_said(f"holding at {HELD_AT}")
-    return workers, go
+def held(cluster: Cluster, address: str, *flags: str) -> list[Program]:
+    """Starts two workers that hold at a step until `cluster.go` is there."""
+    save = ["--save-parameters", str(cluster.folder / "final.safetensors")]
+    return cluster.held(address, *flags, *save, steps=STEPS, at=HELD_AT)
 
 
 def kill(pid: int) -> None:
@@ -69,7 +64,7 @@ def kill_coordinator(server: Program, cluster: Cluster, address: str) -> None:
     assert cluster.status(address)["failovers"] >= 1
 
 
-def is_trained(folder: Path) -> bool:
+def is_trained(cluster: Cluster) -> bool:
     """Whether the parameters are those of one process that takes all steps with the mean of both losses."""
     model = network(16)
     optimizer = sgd(model)
@@ -77,33 +72,31 @@ def is_trained(folder: Path) -> bool:
         optimizer.zero_grad()
         ((loss_of(model, step, 0, 16) + loss_of(model, step, 1, 16)) / 2).backward()
         optimizer.step()
-    final = load_file(folder / "final.safetensors")
+    final = load_file(cluster.folder / "final.safetensors")
     return all(tensor.allclose(final[name], atol=1e-6) for name, tensor in model.state_dict().items())
 
 
-def test_a_job_survives_its_coordinator_and_its_shard(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_survives_its_coordinator_and_its_shard(cluster: Cluster) -> None:
     server, address = served(cluster, "--once", "--no-page")
-    workers, go = held(cluster, address, tmp_path)
+    workers = held(cluster, address)
     kill_coordinator(server, cluster, address)
     server.until(lambda: guarded(cluster, address), "the shard's standby")
     kill(cluster.status(address)["shards"][0]["pid"])
     server.until_said("has taken its place, and no step is lost")
-    go.touch()
+    cluster.go.touch()
     assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
     assert all("its standby has taken over" in worker.said() for worker in workers)
     result = server.done()
     assert (result["finished"], result["failovers"], result["steps"]) == ([0, 1], 2, STEPS)
-    assert is_trained(tmp_path)
+    assert is_trained(cluster)
     assert coordinators() == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["bsp", "ring"])
-def test_a_job_survives_its_standby_and_one_coordinator_after_another(
-    cluster: Cluster, tmp_path: Path, kind: str
-) -> None:
+def test_a_job_survives_its_standby_and_one_coordinator_after_another(cluster: Cluster, kind: str) -> None:
     server, address = served(cluster, "--no-page", "--once")
-    workers, go = held(cluster, address, tmp_path, *(RING if kind == "ring" else ()))
+    workers = held(cluster, address, *(RING if kind == "ring" else ()))
     coordinator, standby = coordinators()
     kill(standby)
     server.until_said("was killed by signal 9 (SIGKILL); another one starts")
@@ -111,14 +104,14 @@ def test_a_job_survives_its_standby_and_one_coordinator_after_another(
     assert coordinators()[0] == coordinator
     for _ in range(3):
         kill_coordinator(server, cluster, address)
-    go.touch()
+    cluster.go.touch()
     assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
     assert server.done()["failovers"] == 3
-    assert is_trained(tmp_path)
+    assert is_trained(cluster)
 
 
 @pytest.mark.full
-def test_workers_can_join_across_a_takeover(cluster: Cluster, tmp_path: Path) -> None:
+def test_workers_can_join_across_a_takeover(cluster: Cluster) -> None:
     server, address = served(cluster, "--no-page", "--once")
     first = cluster.worker(address, SMALL, "5", "16")
     first.until_said("waited")
@@ -158,39 +151,34 @@ def test_members_of_a_ring_connect_across_a_takeover(cluster: Cluster) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("flags", [(), ("--restarts", "2")])
-def test_a_job_outlives_the_process_that_a_person_started(
-    cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_a_job_outlives_the_process_that_a_person_started(cluster: Cluster, flags: tuple[str, ...]) -> None:
     server, address = served(cluster, "--no-page", *flags)
-    workers, go = held(cluster, address, tmp_path)
+    workers = held(cluster, address)
     words, (coordinator, _) = "the server goes on until its job ends", coordinators()
     kill(server.process.pid)
     workers[0].until(lambda: server.said().count(words) == 1, words)
     kill(coordinator)
     workers[0].until(lambda: server.said().count(words) == 2, words)
     left = coordinators()
-    go.touch()
+    cluster.go.touch()
     assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
     assert server.wait() == -signal.SIGKILL
     assert all(ends_by(pid, time.monotonic() + PATIENCE) for pid in left)
     assert json.loads(server.out.read_text())["finished"] == [0, 1]
-    assert is_trained(tmp_path)
+    assert is_trained(cluster)
 
 
 @pytest.mark.full
-def test_a_worker_that_dies_while_there_is_no_coordinator_is_noticed(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_worker_that_dies_while_there_is_no_coordinator_is_noticed(cluster: Cluster) -> None:
     server, address = served(cluster, "--no-page", "--once")
-    workers, go = held(cluster, address, tmp_path)
+    workers = held(cluster, address)
     kill(workers[1].process.pid)
     kill_coordinator(server, cluster, address)
     server.until_said("the job continues with 1 of 2 workers")
-    go.touch()
-    left = workers[0].done()
-    assert left["steps"] == STEPS
+    cluster.go.touch()
+    assert workers[0].done()["steps"] == STEPS
     result = server.done()
-    assert (result["finished"], list(result["lost"])) == ([left["rank"]], [str(1 - left["rank"])])
+    assert (result["finished"], list(result["lost"])) == ([0], ["1"])
 
 
 @pytest.mark.full
@@ -200,7 +188,7 @@ def test_a_stop_request_before_a_takeover_counts_after_it(
 ) -> None:
     saved = tmp_path / "saved"
     server, address = served(cluster, "--no-page", "--checkpoint-dir", str(saved))
-    workers, go = held(cluster, address, tmp_path)
+    workers = held(cluster, address)
     server.process.send_signal(signal.SIGTERM)
     server.until_said("workers finish their step, then the server writes a checkpoint")
     kill_coordinator(server, cluster, address)
@@ -210,21 +198,21 @@ def test_a_stop_request_before_a_takeover_counts_after_it(
         for worker in workers:
             worker.process.kill()
         return
-    go.touch()
+    cluster.go.touch()
     assert {worker.wait() for worker in workers} == {75}
     result = server.done(75)
     assert (result["preempted"], result["checkpoint"] != "") == ([0, 1], True)
 
 
 @pytest.mark.full
-def test_the_page_the_tokens_and_the_next_job_survive_a_takeover(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_page_the_tokens_and_the_next_job_survive_a_takeover(cluster: Cluster) -> None:
     server, address = served(cluster, "--page-port", "0")
-    workers, go = held(cluster, address, tmp_path)
+    workers = held(cluster, address)
     page = next(line.split()[1] for line in server.said().splitlines() if line.startswith("  metrics"))
     kill_coordinator(server, cluster, address)
     metrics = urllib.request.urlopen(page, timeout=30).read().decode()
     assert "ps_failovers_total 1.0" in metrics
-    go.touch()
+    cluster.go.touch()
     assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
     kill_coordinator(server, cluster, address)
     again = [cluster.worker(address, SMALL, "5", "16") for _ in range(2)]
@@ -237,7 +225,7 @@ def test_the_page_the_tokens_and_the_next_job_survive_a_takeover(cluster: Cluste
 def test_a_coordinator_that_is_killed_as_a_standby_joins_a_shard_costs_no_step(cluster: Cluster) -> None:
     server, address = served(cluster, "--no-page", "--once")
     workers = [cluster.worker(address, SMALL, "1000", "16", "pace", "0.02") for _ in range(2)]
-    workers[0].until(lambda: any(row["step"] for row in cluster.status(address)["workers"]), "steps")
+    workers[0].until(lambda: cluster.step(address) > 0, "steps")
     coordinator, shard = coordinators()[0], cluster.status(address)["shards"][0]
     kill(shard["standby"]["pid"])
     server.until(lambda: server.said().count("follows shard 0") == 2, "another standby")
@@ -257,9 +245,8 @@ def test_a_shard_that_is_lost_while_a_coordinator_takes_over_costs_no_step(
 ) -> None:
     server, address = served(cluster, "--no-page", "--once")
     save = ["--save-parameters", str(tmp_path / "final.safetensors")]
-    script = [SMALL, str(STEPS), "16", "pace", "0.5"]
-    workers = [cluster.worker(address, *save, *script) for _ in range(2)]
-    workers[0].until(lambda: any(row["step"] for row in cluster.status(address)["workers"]), "steps")
+    workers = cluster.ranks(address, 2, *save, SMALL, str(STEPS), "16", "pace", "0.5")
+    workers[0].until(lambda: cluster.step(address) > 0, "steps")
     shard = cluster.status(address)["shards"][0]["pid"]
     kill(coordinators()[0])
     os.kill(shard, signal.SIGSTOP)
@@ -270,7 +257,7 @@ def test_a_shard_that_is_lost_while_a_coordinator_takes_over_costs_no_step(
     server.until_said("has taken its place, and no step is lost")
     assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
     assert server.done()["failovers"] == 2
-    assert is_trained(tmp_path)
+    assert is_trained(cluster)
 
 
 @pytest.mark.full
@@ -281,10 +268,10 @@ def test_a_resumed_job_survives_its_shard(cluster: Cluster, tmp_path: Path) -> N
         worker.done()
     server.done()
     server, address = served(cluster, "--no-page", "--once", *saved)
-    workers, go = held(cluster, address, tmp_path)
+    workers = held(cluster, address)
     kill(cluster.status(address)["shards"][0]["pid"])
     server.until_said("has taken its place, and no step is lost")
-    go.touch()
+    cluster.go.touch()
     assert [worker.done()["steps"] for worker in workers] == [STEPS] * 2
     assert server.done()["failovers"] == 1
-    assert is_trained(tmp_path)
+    assert is_trained(cluster)

@@ -31,8 +31,7 @@ def test_a_run_is_traced_on_one_clock(cluster: Cluster, tmp_path: Path, topology
     folder = tmp_path / "traces"
     server, address = cluster.server("--workers", "2", "--once", "--trace", str(folder))
     flags = ["--topology", topology, "--trace", str(folder), SMALL, str(STEPS)]
-    pair = [cluster.worker(address, "--rank", str(rank), *flags, name=f"worker{rank}") for rank in (0, 1)]
-    results = [worker.done() for worker in pair]
+    results = [worker.done() for worker in cluster.ranks(address, 2, *flags)]
     told = server.done()["shards"]
     for rank, result in enumerate(results):
         trace = rows(folder / f"worker {rank}.trace.json")

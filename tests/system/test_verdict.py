@@ -8,31 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import Cluster
 
 pytestmark = pytest.mark.slow
 
 
 HURRIED = """
-from hubring.ps.client import kept_states
+from hubring.ps.client import rendezvous
 from tests.support.scripts import small
 
-kept_states.CALL_SECONDS = 2.0
+rendezvous.CALL_SECONDS = 2.0
 small.main()
 """
 """As `small.py`, but a worker waits 2 s, not a minute, until the server has its last state."""
-
-
-def held(cluster: Cluster, address: str, tmp_path: Path, script: str = SMALL) -> tuple[list[Program], Path]:
-    """Starts two workers that hold at step 20 of 22 until the file exists."""
-    go = tmp_path / "go"
-    workers = [
-        cluster.worker(address, "--rank", str(rank), script, "22", "16", "hold", str(go), "20")
-        for rank in range(2)
-    ]
-    for worker in workers:
-        worker.until_said("holding at 20")
-    return workers, go
 
 
 @pytest.mark.parametrize("wakes", [True, False])
@@ -43,9 +31,9 @@ def test_workers_that_finish_while_the_server_is_suspended_wait_for_its_verdict(
     saved, script = tmp_path / "saved", tmp_path / "hurried.py"
     script.write_text(HURRIED)
     server, address = cluster.server("--workers", "2", "--once", "--checkpoint-dir", str(saved))
-    workers, go = held(cluster, address, tmp_path, str(script))
+    workers = cluster.held(address, steps=22, script=str(script))
     server.process.send_signal(signal.SIGSTOP)
-    go.touch()
+    cluster.go.touch()
     for worker in workers:
         worker.until_said("the server does not answer this worker, which leaves")
     server.process.send_signal(signal.SIGCONT if wakes else signal.SIGKILL)
@@ -63,22 +51,22 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_all_programs(
 ) -> None:
     saved = tmp_path / "saved"
     server, address = cluster.server("--workers", "2", "--once", "--checkpoint-dir", str(saved))
-    workers, go = held(cluster, address, tmp_path)
+    workers = cluster.held(address, steps=22)
     (saved / f".writing-{server.process.pid}").write_text("in the way")
-    go.touch()
+    cluster.go.touch()
     for worker in workers:
         assert "the last checkpoint was not written" in worker.done(78)["error"]
     assert "cannot write checkpoints" in server.done(78)["error"]
 
 
-def test_a_shard_that_was_suspended_past_its_lease_says_so(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_shard_that_was_suspended_past_its_lease_says_so(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--lease", "2")
-    workers, go = held(cluster, address, tmp_path)
+    workers = cluster.held(address, steps=22)
     (shard,) = server.children("hubring.ps.shard.process")
     os.kill(shard, signal.SIGSTOP)
     server.until_said("sent no heartbeat")
     os.kill(shard, signal.SIGCONT)
-    go.touch()
+    cluster.go.touch()
     server.done(69)
     assert "this shard was suspended for about" in server.said()
     assert "Traceback" not in server.said()
@@ -87,14 +75,12 @@ def test_a_shard_that_was_suspended_past_its_lease_says_so(cluster: Cluster, tmp
 
 
 @pytest.mark.full
-def test_a_worker_that_wakes_after_its_server_ended_says_that_it_was_suspended(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_worker_that_wakes_after_its_server_ended_says_that_it_was_suspended(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--lease", "2")
-    workers, go = held(cluster, address, tmp_path)
+    workers = cluster.held(address, steps=22)
     workers[1].process.send_signal(signal.SIGSTOP)
     workers[0].until_said("the job continues with 1 of 2 workers")
-    go.touch()
+    cluster.go.touch()
     workers[0].done()
     server.done()
     workers[1].process.send_signal(signal.SIGCONT)

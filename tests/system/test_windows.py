@@ -25,7 +25,7 @@ def train(cluster: Cluster, name: str, server: list[str], *worker: str) -> dict[
     program, address = cluster.server("--workers", "2", "--once", *server, name=name)
     final = cluster.folder / f"{name}.safetensors"
     script = [*worker, "--save-parameters", str(final), SMALL, "20", str(WIDTH)]
-    for one in pair(cluster, address, name, *script):
+    for one in cluster.ranks(address, 2, *script):
         assert one.done()["steps"] == 20
     assert all(shard["pushes"] > 0 for shard in program.done()["shards"])
     return load_file(final)
@@ -34,24 +34,17 @@ def train(cluster: Cluster, name: str, server: list[str], *worker: str) -> dict[
 def interrupted(cluster: Cluster, name: str, server: list[str]) -> None:
     """Two workers that are stopped after 10 steps or 11."""
     program, address = cluster.server("--workers", "2", "--once", *server, name=name)
-    go = cluster.folder / f"{name}-go"
-    both = pair(cluster, address, name, SMALL, "20", str(WIDTH), "hold", str(go), "10")
+    both = cluster.ranks(address, 2, SMALL, "20", str(WIDTH), "hold", str(cluster.go), "10")
     for one in both:
         one.until_said("holding at 10")
     parameters = 4 * 8 * WIDTH
     assert all(shown(one) >= parameters for one in both)
     program.process.send_signal(signal.SIGINT)
     program.until_said("SIGINT")
-    go.touch()
+    cluster.go.touch()
     for one in both:
         one.done(75)
     program.done(130)
-
-
-def pair(cluster: Cluster, address: str, name: str, *arguments: str) -> list[Program]:
-    return [
-        cluster.worker(address, "--rank", str(rank), *arguments, name=f"{name}-{rank}") for rank in range(2)
-    ]
 
 
 def shown(worker: Program) -> int:
@@ -83,7 +76,6 @@ def test_the_worker_that_leaves_first_keeps_the_parameters_of_its_last_step(
     cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--lease", "30", *KINDS[kind])
-    both = pair(cluster, address, "worker", UNEVEN, "20", str(WIDTH), str(tmp_path / "go"))
-    for one in both:
+    for one in cluster.ranks(address, 2, UNEVEN, "20", str(WIDTH), str(tmp_path / "go")):
         one.done()
     assert server.done()["finished"] == [0, 1]

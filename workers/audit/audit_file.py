@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
@@ -101,14 +100,6 @@ class AuditFile:
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb", buffering=1 << 20)
         self._encoder = msgspec.msgpack.Encoder()
-
-    def __enter__(self) -> AuditFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def write(self, entry: ModelLayout | AuditStep) -> None:
         """Adds an entry."""

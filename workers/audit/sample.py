@@ -100,6 +100,28 @@ class TensorSample(NamedTuple):
         return dense.as_strided((self.number,), (self.stride,), dense.storage_offset() + self.first)
 
 
+class TappedParameter(NamedTuple):
+    """One parameter.
+
+    Attributes:
+        name: Its name.
+        values: The tensor that steps: the parameter, or this rank's part of it.
+        source: The tensor of which autograd makes gradients: another if `values` is a part.
+        sample: The elements that are recorded.
+        places: Which of them this rank holds.
+        held: These elements, within this rank's part.
+        accumulator: Where autograd adds a gradient. Torch drops it, with our hooks, unless it is held.
+    """
+
+    name: str
+    values: Tensor
+    source: Tensor
+    sample: TensorSample
+    places: slice
+    held: TensorSample
+    accumulator: Any
+
+
 def sample(name: str, numel: int, parameters: int, itemsize: int = 4) -> TensorSample:
     """Returns the elements of one parameter.
 

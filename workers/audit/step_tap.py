@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from hubring.ps.optim.hyperparameters import as_number
 from hubring.workers.audit.audit_file import AuditStep, ModelLayout
-from hubring.workers.audit.sample import TensorSample, counted, local, sample, shard
+from hubring.workers.audit.sample import TappedParameter, counted, local, sample, shard
 from hubring.workers.communicators.base import Communicator, PushRecord
 
 OWN, ARRIVED, GIVEN, BEFORE, AFTER = range(5)
@@ -89,13 +89,7 @@ class StepTap:
         self._wrapped: Any = getattr(trainer, "wrapped", trainer)
         hub = communicator.stepping_hub
         self._record: PushRecord | None = None if hub is None else hub.record_pushes()
-        self._parameters: list[Tensor] = []
-        self._sources: list[Tensor] = []
-        """The tensors of which autograd makes gradients: others if the parameters that step are parts."""
-        self._samples: list[TensorSample] = []
-        self._held: list[tuple[slice, TensorSample]] = []
-        """Of each sample, the elements that this rank holds, and their places in its part."""
-        self._names: list[str] = []
+        self._parameters: list[TappedParameter] = []
         self._grouped: list[tuple[int, ...]] = []
         self._options: list[dict[str, Any]] = []
         self._fresh = not trainer.had_state
@@ -110,8 +104,6 @@ class StepTap:
         self._hooked = False
         self._states = 0
         """Parameters with a state in the optimizer, after the last step."""
-        self._accumulators: list[Any] = []
-        """Where autograd adds a gradient to each parameter. Torch drops them, with our hooks, unless held."""
         self._layout()
         self._begin()
         self._handles = [
@@ -149,12 +141,13 @@ class StepTap:
             Variable._execution_engine.queue_callback(
                 lambda: Variable._execution_engine.queue_callback(self._pass_ended)
             )
-        own, earlier = self._views[OWN][position], self._parameters[position].grad
+        tapped, own = self._parameters[position], self._views[OWN][position]
+        earlier = tapped.values.grad
         if isinstance(earlier, DTensor):  # a part of a mean: own gradients of earlier passes are recorded
             earlier = own.clone() if self._owns[position] else None
         elif earlier is not None:
-            earlier = self._samples[position].of(earlier)
-        own.copy_(self._samples[position].of(gradient))
+            earlier = tapped.sample.of(earlier)
+        own.copy_(tapped.sample.of(gradient))
         if earlier is not None:
             own.add_(earlier)
         self._owns[position] = 1
@@ -246,12 +239,12 @@ class StepTap:
         """Copies all gradients, zeros for those that are None; returns which there are."""
         there = bytearray(len(self._parameters))
         places, parts = list[Tensor](), list[Tensor]()
-        for position, parameter in enumerate(self._parameters):
-            gradient = parameter.grad
+        for position, tapped in enumerate(self._parameters):
+            gradient = tapped.values.grad
             if gradient is not None:
                 there[position] = 1
                 places.append(self._held_views[row][position])
-                parts.append(self._held[position][1].of(local(gradient)))
+                parts.append(tapped.held.of(local(gradient)))
         if len(parts) < len(self._parameters):
             self._taken[row].zero_()
         if parts:
@@ -263,7 +256,7 @@ class StepTap:
         self._take_parameters(BEFORE)
 
     def _take_parameters(self, row: int) -> None:
-        parts = [one.of(local(each)) for (_, one), each in zip(self._held, self._parameters, strict=True)]
+        parts = [each.held.of(local(each.values)) for each in self._parameters]
         torch._foreach_copy_(self._held_views[row], parts)
 
     # Parameters.
@@ -279,7 +272,7 @@ class StepTap:
         wholes: dict[str, Tensor] = getattr(self.trainer, "wholes", {})
         named = self.trainer.named_parameters if shards is None else shards
         names = {id(parameter): name for name, parameter in named.items()}
-        known, place = set(map(id, self._parameters)), dict[int, int]()
+        known, place = {id(each.values) for each in self._parameters}, dict[int, int]()
         everything = [(number, one) for number, group in enumerate(groups) for one in group["params"]]
         trained = [(number, one) for number, one in everything if one.requires_grad and one.numel()]
         expected = max(len(trained), len(self._parameters))
@@ -289,16 +282,12 @@ class StepTap:
                 continue
             known.add(id(parameter))
             name = names.get(id(parameter), f"parameter {len(self._parameters)}")
-            self._names.append(name)
             chosen = sample(name, parameter.numel(), expected, parameter.element_size())
             source = wholes.get(name, parameter)
-            self._samples.append(chosen)
-            self._held.append(chosen.within(*shard(parameter)))
             accumulator = _accumulator(source)
             accumulator.register_prehook(self._hook(len(self._parameters)))
-            self._accumulators.append(accumulator)
-            self._parameters.append(parameter)
-            self._sources.append(source)
+            held = chosen.within(*shard(parameter))
+            self._parameters.append(TappedParameter(name, parameter, source, chosen, *held, accumulator))
         self._make_room()
         self._hooked = self._is_hooked()
         self._write(
@@ -308,10 +297,10 @@ class StepTap:
                 optimizer=_torch_name(self._optimizer),
                 steps_on=self._communicator.steps_on,
                 lockstep=self._communicator.lockstep,
-                names=list(self._names),
-                dtypes=[str(one.dtype).removeprefix("torch.") for one in self._parameters],
-                counts=[one.number for one in self._samples],
-                groups=[place.get(id(one), -1) for one in self._parameters],
+                names=[one.name for one in self._parameters],
+                dtypes=[str(one.values.dtype).removeprefix("torch.") for one in self._parameters],
+                counts=[one.sample.number for one in self._parameters],
+                groups=[place.get(id(one.values), -1) for one in self._parameters],
                 keys=self._keys(),
                 wide=self._taken.dtype == torch.float64,
                 fresh=self._fresh,
@@ -324,9 +313,9 @@ class StepTap:
 
     def _make_room(self) -> None:
         """Makes the buffer longer. What the current step has recorded stays."""
-        counts = [one.number for one in self._samples]
-        wide = any(one.dtype == torch.float64 for one in self._parameters)
-        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        counts = [one.sample.number for one in self._parameters]
+        wide = any(one.values.dtype == torch.float64 for one in self._parameters)
+        device = self._parameters[0].values.device if self._parameters else torch.device("cpu")
         dtype = torch.float64 if wide else torch.float32
         taken = torch.zeros(5, sum(counts), dtype=dtype, device=device)
         taken[:, : self._taken.shape[1]] = self._taken
@@ -334,24 +323,25 @@ class StepTap:
         self._taken = taken
         self._views = [list(row.split(counts)) for row in taken]
         self._held_views = [
-            [view[where] for view, (where, _) in zip(views, self._held, strict=True)] for views in self._views
+            [view[one.places] for view, one in zip(views, self._parameters, strict=True)]
+            for views in self._views
         ]
 
     def _held_bytes(self) -> bytes:
         """Returns one byte per recorded element: 1 if this rank holds it; empty if it holds all."""
-        if all(held == whole for (_, held), whole in zip(self._held, self._samples, strict=True)):
+        if all(one.held == one.sample for one in self._parameters):
             return b""
-        taken = torch.zeros(self._taken.shape[1], dtype=torch.uint8, device="cpu")
-        start = 0
-        for chosen, (where, _) in zip(self._samples, self._held, strict=True):
-            taken[start + where.start : start + where.stop] = 1
-            start += chosen.number
-        return taken.numpy().tobytes()
+        taken = bytearray()
+        for one in self._parameters:
+            own = bytearray(one.sample.number)
+            own[one.places] = bytes([1]) * one.held.number
+            taken += own
+        return bytes(taken)
 
     def _is_hooked(self) -> bool:
         """Whether hooks that are not ours run on some gradient after it is recorded."""
-        for parameter in self._sources:
-            later = (parameter._post_accumulate_grad_hooks or {}).values()
+        for tapped in self._parameters:
+            later = (tapped.source._post_accumulate_grad_hooks or {}).values()
             if not all(str(getattr(one, "__module__", "")).startswith("hubring.") for one in later):
                 return True
         return False
@@ -366,8 +356,7 @@ class StepTap:
         record = self._record
         if record is None:
             return []
-        pairs = zip(self._names, self._samples, strict=True)
-        return [record.key_of(name, element) for name, one in pairs for element in one.elements]
+        return [record.key_of(one.name, each) for one in self._parameters for each in one.sample.elements]
 
 
 def _accumulator(parameter: Tensor) -> Any:

@@ -127,15 +127,20 @@ def rows_of(names: str | None) -> list[BenchRow]:
         UsageError: A named row does not exist.
         ConfigError: This machine does not support a named row.
     """
-    from hubring.ps.core.errors import ConfigError
-
     asked = chosen(map(str.strip, names.split(",")), ROWS) if names else list(ROWS.values())
     lacks = {row.name: lack for row in asked if (lack := row.missing())}
-    if names and lacks:
-        raise ConfigError("; ".join(f"--rows {name}: {lack}" for name, lack in lacks.items()))
+    _report_lacks("--rows" if names else "", lacks)
+    return [row for row in asked if row.name not in lacks]
+
+
+def _report_lacks(option: str, lacks: dict[str, str]) -> None:
+    """Prints what is left out; raises ConfigError if an option names it."""
+    from hubring.ps.core.errors import ConfigError
+
+    if option and lacks:
+        raise ConfigError("; ".join(f"{option} {name}: {lack}" for name, lack in lacks.items()))
     for name, lack in lacks.items():
         print(f"skipping {name}: {lack}", file=sys.stderr)
-    return [row for row in asked if row.name not in lacks]
 
 
 def _stamp() -> dict[str, str]:
@@ -163,25 +168,23 @@ def cases_of(text: str | None) -> list[BenchCase]:
         UsageError: A case is malformed, or a shape is unknown.
         ConfigError: A package that a named case needs is not installed.
     """
-    from hubring.ps.core.errors import ConfigError, UsageError
+    from hubring.ps.core.errors import UsageError
     from hubring.ps.core.packages import missing
     from hubring.workers.bench import job
     from hubring.workers.bench.case import BenchCase
 
-    cases = []
+    cases, lacks = [], dict[str, str]()
     for word in (text or STANDARD).replace(",", " ").split():
         match word.split(":"):
             case [n, shape, ("sgd" | "adam") as optimizer] if n.isdecimal() and int(n) > 0:
                 needs = job.find_shape(shape).needs
-                lack = "" if needs is None else missing(needs)
-                if lack and text:
-                    raise ConfigError(f"--cases {word}: {lack}")
-                if lack:
-                    print(f"skipping {word}: {lack}", file=sys.stderr)
+                if needs is not None and (lack := missing(needs)):
+                    lacks[word] = lack
                 else:
                     cases.append(BenchCase(int(n), shape, optimizer))
             case _:
                 raise UsageError(
                     f"--cases: {word!r}: expected RANKS:SHAPE:OPTIMIZER, for example 2:resnet50:adam"
                 )
+    _report_lacks("--cases" if text else "", lacks)
     return cases

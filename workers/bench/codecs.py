@@ -26,9 +26,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,11 +42,8 @@ MATRICES = 25
 NUMEL = MATRICES * SIDE * SIDE
 CODECS = ("copy", "bf16", "fp16", "int8", "sign", "topk:0.01", "topk:0.001", "powersgd:4")
 
-Act = Callable[[], object]
 
-
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """One codec's row; times in ms for 100 MB."""
 
     row: str
@@ -142,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     costs = measure(options.codecs, options.rounds)
     print(HEAD, *costs, sep="\n")
-    print(json.dumps([asdict(cost) for cost in costs]))
+    print(json.dumps([cost._asdict() for cost in costs]))
 
 
 def measure(names: Sequence[str], rounds: int) -> list[Cost]:
@@ -168,7 +165,7 @@ def _subject(name: str, gradients: Tensor, out: Tensor) -> Copy | Sliced | Facto
     return Sliced(name, gradients, out)
 
 
-def _ms(act: Act) -> float:
+def _ms(act: Callable[[], object]) -> float:
     began = perf_counter()
     act()
     return (perf_counter() - began) * 1e3

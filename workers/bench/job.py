@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from math import prod
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -182,11 +183,14 @@ class BenchJob(msgspec.Struct, frozen=True):
 
 
 class MemberLine:
-    """One end of a connection; owns the socket."""
+    """One end of a connection.
+
+    Args:
+        connected: Its socket, which it takes over.
+    """
 
     def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._reader = connected.makefile("r", encoding="utf-8", newline="\n")
+        self._connection = Connection(connected.detach())
 
     @classmethod
     def dial(cls, path: Path) -> MemberLine:
@@ -202,8 +206,8 @@ class MemberLine:
             ConnectionLost: The other end has closed.
         """
         try:
-            self._socket.sendall(f"{text}\n".encode())
-        except (BrokenPipeError, ConnectionResetError) as cause:
+            self._connection.send_bytes(text.encode())
+        except OSError as cause:
             raise ConnectionLost("the other end of the socket is closed") from cause
 
     def hear(self, timeout: float | None = None) -> str:
@@ -213,19 +217,13 @@ class MemberLine:
             ConnectionLost: The other end has closed.
             DeadlineExceeded: No line arrived within `timeout` seconds. Do not use the object after that.
         """
-        self._socket.settimeout(timeout)
         try:
-            line = self._reader.readline()
-            self._socket.settimeout(None)
-        except TimeoutError as cause:
-            raise DeadlineExceeded(f"a member did not answer within {timeout:g} s (--timeout)") from cause
-        except ConnectionResetError:
-            line = ""
-        if not line:
-            raise ConnectionLost("the other end of the socket is closed")
-        return line.rstrip("\n")
+            if not self._connection.poll(timeout):
+                raise DeadlineExceeded(f"a member did not answer within {timeout:g} s (--timeout)")
+            return self._connection.recv_bytes().decode()
+        except (OSError, EOFError) as cause:
+            raise ConnectionLost("the other end of the socket is closed") from cause
 
     def close(self) -> None:
         """Closes the connection."""
-        self._reader.close()
-        self._socket.close()
+        self._connection.close()

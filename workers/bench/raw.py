@@ -29,6 +29,9 @@ from hubring.ps.optim.sums import zeros, zeros_like
 from hubring.workers.bench.job import BenchJob
 from hubring.workers.bench.member import FlatRowMember, RowMember, on_server
 
+BLOCK = BLOCK_BYTES // 4
+"""Elements of a block."""
+
 
 class Bound(RowMember):
     """`bound-memory`: all slices on one thread.
@@ -47,7 +50,7 @@ class Bound(RowMember):
         share = -(-numel // self.parts)
         self._values = zeros(min(share, numel - rank * share), torch.float32)
         self._gradients = [zeros_like(self._values) for _ in self.ranks]
-        self._slices = self._cut(job)
+        self._slices = bound_slices(job, self._values, self._gradients, BLOCK, torch.empty(BLOCK))
 
     def gradients(self, rank: int) -> Sequence[Tensor]:
         return [self._gradients[rank]]
@@ -58,13 +61,6 @@ class Bound(RowMember):
     def step(self) -> None:
         for each in self._slices:
             each.step()
-
-    def _cut(self, job: BenchJob) -> list[BoundSlice]:
-        length = BLOCK_BYTES // 4
-        scratch = torch.empty(length)
-        given = zip(*(torch.split(gradient, length) for gradient in self._gradients), strict=True)
-        pairs = zip(torch.split(self._values, length), given, strict=True)
-        return [BoundSlice(job.optimizer, values, list(gradients), scratch) for values, gradients in pairs]
 
 
 class BoundOfTwo(Bound):
@@ -79,8 +75,7 @@ class BoundCopy(Bound):
     def __init__(self, job: BenchJob, rank: int) -> None:
         super().__init__(job, rank)
         self._copies = [zeros_like(self._values) for _ in self.ranks]
-        length = BLOCK_BYTES // 4
-        self._windows = list(zip(*(torch.split(copy, length) for copy in self._copies), strict=True))
+        self._windows = list(zip(*(torch.split(copy, BLOCK) for copy in self._copies), strict=True))
 
     def values(self) -> Sequence[Tensor]:
         return self._copies
@@ -127,6 +122,25 @@ class BoundSlice:
     def step(self) -> None:
         """Steps with the mean of the gradients."""
         self._steps.step(self._gradients, self._hyper, self._scratch)
+
+
+def bound_slices(
+    job: BenchJob, values: Tensor, gradients: Sequence[Tensor], numel: int, scratch: Tensor | None = None
+) -> list[BoundSlice]:
+    """Returns the slices of a model.
+
+    Args:
+        job: The job.
+        values: The flat parameters.
+        gradients: The flat gradients of every rank.
+        numel: Elements of a slice.
+        scratch: Memory that all slices use, one after another; None: each has its own.
+    """
+    given = zip(*(torch.split(each, numel) for each in gradients), strict=True)
+    return [
+        BoundSlice(job.optimizer, part, list(parts), torch.empty_like(part) if scratch is None else scratch)
+        for part, parts in zip(torch.split(values, numel), given, strict=True)
+    ]
 
 
 ADDRESS = "address"
@@ -228,15 +242,9 @@ class RawServer:
     """Each connection has two threads. The thread that receives a slice's last gradient steps the slice."""
 
     def __init__(self, job: BenchJob) -> None:
-        length, numel = job.slice_bytes // 4, job.nbytes // 4
-        values = zeros(numel, torch.float32)
-        gradients = [zeros(numel, torch.float32) for _ in range(job.size)]
+        values, *gradients = (zeros(job.nbytes // 4, torch.float32) for _ in range(1 + job.size))
         self._inboxes = [slices_of(gradient, job.slice_bytes) for gradient in gradients]
-        given = zip(*(torch.split(gradient, length) for gradient in gradients), strict=True)
-        pairs = zip(torch.split(values, length), given, strict=True)
-        self._slices = [
-            BoundSlice(job.optimizer, part, list(parts), torch.empty_like(part)) for part, parts in pairs
-        ]
+        self._slices = bound_slices(job, values, gradients, job.slice_bytes // 4)
         self._missing = [job.size] * len(self._slices)
         self._lock = threading.Lock()
         self._outboxes: list[SimpleQueue[int]] = [SimpleQueue() for _ in range(job.size)]

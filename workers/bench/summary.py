@@ -36,7 +36,7 @@ class RowTimes(NamedTuple):
             each.median_ms
             for each in entries
             if each.row in rows
-            and _case(each) == self.case
+            and (each.n, each.shape, each.optimizer) == self.case
             and (each.shape != "flat" or each.bytes == FLAT_BYTES)
         ]
         return min(found, default=None)
@@ -100,7 +100,9 @@ def ratio_table(entries: Sequence[BenchEntry]) -> str:
     for target in targets():
         if (measured := target.measured(entries)) is not None:
             wanted = f"| {target} | {'≥' if target.least else '≤'} {target.wanted:g}"
-            found.setdefault(wanted, []).append(_measured_case(target, measured))
+            missed = "" if target.reached(measured) else " **missed**"
+            case = ":".join(map(str, target.over.case))
+            found.setdefault(wanted, []).append(f"{measured:.3f}{missed} ({case})")
     head = "| ratio of medians | target | measured (case) |\n| --- | ---: | --- |"
     lines = [f"{wanted} | {', '.join(cases)} |" for wanted, cases in found.items()]
     return "\n".join([head, *lines]) if lines else ""
@@ -127,16 +129,6 @@ def _target(over: str, under: str, case: BenchCase, wanted: float, *, least: boo
     return RatioTarget(RowTimes(over, case), RowTimes(under, case), wanted, least)
 
 
-def _measured_case(target: RatioTarget, measured: float) -> str:
-    n, shape, optimizer = target.over.case
-    missed = "" if target.reached(measured) else " **missed**"
-    return f"{measured:.3f}{missed} ({n}:{shape}:{optimizer})"
-
-
-def _case(entry: BenchEntry) -> BenchCase:
-    return BenchCase(entry.n, entry.shape, entry.optimizer)
-
-
 def _code(row: str) -> str:
     return row if row == LIMIT else f"`{row}`"
 
@@ -158,8 +150,6 @@ NOTE = (
 ON_GPU = tuple(row.name for row in ROWS.values() if row.device == "cuda")
 GPU_BOUND = "bound-cuda"
 GPU_NOTE = f"For the rows on a GPU ({', '.join(f'`{row}`' for row in ON_GPU)}) the limit is `{GPU_BOUND}`."
-
-WANTED = "Targets and measured ratios:"
 
 
 def read_entries(file: Path) -> list[BenchEntry]:
@@ -183,7 +173,9 @@ def render(entries: Sequence[BenchEntry]) -> str:
     notes = [NOTE, GPU_NOTE] if any(each.row in ON_GPU for each in entries) else [NOTE]
     tables = [_table([each for each in entries if _kind(each) == kind]) for kind in kinds]
     wanted = ratio_table(entries)
-    return "\n\n".join([_setting(entries), *notes, *tables, *([WANTED, wanted] if wanted else [])])
+    return "\n\n".join(
+        [_setting(entries), *notes, *tables, *(["Targets and measured ratios:", wanted] if wanted else [])]
+    )
 
 
 def put_into(readme: Path, text: str) -> None:
@@ -206,9 +198,9 @@ def _kind(entry: BenchEntry) -> tuple[str, str]:
 def _setting(entries: Sequence[BenchEntry]) -> str:
     """Returns where and how the entries were measured."""
     # Results of older benches have no commit.
-    commits = (f"; commit {each.commit}" if each.commit else "" for each in entries)
     places = dict.fromkeys(
-        f"{each.machine}; {each.date}{commit}" for each, commit in zip(entries, commits, strict=True)
+        f"{each.machine}; {each.date}" + (f"; commit {each.commit}" if each.commit else "")
+        for each in entries
     )
     steps = [each.steps for each in entries]
     return (

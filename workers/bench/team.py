@@ -152,7 +152,8 @@ class BenchTeam:
         self._timeout = timeout
         self._count = row.members or job.size
         self._lines: list[MemberLine] = []
-        self._idle = _Idle()
+        self._idle_cpu = self._idle_wall = 0.0
+        self._idle_since: tuple[float, float] | None = None
         self._address = job.place / "address"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(job.control))
@@ -180,7 +181,10 @@ class BenchTeam:
             ProcessFailed: A member ended during the turn. The message holds the end of the logs.
             DeadlineExceeded: A member did not answer in time.
         """
-        self._idle.end(self._cpu())
+        if self._idle_since is not None:
+            cpu, wall = self._idle_since
+            self._idle_cpu += self._cpu() - cpu
+            self._idle_wall += time.monotonic() - wall
         try:
             replies = self._take(steps)
         except ConnectionLost as lost:
@@ -188,14 +192,14 @@ class BenchTeam:
                 self._processes.pause(f"the end of a process of row {self.row.name}")
             tails = "\n".join(process.tail() for process in self._started)
             raise ProcessFailed(f"a process of row {self.row.name} ended during a turn; {tails}") from lost
-        self._idle.begin(self._cpu())
+        self._idle_since = self._cpu(), time.monotonic()
         seconds = [max(step) for step in zip(*(reply["seconds"] for reply in replies), strict=True)]
         return BenchTurn(seconds, wrong_in(replies, self._job.nbytes // 4))
 
     @property
     def idle_cores(self) -> float:
         """Cores that the row used during the turns of other rows; should be about 0."""
-        return self._idle.cores
+        return self._idle_cpu / self._idle_wall if self._idle_wall else 0.0
 
     def dismiss(self) -> None:
         """Closes the connections, which ends the members."""
@@ -279,23 +283,3 @@ def shards_of(row: BenchRow, size: int, asked: int | None) -> int:
     if row.colocated:
         return size
     return (asked or row.shards) if row.transport else 0
-
-
-class _Idle:
-    """Sums CPU time between turns."""
-
-    def __init__(self) -> None:
-        self._began: tuple[float, float] | None = None
-        self._cpu = self._wall = 0.0
-
-    @property
-    def cores(self) -> float:
-        return self._cpu / self._wall if self._wall else 0.0
-
-    def begin(self, cpu: float) -> None:
-        self._began = cpu, time.monotonic()
-
-    def end(self, cpu: float) -> None:
-        if self._began is not None:
-            self._cpu += cpu - self._began[0]
-            self._wall += time.monotonic() - self._began[1]

@@ -25,14 +25,9 @@ read `result`, or call `get()`. Do not change the inputs before the work is done
 
 from __future__ import annotations
 
-from hubring.workers.collectives import broadcasts, gatherings, groups, reductions
-from hubring.workers.collectives.broadcasts import *  # noqa: F403
-from hubring.workers.collectives.gatherings import *  # noqa: F403
+from hubring.workers.collectives import groups, moving, reductions
 from hubring.workers.collectives.groups import *  # noqa: F403
+from hubring.workers.collectives.moving import *  # noqa: F403
 from hubring.workers.collectives.reductions import *  # noqa: F403
 
-__all__: list[str] = []
-__all__ += broadcasts.__all__
-__all__ += gatherings.__all__
-__all__ += groups.__all__
-__all__ += reductions.__all__
+__all__: list[str] = [*groups.__all__, *moving.__all__, *reductions.__all__]

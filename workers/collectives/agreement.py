@@ -16,8 +16,7 @@ from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import ReduceOp
-from hubring.workers.collectives.broadcasts import broadcast_into
-from hubring.workers.collectives.gatherings import allgather
+from hubring.workers.collectives.moving import allgather, broadcast_into
 from hubring.workers.collectives.reductions import allreduce, allreduce_async
 from hubring.workers.communicators.base import CollectiveWork, Communicator
 

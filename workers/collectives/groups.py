@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from torch import Tensor
 
@@ -74,13 +74,25 @@ def _check_ranks(ranks: Collection[int], size: int) -> None:
         )
 
 
+class Scope(TypedDict, total=False):
+    """The members of a collective.
+
+    Attributes:
+        group: A group of ranks; None: all ranks.
+        communicator: Connects the ranks; None: the communicator of `hubring.init()`.
+    """
+
+    group: Group | None
+    communicator: Communicator | None
+
+
 def begin(
     collective: Collective,
     tensors: Sequence[Tensor],
-    name: str | None,
-    group: Group | None,
-    communicator: Communicator | None,
+    name: str | None = None,
     *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
     op: ReduceOp = ReduceOp.SUM,
     root: int = 0,
     splits: tuple[int, ...] = (),
@@ -155,26 +167,16 @@ def tensors_of(work: CollectiveWork) -> list[Tensor]:
     return results
 
 
-def barrier(
-    name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
-) -> None:
+def barrier(name: str | None = None, **scope: Unpack[Scope]) -> None:
     """Returns once every member has called it. First waits for the exchange of this rank's last step."""
-    if communicator is None:
+    if scope.get("communicator") is None:
         context.current().synchronize()
-    barrier_async(name, group=group, communicator=communicator).wait()
+    barrier_async(name, **scope).wait()
 
 
-def barrier_async(
-    name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
-) -> CollectiveWork:
+def barrier_async(name: str | None = None, **scope: Unpack[Scope]) -> CollectiveWork:
     """Starts `barrier`, without waiting for the exchange of the last step."""
-    return begin(Collective.BARRIER, [], name, group=group, communicator=communicator)
+    return begin(Collective.BARRIER, [], name, **scope)
 
 
 def join(*, communicator: Communicator | None = None) -> int:
@@ -192,7 +194,7 @@ def join(*, communicator: Communicator | None = None) -> int:
 
 def join_async(*, communicator: Communicator | None = None) -> CollectiveWork:
     """Starts `join`. Call no other collective until it is done."""
-    return begin(Collective.JOIN, [], None, None, communicator, then=lambda came: int(came[0]))
+    return begin(Collective.JOIN, [], communicator=communicator, then=lambda came: int(came[0]))
 
 
 def new_group(ranks: Collection[int], *, communicator: Communicator | None = None) -> Group:

@@ -6,6 +6,7 @@ Sparse tensors, such as an embedding's gradients, are reduced by gathering their
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -13,9 +14,8 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import Collective, ReduceOp
 from hubring.ps.store.collective import WIDER, layout_of, objection_to
-from hubring.workers.collectives.groups import Group, begin, into, like, tensor_of, tensors_of
-from hubring.workers.communicators.base import CollectiveWork, Communicator
-from hubring.workers.runtime import context
+from hubring.workers.collectives.groups import Scope, begin, into, like, tensor_of, tensors_of
+from hubring.workers.communicators.base import CollectiveWork
 
 __all__ = [
     "allreduce",
@@ -52,8 +52,8 @@ def sparse_parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:
     return [coalesced.indices().t(), coalesced.values(), torch.tensor([tuple(tensor.shape)], device="cpu")]
 
 
-def sparse_total(tensor: Tensor, op: ReduceOp, members: int) -> Callable[[Sequence[Tensor]], Tensor]:
-    """Returns a function that makes the coalesced sum or average from the allgather of `parts`."""
+def sparse_total(tensor: Tensor, op: ReduceOp) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Returns a function that makes the coalesced sum or average from the allgather of `sparse_parts`."""
     shape, device, dtype = tensor.shape, tensor.device, tensor.dtype
 
     def then(came: Sequence[Tensor]) -> Tensor:
@@ -64,7 +64,7 @@ def sparse_total(tensor: Tensor, op: ReduceOp, members: int) -> Callable[[Sequen
                 " pass the same shape on all ranks"
             )
         if op is ReduceOp.AVERAGE:
-            values = values / members
+            values = values / len(shapes)  # one row for each member
         summed = torch.sparse_coo_tensor(
             places.t(), values, shape, device=values.device, check_invariants=True
         )
@@ -79,12 +79,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def allreduce(
-    tensor: Tensor,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> Tensor:
     """Reduces the members' tensors, which must have the same shape and dtype, to one.
 
@@ -94,105 +89,79 @@ def allreduce(
         op: The operation. AVERAGE and ADASUM need a floating dtype. The sum of booleans is true if any
             is true, the product if all are true.
         name: The name that calls are matched by.
-        group: The members; None: all ranks.
-        communicator: None uses the communicator of `hubring.init()`.
+        **scope: See `Scope`.
 
     Returns:
         A new tensor of the same shape, dtype and device, equal on all members.
     """
-    return tensor_of(allreduce_async(tensor, op, name, group=group, communicator=communicator))
+    return tensor_of(allreduce_async(tensor, op, name, **scope))
 
 
 def allreduce_async(
-    tensor: Tensor,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
     """Starts `allreduce`."""
     if isinstance(tensor, Tensor) and tensor.is_sparse:
-        communicator = communicator or context.current().communicator
-        then = sparse_total(tensor, op, communicator.size if group is None else group.size())
-        given = sparse_parts(tensor, op)
-        return begin(Collective.ALLGATHER, given, name or "allreduce", group, communicator, then=then)
-    return begin(Collective.ALLREDUCE, [tensor], name, group, communicator, op=op)
+        given, then = sparse_parts(tensor, op), sparse_total(tensor, op)
+        return begin(Collective.ALLGATHER, given, name or "allreduce", then=then, **scope)
+    return begin(Collective.ALLREDUCE, [tensor], name, op=op, **scope)
 
 
 def allreduce_(
-    tensor: Tensor,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> Tensor:
     """As `allreduce`, but writes the result to `tensor` and returns it."""
-    return tensor_of(allreduce_async_(tensor, op, name, group=group, communicator=communicator))
+    return tensor_of(allreduce_async_(tensor, op, name, **scope))
 
 
 def allreduce_async_(
-    tensor: Tensor,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
     """Starts `allreduce_`. The tensor is written before the work is done."""
     then = into(tensor)
-    return begin(Collective.ALLREDUCE, [tensor], name, group, communicator, op=op, then=then)
+    return begin(Collective.ALLREDUCE, [tensor], name, op=op, then=then, **scope)
 
 
 def grouped_allreduce(
     tensors: Sequence[Tensor],
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    **scope: Unpack[Scope],
 ) -> list[Tensor]:
     """As `allreduce` of each tensor, in one exchange. Shapes and dtypes may be mixed."""
-    return tensors_of(grouped_allreduce_async(tensors, op, name, group=group, communicator=communicator))
+    return tensors_of(grouped_allreduce_async(tensors, op, name, **scope))
 
 
 def grouped_allreduce_async(
     tensors: Sequence[Tensor],
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    **scope: Unpack[Scope],
 ) -> CollectiveWork:
     """Starts `grouped_allreduce`."""
     then = like(tensors)
-    return begin(Collective.ALLREDUCE, tensors, name, group, communicator, op=op, then=then)
+    return begin(Collective.ALLREDUCE, tensors, name, op=op, then=then, **scope)
 
 
 def grouped_allreduce_(
     tensors: Sequence[Tensor],
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    **scope: Unpack[Scope],
 ) -> list[Tensor]:
     """As `grouped_allreduce`, but writes the results to `tensors`."""
-    return tensors_of(grouped_allreduce_async_(tensors, op, name, group=group, communicator=communicator))
+    return tensors_of(grouped_allreduce_async_(tensors, op, name, **scope))
 
 
 def grouped_allreduce_async_(
     tensors: Sequence[Tensor],
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    **scope: Unpack[Scope],
 ) -> CollectiveWork:
     """Starts `grouped_allreduce_`."""
     then = into(*tensors, many=True)
-    return begin(Collective.ALLREDUCE, tensors, name, group, communicator, op=op, then=then)
+    return begin(Collective.ALLREDUCE, tensors, name, op=op, then=then, **scope)
 
 
 def reduce(
@@ -200,12 +169,10 @@ def reduce(
     root: int = 0,
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    **scope: Unpack[Scope],
 ) -> Tensor | None:
     """As `allreduce`, but only the root gets the result; other members get None."""
-    result: Tensor | None = reduce_async(tensor, root, op, name, group=group, communicator=communicator).get()
+    result: Tensor | None = reduce_async(tensor, root, op, name, **scope).get()
     return result
 
 
@@ -214,61 +181,45 @@ def reduce_async(
     root: int = 0,
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    **scope: Unpack[Scope],
 ) -> CollectiveWork:
     """Starts `reduce`."""
-    return begin(Collective.REDUCE, [tensor], name, group, communicator, op=op, root=root)
+    return begin(Collective.REDUCE, [tensor], name, op=op, root=root, **scope)
 
 
 def reduce_scatter(
-    tensor: Tensor,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> Tensor:
     """Returns this member's rows of the `allreduce` result.
 
     If the rows do not divide evenly, the first members get one row more.
     """
-    return tensor_of(reduce_scatter_async(tensor, op, name, group=group, communicator=communicator))
+    return tensor_of(reduce_scatter_async(tensor, op, name, **scope))
 
 
 def reduce_scatter_async(
-    tensor: Tensor,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
     """Starts `reduce_scatter`."""
-    return begin(Collective.REDUCE_SCATTER, [tensor], name, group, communicator, op=op)
+    return begin(Collective.REDUCE_SCATTER, [tensor], name, op=op, **scope)
 
 
 def grouped_reduce_scatter(
     tensors: Sequence[Tensor],
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    **scope: Unpack[Scope],
 ) -> list[Tensor]:
     """As `reduce_scatter` of each tensor, in one exchange."""
-    return tensors_of(grouped_reduce_scatter_async(tensors, op, name, group=group, communicator=communicator))
+    return tensors_of(grouped_reduce_scatter_async(tensors, op, name, **scope))
 
 
 def grouped_reduce_scatter_async(
     tensors: Sequence[Tensor],
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
-    *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
+    **scope: Unpack[Scope],
 ) -> CollectiveWork:
     """Starts `grouped_reduce_scatter`."""
     then = like(tensors)
-    return begin(Collective.REDUCE_SCATTER, tensors, name, group, communicator, op=op, then=then)
+    return begin(Collective.REDUCE_SCATTER, tensors, name, op=op, then=then, **scope)

@@ -33,7 +33,7 @@ def show_list(
 
 
 def _list(folder: Path) -> dict[str, Any]:
-    from hubring.ps.config.settings import read_toml
+    from hubring.ps.config.sources import read_toml
     from hubring.workers.compare.plan.experiment import JOBS
     from hubring.workers.compare.plan.experiment_file import shipped
     from hubring.workers.compare.plan.row import EVERY
@@ -78,16 +78,14 @@ def report(
     raise SystemExit(terminal.conclude("ps-compare", lambda: _report(folder, tolerance)))
 
 
-def _checking(run: str) -> None:
-    print(f"checking the steps of {run}", file=sys.stderr)
-
-
 def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.show.screen import show
 
     comparison = Comparison.open(folder)
-    found = (comparison if tolerance is None else comparison.judged_by(tolerance)).report(_checking)
+    if tolerance is not None:
+        comparison = comparison.judged_by(tolerance)
+    found = comparison.report(lambda run: print(f"checking the steps of {run}", file=sys.stderr))
     show(found, folder / "report.html")
     return {
         "report": str(folder / "report.html"),
@@ -122,55 +120,50 @@ DEFAULT = "digits"
 """The built-in experiment that runs by default."""
 
 
+FLAGS: tuple[tuple[str, type, str], ...] = (
+    ("job", str, "built-in job: digits or char-lm"),
+    ("script", Path, "your training script; needs --metric"),
+    ("arguments", str, "for the job or script; {seed} {batch} {lr} {epochs} are filled in"),
+    ("metric", str, "key of hubring.report() to compare"),
+    ("rows", str, "ways to train, comma-separated, see ps-compare list [experiment's]"),
+    ("seeds", str, "comma-separated; 0 is one seed [0,1,2]"),
+    ("repeats", int, "runs with the same seed [1]"),
+    ("workers", str, "numbers of workers, comma-separated [2]"),
+    ("servers", str, "numbers of hub shards, comma-separated [1]"),
+    ("transport", str, "of the hub: auto, shm, zmq or grpc [auto]"),
+    ("backend", str, "of ring and torch's rows: gloo or nccl [gloo]"),
+    ("batch", int, "samples per step over all workers [the job's]"),
+    ("lr", str, "scaling of the learning rate: same, linear or per-worker [same]"),
+    ("learning_rate", float, "before --lr scales it [the job's]"),
+    ("epochs", int, "passes over the data [the job's]"),
+    ("target", float, "value of the metric to reach [the job's]"),
+    ("tolerance", float, "allowed difference of synchronous rows; wide ReLU layers need more [0.0001]"),
+    ("warmup", int, "steps to leave out of speeds [a tenth]"),
+    ("threads", int, "PyTorch threads per process [cores / workers]"),
+    ("rate", str, "of host links, such as 1gbit,200mbit [no links]"),
+    ("latency", str, "of host links, such as 5ms [0]"),
+    ("jitter", str, "of the latency, such as 1ms [0]"),
+    ("compute", str, "emulated compute time of a step, as on a GPU, such as 50ms"),
+    ("kill", str, "kill a process before a step: 1@100 (worker 1), shard0@100 [none]"),
+    ("timeout", float, "limit of one run in seconds [600]"),
+)
+"""Flags that change the experiment: name, type and help."""
+
+
+@terminal.takes(
+    terminal.parameter(name, kind, typer.Option(f"--{name.replace('_', '-')}", help=about))
+    for name, kind, about in FLAGS
+)
 def run(
     experiment: Annotated[
         str | None,
         typer.Argument(help="TOML file or name of a built-in experiment, see ps-compare list [digits]"),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="built-in job: digits or char-lm")] = None,
-    script: Annotated[Path | None, typer.Option(help="your training script; needs --metric")] = None,
-    arguments: Annotated[
-        str | None, typer.Option(help="for the job or script; {seed} {batch} {lr} {epochs} are filled in")
-    ] = None,
-    metric: Annotated[str | None, typer.Option(help="key of hubring.report() to compare")] = None,
-    rows: Annotated[
-        str | None, typer.Option(help="ways to train, comma-separated, see ps-compare list [experiment's]")
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="comma-separated; 0 is one seed [0,1,2]")] = None,
-    repeats: Annotated[int | None, typer.Option(help="runs with the same seed [1]")] = None,
-    workers: Annotated[str | None, typer.Option(help="numbers of workers, comma-separated [2]")] = None,
-    servers: Annotated[str | None, typer.Option(help="numbers of hub shards, comma-separated [1]")] = None,
-    transport: Annotated[str | None, typer.Option(help="of the hub: auto, shm, zmq or grpc [auto]")] = None,
-    backend: Annotated[str | None, typer.Option(help="of ring and torch's rows: gloo or nccl [gloo]")] = None,
-    batch: Annotated[int | None, typer.Option(help="samples per step over all workers [the job's]")] = None,
-    lr: Annotated[
-        str | None,
-        typer.Option(help="scaling of the learning rate: same, linear or per-worker [same]"),
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="before --lr scales it [the job's]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="passes over the data [the job's]")] = None,
-    target: Annotated[float | None, typer.Option(help="value of the metric to reach [the job's]")] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="allowed difference of synchronous rows; wide ReLU layers need more [0.0001]"),
-    ] = None,
-    warmup: Annotated[int | None, typer.Option(help="steps to leave out of speeds [a tenth]")] = None,
-    threads: Annotated[int | None, typer.Option(help="PyTorch threads per process [cores / workers]")] = None,
-    rate: Annotated[str | None, typer.Option(help="of host links, such as 1gbit,200mbit [no links]")] = None,
-    latency: Annotated[str | None, typer.Option(help="of host links, such as 5ms [0]")] = None,
-    jitter: Annotated[str | None, typer.Option(help="of the latency, such as 1ms [0]")] = None,
-    compute: Annotated[
-        str | None, typer.Option(help="emulated compute time of a step, as on a GPU, such as 50ms")
-    ] = None,
     straggler: cost.SlowWorkers = None,
     straggler_ranks: cost.SlowRanks = None,
-    kill: Annotated[
-        str | None,
-        typer.Option(help="kill a process before a step: 1@100 (worker 1), shard0@100 [none]"),
-    ] = None,
-    timeout: Annotated[float | None, typer.Option(help="limit of one run in seconds [600]")] = None,
     alone: Annotated[bool, typer.Option("--alone", help="ignore any launcher; run on this host")] = False,
     out: Annotated[Path | None, typer.Option(help="folder to write or resume [results/DATE]")] = None,
+    **flags: object,
 ) -> None:
     """Train, judge and measure. The last line holds the path of the report.
 
@@ -180,17 +173,12 @@ def run(
 
     Exits with 1 if synchronous rows disagree.
     """
-    flags = dict(locals())
-    source, folder, here = flags.pop("experiment"), flags.pop("out"), flags.pop("alone")
-    raise SystemExit(_run(source, flags, folder, here))
-
-
-def _run(source: str | None, flags: dict[str, Any], out: Path | None, alone: bool) -> int:
+    flags |= {"straggler": straggler, "straggler_ranks": straggler_ranks}
     folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
-    code = terminal.conclude("ps-compare", lambda: _compare(source, flags, out, folder, alone))
+    code = terminal.conclude("ps-compare", lambda: _compare(experiment, flags, out, folder, alone))
     if code > 128 and ((place := _place(alone)) is None or place.rank == 0):  # once for a cluster
         print(f"ps-compare: to resume, run: {resume_command(typed(), folder)}", file=sys.stderr)
-    return code
+    raise SystemExit(code)
 
 
 def _place(alone: bool) -> LauncherTask | None:
@@ -201,7 +189,7 @@ def _place(alone: bool) -> LauncherTask | None:
 
 
 def _compare(
-    source: str | None, flags: dict[str, Any], out: Path | None, folder: Path, alone: bool
+    source: str | None, flags: dict[str, object], out: Path | None, folder: Path, alone: bool
 ) -> dict[str, Any]:
     from hubring.ps.core.packages import require_for_job
     from hubring.workers.compare.plan.experiment_file import load_experiment

@@ -94,13 +94,12 @@ def split() -> tuple[TensorDataset, TensorDataset, int]:
 def _start(argv: list[str] | None) -> argparse.Namespace:
     """Returns the options, once this worker has joined the job."""
     parser = argparse.ArgumentParser(prog="char-lm", description="Learn to write Python's documentation.")
-    parser.add_argument("--epochs", type=int, default=4, help="passes over the text [default: 4]")
-    parser.add_argument(
-        "--batch-size", type=int, default=64, help="lines per step, over all workers [default: 64]"
-    )
-    parser.add_argument("--lr", type=float, default=0.003, help="learning rate [default: 0.003]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
-    parser.add_argument("--threads", type=int, help="PyTorch's threads [default: this worker's cores]")
+    add = parser.add_argument
+    add("--epochs", type=int, default=4, help="passes over the text [default: 4]")
+    add("--batch-size", type=int, default=64, help="lines per step, over all workers [default: 64]")
+    add("--lr", type=float, default=0.003, help="learning rate [default: 0.003]")
+    add("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
+    add("--threads", type=int, help="PyTorch's threads [default: this worker's cores]")
     options = parser.parse_args(argv)
     hubring.init()
     if options.threads:  # after init(), which sets each worker's share of the host's cores

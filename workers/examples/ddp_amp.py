@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 import hubring
 from hubring.ps.process.launch import module_command
 from hubring.workers.examples import checkpoint
-from hubring.workers.examples.mnist import Network, load_images
+from hubring.workers.examples.mnist import load_images, network
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -50,8 +50,7 @@ def train(options: argparse.Namespace) -> None:
     device = torch.device("cuda", hubring.local_rank()) if options.device == "cuda" else hubring.device()
     dtype = DTYPES[options.precision]
     dataset, _ = load_images(options.data_dir)
-    torch.manual_seed(options.seed)
-    model = Network().to(device)
+    model = network(options.seed).to(device)
     adam = torch.optim.Adam(model.parameters(), lr=options.lr)
     optimizer = hubring.DistributedOptimizer(adam, model)
     scaler = torch.amp.GradScaler(device.type, growth_interval=50, enabled=dtype is torch.float16)
@@ -96,27 +95,22 @@ def _report(epoch: int, epochs: int, loss: Tensor) -> None:
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ddp_amp", description="Train with mixed precision.")
-    parser.add_argument("-n", "--nodes", type=int, default=1, help="number of hosts [default: 1]")
-    parser.add_argument("-g", "--gpus", type=int, default=1, help="processes per host [default: 1]")
-    parser.add_argument("-nr", "--nr", type=int, default=0, help="index of this host [default: 0]")
-    parser.add_argument("--epochs", type=int, default=2, help="passes over the images [default: 2]")
-    parser.add_argument(
-        "--precision", choices=DTYPES, default="bf16", help="type of the activations [default: bf16]"
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=32, help="images per step in each process [default: 32]"
-    )
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate [default: 0.001]")
-    parser.add_argument(
+    add = parser.add_argument
+    add("-n", "--nodes", type=int, default=1, help="number of hosts [default: 1]")
+    add("-g", "--gpus", type=int, default=1, help="processes per host [default: 1]")
+    add("-nr", "--nr", type=int, default=0, help="index of this host [default: 0]")
+    add("--epochs", type=int, default=2, help="passes over the images [default: 2]")
+    add("--precision", choices=DTYPES, default="bf16", help="type of the activations [default: bf16]")
+    add("--batch-size", type=int, default=32, help="images per step in each process [default: 32]")
+    add("--lr", type=float, default=1e-3, help="learning rate [default: 0.001]")
+    add(
         "--device",
         choices=["cuda"],
         help="compute on this worker's GPU with a hub too [default: hubring.device()]",
     )
-    parser.add_argument(
-        "--data-dir", type=Path, help="folder with MNIST's four idx files [default: scikit-learn's digits]"
-    )
-    parser.add_argument("--checkpoint", type=Path, help="file to write, and to resume from [default: none]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
+    add("--data-dir", type=Path, help="folder with MNIST's four idx files [default: scikit-learn's digits]")
+    add("--checkpoint", type=Path, help="file to write, and to resume from [default: none]")
+    add("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
     options = parser.parse_args(argv)
     if options.nodes < 1 or options.gpus < 1 or not 0 <= options.nr < options.nodes:
         parser.error(

@@ -67,12 +67,13 @@ def split(seed: int) -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
 
-def network(seed: int, hidden: int = 0) -> nn.Module:
+def network(seed: int, hidden: int = 0, pool: nn.Module | None = None) -> nn.Module:
     """Returns a network of two convolutions and a linear layer with 9,930 parameters.
 
     Args:
         seed: Seed of the parameters.
         hidden: Units of an extra layer before the last; each adds 523 parameters. 0: no extra layer.
+        pool: Makes images of 4 x 4; None: halves those of 8 x 8.
     """
     torch.manual_seed(seed)
     middle = [nn.Linear(32 * 4 * 4, hidden), nn.ReLU()] if hidden else []
@@ -81,7 +82,7 @@ def network(seed: int, hidden: int = 0) -> nn.Module:
         nn.ReLU(),
         nn.Conv2d(16, 32, kernel_size=3, padding=1),
         nn.ReLU(),
-        nn.MaxPool2d(2),
+        pool or nn.MaxPool2d(2),
         nn.Flatten(),
         *middle,
         nn.Linear(hidden or 32 * 4 * 4, 10),
@@ -91,18 +92,13 @@ def network(seed: int, hidden: int = 0) -> nn.Module:
 def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
     """Returns the options, and this worker's number of images per batch."""
     parser = argparse.ArgumentParser(prog="digits", description="Learn to read handwritten digits.")
-    parser.add_argument("--epochs", type=int, default=20, help="passes over the images [default: 20]")
-    parser.add_argument(
-        "--batch-size", type=int, default=64, help="images per step, over all workers [default: 64]"
-    )
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate [default: 0.01]")
-    parser.add_argument(
-        "--hidden", type=int, default=0, help="units of an extra layer, for a larger model [default: 0]"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of split, parameters and order [default: 0]"
-    )
-    parser.add_argument("--threads", type=int, help="PyTorch's threads [default: this worker's cores]")
+    add = parser.add_argument
+    add("--epochs", type=int, default=20, help="passes over the images [default: 20]")
+    add("--batch-size", type=int, default=64, help="images per step, over all workers [default: 64]")
+    add("--lr", type=float, default=0.01, help="learning rate [default: 0.01]")
+    add("--hidden", type=int, default=0, help="units of an extra layer, for a larger model [default: 0]")
+    add("--seed", type=int, default=0, help="seed of split, parameters and order [default: 0]")
+    add("--threads", type=int, help="PyTorch's threads [default: this worker's cores]")
     options = parser.parse_args(argv)
     hubring.init()
     if options.threads:  # after init(), which sets each worker's share of the host's cores

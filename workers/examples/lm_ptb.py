@@ -265,32 +265,31 @@ def _perplexity(sums: Tensor) -> float:
 def _start(argv: list[str] | None) -> tuple[argparse.Namespace, slice]:
     """Returns the options, and this worker's rows of the batch."""
     parser = argparse.ArgumentParser(prog="lm_ptb", description="Predict the next word of the Penn Treebank.")
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--config",
         type=lambda text: text.removeprefix("config_"),  # Texar's script takes the name of a module
         choices=CONFIGS,
         default="small",
         help="size of the model [default: small]",
     )
-    parser.add_argument(
-        "--data_path", "--data-path", type=Path, required=True, metavar="DIR", help="folder with ptb.*.txt"
-    )
-    parser.add_argument(
+    add("--data_path", "--data-path", type=Path, required=True, metavar="DIR", help="folder with ptb.*.txt")
+    add(
         "--batch_size",
         "--batch-size",
         type=int,
         default=20,
         help="rows of text, over all workers [default: 20]",
     )
-    parser.add_argument(
+    add(
         "--evaluate_on",
         "--evaluate-on",
         choices=("all", "rank0"),
         default="all",
         help="workers that evaluate, each its own rows, or rank 0 all rows [default: all]",
     )
-    parser.add_argument("--epochs", type=int, help="passes over the text [default: set by --config]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and dropout [default: 0]")
+    add("--epochs", type=int, help="passes over the text [default: set by --config]")
+    add("--seed", type=int, default=0, help="seed of parameters and dropout [default: 0]")
     options = parser.parse_args(argv)
     hubring.init(aggregate=True)  # the worker clips the norm of the mean gradient
     share, rest = divmod(options.batch_size, hubring.size())

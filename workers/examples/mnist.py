@@ -40,8 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     options = _options(argv)
     hubring.init(aggregate=True)
     train, test = load_images(options.data_dir)
-    torch.manual_seed(options.seed)
-    model = Network().to(hubring.device())
+    model = network(options.seed).to(hubring.device())
     factor = hubring.size() if options.lr_scaling == "linear" else 1
     sgd = torch.optim.SGD(model.parameters(), lr=options.lr * factor, momentum=0.9)
     optimizer = hubring.DistributedOptimizer(sgd, model)
@@ -113,19 +112,9 @@ def _dataset(images: Tensor, labels: Tensor, mean: float, deviation: float) -> T
     return TensorDataset((images.float().unsqueeze(1) - mean) / deviation, labels.long())
 
 
-class Network(nn.Sequential):
-    """Two convolutions and a linear layer, for images of any size."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(1, 16, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.AdaptiveMaxPool2d(4),
-            nn.Flatten(),
-            nn.Linear(32 * 4 * 4, 10),
-        )
+def network(seed: int) -> nn.Module:
+    """Returns the network of `digits`, for images of any size."""
+    return digits.network(seed, pool=nn.AdaptiveMaxPool2d(4))
 
 
 def warmth(step: int, factor: int, warm_up: float) -> float:
@@ -171,25 +160,20 @@ def _train(
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mnist", description="Learn to read handwritten digits.")
-    parser.add_argument(
-        "--data-dir", type=Path, help="folder with MNIST's four idx files [default: scikit-learn's digits]"
-    )
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the images [default: 10]")
-    parser.add_argument(
-        "--batch-size", type=int, default=32, help="images per step in each worker [default: 32]"
-    )
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one worker [default: 0.02]")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--data-dir", type=Path, help="folder with MNIST's four idx files [default: scikit-learn's digits]")
+    add("--epochs", type=int, default=10, help="passes over the images [default: 10]")
+    add("--batch-size", type=int, default=32, help="images per step in each worker [default: 32]")
+    add("--lr", type=float, default=0.02, help="learning rate of one worker [default: 0.02]")
+    add(
         "--lr-scaling",
         choices=["linear", "none"],
         default="linear",
         help="how the learning rate grows with the number of workers [default: linear]",
     )
-    parser.add_argument(
-        "--warmup-epochs", type=float, default=2, help="epochs to the full learning rate [default: 2]"
-    )
-    parser.add_argument("--checkpoint", type=Path, help="file to write, and to resume from [default: none]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
+    add("--warmup-epochs", type=float, default=2, help="epochs to the full learning rate [default: 2]")
+    add("--checkpoint", type=Path, help="file to write, and to resume from [default: none]")
+    add("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
     return parser.parse_args(argv)
 
 

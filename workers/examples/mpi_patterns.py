@@ -8,7 +8,6 @@ Every rank prints its data, in the format of the tutorials. Without arguments, a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -83,15 +82,9 @@ def horovod() -> None:
     _say(f"allgather: {_numbers(hvd.allgather(rank, name='all'))}")
 
 
-PATTERNS: dict[str, Callable[[], None]] = {
-    "point-to-point": point_to_point,
-    "non-blocking": non_blocking,
-    "broadcast": broadcast,
-    "scatter": scatter,
-    "gather": gather,
-    "reduce": reduce,
-    "allreduce": allreduce,
-    "horovod": horovod,
+PATTERNS = {
+    pattern.__name__.replace("_", "-"): pattern
+    for pattern in (point_to_point, non_blocking, broadcast, scatter, gather, reduce, allreduce, horovod)
 }
 
 

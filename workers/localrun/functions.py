@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 
+from hubring.ps.config.declaration import flag_words
 from hubring.ps.config.environment import environment, export
-from hubring.ps.config.settings import flag_words
 from hubring.ps.core.errors import UsageError
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.process.child import Child, Children

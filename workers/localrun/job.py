@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hubring.ps.config.declaration import flag_words
 from hubring.ps.config.environment import environment
-from hubring.ps.config.settings import flag_words
 from hubring.ps.config.sources import server_origins
 from hubring.ps.core.errors import Preempted, UsageError
 from hubring.ps.process.child import Child, passing_on

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.config.settings import refuse_unknown
-from hubring.ps.config.sources import load_server, load_worker
+from hubring.ps.config.sources import load_server, load_worker, refuse_unknown
 from hubring.ps.config.terminal import options
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError

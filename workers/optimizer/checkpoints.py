@@ -28,7 +28,7 @@ from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, FileEntry, Manifest, lock_directory
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.workers import collectives
-from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.collectives.moving import broadcast_into
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer import own_state
 from hubring.workers.optimizer.saved_state import (

@@ -20,8 +20,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Call, Collective
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives.agreement import share_from_rank_0
-from hubring.workers.collectives.broadcasts import as_bytes, fill
-from hubring.workers.collectives.gatherings import allgather
+from hubring.workers.collectives.moving import allgather, as_bytes, fill
 from hubring.workers.communicators.base import ChangingMembers, Communicator
 from hubring.workers.communicators.ring.calls import RootLost
 from hubring.workers.optimizer.checkpoints import Checkpoints

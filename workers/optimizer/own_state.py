@@ -25,9 +25,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hubring.ps.client.kept_states import KeptState, KeptStates
+from hubring.ps.client.rendezvous import KeptState, KeptStates
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError, HubringError
-from hubring.workers.collectives import broadcasts
+from hubring.workers.collectives import moving
 from hubring.workers.collectives.agreement import overwrite, plain_copy
 from hubring.workers.communicators.base import Communicator
 
@@ -271,7 +271,7 @@ def gather(
         return _gathered(content, name, step, communicator)
     sent = torch.frombuffer(content, dtype=torch.uint8)
     with _may_be_lost(step):
-        broadcasts.send_async(sent, 0, name, communicator=communicator).wait(PATIENCE)
+        moving.send_async(sent, 0, name, communicator=communicator).wait(PATIENCE)
     return iter(())
 
 
@@ -281,7 +281,7 @@ def _gathered(
     yield 0, own
     with _may_be_lost(step):
         for rank in range(1, communicator.size):
-            coming = broadcasts.recv_async(rank, name, communicator=communicator)
+            coming = moving.recv_async(rank, name, communicator=communicator)
             yield rank, memoryview(coming.get(PATIENCE).numpy())
 
 
@@ -304,7 +304,7 @@ def deal(read: Callable[[int], bytes], rest: ModelRest, number: int, communicato
     """
     name, own = "checkpoint.own", b""
     if communicator.rank:
-        own = bytes(broadcasts.recv(0, name, communicator=communicator).numpy())
+        own = bytes(moving.recv(0, name, communicator=communicator).numpy())
     else:
         for rank in range(1, communicator.size):
             content = bytearray(read(rank))
@@ -313,7 +313,7 @@ def deal(read: Callable[[int], bytes], rest: ModelRest, number: int, communicato
                 if content
                 else torch.empty(0, dtype=torch.uint8, device="cpu")
             )
-            broadcasts.send(tensor, rank, name, communicator=communicator)
+            moving.send(tensor, rank, name, communicator=communicator)
         own = read(0)
     state = decode(own)
     if state:

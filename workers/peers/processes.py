@@ -138,11 +138,7 @@ class LocalProcess(Child, RunProcess):
     """
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        directory: Path,
-        environment: Mapping[str, str],
+        self, name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]
     ) -> None:
         RunProcess.__init__(self, name, command, directory)
         with self.out.open("wb") as out, self.err.open("wb") as err:

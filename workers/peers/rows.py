@@ -97,10 +97,7 @@ PEERS = {
             grouped=True,
         ),
         PeerRow(
-            "mpi",
-            "Open MPI's allreduce after backward, every worker steps",
-            launched=True,
-            needs="mpi4py",
+            "mpi", "Open MPI's allreduce after backward, every worker steps", launched=True, needs="mpi4py"
         ),
         PeerRow("rpc", "a parameter server on torch's RPC waits for all, averages, and steps", served=True),
         PeerRow(

@@ -17,8 +17,8 @@ from subprocess import PIPE
 from typing import Any
 
 from hubring.ps.config import terminal
+from hubring.ps.config.declaration import flag, flag_words
 from hubring.ps.config.environment import environment
-from hubring.ps.config.settings import flag, flag_words
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, Preempted
 from hubring.ps.process.child import Child, Children, passing_on

@@ -128,7 +128,7 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
     )
     # A worker can be ahead of others only in lockstep, and that slows the others only on a network link.
     client = KVClient(session.sender, len(session.shards), dial, bounded=session.lockstep and wired)
-    session.locations.on_move(client.reconnect)
+    session.locations.on_move = client.reconnect
     client.on_saved = session.states.want
     communicator = PSCommunicator(
         session,

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -127,11 +127,6 @@ class InsistentCalls:
             call.cancel()  # does nothing to a call that has an answer
 
 
-def insist(method: Any, request: Any, after: float, timeout: float) -> Any:
-    """As `InsistentCalls.make`, for a call that no other thread ends."""
-    return InsistentCalls().make(method, request, after, timeout)
-
-
 def _is_damaged(call: Any) -> bool:
     """Whether a call that is done succeeded without a message."""
     damaged = not call.cancelled() and call.exception() is None and call.result() is None
@@ -144,12 +139,6 @@ def _ended() -> NoReply:
     return NoReply(grpc.StatusCode.CANCELLED, "this process has ended its calls")
 
 
-class _Call(Protocol):
-    def is_active(self) -> bool: ...
-
-    def cancel(self) -> object: ...
-
-
 class OpenCall:
     """Keeps one call open.
 
@@ -157,9 +146,9 @@ class OpenCall:
         start: Starts the call, and does not wait.
     """
 
-    def __init__(self, start: Callable[[], _Call]) -> None:
+    def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
-        self._call: _Call | None = None
+        self._call: Any = None
 
     def keep(self) -> None:
         """Starts the call, or starts it again if it has ended."""

@@ -12,8 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from hubring.protos import data_pb2 as pb
-from hubring.ps.transport.base import MAX_PAYLOAD, Message
-from hubring.ps.transport.checksum import MAX_SEALED, opened, sealed, verify_header
+from hubring.ps.transport.base import MAX_PAYLOAD, MAX_SEALED, Message, opened, sealed, verify_header
 from hubring.ps.transport.memory.mapping import copy, land
 
 CHUNK_BYTES = 1 << 20

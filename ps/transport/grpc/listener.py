@@ -14,17 +14,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import grpc
 
 from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.security.access import ShardLock
 from hubring.ps.security.guard import ThreadGuard, in_threads
-from hubring.ps.security.shard_key import ShardLock
-from hubring.ps.transport.base import Envelope, Message, ReturnPath
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.host import bracketed, numeric, reachable
@@ -43,21 +41,58 @@ SILENT_SECONDS = 10.0
 """How long a stream keeps its place without a message if all places are taken."""
 
 
-@dataclass(eq=False, slots=True)
-class StreamPlace:
-    """The place of one stream.
+class Stream:
+    """A worker's stream. It ends when all requests have been received and answered.
+
+    Args:
+        peer: The peer as gRPC names it: `ipv4:ADDRESS:PORT` or `ipv6:[ADDRESS]:PORT`.
+        since: When the stream was opened, in monotonic seconds.
 
     Attributes:
         address: The peer's IP address.
-        since: When the stream was opened, in monotonic seconds.
-        end: Ends the stream; called if another stream gets its place.
         silent: Whether the stream has sent no message yet.
     """
 
-    address: str
-    since: float
-    end: Callable[[], None]
-    silent: bool = field(default=True)
+    def __init__(self, peer: str, since: float) -> None:
+        self.peer, self.since = peer, since
+        self.address = peer.rpartition(":")[0]
+        self.silent = True
+        self.backlog = Backlog()
+        self.fault = ""
+        self._outbox: Outbox[tuple[Iterable[bytes], int]] = Outbox()
+        self._lock = threading.Lock()
+        self._open = 1  # future requests count as one
+
+    def begin(self, message: Message) -> None:
+        """Records a request that waits to be processed."""
+        self.backlog.add(weigh(message))
+        with self._lock:
+            self._open += 1
+
+    def answer(self, message: Message, stable: bool) -> None:
+        """Queues a reply. A payload that may change is framed, and thereby copied, now."""
+        frames, nbytes = to_frames(message), weigh(message)
+        self.backlog.add(nbytes)
+        self._outbox.put((frames if stable else list(frames), nbytes), message.priority)
+        self.finish()
+
+    def finish(self) -> None:
+        """Records that a request was answered, or that no more will come."""
+        with self._lock:
+            self._open -= 1
+            if self._open == 0:
+                self.end()
+
+    def frames(self) -> Iterator[bytes]:
+        """Yields the frames of all replies. Each is made when gRPC is ready to send it."""
+        for frames, nbytes in self._outbox:
+            yield from frames
+            self.backlog.remove(nbytes)
+
+    def end(self) -> None:
+        """Ends the stream. Never blocks."""
+        self._outbox.close()
+        self.backlog.close()
 
 
 class OpenStreams:
@@ -70,49 +105,45 @@ class OpenStreams:
     def __init__(self, rejections: Rejections) -> None:
         self._rejections = rejections
         self._lock = threading.Lock()
-        self._places: dict[StreamPlace, None] = {}
+        self._places: dict[Stream, None] = {}
         """In the order in which they were taken."""
 
-    def take(self, peer: str, now: float, end: Callable[[], None]) -> StreamPlace | None:
-        """Returns a place for a new stream, or None if all are taken.
-
-        Args:
-            peer: The peer as gRPC names it: `ipv4:ADDRESS:PORT` or `ipv6:[ADDRESS]:PORT`.
-            now: Monotonic seconds.
-            end: Ends the stream. It must not block.
-        """
-        place = StreamPlace(peer.rpartition(":")[0], now, end)
+    def take(self, stream: Stream) -> bool:
+        """Gives a new stream a place; returns False if all are taken."""
         with self._lock:
-            if rivals := self._rivals(place):
-                silent = (one for one in rivals if one.silent and now - one.since > SILENT_SECONDS)
+            if rivals := self._rivals(stream):
+                silent = (one for one in rivals if one.silent and stream.since - one.since > SILENT_SECONDS)
                 oldest = next(silent, None)
                 if oldest is None:
-                    self._rejections.add("streams", log, f"refused a stream of {peer}: all places are taken")
-                    return None
+                    text = f"refused a stream of {stream.peer}: all places are taken"
+                    self._rejections.add("streams", log, text)
+                    return False
                 del self._places[oldest]
-                text = f"closed a stream of {oldest.address} that sent nothing, to make room for {peer}"
+                text = (
+                    f"closed a stream of {oldest.address} that sent nothing, to make room for {stream.peer}"
+                )
                 self._rejections.add("silent stream", log, text)
                 oldest.end()
-            self._places[place] = None
-        return place
+            self._places[stream] = None
+        return True
 
-    def _rivals(self, place: StreamPlace) -> list[StreamPlace]:
+    def _rivals(self, stream: Stream) -> list[Stream]:
         """Returns the streams of which one must end before this one has a place, oldest first."""
-        same = [other for other in self._places if other.address == place.address]
+        same = [other for other in self._places if other.address == stream.address]
         if len(same) >= ADDRESS_STREAMS:
             return same
         return list(self._places) if len(self._places) >= MAX_STREAMS else []
 
-    def leave(self, place: StreamPlace) -> None:
+    def leave(self, stream: Stream) -> None:
         """Frees the place of a stream that ended."""
         with self._lock:
-            self._places.pop(place, None)
+            self._places.pop(stream, None)
 
     def end(self) -> None:
         """Ends all streams."""
         with self._lock:
-            for place in self._places:
-                place.end()
+            for stream in self._places:
+                stream.end()
 
 
 CONTROL_THREADS = 32
@@ -188,6 +219,7 @@ class GrpcListener:
         here = numeric(host)
         self._inbox: deque[Envelope] = deque()
         self._bell = Bell()
+        self.waitable = self._bell.waitable
         self._rejections = rejections
         self._streams = OpenStreams(rejections)
         self._stream_threads = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="grpc stream")
@@ -223,15 +255,7 @@ class GrpcListener:
                 f"cannot listen on {host} with gRPC ({error}); use an address of this host"
             ) from error
         self._server.start()
-        self._address = f"{bracketed(reachable(here))}:{port}"
-
-    @property
-    def address(self) -> str:
-        return self._address
-
-    @property
-    def waitable(self) -> int:
-        return self._bell.waitable
+        self.address = f"{bracketed(reachable(here))}:{port}"
 
     def flush(self) -> None:
         """Does nothing: `send` does not buffer."""
@@ -248,34 +272,33 @@ class GrpcListener:
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serves one stream. Runs in gRPC's thread until the stream ends."""
-        stream = _Stream()
-        place = self._streams.take(context.peer(), time.monotonic(), stream.end)
-        if place is None:
+        stream = Stream(context.peer(), time.monotonic())
+        if not self._streams.take(stream):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams are open; close some first")
         context.send_initial_metadata((GREETING,))
         try:
             if context.add_callback(stream.end):
-                arguments = (requests, stream, place)
+                arguments = (requests, stream)
                 threading.Thread(target=self._read, args=arguments, name="grpc reader", daemon=True).start()
                 yield from stream.frames()
         finally:
-            self._streams.leave(place)
+            self._streams.leave(stream)
         if stream.fault:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.fault)
 
-    def _read(self, requests: Iterator[bytes], stream: _Stream, place: StreamPlace) -> None:
+    def _read(self, requests: Iterator[bytes], stream: Stream) -> None:
         """Reads one stream, in a thread of its own."""
         assembly = Assembly()
         try:
             for frame in requests:
                 message = assembly.add(frame)
                 if message is not None:
-                    place.silent = False
+                    stream.silent = False
                     self._deliver(message, stream)
                     stream.backlog.await_room()
             stream.finish()
         except (DamagedHeader, MalformedFrame) as error:
-            self._rejections.add("frame", log, f"closed a stream of {place.address}: {error}")
+            self._rejections.add("frame", log, f"closed a stream of {stream.address}: {error}")
             stream.fault = str(error)
             if isinstance(error, DamagedHeader):
                 self._deliver(Message(b"", damage=stream.fault), stream)
@@ -283,7 +306,7 @@ class GrpcListener:
         except grpc.RpcError as error:
             log.debug("a worker cancelled its stream: %s", error)
 
-    def _deliver(self, message: Message, stream: _Stream) -> None:
+    def _deliver(self, message: Message, stream: Stream) -> None:
         stream.begin(message)
         self._inbox.append(Envelope(message, stream))
         self._bell.ring()
@@ -294,45 +317,3 @@ class GrpcListener:
         self._stream_threads.shutdown(wait=False)
         self._control_threads.shutdown(wait=False)
         self._bell.close()
-
-
-class _Stream:
-    """A worker's stream. It ends when all requests have been received and answered."""
-
-    def __init__(self) -> None:
-        self.backlog = Backlog()
-        self.fault = ""
-        self._outbox: Outbox[tuple[Iterable[bytes], int]] = Outbox()
-        self._lock = threading.Lock()
-        self._open = 1  # future requests count as one
-
-    def begin(self, message: Message) -> None:
-        """Records a request that waits to be processed."""
-        self.backlog.add(weigh(message))
-        with self._lock:
-            self._open += 1
-
-    def answer(self, message: Message, stable: bool) -> None:
-        """Queues a reply. A payload that may change is framed, and thereby copied, now."""
-        frames, nbytes = to_frames(message), weigh(message)
-        self.backlog.add(nbytes)
-        self._outbox.put((frames if stable else list(frames), nbytes), message.priority)
-        self.finish()
-
-    def finish(self) -> None:
-        """Records that a request was answered, or that no more will come."""
-        with self._lock:
-            self._open -= 1
-            if self._open == 0:
-                self.end()
-
-    def frames(self) -> Iterator[bytes]:
-        """Yields the frames of all replies. Each is made when gRPC is ready to send it."""
-        for frames, nbytes in self._outbox:
-            yield from frames
-            self.backlog.remove(nbytes)
-
-    def end(self) -> None:
-        """Ends the stream."""
-        self._outbox.close()
-        self.backlog.close()

@@ -16,9 +16,8 @@ import grpc
 
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
-from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey, ShardLock
-from hubring.ps.transport.base import Message
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey, ShardLock
+from hubring.ps.transport.base import DamagedHeader, Message
 from hubring.ps.transport.grpc.calls import describe
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import MAX_FRAME, Assembly, MalformedFrame, read_header, to_frames
@@ -103,13 +102,10 @@ class GrpcConnection:
         self._outbox: Outbox[Iterator[bytes]] = Outbox()
         self._rooms: dict[int, memoryview] = {}
         self._bell = Bell()
+        self.waitable = self._bell.waitable
         self._lanes = [_Lane(self, address, self._outbox, key) for _ in range(lanes)]
         for lane in self._lanes:
             lane.start()
-
-    @property
-    def waitable(self) -> int:
-        return self._bell.waitable
 
     def await_greeting(self, timeout: float) -> None:
         """Returns once a shard's listener has answered on every lane.

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
-from hubring.ps.transport.base import Envelope, Message, ReturnPath
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.memory.mapping import PAGE, Arena, Region, attach, enclose, land
 from hubring.ps.transport.shm.packet import (
     MAX_WAITING,
@@ -89,27 +88,19 @@ class ShmListener:
         self._arena = arena
         self._rejections = rejections
         name = f"hubring-{secrets.token_hex(16)}"
-        self._address = SCHEME + name
+        self.address = SCHEME + name
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind("\0" + name)
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
         self._epoll = select.epoll()
-        self._waitable = self._epoll.fileno()
+        self.waitable = self._epoll.fileno()
         self._epoll.register(self._socket, select.EPOLLIN)
         self._accepts_again: threading.Timer | None = None
         """Runs while the system had no descriptor for a new connection."""
         self._peers: dict[int, _Peer] = {}
         self._answered: dict[int, _Peer] = {}
         """Peers with replies that wait for `flush`."""
-
-    @property
-    def address(self) -> str:
-        return self._address
-
-    @property
-    def waitable(self) -> int:
-        return self._waitable
 
     def receive(self) -> list[Envelope]:
         envelopes: list[Envelope] = []

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from hubring.ps.transport.base import MAX_HEADER
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.transport.base import MAX_HEADER, DamagedHeader
 from hubring.ps.transport.memory.mapping import Arena, Region
 
 MAX_PACKET = MAX_HEADER + 1024

@@ -9,21 +9,19 @@ of its own. The socket's name is in the abstract namespace, so socket and segmen
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import select
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hubring.ps.core import huge_pages
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable, UsageError
-from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey
 from hubring.ps.transport.base import MAX_HEADER, Message
 from hubring.ps.transport.memory.mapping import Arena, Region, attach, copy, sealed_size
 from hubring.ps.transport.memory.window import Window, Windows
@@ -74,13 +72,9 @@ class ShmConnection:
         self._bounces: defaultdict[int, list[memoryview]] = defaultdict(list)
         connection = _connect(address, timeout)
         self._epoll = select.epoll()
-        self._waitable = self._epoll.fileno()
+        self.waitable = self._epoll.fileno()
         self._doorbell = Doorbell(connection, self._epoll)
         self._introductions = Introductions(arena, self._doorbell)
-
-    @property
-    def waitable(self) -> int:
-        return self._waitable
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         if len(message.header) > MAX_HEADER:
@@ -141,13 +135,16 @@ class ShmConnection:
         if packet.descriptor is None:
             descriptor, header = unpack(packet.data)
         else:
-            with _closing_on_error(packet.descriptor):
+            try:
                 descriptor, header = unpack(packet.data)
                 if descriptor.kind == Kind.SEGMENT:
                     file = _File(packet.descriptor, sealed_size(packet.descriptor))
                     self._forget(descriptor.tag)
                     self._files[descriptor.tag] = file
                     return None
+            except BaseException:
+                os.close(packet.descriptor)
+                raise
             enclosed = attach(packet.descriptor)
         if descriptor.kind == Kind.FORGET:
             self._forget(descriptor.tag)
@@ -192,16 +189,6 @@ class ShmConnection:
             self._epoll.close()
             for file in self._files.values():
                 os.close(file.descriptor)
-
-
-@contextlib.contextmanager
-def _closing_on_error(descriptor: int | None) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if descriptor is not None:
-            os.close(descriptor)
-        raise
 
 
 def _connect(address: str, timeout: float) -> socket.socket:

@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import AEADCipherContext, Cipher, algorithms, modes
 
-from hubring.ps.transport.base import Message
-from hubring.ps.transport.checksum import DamagedHeader
-from hubring.ps.transport.zmq.socket import MAX_EXTRA
+from hubring.ps.transport.base import DamagedHeader, Message
+from hubring.ps.transport.zmq.socket import MAX_EXTRA, Seal
 
 _NUMBER = struct.Struct("<Q")
 _TAG_BYTES = MAX_EXTRA - _NUMBER.size
@@ -27,7 +26,7 @@ _SLICE_BYTES = 1 << 30
 """Payload bytes of one call to OpenSSL, which counts them in 31 bits."""
 
 
-class KeyedSeal:
+class KeyedSeal(Seal):
     """One end of a connection.
 
     Args:

@@ -1,7 +1,17 @@
-"""A shard's end of the ZeroMQ transport: one ROUTER for all its workers."""
+"""A shard's end of the ZeroMQ transport: one ROUTER for all its workers.
+
+It lets in clients that know its password, before ZeroMQ accepts a message of them. ZeroMQ asks this process
+about each new connection over its own protocol, ZAP (https://rfc.zeromq.org/spec/27). The mechanism is PLAIN,
+which shows a sniffer all. So the user name is a nonce, and the password made from the nonce and the
+listener's secret: it opens one connection. With CURVE a client proves by its knowledge of the listener's
+public key, which only admitted workers get, that it may connect.
+
+Law: only peers with the secret are admitted, since ZeroMQ limits no connection whose handshake has ended.
+"""
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import logging
 from dataclasses import replace
@@ -10,13 +20,11 @@ import zmq
 
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.security.shard_key import ShardLock
-from hubring.ps.transport.base import Envelope, Message, ReturnPath
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.security.access import ShardKey, ShardLock
+from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.polling import Bell, poller
-from hubring.ps.transport.zmq.handshake import Handshakes
 from hubring.ps.transport.zmq.newcomers import BEFORE_CURVE_READY, BEFORE_READY, Newcomers
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
@@ -28,7 +36,6 @@ from hubring.ps.transport.zmq.socket import (
     NOW_AND_MORE,
     QUESTION,
     SCHEME,
-    Checksums,
     Seal,
     Sockets,
     descriptor_of,
@@ -66,7 +73,7 @@ class ZmqListener:
         self._reply_routes: dict[bytes, bytes] = {}
         """For workers with a separate reply connection: its routing id, by that of the request connection."""
         self._data_key = b"" if lock is None else lock.key.data_key
-        self._checksums = Checksums()
+        self._checksums = Seal()
         self._seals: dict[bytes, Seal] = {}
         """With a key, what seals the messages of each connection, by the name of that for requests.
 
@@ -90,7 +97,7 @@ class ZmqListener:
         self._bell = Bell()
         asked = [] if self._handshakes is None else [self._handshakes.descriptor]
         self._epoll = poller(descriptor_of(self._router), self._bell.waitable, *asked)
-        self._waitable = self._epoll.fileno()
+        self.waitable = self._epoll.fileno()
         try:
             self._router.bind(f"{SCHEME}{bracketed(here)}:*")
         except zmq.ZMQError as error:
@@ -101,15 +108,7 @@ class ZmqListener:
         port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         before_ready = BEFORE_CURVE_READY if lock is not None and lock.curve else BEFORE_READY
         self._newcomers = Newcomers(self._router, int(port), rejections, before_ready)
-        self._address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
-
-    @property
-    def address(self) -> str:
-        return self._address
-
-    @property
-    def waitable(self) -> int:
-        return self._waitable
+        self.address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
 
     def receive(self) -> list[Envelope]:
         self._bell.clear()
@@ -196,3 +195,68 @@ def _peer(frame: zmq.Frame) -> str:
         return str(frame.get("Peer-Address"))
     except zmq.ZMQError:  # ZeroMQ does not know it for every message of a peer that has gone
         return "an unknown address"
+
+
+MOST_PASSWORDS = 131_072
+"""Maximum number of passwords of a shard's lifetime; it lets in no further connection.
+
+None is forgotten, because a sniffer could then use it again. A worker has one or two connections.
+"""
+
+FULL = 500
+"""ZAP's status code for a connection beyond that."""
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+_ALLOWED, _REFUSED = 200, 400
+
+
+class Handshakes:
+    """Answers ZeroMQ's questions about new connections to one ROUTER.
+
+    Args:
+        sockets: Those of the ROUTER; no other listener may use them.
+        router: Asks for the password from now on.
+        key: Whose passwords a worker must show.
+        rejections: Counts connections without it.
+    """
+
+    def __init__(
+        self, sockets: Sockets, router: zmq.Socket[bytes], key: ShardKey, rejections: Rejections
+    ) -> None:
+        self._sockets = sockets
+        self._key = key
+        self._used: set[bytes] = set()
+        self._rejections = rejections
+        self._questions = sockets.open(zmq.REP, "")
+        self._questions.bind(_ENDPOINT)
+        router.plain_server = True
+
+    @property
+    def descriptor(self) -> int:
+        """Readable, edge-triggered, if `answer` has something to do."""
+        return descriptor_of(self._questions)
+
+    def answer(self) -> None:
+        """Answers all waiting questions. Never blocks."""
+        while has_message(self._questions):
+            _, number, _, peer, _, _, *credentials = self._questions.recv_multipart(NOW)
+            code, why = self._verdict(credentials)
+            if code != _ALLOWED:
+                self._rejections.add("token", log, f"refused a ZeroMQ connection of {peer.decode()}: {why}")
+            self._questions.send_multipart([_VERSION, number, b"%d" % code, why.encode(), b"", b""], NOW)
+
+    def _verdict(self, credentials: list[bytes]) -> tuple[int, str]:
+        """Returns ZAP's status code for a nonce and a password, and its reason."""
+        nonce, password = credentials
+        if not hmac.compare_digest(password, self._key.password(nonce)):
+            return _REFUSED, "its token is not this shard's"
+        if nonce in self._used:
+            return _REFUSED, "its password was used before"
+        if len(self._used) >= MOST_PASSWORDS:
+            return FULL, f"this shard has let in {MOST_PASSWORDS} before"
+        self._used.add(nonce)
+        return _ALLOWED, ""
+
+    def close(self) -> None:
+        self._sockets.close(self._questions)

@@ -186,14 +186,11 @@ class Newcomers:
         if line is None:
             return
         try:
-            # Otherwise the connection has ended, and the number is another file's.
-            is_ours = line.family in (socket.AF_INET, socket.AF_INET6) and line.getsockname()[1] == self._port
-            network = network_of(line.getpeername()[0]) if is_ours else ""
-            if is_ours:
-                self._epoll.register(line, _NEWS)  # which also reports what came before
+            if line.family not in (socket.AF_INET, socket.AF_INET6) or line.getsockname()[1] != self._port:
+                raise OSError("the connection has ended, and the number is another file's")
+            network = network_of(line.getpeername()[0])
+            self._epoll.register(line, _NEWS)  # which also reports what came before
         except OSError:  # its peer has gone
-            is_ours = False
-        if not is_ours:
             line.close()
             return
         self._held[number] = _Newcomer(line, network, time.monotonic())

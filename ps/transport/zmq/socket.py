@@ -1,6 +1,6 @@
 """The ZeroMQ sockets of one process, how messages pass through them, and what the kernel counts of them.
 
-Each message has a seal: `Checksums` here, or the one of `keyed_seal`.
+Each message has a seal: checksums here, or the one of `keyed_seal`.
 
 ZeroMQ's own queues are first in, first out, and a ROUTER drops messages when a queue is full. So messages
 wait by reference in one `Outbox` per connection. ZeroMQ gets a few slices at a time: when it releases a
@@ -16,13 +16,20 @@ import struct
 import threading
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import zmq
 
 from hubring.ps.config.values import is_loopback
-from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
-from hubring.ps.transport.checksum import MAX_SEALED, DamagedHeader, opened, sealed
+from hubring.ps.transport.base import (
+    MAX_HEADER,
+    MAX_PAYLOAD,
+    MAX_SEALED,
+    DamagedHeader,
+    Message,
+    opened,
+    sealed,
+)
 from hubring.ps.transport.memory.mapping import copy, plain_memory
 from hubring.ps.transport.outbox import Outbox
 
@@ -65,11 +72,15 @@ MAX_FIRST_PART = max(MAX_SEALED, MAX_HEADER + MAX_EXTRA)
 """Maximum bytes of a message's first part."""
 
 
-class Seal(Protocol):
-    """Prepares the messages of one end of a connection, and checks those of its other end."""
+class Seal:
+    """Prepares the messages of one end of a connection, and checks those of its other end.
+
+    Without a key it finds damage, but no forgery.
+    """
 
     def seal(self, message: Message) -> bytes:
         """Returns the message's first part; the payload follows as it is."""
+        return sealed(message)
 
     def open(self, first: bytes, payload: memoryview | None) -> Message:
         """Returns the message of a first part and a payload.
@@ -77,15 +88,6 @@ class Seal(Protocol):
         Raises:
             DamagedHeader: Nothing in the message can be trusted.
         """
-
-
-class Checksums:
-    """A seal without a key: it finds damage, but no forgery."""
-
-    def seal(self, message: Message) -> bytes:
-        return sealed(message)
-
-    def open(self, first: bytes, payload: memoryview | None) -> Message:
         return opened(first, payload)
 
 

@@ -19,15 +19,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
-from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey, ShardLock
-from hubring.ps.transport.base import Message
-from hubring.ps.transport.checksum import DamagedHeader
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey, ShardLock
+from hubring.ps.transport.base import DamagedHeader, Message
 from hubring.ps.transport.memory.mapping import Arena, plain_memory
 from hubring.ps.transport.memory.window import Window, Windows
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.polling import Bell, poller
-from hubring.ps.transport.zmq import handshake
-from hubring.ps.transport.zmq.listener import ZmqListener
+from hubring.ps.transport.zmq.listener import FULL, ZmqListener
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     HANDSHAKE_RECEIVED,
@@ -36,7 +34,6 @@ from hubring.ps.transport.zmq.socket import (
     NOW,
     QUESTION,
     SCHEME,
-    Checksums,
     Seal,
     Sockets,
     counts,
@@ -58,6 +55,8 @@ _ATTEMPT_PAUSE = 0.1
 
 _PROOF_LOOK_MS = 2
 """How often a worker looks at what a peer has sent before its proof."""
+
+_NONCE_BYTES = 16
 
 _ANNOUNCEMENT = b""
 """The message that announces a reply connection: an empty header without payload."""
@@ -137,7 +136,7 @@ class ZmqConnection:
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
         # ZeroMQ's own routing ids begin with a zero.
         name = secrets.token_bytes(NAME_BYTES).replace(b"\0", b"\1")
-        self._seal: Seal = Checksums()
+        self._seal = Seal()
         self._keyed = bool(key.data_key)
         if self._keyed:
             from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
@@ -148,11 +147,7 @@ class ZmqConnection:
             self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES, key))
         watched = [descriptor for lane in self._lanes for descriptor in lane.descriptors]
         self._epoll = poller(*watched, self._bell.waitable)
-        self._waitable = self._epoll.fileno()
-
-    @property
-    def waitable(self) -> int:
-        return self._waitable
+        self.waitable = self._epoll.fileno()
 
     def await_handshake(self, timeout: float) -> None:
         """Connects. Returns once the peer has completed the handshake, and has proved to be the shard.
@@ -246,8 +241,9 @@ class _Lane:
         if key.curve:  # any client key will do: only admitted workers have the shard's public key
             self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
             self.dealer.curve_serverkey = key.curve.encode()
-        elif key.secret:
-            handshake.show(self.dealer, key)
+        elif key.access.secret:
+            nonce = secrets.token_hex(_NONCE_BYTES).encode()
+            self.dealer.plain_username, self.dealer.plain_password = nonce, key.password(nonce)
         self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
         self._monitor = self.dealer.get_monitor_socket(
             _BROKEN | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -278,7 +274,7 @@ class _Lane:
         return False
 
     def _check_handshake(self, event: zmq.Event, value: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == handshake.FULL:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == FULL:
             raise ServerUnreachable(f"{self._address} takes no further connection; restart the job")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise ServerUnreachable(f"{self._address} is another job's: it refused this worker's token")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hubring.ps.transport.base import Message
-from hubring.ps.transport.checksum import DamagedHeader, opened, sealed
+from hubring.ps.transport.base import DamagedHeader, Message, opened, sealed
 from hubring.ps.transport.encode import encode_reply, encode_request
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.memory.mapping import Region

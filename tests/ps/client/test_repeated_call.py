@@ -1,29 +1,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
 
-from hubring.ps.client.server_calls import repeated
+from hubring.ps.client.server_calls import MemberCalls, Silence
 from hubring.ps.core.errors import Fenced, HubringError, JobFailed, ServerUnreachable
 from tests.support.fakes.failed_call import FailedCall
 
 
-def fails(*codes: grpc.StatusCode) -> Callable[[], str]:
+def fails(*codes: grpc.StatusCode) -> Callable[[str, float], str]:
     """Returns a call that fails with these codes first."""
     left = list(codes)
 
-    def call() -> str:
+    def call(request: str, timeout: float) -> str:
         if left:
             raise FailedCall(left.pop(0))
-        return "an answer"
+        return f"an answer to {request}"
 
     return call
 
 
-def gone(error: grpc.RpcError) -> HubringError:
-    return ServerUnreachable(f"gone after {error.code().name}")
+def calls(patience: float, failure: HubringError | None = None) -> MemberCalls:
+    stub: Any = None
+    return MemberCalls(stub, 0, b"", Silence("hub:5555", 90.0, patience), lambda: failure)
 
 
 OUT_OF_REACH, LATE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
@@ -31,14 +33,14 @@ LOST = JobFailed("a shard is lost")
 
 
 def test_a_call_is_repeated_until_a_standby_answers() -> None:
-    assert repeated(fails(OUT_OF_REACH, OUT_OF_REACH), 60.0, lambda: None, gone) == "an answer"
+    assert calls(60.0).make(fails(OUT_OF_REACH, OUT_OF_REACH), "a plan", 1.0) == "an answer to a plan"
 
 
 @pytest.mark.parametrize(
     ("codes", "patience", "failure", "error", "words"),
     [
-        ([OUT_OF_REACH] * 10, 0.0, None, ServerUnreachable, "gone after UNAVAILABLE"),
-        ([LATE], 60.0, None, ServerUnreachable, "gone after DEADLINE_EXCEEDED"),
+        ([OUT_OF_REACH] * 10, 0.0, None, ServerUnreachable, r"not answered .* \(UNAVAILABLE: why\)"),
+        ([LATE], 60.0, None, ServerUnreachable, r"not answered .* \(DEADLINE_EXCEEDED: why\)"),
         ([OUT_OF_REACH], 60.0, LOST, JobFailed, "a shard is lost"),
         ([grpc.StatusCode.PERMISSION_DENIED], 60.0, None, Fenced, "why"),
     ],
@@ -51,4 +53,4 @@ def test_a_call_is_repeated_neither_for_ever_nor_if_the_server_answers_late_nor_
     words: str,
 ) -> None:
     with pytest.raises(error, match=words):
-        repeated(fails(*codes), patience, lambda: failure, gone)
+        calls(patience, failure).make(fails(*codes), "a plan", 1.0)

@@ -12,7 +12,7 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.client.rendezvous import ShardLocations
-from hubring.ps.client.server_calls import Silence
+from hubring.ps.client.server_calls import MemberCalls, Silence
 from hubring.ps.client.session import Session
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.timing import Waiting
@@ -33,6 +33,7 @@ def bare(stub: Any = None) -> Session:
     session._left, session._explained = threading.Event(), threading.Event()
     session._failing, session._on_failure, session.waiting = threading.Lock(), [], Waiting()
     session.stop_after, session.draining = 0, False
+    session._calls = MemberCalls(stub, 0, b"", session._silence, lambda: session.failure)
     session._stub = session._presence = session._channel = stub
     session._heartbeats = InsistentCalls()
     session.on_ring = lambda broken, newcomers: None
@@ -69,7 +70,7 @@ LOST = pb.HeartbeatReply(failed="shard 0 is lost", exit_code=69)
 def beating(stub: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[float]]:
     """Returns a session that sends heartbeats without pauses, and the pauses that it would make."""
     session, pauses = bare(stub), list[float]()
-    session.locations = ShardLocations(session._stub, (0, b""), ())
+    session.locations = ShardLocations(session._calls, ())
     monkeypatch.setattr(session, "_leaves", pauses.append)
     monkeypatch.setattr(session, "_beat", pb.HeartbeatRequest)
     return session, pauses
@@ -93,7 +94,7 @@ def test_a_worker_leaves_and_closes_while_a_heartbeat_waits_for_a_lost_reply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, _ = beating(stub := Heartbeats(), monkeypatch)
-    session.step, session._identity = 40, (0, b"")
+    session.step = 40
     session._admission = cast("Any", SimpleNamespace(shard=None))
     monkeypatch.setattr(session, "_leaves", lambda interval: session._left.is_set())
     session._thread = threading.Thread(target=session._keep_alive, daemon=True)
@@ -109,7 +110,7 @@ def test_a_worker_leaves_and_closes_while_a_heartbeat_waits_for_a_lost_reply(
 def test_server_messages_are_stripped_before_a_log_or_error(caplog: pytest.LogCaptureFixture) -> None:
     red = "\x1b[31m"
     session = bare()
-    session.locations = ShardLocations(session._stub, (0, b""), ())
+    session.locations = ShardLocations(session._calls, ())
     reply = pb.HeartbeatReply(
         news=[f"{red}rank 1 left"], slowest=f"{red}rank 2", finished=f"{red}over", failed=f"{red}lost"
     )

@@ -11,8 +11,7 @@ from msgspec import Struct
 
 from hubring.ps.config import sources
 from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugging, declared_settings
-from hubring.ps.config.settings import settle
-from hubring.ps.config.sources import TABLES
+from hubring.ps.config.sources import TABLES, load
 from hubring.ps.config.terminal import CommandWithGroups, ConfigFile, options, takes
 from hubring.ps.config.values import Count, Seconds
 
@@ -74,13 +73,15 @@ def given(*words: str) -> dict[str, Any]:
     return got
 
 
-def test_one_declaration_is_flag_variable_key_and_row(tmp_path: Path) -> None:
+def test_one_declaration_is_flag_variable_key_and_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "oven.toml"
     file.write_text("[oven]\ncake_count = 5\n")
-    tables = {"oven": Oven}
+    monkeypatch.setitem(TABLES, "oven", Oven)
     assert given("--cake-count", "5")["cake_count"] == 5
-    assert settle("oven", tables, {}, None, {"PS_CAKE_COUNT": "5"}) == {"cake_count": 5}
-    assert settle("oven", tables, {}, file, {}) == {"cake_count": 5}
+    assert load(Oven, {}, None, {"PS_CAKE_COUNT": "5"}) == Oven(cake_count=5)
+    assert load(Oven, {}, file, {}) == Oven(cake_count=5)
     row = "| `--cake-count` | a whole number, at least 1 | 3 | cakes to bake |"
     assert row in "".join(sources.settings_rows(Oven))
 

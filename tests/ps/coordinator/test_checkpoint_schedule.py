@@ -9,30 +9,24 @@ from unittest.mock import Mock
 import pytest
 
 from hubring.ps.coordinator import checkpoints
-from hubring.ps.coordinator.checkpoints import CheckpointContent, CheckpointSchedule
+from hubring.ps.coordinator.checkpoints import CheckpointSchedule
 from hubring.ps.coordinator.shard_fleet import Fleet
-from hubring.ps.coordinator.worker_states import WorkerStates
 from hubring.ps.core.errors import ConfigError
 from tests.support.fakes.clock import FakeTime
 from tests.support.fakes.coordinator import Hub
 
 
-class NeverReached:
-    """A writer whose step does not come."""
-
-    def __init__(self, fleet: Fleet, directory: Path, states: WorkerStates) -> None:
-        pass
-
-    async def save(self, held: CheckpointContent) -> tuple[Path, int]:
-        await asyncio.Event().wait()
-        raise AssertionError
+async def never(*_: object) -> tuple[Path, int]:
+    """A save whose step does not come."""
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 @pytest.mark.parametrize("in_passing", [False, True])
 async def test_a_checkpoint_that_somebody_asked_for_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_passing: bool
 ) -> None:
-    monkeypatch.setattr(checkpoints, "CheckpointWriter", NeverReached)
+    monkeypatch.setattr(checkpoints, "write_checkpoint", never)
 
     schedule = CheckpointSchedule(Fleet(5.0), tmp_path, 60.0, FakeTime(), Mock(), None)
     asked = None
@@ -51,17 +45,14 @@ async def test_a_checkpoint_that_somebody_asked_for_does_not_hold_up_the_end(
     assert schedule.written == 0
 
 
-class Broken(NeverReached):
-    """A writer with a bug."""
-
-    async def save(self, held: CheckpointContent) -> tuple[Path, int]:
-        raise ValueError("a bug")
+async def broken(*_: object) -> tuple[Path, int]:
+    raise ValueError("a bug")
 
 
 async def test_a_bug_in_a_background_checkpoint_is_raised(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(checkpoints, "CheckpointWriter", Broken)
+    monkeypatch.setattr(checkpoints, "write_checkpoint", broken)
 
     schedule = CheckpointSchedule(Fleet(5.0), tmp_path, 60.0, FakeTime(), Mock(), None)
     schedule.save_in_passing()
@@ -79,7 +70,7 @@ async def test_a_save_that_a_takeover_interrupted_is_made_again(tmp_path: Path) 
         await hub.beat(place, step=1)
     await hub.coordinator.tick()
     assert hub.fleet.saves.empty()
-    hub.coordinator.takeover.begin(saving=True)
+    hub.coordinator.take_over(saving=True)
     hub.fleet.may_save.set()
     await hub.coordinator.tick()
     assert await hub.fleet.saves.get() == 1

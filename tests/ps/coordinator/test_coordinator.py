@@ -144,7 +144,7 @@ async def test_the_last_checkpoint_has_the_step_of_the_slowest_key(
 async def test_a_view_that_a_leave_did_not_bring_about_is_brought_by_the_next_tick() -> None:
     hub = Hub()
     first, second = await hub.started()
-    async with hub.coordinator._publishing:  # the shards are slow, and the caller loses patience
+    async with hub.fleet._view_lock:  # the shards are slow, and the caller loses patience
         leaving = asyncio.create_task(hub.leave(first))
         await asyncio.sleep(0)
         leaving.cancel()

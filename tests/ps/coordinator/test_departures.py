@@ -11,7 +11,7 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
-from hubring.ps.core.types import incarnation_from_wire, incarnation_to_wire
+from hubring.ps.core.types import INCARNATION_BYTES, incarnation_from_wire
 from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, checkpointed
 
 
@@ -146,7 +146,7 @@ async def test_a_worker_that_brings_its_shard_keeps_its_place_while_the_shards_l
     hub = Hub(lease=2.0, workers=1)
     await hub.shard()
     hub.fleet.shards[0].heard = 1000.0
-    async with hub.coordinator._publishing:  # the shards are slow
+    async with hub.fleet._view_lock:  # the shards are slow
         joining = asyncio.create_task(hub.join("a"))
         while not hub.coordinator.job.started:
             await asyncio.sleep(0)
@@ -183,7 +183,7 @@ async def test_a_worker_of_a_server_that_restarted_is_refused(tmp_path: Path) ->
     checkpointed(tmp_path)
 
     hub = Hub(checkpoint_dir=tmp_path)
-    request = pb.LeaveRequest(rank=0, incarnation=incarnation_to_wire(3))
+    request = pb.LeaveRequest(rank=0, incarnation=(3).to_bytes(INCARNATION_BYTES))
     reply = await hub.control.Leave(request, CONTEXT)
     assert (reply.awaits, reply.exit_code) == ("", 75)
     assert "has restarted since" in reply.failed

@@ -19,7 +19,7 @@ from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator import agreed_model
 from hubring.ps.coordinator.checkpoints import CheckpointContent
 from hubring.ps.core.errors import JobFailed
-from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, TensorSpec
+from hubring.ps.core.types import BucketSpec, Slice, TensorSpec
 from hubring.ps.job import control_messages
 from hubring.ps.job.sharding import MAX_SLICES
 from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, Refused
@@ -96,7 +96,7 @@ async def test_the_next_jobs_plan_waits_for_the_last_jobs() -> None:
     await hub.coordinator.tick()
     first, _ = await asyncio.gather(hub.join("c"), hub.join("d"))
     new = asyncio.create_task(hub.plan(first))
-    while not hub.coordinator._planning._waiters:
+    while not hub.fleet.plan_lock._waiters:
         await asyncio.sleep(0)
     hub.fleet.may_plan.set()
     await asyncio.gather(old, new)
@@ -326,11 +326,10 @@ async def test_slices_that_join_a_job_count_with_its_own(monkeypatch: pytest.Mon
 
 
 def test_a_checkpoint_has_the_buckets_that_all_shards_saved() -> None:
-    plan = ShardPlan((Slice(0, 0, 0, 4, 0), Slice(1, 1, 0, 3, 0), Slice(2, 1, 3, 3, 1)))
-    held = CheckpointContent(
-        "job", "bsp", (BUCKET, MORE), plan, 1, lockstep=True, together=True, running=True, joined=(1, 1)
-    )
-    assert held.saved({0, 1, 2}) == held
+    slices = (Slice(0, 0, 0, 4, 0), Slice(1, 1, 0, 3, 0), Slice(2, 1, 3, 3, 1))
+    whole = Manifest("job", "bsp", 0, 1, (BUCKET, MORE), slices, (), joined=(1, 1))
+    held = CheckpointContent(whole, lockstep=True, together=True, running=True)
+    assert held.saved({0, 1, 2}) == whole
     for keys in ({0}, {0, 1}):
         part = held.saved(keys)
-        assert (part.buckets, part.plan.slices, part.joined) == ((BUCKET,), plan.slices[:1], (1,))
+        assert (part.buckets, part.slices, part.joined) == ((BUCKET,), slices[:1], (1,))

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hubring.ps.core.errors import ConfigError, HubringError
-from hubring.ps.job.standstill import SURE_SECONDS, Standstill
-from hubring.ps.job.telemetry import Progress, Telemetry
+from hubring.ps.job.telemetry import SURE_SECONDS, Progress, Standstill, Telemetry
 
 
 class Heard:

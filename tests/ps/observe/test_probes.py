@@ -32,8 +32,7 @@ from hubring.ps.observe.health import (
     ProbeTurns,
     WaitingProbes,
 )
-from hubring.ps.security.access import Access
-from hubring.ps.security.shard_key import make_lock
+from hubring.ps.security.access import make_lock
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
@@ -62,8 +61,8 @@ class Shard:
         self._thread = threading.Thread(target=self._loop.run)
         self._thread.start()
         self.address = self._listener.address
-        self.stranger = open_channel(self.address, Access("", self._lock.key.certificate))
-        hub = open_channel(self.address, self._lock.key.for_hub(self._lock.token))
+        self.stranger = open_channel(self.address, self._lock.key.access._replace(secret=""))
+        hub = open_channel(self.address, self._lock.key.access._replace(secret=self._lock.token))
         self._channels = [self.stranger, hub]
         self.hub = ShardControlStub(hub)
 

@@ -46,7 +46,7 @@ def taken_over(hub: Hub) -> None:
     hub.fleet = FakeFleet(old.config.lease)
     hub.coordinator = Coordinator(old.config, hub.fleet, old.consistency, hub.time, None)
     restore(hub.coordinator, state, hub.time.now())
-    hub.coordinator.takeover.begin(saving=state.hub.saving)
+    hub.coordinator.take_over(saving=state.hub.saving)
     hub.reporter = StatusReporter(hub.coordinator, hub.time)
     hub.control = Control(hub.coordinator, hub.reporter)
 

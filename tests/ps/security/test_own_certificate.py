@@ -11,7 +11,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.security.certificate import (
     MAX_FILE_BYTES,
     NO_CERTIFICATE,
-    digest_of,
+    Identity,
     first_certificate,
     load_certificate,
 )
@@ -46,7 +46,7 @@ def test_a_chain_has_the_digest_of_its_first_certificate(ours: Authority) -> Non
     alone = files.cert.read_bytes()
     chain = b"text in front\n" + alone + ours.file.read_bytes()
     assert first_certificate(chain) == first_certificate(alone)
-    assert digest_of(chain) == digest_of(alone)
+    assert Identity(chain, b"").digest == Identity(alone, b"").digest
 
 
 def test_a_certificate_for_one_use_is_no_server_and_client(ours: Authority) -> None:

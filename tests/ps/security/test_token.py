@@ -12,13 +12,12 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError, ServerUnreachable, UsageError
 from hubring.ps.security import private_file, token_file
-from hubring.ps.security.access import Access, find_access
+from hubring.ps.security.access import Access, find_access, make_lock
 from hubring.ps.security.certificate import make_certificate
 from hubring.ps.security.guard import HEADER, SCHEME, Role
 from hubring.ps.security.keyring import Keyring, make_files, show_tokens
-from hubring.ps.security.shard_key import make_lock
 from hubring.ps.security.token_file import ROLES, choose_token, draw_tokens, parse_tokens
-from hubring.ps.shard.spawn import ShardSettings
+from hubring.ps.shard.host_shards import ShardSettings
 
 DIGEST = "0123456789abcdef" * 4
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.shard import spawn
-from hubring.ps.shard.spawn import shard_host
+from hubring.ps.process.launch import STOP_SIGNALS
+from hubring.ps.shard import host_shards
+from hubring.ps.shard.host_shards import ShardSettings, shard_host, start
+from hubring.ps.shard.process import STOPPED
 from hubring.ps.transport.host import towards
 from tests.support.processes.process_tree import GRACE, descendants, ends_by
 
@@ -21,7 +23,7 @@ from tests.support.processes.process_tree import GRACE, descendants, ends_by
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """This host is 10.0.0.7 for the network, and itself by loopback."""
-    monkeypatch.setattr(spawn, "towards", lambda host: host if host == "127.0.0.1" else "10.0.0.7")
+    monkeypatch.setattr(host_shards, "towards", lambda host: host if host == "127.0.0.1" else "10.0.0.7")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_the_way_to_a_host_is_known_by_its_family() -> None:
 
 PARENT = """
 import os, sys, time
-from hubring.ps.shard.spawn import ShardSettings, start
+from hubring.ps.shard.host_shards import ShardSettings, start
 shard = start("a shard", ShardSettings("127.0.0.1:9"))
 if os.fork() == 0:  # as a DataLoader's worker would, it holds the pipe too
     while not os.path.exists(sys.argv[1]): time.sleep(0.05)
@@ -72,3 +74,14 @@ def test_a_shard_ends_with_its_parent_though_a_fork_outlives_it(tmp_path: Path) 
     assert ends_by(shard, time.monotonic() + 2 * GRACE)
     assert descendants(), "the fork is still there"
     go.touch()
+
+
+@pytest.mark.slow
+def test_a_shard_that_still_starts_ignores_what_its_group_is_sent() -> None:
+    shard = start("a shard process", ShardSettings("127.0.0.1:1"))
+    for number in STOP_SIGNALS:
+        shard.signal(number)
+    shard.ask_to_stop()
+    assert shard.wait(60.0)
+    assert shard.code == STOPPED
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(STOP_SIGNALS)

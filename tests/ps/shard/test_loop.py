@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hubring.protos import data_pb2 as pb
-from hubring.ps.core.types import incarnation_to_wire
+from hubring.ps.core.types import INCARNATION_BYTES
 from hubring.ps.store.consistency import BSP
 from hubring.ps.transport.base import Connection, Message
 from tests.support.transports.one_shard import SOON, OneShard
@@ -41,7 +41,7 @@ def test_damaged_messages_of_strangers_fill_no_log_and_are_not_the_jobs(
 
 
 def test_a_damaged_payload_of_a_member_is_counted_for_its_job(caplog: pytest.LogCaptureFixture) -> None:
-    header = pb.Header(request=1, rank=0, incarnation=incarnation_to_wire(1)).SerializeToString()
+    header = pb.Header(request=1, rank=0, incarnation=(1).to_bytes(INCARNATION_BYTES)).SerializeToString()
     with talking() as (shard, line):
         line.send(Message(header, damage="a payload of 16 bytes does not match its checksum"))
         shard.until(lambda loop: loop.service.damaged == 1)

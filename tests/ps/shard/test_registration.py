@@ -10,8 +10,9 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.shard import process
+from hubring.ps.shard.changes import StandbyVerdict
+from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.process import Registration
-from hubring.ps.shard.stream import StandbyVerdict
 from hubring.ps.transport.grpc.calls import InsistentCalls
 from tests.support.fakes.heartbeats import Heartbeats
 
@@ -30,15 +31,27 @@ def registered(replies: Sequence[Reply | None]) -> tuple[Registration, Heartbeat
     return shard, coordinator
 
 
+class Loop(ShardLoop):
+    """A loop without a standby."""
+
+    stream = (b"", False)
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def stop(self) -> None:
+        self.ended.set()
+
+
 @pytest.mark.parametrize("damaged", [1, 2])
 def test_a_shard_goes_on_after_replies_without_a_message(
     monkeypatch: pytest.MonkeyPatch, damaged: int
 ) -> None:
     monkeypatch.setattr(process, "RETRY_SECONDS", 0.0)
     shard, _ = registered([*[None] * damaged, Reply(stop=True)])
-    ended: list[bool] = []
-    shard._beat(lambda: ended.append(True), lambda: (b"", False), lambda stream: None)
-    assert (ended, shard.failure) == ([True], None)
+    loop = Loop()
+    shard._beat(loop)
+    assert (loop.ended.is_set(), shard.failure) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +71,9 @@ def test_a_shard_asks_again_about_its_standby_after_a_reply_without_a_message(
 
 def test_a_shard_ends_with_its_parent_while_its_heartbeat_waits_for_a_reply() -> None:
     shard, coordinator = registered([])
-    ended = threading.Event()
-    shard.keep(ended.set, lambda: (b"", False), lambda stream: None)
+    loop = Loop()
+    shard.keep(loop)
     assert coordinator.unanswered.wait(SOON)
     shard._orphaned.set()
-    assert ended.wait(SOON)
+    assert loop.ended.wait(SOON)
     assert shard.failure is None

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,10 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.client.client import KVClient
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import CoordinatorCall, Forwarded, StoreCommand
-from hubring.ps.core.types import BucketSpec, Slice, TensorSpec, incarnation_to_wire
+from hubring.ps.core.types import INCARNATION_BYTES, BucketSpec, Slice, TensorSpec
 from hubring.ps.job.control_messages import bucket_to_proto, slice_to_proto
-from hubring.ps.shard.coordinator_calls import action
+from hubring.ps.shard.changes import Follower, StandbyLink, StandbyVerdict, action
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.shard.standby import Follower, StandbyLink
-from hubring.ps.shard.stream import StandbyVerdict
 from hubring.ps.store.consistency import ASP
 from hubring.ps.store.key_state import Snapshot
 from hubring.ps.transport.host import host_id
@@ -141,7 +140,7 @@ class Saved:
     def __init__(self, shard: OneShard, monkeypatch: pytest.MonkeyPatch) -> None:
         self.readers: list[str] = []
         self.snapshot = shard.ask(captured)
-        monkeypatch.setattr("hubring.ps.shard.coordinator_calls.shard_file.load", self.load)
+        monkeypatch.setattr("hubring.ps.shard.changes.shard_file.load", self.load)
 
     def load(self, folder: Path, keys: Sequence[int]) -> Snapshot:
         self.readers.append(threading.current_thread().name)
@@ -232,7 +231,7 @@ def test_a_transfer_that_the_end_of_its_shard_interrupts_is_cancelled(pair: Duo)
 
 
 def test_a_call_of_the_coordinator_returns_once_the_standby_has_it_too(duo: Duo) -> None:
-    members = [pb.Member(rank=rank, incarnation=incarnation_to_wire(rank + 1)) for rank in range(2)]
+    members = [pb.Member(rank=rank, incarnation=(rank + 1).to_bytes(INCARNATION_BYTES)) for rank in range(2)]
     call = CoordinatorCall(StoreCommand.SET_VIEW, pb.View(epoch=2, members=members).SerializeToString())
     duo.shard.loop.change(call, action(call, 0)).result(SOON)
     late = duo.shard.client(1)
@@ -244,3 +243,21 @@ def test_a_call_of_the_coordinator_returns_once_the_standby_has_it_too(duo: Duo)
 def test_a_standby_refuses_workers(pair: Duo) -> None:
     with pytest.raises(Exception, match="a standby and serves no workers yet"):
         begin(pair.standby.client(0))
+
+
+def test_changes_are_applied_in_order_and_once() -> None:
+    applied: list[CoordinatorCall] = []
+    loop: Any = SimpleNamespace(obey=lambda call, act: applied.append(call))
+    follower = Follower(loop, SECRET, 0)
+
+    def taken(number: int) -> list[object]:
+        change = Forwarded(SECRET, CoordinatorCall(StoreCommand.DRAIN, bytes([number])))
+        return [ticket for ticket, _ in follower.answer(number, change, f"ticket {number}")]
+
+    assert [taken(number) for number in (1, 0, 0, 2)] == [
+        [],
+        ["ticket 0", "ticket 1"],
+        ["ticket 0"],
+        ["ticket 2"],
+    ]
+    assert [call.message for call in applied] == [b"\0", b"\1", b"\2"]

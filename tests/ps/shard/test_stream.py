@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from hubring.ps.shard.stream import (
     SILENT_SECONDS,
     STALLED_SECONDS,
     CallHistory,
-    OrderedChanges,
     StandbyLost,
     Stream,
 )
@@ -206,15 +204,3 @@ def test_memory_of_a_round_is_used_again_once_the_round_is_acknowledged(story: S
         story.round(version)
         story.acknowledge(version)
     assert story.allocated == 2
-
-
-def test_changes_are_applied_in_order_and_once() -> None:
-    follower = OrderedChanges()
-    taken: Callable[[int], list[object]] = lambda number: [  # noqa: E731
-        ticket for _, ticket in follower.take(number, drain(), f"ticket {number}")
-    ]
-    assert taken(1) == []
-    assert taken(0) == ["ticket 0", "ticket 1"]
-    ((change, ticket),) = follower.take(0, drain(), "again")
-    assert (change, ticket) == (None, "again")
-    assert taken(2) == ["ticket 2"]

@@ -13,9 +13,8 @@ from hubring.ps.compression.gpu_tensor import CudaMemory
 from hubring.ps.core.messages import Init, Push, Values
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.optim.hyperparameters import hyper_of
-from hubring.ps.shard import gpu
 from hubring.ps.store.consistency import BSP
-from hubring.ps.store.parameter_memory import GpuMemory
+from hubring.ps.store.parameter_memory import GpuMemory, find_gpu
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport.base import Transport
 from hubring.ps.transport.shm.transport import ShmTransport
@@ -173,7 +172,7 @@ def test_a_step_synchronises_nothing(cross_barrier: bool) -> None:
 
 
 def store_on_gpu(optimizer: str, workers: int) -> tuple[KVStore, CudaMemory]:
-    device = gpu.find("cuda")
+    device = find_gpu("cuda")
     memory = CudaMemory(device)
     store = KVStore(BSP(), GpuMemory(device, memory))
     store.on_view(View(1, tuple(Member(rank, 1) for rank in range(workers))))

@@ -14,8 +14,9 @@ from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, Tens
 from hubring.ps.optim.block_optimizers import optimizer_for
 from hubring.ps.store.consistency import ASP, BSP, Consistency
 from hubring.ps.store.key_state import KeyEntry
-from hubring.ps.store.parameter_memory import GpuMemory
+from hubring.ps.store.parameter_memory import GpuMemory, find_gpu
 from hubring.ps.store.store import KVStore
+from tests.support.fakes.cuda import has_gpus
 from tests.support.fakes.gpu import FakeMemory
 from tests.support.store import refusal_of, snapshot_of
 
@@ -135,3 +136,24 @@ def test_compression_is_refused_where_values_are_not_on_the_cpu() -> None:
     memory = torch.zeros(16, dtype=torch.uint8, device="meta")
     with pytest.raises(ConfigError, match=r"--compress int8 runs only on the CPU.*on meta"):
         KeyEntry.make(Slice(0, 0, 0, 4, 0), bucket(codec="int8"), memory)
+
+
+def test_a_gpu_is_named_as_torch_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_gpus(monkeypatch, 2)
+    assert find_gpu("cuda") == torch.device("cuda", 0)
+    assert find_gpu("cuda:1") == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (0, "torch.* finds no GPU on this host; use --device cpu"),
+        (2, r"torch finds only 2 GPU\(s\) on this host; use cuda:0 to cuda:1"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused_with_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, count: int, told: str
+) -> None:
+    has_gpus(monkeypatch, count)
+    with pytest.raises(ConfigError, match=f"--device cuda:2: {told}"):
+        find_gpu("cuda:2")

@@ -16,9 +16,8 @@ from hubring.ps.core.errors import ConfigError, EngineMissing
 from hubring.ps.security import private_file, token_file
 from hubring.ps.security.guard import Role
 from hubring.ps.security.keyring import Keyring
-from hubring.ps.submit import pods
-from hubring.ps.submit.engine import ENGINES, send
-from hubring.ps.submit.job import Submission
+from hubring.ps.submit import kubernetes
+from hubring.ps.submit.engine import ENGINES, Engine, send
 from tests.support.submissions import IMAGE, job, program
 
 
@@ -158,32 +157,23 @@ def test_an_argument_that_is_no_utf_8_is_refused() -> None:
         job("train.py", "\udcff", workers=1)
 
 
-class Program:
+def engine(line: str) -> Engine:
     """An engine whose program is a line of Python."""
-
-    fix = "write it"
-
-    def __init__(self, line: str) -> None:
-        self.command = (sys.executable, "-c", line)
-
-    def render(self, job: Submission) -> str:
-        raise AssertionError("`send` only runs the program")
-
-    secrets = render
+    return Engine((sys.executable, "-c", line), "write it", render=lambda _: "")
 
 
 def test_the_program_gets_the_job_and_its_exit_code_and_words_come_back(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     line = "import sys; print('job of', len(sys.stdin.read())); print('queued'); sys.exit(3)"
-    answer = send(Program(line), "x" * 100_000)
+    answer = send(engine(line), "x" * 100_000)
     assert answer == (3, "queued")
     assert capfdbinary.readouterr().out == b"job of 100000\nqueued\n"
 
 
 def test_a_program_that_reads_nothing_and_dies_is_told_by_its_signal() -> None:
     line = "import os, signal; os.close(0); os.kill(os.getpid(), signal.SIGKILL)"
-    assert send(Program(line), "x" * 100_000) == (128 + signal.SIGKILL, "")
+    assert send(engine(line), "x" * 100_000) == (128 + signal.SIGKILL, "")
 
 
 def test_signals_go_to_the_program() -> None:
@@ -194,7 +184,7 @@ def test_signals_go_to_the_program() -> None:
         f"os.kill({os.getpid()}, signal.SIGTERM)\n"
         "signal.pause()\n"
     )
-    assert send(Program(line), "") == (75, "")
+    assert send(engine(line), "") == (75, "")
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -233,13 +223,15 @@ def test_only_the_engine_sees_the_tokens(
 
 
 def test_the_workers_token_is_theirs_alone_and_fits_the_servers(tmp_path: Path) -> None:
-    found = pods.new_secret(job(engine="kubernetes", image=IMAGE, workers=2), {"name": "one"})["stringData"]
+    found = kubernetes.new_secret(job(engine="kubernetes", image=IMAGE, workers=2))["stringData"]
     for name, text in found.items():
         private_file.write(tmp_path / name, text)
-    ring = Keyring(tmp_path / pods.TOKENS_ENTRY)
-    assert token_file.read_tokens(tmp_path / pods.WORKER_ENTRY) == {Role.WORKER: ring.tokens[Role.WORKER]}
+    ring = Keyring(tmp_path / kubernetes.TOKENS_ENTRY)
+    assert token_file.read_tokens(tmp_path / kubernetes.WORKER_ENTRY) == {
+        Role.WORKER: ring.tokens[Role.WORKER]
+    }
     assert ring.identity is not None
-    assert pods.new_secret(job(engine="kubernetes", image=IMAGE, workers=2), {})["stringData"] != found
+    assert kubernetes.new_secret(job(engine="kubernetes", image=IMAGE, workers=2))["stringData"] != found
 
 
 def test_a_job_that_is_handed_over_ends_in_a_result(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hubring.ps.submit.slurm import Slurm
+from hubring.ps.submit.slurm import render
 from tests.support.submissions import NASTY, job
 
 SRUN = """#!/bin/bash
@@ -79,7 +79,7 @@ def run(folder: Path, script: str, **variables: object) -> Ran:
 
 
 def script(*words: str, **flags: Any) -> str:
-    return Slurm().render(job(*words, **{"workers": 4, **flags}))
+    return render(job(*words, **{"workers": 4, **flags}))
 
 
 def directives(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from hubring.ps.transport.grpc.calls import InsistentCalls, NoReply, describe, insist
+from hubring.ps.transport.grpc.calls import InsistentCalls, NoReply, describe
 from tests.support.fakes.failed_call import FailedCall
 
 SOON = 10.0
@@ -52,24 +52,24 @@ def test_a_call_without_an_answer_is_made_once_more_and_the_first_answer_counts(
     answers: list[Answer | None], after: float, expected: str, cancelled: list[int]
 ) -> None:
     method = Method(*answers)
-    assert insist(method, "beat", after, 60.0) == expected
+    assert InsistentCalls().make(method, "beat", after, 60.0) == expected
     assert [number for number, call in enumerate(method.calls) if call.cancelled()] == cancelled
     assert len(method.calls) == len(answers)
 
 
 def test_a_broken_connection_shows_at_the_second_call() -> None:
     with pytest.raises(ConnectionError, match="broken"):
-        insist(Method(None, (1, ConnectionError("broken"))), "beat", 0.0, 60.0)
+        InsistentCalls().make(Method(None, (1, ConnectionError("broken"))), "beat", 0.0, 60.0)
 
 
 def test_a_call_whose_reply_lost_its_message_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
-    assert insist(Method((0, None), (1, "second")), "beat", 60.0, 60.0) == "second"
+    assert InsistentCalls().make(Method((0, None), (1, "second")), "beat", 60.0, 60.0) == "second"
     assert "the reply to a call was damaged on the wire; calling again" in caplog.text
 
 
 def test_a_second_reply_without_a_message_fails_the_call() -> None:
     with pytest.raises(NoReply, match="the reply was damaged on the wire") as failed:
-        insist(Method((0, None), (1, None)), "beat", 60.0, 60.0)
+        InsistentCalls().make(Method((0, None), (1, None)), "beat", 60.0, 60.0)
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.transport.grpc import listener as grpc_listener
-from hubring.ps.transport.grpc.listener import SILENT_SECONDS, OpenStreams, StreamPlace
+from hubring.ps.transport.grpc.listener import SILENT_SECONDS, OpenStreams, Stream
 
 
 class Listener:
@@ -15,8 +15,10 @@ class Listener:
         self.streams = OpenStreams(self.rejections)
         self.ended: list[str] = []
 
-    def open(self, peer: str, now: float = 0.0) -> StreamPlace | None:
-        return self.streams.take(peer, now, lambda: self.ended.append(peer))
+    def open(self, peer: str, now: float = 0.0) -> Stream | None:
+        stream = Stream(peer, now)
+        stream.end = lambda: self.ended.append(peer)  # type: ignore[method-assign]
+        return stream if self.streams.take(stream) else None
 
 
 @pytest.fixture

@@ -32,32 +32,23 @@ class Road:
         return [(7, 1)]
 
 
-def watch(gaps: list[float]) -> list[int]:
-    """How often it had slept after each arrival."""
-    times = [sum(gaps[: number + 1]) for number in range(len(gaps))]
-    road = Road(times)
+@pytest.mark.parametrize(
+    ("gaps", "slept", "looks"),
+    [
+        pytest.param([0.5] * 4, [1, 1, 1, 1], True, id="after a short wait it stays awake"),
+        pytest.param([0.5, 5.0], [1, 2], True, id="it sleeps after its time awake"),
+        pytest.param([5.0, 5.0], [1, 2], False, id="after a long wait it sleeps at once"),
+    ],
+)
+def test_a_spin_wait_stays_awake_for_a_while_after_a_short_wait(
+    gaps: list[float], slept: list[int], looks: bool
+) -> None:
+    road = Road([sum(gaps[: number + 1]) * AWAKE_SECONDS for number in range(len(gaps))])
     spin_wait = SpinWait(road.poll, lambda: road.now)
-    slept = []
-    for _ in gaps:
+    for count in slept:
         assert spin_wait.wait() == {7: 1}
-        slept.append(road.slept)
-    return slept
-
-
-def test_after_a_short_wait_it_stays_awake() -> None:
-    assert watch([AWAKE_SECONDS / 2] * 4) == [1, 1, 1, 1]
-
-
-def test_a_spin_wait_sleeps_after_its_time_awake() -> None:
-    assert watch([AWAKE_SECONDS / 2, 5 * AWAKE_SECONDS]) == [1, 2]
-
-
-def test_after_a_long_wait_it_sleeps_at_once() -> None:
-    road = Road([5 * AWAKE_SECONDS, 10 * AWAKE_SECONDS])
-    spin_wait = SpinWait(road.poll, lambda: road.now)
-    spin_wait.wait()
-    spin_wait.wait()
-    assert (road.slept, road.looked_on) == (2, 0)
+        assert road.slept == count
+    assert (road.looked_on > 0) is looks
 
 
 class Bed:
@@ -94,23 +85,20 @@ def test_a_spin_wait_restores_the_policy_after_an_exception_as_it_changes(
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-def test_a_policy_that_somebody_chose_is_left_alone() -> None:
-    bed = Bed()
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        SpinWait(bed.poll).wait()
-        assert os.sched_getscheduler(0) == os.SCHED_BATCH
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    assert bed.policies == [os.SCHED_BATCH]
-
-
-def test_a_policy_that_somebody_chose_meanwhile_is_left_alone() -> None:
-    def poll(_: float | None) -> list[tuple[int, int]]:
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_policy_that_somebody_chose_is_left_alone(meanwhile: bool) -> None:
+    def choose() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+    def poll(_: float | None) -> list[tuple[int, int]]:
+        if meanwhile:
+            choose()
+        assert os.sched_getscheduler(0) == os.SCHED_IDLE
         return [(7, 1)]
 
     try:
+        if not meanwhile:
+            choose()
         SpinWait(poll).wait()
         assert os.sched_getscheduler(0) == os.SCHED_IDLE
     finally:

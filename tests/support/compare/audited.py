@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,8 @@ from hubring.workers.audit.audit_file import AuditFile, AuditStep, ModelLayout
 from hubring.workers.audit.step_tap import StepTap
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.compare.decide.gate import STEP_TOLERANCE
-from hubring.workers.compare.decide.steps.recorded import Recording, recorded
-from hubring.workers.compare.decide.steps.step_checks import RunCheck, Single, check_run
+from hubring.workers.compare.decide.recorded_steps import Recording, recorded
+from hubring.workers.compare.decide.step_checks import RunCheck, Single, check_run
 from hubring.workers.compare.plan.row import ROWS
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Setting
@@ -203,7 +204,7 @@ class Trained:
     def save(self, folder: Path) -> None:
         """Writes the recorded steps, and the ranks' samples into the records, to the folder of a run."""
         for rank, (entries, lines) in enumerate(zip(self.entries, self.records, strict=True)):
-            with AuditFile(audit_file(folder, rank)) as file:
+            with closing(AuditFile(audit_file(folder, rank))) as file:
                 for entry in entries:
                     file.write(entry)
             path, samples = folder / f"record {rank}.jsonl", {line["step"]: line["samples"] for line in lines}

@@ -27,7 +27,7 @@ CONSTANTS = Constants(
     machine={"cores": 2},
     date="2026-11-21T12:00:00+00:00",
 )
-JOB = PredictedJob(model_bytes=40 << 20, compute=0.1, batch=32)
+JOB = PredictedJob(nbytes=40 << 20, compute=0.1, batch=32)
 LINKED = Setting(workers=4, servers=1, link=Link(rate=1e9))
 
 
@@ -62,7 +62,7 @@ def score(found: Findings) -> Score:
     return Score(found.settings, found.rows, CONSTANTS, THEIRS)
 
 
-THEIRS = PredictedJob(model_bytes=40 << 20, compute=0.05, together=True)
+THEIRS = PredictedJob(nbytes=40 << 20, compute=0.05, together=True)
 FINE = replace(THEIRS, slice_bytes=1 << 19)
 
 

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from hubring.workers.compare.decide.scaling import trained
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.predict.calibrations import read_constants
-from hubring.workers.compare.predict.score import Score, model_bytes
+from hubring.workers.compare.predict.score import Score, model_bytes, trained
 from hubring.workers.compare.record.findings import Findings, Prediction, RowResult
 from hubring.workers.compare.record.findings_file import decode
 

@@ -28,7 +28,7 @@ from hubring.ps.core.types import (
     View,
 )
 from hubring.ps.job.control_messages import SHARD_TOKEN, WORKER_TOKEN, bucket_to_proto
-from hubring.ps.security.shard_key import NO_KEY_NEEDED
+from hubring.ps.security.access import NO_KEY_NEEDED
 from hubring.ps.store.consistency import by_name
 from tests.support.fakes.clock import FakeTime
 

@@ -29,6 +29,7 @@ class Wire:
     def __init__(self) -> None:
         self.near_end, self.far_end = socket.socketpair()
         self.near_end.setblocking(False)
+        self.waitable = self.near_end.fileno()
         self.sent: list[Message] = []
         self.let_out: list[int] = []
         """Number of messages sent before each flush."""
@@ -39,10 +40,6 @@ class Wire:
         self.on_flush: Callable[[], object] = lambda: None
         self.in_hand: Callable[[], None] = lambda: None
         """Called after replies are read, before any waiting call gets them."""
-
-    @property
-    def waitable(self) -> int:
-        return self.near_end.fileno()
 
     def answer(self, *numbers: int) -> None:
         for number in numbers:

@@ -10,7 +10,7 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.promotion import Standbys
 from hubring.ps.coordinator.shard_fleet import Fleet, Shard, ShardState
-from hubring.ps.security.shard_key import NO_KEY_NEEDED
+from hubring.ps.security.access import NO_KEY_NEEDED
 from tests.support.fakes.clock import FakeTime
 
 

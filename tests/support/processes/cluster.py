@@ -100,6 +100,8 @@ class Cluster:
 
     def __init__(self, folder: Path, fork_server: ForkServer | None = None) -> None:
         self.folder = folder
+        self.go = folder / "go"
+        """Workers that `held` starts go on once it is there."""
         self._fork_server = fork_server
         self.programs: list[Program] = []
 
@@ -171,6 +173,31 @@ class Cluster:
         return self.run(
             name, "hubring.workers.programs.ps_worker", "--server", server, *arguments, within=within
         )
+
+    def ranks(self, server: str, count: int, *arguments: str, **settings: Any) -> list[Program]:
+        """Starts a worker for each rank."""
+        return [self.worker(server, "--rank", str(rank), *arguments, **settings) for rank in range(count)]
+
+    def held(
+        self,
+        server: str,
+        *flags: str,
+        count: int = 2,
+        steps: int = 60,
+        at: int = 20,
+        script: str = SMALL,
+        **settings: Any,
+    ) -> list[Program]:
+        """Starts workers that hold at a step until `go` is there."""
+        words = (script, str(steps), "16", "hold", str(self.go), str(at))
+        workers = self.ranks(server, count, *flags, *words, **settings)
+        for worker in workers:
+            worker.until_said(f"holding at {at}")
+        return workers
+
+    def step(self, server: str) -> int:
+        """Returns the step that all workers have taken; 0 before there are any."""
+        return min((worker["step"] for worker in self.status(server)["workers"]), default=0)
 
     def status(self, address: str) -> dict[str, Any]:
         """Returns the output of `ps-server status`, without a new process."""

@@ -24,8 +24,7 @@ from hubring.protos import data_pb2
 from hubring.protos.control_pb2_grpc import ControlStub, ShardControlStub
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.security.access import Access, unproved_access
-from hubring.ps.transport.base import Message
-from hubring.ps.transport.checksum import sealed
+from hubring.ps.transport.base import Message, sealed
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import to_frames
 

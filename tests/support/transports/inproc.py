@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
-from hubring.ps.security.shard_key import NO_KEY_NEEDED, ShardKey
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.memory.mapping import Arena, land, plain_memory
 from hubring.ps.transport.memory.window import Window, Windows
@@ -28,11 +28,8 @@ class InprocConnection:
         self._listener = listener
         self._inbox: deque[Message] = deque()
         self._bell = Bell()
+        self.waitable = self._bell.waitable
         self._lost = False
-
-    @property
-    def waitable(self) -> int:
-        return self._bell.waitable
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         if self._lost:
@@ -85,11 +82,8 @@ class InprocListener:
         self._transport = transport
         self._inbox: deque[Envelope] = deque()
         self._bell = Bell()
+        self.waitable = self._bell.waitable
         self._peers: set[InprocConnection] = set()
-
-    @property
-    def waitable(self) -> int:
-        return self._bell.waitable
 
     def flush(self) -> None:
         """Does nothing, since nothing is buffered."""

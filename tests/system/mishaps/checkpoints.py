@@ -15,7 +15,9 @@ WIDE = "4096"
 def saved(stage: Stage, steps: int = 10) -> Path:
     """The folder of checkpoints that a job of so many steps left."""
     folder = stage.folder / "saved"
-    stage.train(f"job-{steps}", steps, "--checkpoint-dir", str(folder))
+    server, address = stage.cluster.server("--once", "--checkpoint-dir", str(folder), name=f"job-{steps}")
+    stage.cluster.worker(address, SMALL, str(steps), name=f"job-{steps}-worker").done()
+    server.done()
     return folder
 
 
@@ -91,8 +93,7 @@ FULL_DISK = Mishap(
     "the disk is full",
     "`ps-server checkpoint`",
     Says(r"cannot write .*shard-0\.safetensors", "No space left on device", r"are free\. Free some space"),
-    code=78,
-    provoke=a_full_disk_by_hand,
+    a_full_disk_by_hand,
 )
 
 CHECKPOINTS = [
@@ -100,43 +101,38 @@ CHECKPOINTS = [
         "a flipped bit in the only checkpoint",
         "the server",
         Says(r"shard-0\.safetensors", "does not match its digest; the file was changed or damaged", AFRESH),
-        code=78,
-        provoke=a_flipped_bit,
+        a_flipped_bit,
     ),
     Mishap(
         "a torn file in the newest checkpoint",
         "the server",
         Says(r"shard-0\.safetensors", r"has 100 bytes, expected \d+", "trying the previous checkpoint"),
+        a_torn_file,
         code=0,
-        provoke=a_torn_file,
     ),
     Mishap(
         "a checkpoint that cannot be read",
         "the server",
         Says(r"shard-0\.safetensors", "cannot read .*: Permission denied", AFRESH),
-        code=78,
-        provoke=a_locked_file,
+        a_locked_file,
     ),
     Mishap(
         "a folder that cannot be written",
         "the server",
         Says("cannot write checkpoints to .*saved", "Permission denied", "set --checkpoint-dir to a folder"),
-        code=78,
-        provoke=a_locked_folder,
+        a_locked_folder,
     ),
     Mishap(
         "a checkpoint folder that another server uses",
         "the second server",
         Says(r"pid \d+", "saved is locked by", "use another --checkpoint-dir"),
-        code=78,
-        provoke=a_folder_in_use,
+        a_folder_in_use,
     ),
     Mishap(
         "a checkpoint of another model",
         "the worker",
         Says("the checkpoint .*saved", r"not match .* got 0\.weight \[8, 24\]", "another --checkpoint-dir"),
-        code=78,
-        provoke=lambda stage: stage.newcomer(("--checkpoint-dir", str(saved(stage))), SMALL, "10", "24"),
+        lambda stage: stage.newcomer(("--checkpoint-dir", str(saved(stage))), SMALL, "10", "24"),
     ),
     FULL_DISK.but(
         "the disk is full",
@@ -150,7 +146,6 @@ CHECKPOINTS = [
         "a checkpoint is requested from a server without a folder",
         "`ps-server checkpoint`",
         Says("this server", "writes no checkpoints", "restart the server with --checkpoint-dir"),
-        code=78,
-        provoke=no_folder,
+        no_folder,
     ),
 ]

@@ -27,7 +27,7 @@ def two_held(stage: Stage, *flags: str, topology: str = "hub") -> list[Program]:
 def a_killed_worker(stage: Stage, *flags: str, topology: str = "hub") -> Program:
     first, second = two_held(stage, *flags, topology=topology)
     second.process.kill()
-    return at_once(stage, first)
+    return stage.at_once(first)
 
 
 def a_worker_that_is_killed_early(stage: Stage) -> Program:
@@ -39,13 +39,13 @@ def a_worker_that_is_killed_early(stage: Stage) -> Program:
     second.until_said("rank 1 of 2, hub in mode")
     second.process.kill()
     stage.afterwards = lambda: stage.cluster.worker(address, "--rank", "1", SMALL, "5")
-    return at_once(stage, first)
+    return stage.at_once(first)
 
 
 def a_stopped_worker(stage: Stage, topology: str = "hub") -> Program:
     first, second = two_held(stage, topology=topology)
     second.process.send_signal(signal.SIGSTOP)
-    return at_once(stage, first)
+    return stage.at_once(first)
 
 
 def a_worker_that_was_frozen(stage: Stage) -> Program:
@@ -53,7 +53,7 @@ def a_worker_that_was_frozen(stage: Stage) -> Program:
     second.process.send_signal(signal.SIGSTOP)
     first.until_said("the job continues with 1 of 2 workers")
     second.process.send_signal(signal.SIGCONT)
-    return at_once(stage, second)
+    return stage.at_once(second)
 
 
 def a_failing_script(stage: Stage, *, own: bool) -> Program:
@@ -66,7 +66,7 @@ def a_failing_script(stage: Stage, *, own: bool) -> Program:
     good = stage.cluster.worker(address, "--rank", "0", *words)
     bad = stage.cluster.worker(address, "--rank", "1", str(script), str(2 * HOLD))
     good.until_said("holding at 1")
-    return at_once(stage, bad if own else good)
+    return stage.at_once(bad if own else good)
 
 
 def a_worker_that_does_not_come_on(stage: Stage) -> Program:
@@ -88,14 +88,14 @@ def fewer_batches(stage: Stage, *flags: str) -> Program:
     first, second = [stage.cluster.worker(address, *rank) for rank in ranks]
     for worker in (first, second):
         worker.until_said("holding at 1")
-    return at_once(stage, second)
+    return stage.at_once(second)
 
 
 def a_killed_shard(stage: Stage, *, told: str) -> Program:
     server, address = stage.cluster.server("--workers", "1", "--once")
     (worker,) = stage.hold(address, 1)
     os.kill(shard_of(server), signal.SIGKILL)
-    return at_once(stage, worker if told == "worker" else server)
+    return stage.at_once(worker if told == "worker" else server)
 
 
 def a_stopped_shard(stage: Stage) -> Program:
@@ -104,7 +104,7 @@ def a_stopped_shard(stage: Stage) -> Program:
     shard = shard_of(server)
     os.kill(shard, signal.SIGSTOP)
     stage.kept.callback(partial(resume, shard))
-    return at_once(stage, worker)
+    return stage.at_once(worker)
 
 
 def a_shard_beside_a_worker(stage: Stage) -> Program:
@@ -112,7 +112,7 @@ def a_shard_beside_a_worker(stage: Stage) -> Program:
     _, address = stage.cluster.server("--workers", "2", "--once", *flags)
     first, second = stage.hold(address, 2)
     os.kill(shard_of(second), signal.SIGKILL)
-    return at_once(stage, first)
+    return stage.at_once(first)
 
 
 def a_lost_host(stage: Stage) -> Program:
@@ -123,12 +123,12 @@ def a_lost_host(stage: Stage) -> Program:
     shard = shard_of(joined)
     joined.process.kill()
     os.kill(shard, signal.SIGKILL)
-    return at_once(stage, worker)
+    return stage.at_once(worker)
 
 
 def a_lost_server(stage: Stage, *, how: signal.Signals) -> Program:
     server, address = stage.cluster.server("--workers", "1", "--once", *LEASE)
-    (worker,) = stage.run(address, 1)
+    worker = stage.run(address)
     stage.happens()
     server.process.send_signal(how)
     return worker
@@ -136,16 +136,10 @@ def a_lost_server(stage: Stage, *, how: signal.Signals) -> Program:
 
 def a_server_that_is_asked_to_stop(stage: Stage) -> Program:
     server, address = stage.cluster.server("--workers", "1", "--checkpoint-dir", str(stage.folder / "saved"))
-    (worker,) = stage.run(address, 1)
+    worker = stage.run(address)
     stage.happens()
     server.process.send_signal(signal.SIGTERM)
     return worker
-
-
-def at_once(stage: Stage, told: Program) -> Program:
-    stage.happens()
-    stage.go.touch()
-    return told
 
 
 def resume(pid: int) -> None:
@@ -162,48 +156,47 @@ KILLED = Mishap(
     "a worker is killed",
     "the other workers",
     Says(RANK_1, "killed, .*continues with 1 of 2", "start one with --rank 1", since=SILENT),
+    a_killed_worker,
     code=0,
-    provoke=a_killed_worker,
 )
 
 FEWER = Mishap(
     "a rank has fewer batches than the others, under `--aggregate`",
     "the other workers",
     Says(RANK_0, f"can take step {HOLD + 1}", "uneven=True", since=f"finished after {HOLD} steps"),
-    code=78,
-    provoke=lambda stage: fewer_batches(stage, "--aggregate"),
+    lambda stage: fewer_batches(stage, "--aggregate"),
 )
 
 MEMBER_KILLED = Mishap(
     "a member of the ring is killed",
     "the other members",
     Says(RANK_1, "killed, .*a ring cannot continue", "Restart the job", since=SILENT),
+    lambda stage: a_killed_worker(stage, topology="ring"),
     code=69,
-    provoke=lambda stage: a_killed_worker(stage, topology="ring"),
 )
 
 SHARD_KILLED = Mishap(
     "a shard is killed",
     "the workers",
     Says(r"a shard process \(pid \d+\)", "was killed by signal 9", RESTART_ALL, since=STEP),
+    lambda stage: a_killed_shard(stage, told="worker"),
     code=69,
-    provoke=lambda stage: a_killed_shard(stage, told="worker"),
 )
 
 SHARD_STOPPED = Mishap(
     "a shard is stopped (SIGSTOP)",
     "the workers",
     Says(r"shard 0 \(.* pid \d+\)", "its part of the parameters is lost", RESTART_ALL, since=SILENT),
+    a_stopped_shard,
     code=69,
-    provoke=a_stopped_shard,
 )
 
 SERVER_KILLED = Mishap(
     "the server is killed",
     "the workers",
     Says(r"the server at 127\.0\.0\.1:\d+", "network is down", RESTART_ALL, since=r"answered for \d+\.\d s"),
+    lambda stage: a_lost_server(stage, how=signal.SIGKILL),
     code=69,
-    provoke=lambda stage: a_lost_server(stage, how=signal.SIGKILL),
 )
 
 LOSSES = [
@@ -212,8 +205,8 @@ LOSSES = [
         "a worker is killed, under `--on-loss wait`",
         "the other workers",
         Says(RANK_1, "with --on-loss wait the job cannot continue", RESTART_JOB, since=SILENT),
+        lambda stage: a_killed_worker(stage, "--on-loss", "wait"),
         code=69,
-        provoke=lambda stage: a_killed_worker(stage, "--on-loss", "wait"),
     ),
     KILLED.but("a worker is stopped (SIGSTOP)", a_stopped_worker),
     KILLED.but(
@@ -225,29 +218,29 @@ LOSSES = [
         "a stopped worker continues (SIGCONT)",
         "that worker",
         Says(f"{RANK_1} is not a member", "lease: 8 s", "Restart the worker to rejoin", since=SILENT),
+        a_worker_that_was_frozen,
         code=75,
-        provoke=a_worker_that_was_frozen,
     ),
     Mishap(
         "a training script fails",
         "that worker",
         Says("ZeroDivisionError", "division by zero", ""),
+        lambda stage: a_failing_script(stage, own=True),
         code=1,
-        provoke=lambda stage: a_failing_script(stage, own=True),
     ),
     Mishap(
         "a training script fails",
         "the other workers",
         Says(RANK_1, "division by zero; the job continues with 1 of 2", "start one with --rank 1"),
+        lambda stage: a_failing_script(stage, own=False),
         code=0,
-        provoke=lambda stage: a_failing_script(stage, own=False),
     ),
     Mishap(
         "a worker does not reach its next step",
         "the other workers",
         Says(f"the slowest is {RANK_1}", "or hangs", "see its log", since=r"for 1\d s at step \d+"),
+        a_worker_that_does_not_come_on,
         code=0,
-        provoke=a_worker_that_does_not_come_on,
     ),
     FEWER.but(
         "a rank has fewer batches than the others",
@@ -274,8 +267,8 @@ LOSSES = [
         "a worker's shard is killed, under `--colocate`",
         "the other workers",
         Says(r"shard 1 \(rank 1's, ", "was killed by signal 9", RESTART_JOB, since=STEP),
+        a_shard_beside_a_worker,
         code=69,
-        provoke=a_shard_beside_a_worker,
     ),
     SHARD_STOPPED.but("a host that joined with shards is lost", a_lost_host, who=r"shard 1 \(.* pid \d+\)"),
     SERVER_KILLED,
@@ -286,7 +279,7 @@ LOSSES = [
         "the server is asked to stop (SIGTERM)",
         "the workers",
         Says("the server was asked to stop", "workers stop", "restart the", since="after this step"),
+        a_server_that_is_asked_to_stop,
         code=75,
-        provoke=a_server_that_is_asked_to_stop,
     ),
 ]

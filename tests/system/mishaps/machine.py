@@ -27,7 +27,7 @@ MACHINE = [
         "a small /dev/shm, for a DataLoader with workers",
         "the worker",
         Says("/dev/shm has 262144 bytes", "shared memory", "--shm-size=1g, or set num_workers=0"),
+        a_loader_without_room,
         code=1,
-        provoke=a_loader_without_room,
     )
 ]

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from hubring.ps.core.errors import ConfigError
 from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.support.processes.stopwatch import Stopwatch
 
@@ -38,15 +39,15 @@ class Mishap:
         name: What goes wrong.
         program: The program that must print the message.
         says: What identifies the message. `deploy/MISHAPS.md` has it word for word.
-        code: The program's exit code; 0 if it continues and finishes.
         provoke: Makes it happen, and returns the program.
+        code: The program's exit code; 0 if it continues and finishes. Most are mistakes of configuration.
     """
 
     name: str
     program: str
     says: Says
-    code: int
     provoke: Callable[[Stage], Program]
+    code: int = ConfigError.exit_code
 
     def but(self, name: str, provoke: Callable[[Stage], Program], **changes: Any) -> Mishap:
         """Returns another mishap, of which the program prints the same but for the changes."""
@@ -65,9 +66,8 @@ class Stage:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.folder = cluster.folder
-        self.go = self.folder / "go"
-        """Workers that hold go on once it is there."""
-        self.afterwards: Callable[[], object] = _nothing
+        self.go = cluster.go
+        self.afterwards: Callable[[], object] = lambda: None
         """Lets the program finish after it printed the message."""
         self.kept = ExitStack()
         """What must stay open until then."""
@@ -76,6 +76,12 @@ class Stage:
     def happens(self) -> None:
         """From now on the seconds count."""
         self._watch = Stopwatch()
+
+    def at_once(self, told: Program) -> Program:
+        """It has happened; workers that hold go on, and this program must tell of it."""
+        self.happens()
+        self.go.touch()
+        return told
 
     def play(self, mishap: Mishap) -> str:
         """Provokes it, waits for the message and the end, and returns the message.
@@ -130,28 +136,14 @@ class Stage:
 
     def hold(self, address: str, count: int, *flags: str) -> list[Program]:
         """Workers that wait at a step until `go` is there."""
-        script = [SMALL, str(3 * HOLD), "16", "hold", str(self.go), str(HOLD)]
-        held = [self.cluster.worker(address, "--rank", str(rank), *flags, *script) for rank in range(count)]
-        for worker in held:
-            worker.until_said(f"holding at {HOLD}")
-        return held
+        return self.cluster.held(address, *flags, count=count, steps=3 * HOLD, at=HOLD)
 
-    def run(self, address: str, count: int, *flags: str) -> list[Program]:
-        """Workers that train on and on, some steps into it."""
+    def run(self, address: str) -> Program:
+        """A worker that trains on and on, some steps into it."""
         record = self.folder / "record"
-        flags = ("--record", str(record), *flags)
-        running = [
-            self.cluster.worker(address, "--rank", str(rank), *flags[2 * (rank > 0) :], SMALL, "1000000")
-            for rank in range(count)
-        ]
-        running[0].until(lambda: record.exists() and record.read_bytes().count(b"\n") > HOLD, "steps")
-        return running
-
-    def train(self, name: str, steps: int, *flags: str) -> None:
-        """One worker's whole job on a server of its own."""
-        server, address = self.cluster.server("--once", *flags, name=name)
-        self.cluster.worker(address, SMALL, str(steps), name=f"{name}-worker").done()
-        server.done()
+        worker = self.cluster.worker(address, "--record", str(record), SMALL, "1000000")
+        worker.until(lambda: record.exists() and record.read_bytes().count(b"\n") > HOLD, "steps")
+        return worker
 
 
 def repeated(message: str, said: str) -> str:
@@ -166,7 +158,3 @@ def repeated(message: str, said: str) -> str:
 def like_anybody() -> list[str]:
     """What runs a command for which the rights of files hold, as they do not for root."""
     return ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-
-
-def _nothing() -> None:
-    """It ends by itself."""

@@ -94,20 +94,17 @@ def no_values(stage: Stage) -> Program:
         "model = torch.nn.Linear(2, 1)\n"
         "hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
     )
-    first, second = [stage.cluster.worker(address, "--rank", str(rank), str(script)) for rank in range(2)]
+    first, second = stage.cluster.ranks(address, 2, str(script))
     first.until_said("ready")
     second.until_said("ready")
-    stage.happens()
-    stage.go.touch()
-    return second
+    return stage.at_once(second)
 
 
 OLDER_WORKER = Mishap(
     "a worker of an older version",
     "the worker",
     Says(f"worker uses protocol {PROTOCOL - 1}", f"server uses protocol {PROTOCOL}", "the same version"),
-    code=78,
-    provoke=lambda stage: stage.newcomer((), SMALL, "5", variables=older(stage)),
+    lambda stage: stage.newcomer((), SMALL, "5", variables=older(stage)),
 )
 
 PLACES = [
@@ -115,15 +112,13 @@ PLACES = [
         "a worker without a token",
         "the worker",
         Says("refused this program", "it has no token", "copy the server's token file, .*--token-file"),
-        code=78,
-        provoke=with_tokens,
+        with_tokens,
     ),
     Mishap(
         "a worker with a token of another server",
         "the worker",
         Says("certificate mismatch", "belongs to another server", "copy .* again, or pass --tls-ca"),
-        code=78,
-        provoke=another_token,
+        another_token,
     ),
     OLDER_WORKER,
     OLDER_WORKER.but(
@@ -136,70 +131,62 @@ PLACES = [
         "the server runs another job",
         "the worker",
         Says(r"runs job 'small\.py'", "belongs to job 'char-lm'", "or start another server"),
-        code=78,
-        provoke=another_job,
+        another_job,
     ),
     Mishap(
         "the other workers use another topology",
         "the worker",
         Says("job uses --topology hub", "worker uses --topology ring", "with the same --topology"),
-        code=78,
-        provoke=lambda stage: a_second_worker(stage, (), "--topology", "ring"),
+        lambda stage: a_second_worker(stage, (), "--topology", "ring"),
     ),
     Mishap(
         "another world size than the server's",
         "the worker",
         Says("launcher starts 3 workers", "the server expects 2", "restart .* with --workers 3"),
-        code=78,
-        provoke=lambda stage: stage.newcomer(TWO, "--world-size", "3", SMALL, "5"),
+        lambda stage: stage.newcomer(TWO, "--world-size", "3", SMALL, "5"),
     ),
     Mishap(
         "too few workers",
         "the workers that joined",
         Says(r"for 1 of 3 workers \(rank 2", "not started yet", "Start them", since=r"waited \d+ s"),
+        too_few,
         code=1,
-        provoke=too_few,
     ),
     Mishap(
         "too many workers",
         "the worker",
         Says(r"rank 0 \(.* pid \d+\)", "no rank is free", "Restart the server with --workers 2"),
-        code=78,
-        provoke=too_many,
+        too_many,
     ),
     Mishap(
         "the same rank twice",
         "the second worker",
         Says(r"rank 1 \(.* pid \d+\)", "already holds this rank", "with another --rank"),
-        code=78,
-        provoke=lambda stage: a_second_worker(stage, RANK, *RANK),
+        lambda stage: a_second_worker(stage, RANK, *RANK),
     ),
     Mishap(
         "a rank beyond the world",
         "the worker",
         Says("rank 5", r"the job has 2 workers \(ranks 0 to 1\)", "with --workers 6 or more"),
-        code=78,
-        provoke=lambda stage: stage.newcomer(TWO, "--rank", "5", SMALL, "5"),
+        lambda stage: stage.newcomer(TWO, "--rank", "5", SMALL, "5"),
     ),
     Mishap(
         "a worker with another model",
         "the worker",
         Says("this worker's model differs", r"0\.weight \[8, 24\]", "with the same script"),
-        code=78,
-        provoke=another_model,
+        another_model,
     ),
     Mishap(
         "the ring has already started",
         "the worker",
         Says("the job has started", "no worker can join a ring", "Wait until the job finishes"),
-        code=78,
-        provoke=a_ring_that_has_begun,
+        a_ring_that_has_begun,
     ),
     Mishap(
         "rank 0 fails before it sends the first parameters",
         "the other workers",
         Says("rank 0 left the job", "log of rank 0", "restart the job", since="before it sent the initial"),
+        no_values,
         code=69,
-        provoke=no_values,
     ),
 ]

@@ -83,16 +83,15 @@ NO_ANSWER = Mishap(
     "no server at the address",
     "the worker",
     Says(f"no server answers at {ANY}", "no process listens on that port", CHECK, since=r"after \d+ s"),
+    lambda stage: stage.seeker(free(stage)),
     code=69,
-    provoke=lambda stage: stage.seeker(free(stage)),
 )
 
 NO_ADDRESS = Mishap(
     "an address without a port",
     "the worker",
     Says("address 'localhost'", "expected HOST:PORT", r"as in 127\.0\.0\.1:5555"),
-    code=78,
-    provoke=lambda stage: stage.worker("--server", "localhost", SMALL, "5"),
+    lambda stage: stage.worker("--server", "localhost", SMALL, "5"),
 )
 
 REACHING = [
@@ -127,14 +126,14 @@ REACHING = [
         "`ps-server status` without a server",
         "`ps-server status`",
         Says(f"no server answers at {ANY}", "no process listens", "start one: ps-server start"),
+        lambda stage: stage.command("status", free(stage)),
         code=69,
-        provoke=lambda stage: stage.command("status", free(stage)),
     ),
     Mishap(
         "`ps-server start --join` without a server",
         "the joining host",
         Says(f"no server answers at {ANY}", "no process listens", "start the server first", since="for 10 s"),
+        join_without_server,
         code=69,
-        provoke=join_without_server,
     ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -126,14 +127,14 @@ def step(number: int) -> AuditStep:
 
 def test_entries_come_back_in_order(tmp_path: Path) -> None:
     entries: list[ModelLayout | AuditStep] = [layout(), step(1), step(2)]
-    with AuditFile(tmp_path / "audit") as file:
+    with closing(AuditFile(tmp_path / "audit")) as file:
         for entry in entries:
             file.write(entry)
     assert list(read_audit(tmp_path / "audit")) == entries
 
 
 def test_the_cut_off_end_of_a_killed_worker_is_left_out(tmp_path: Path) -> None:
-    with AuditFile(tmp_path / "audit") as file:
+    with closing(AuditFile(tmp_path / "audit")) as file:
         file.write(layout())
         file.write(step(1))
     whole = (tmp_path / "audit").read_bytes()

@@ -51,7 +51,7 @@ def test_a_scale_of_counts_has_its_ticks_at_them() -> None:
 def test_known_rows_always_look_the_same_and_no_two_alike_in_anything() -> None:
     found = marks(reversed(KNOWN))
     assert found == marks(KNOWN)
-    for part in ("accent", "dash", "shape"):
+    for part in ("accent", "dash", "outline"):
         assert (
             len({getattr(mark, part) for mark in found.values()}) == len(KNOWN) == len(SHAPES) == len(DASHES)
         )

@@ -21,7 +21,7 @@ from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.compare.plan.experiment import Experiment, LinkTable
 from hubring.workers.compare.run.peers.peer import PeerCommunicator
-from hubring.workers.compare.run.peers.served import AfterBackward, PendingExchange, Served
+from hubring.workers.compare.run.peers.served import AfterBackward, Served
 from hubring.workers.compare.run.programs import PeerPrograms, Program
 from hubring.workers.compare.run.site import LocalHosts
 from hubring.workers.peers.rendezvous import PeerRendezvous
@@ -186,7 +186,7 @@ def test_an_unsupported_dtype_is_refused() -> None:
 
 
 class Keeper:
-    """Servers of one worker, which take what they get and answer nothing."""
+    """Servers of one worker, which take what they get and whose answers fail."""
 
     def __init__(self, seat: PeerRendezvous) -> None:
         """Connects to nothing."""
@@ -196,6 +196,12 @@ class Keeper:
 
     def hold(self, number: int, values: torch.Tensor, optimizer: str, parameters: list[slice]) -> None:
         """Takes a slice."""
+
+    def push_pull(self, *_: object) -> Callable[[], object]:
+        def fetch() -> None:
+            raise OSError("gone")
+
+        return fetch
 
 
 class OnServers(Served):
@@ -222,12 +228,12 @@ def test_servers_that_keep_their_state_leave_the_dict_its_groups(caplog: pytest.
 
 
 def test_a_failed_answer_says_of_which_exchange_each_time() -> None:
-    def fetch() -> None:
-        raise OSError("gone")
-
-    answer = PendingExchange("the exchange of bucket 3", fetch)
+    [bucket] = buckets_of(torch.nn.Linear(2, 1))
+    peer = OnServers(PeerRendezvous(rank=0, size=1, meet="/table"))
+    peer.attach([bucket])
+    answer = peer.push_pull(bucket, {})
     for _ in range(2):
-        with pytest.raises(HubringError, match="the exchange of bucket 3 failed: gone"):
+        with pytest.raises(HubringError, match="the exchange of bucket 0 failed: gone"):
             answer.wait()
 
 

@@ -43,18 +43,6 @@ class Interrupted(Replayed):
 
 
 @pytest.mark.slow
-def test_finished_runs_are_kept_and_the_rest_is_run(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        carried_out(tmp_path, Interrupted())
-    assert not (tmp_path / "results.json").exists()
-    later = Replayed()
-    results, heard = carried_out(tmp_path, later)
-    assert later.ran == heard.finished_runs == LABELS[3:]
-    assert heard.skipped_runs == LABELS[:3]
-    assert results == carried_out(tmp_path / "in one go", Replayed())[0]
-
-
-@pytest.mark.slow
 def test_resuming_with_a_changed_script_logs_a_warning(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()

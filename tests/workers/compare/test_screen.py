@@ -62,12 +62,6 @@ def test_prices_are_shown_if_the_experiment_has_them() -> None:
     assert any("all hosts" in note for note in notes(findings))
 
 
-def test_rows_that_slept_say_so() -> None:
-    findings = read(full())
-    assert all(line[0].endswith("(emulated)") for line in table(findings, EMULATED.key)[1])
-    assert any(note.startswith("Emulated:") for note in notes(findings))
-
-
 def test_notes_speak_of_nothing_that_did_not_run() -> None:
     said = notes(read(minimal()))
     assert said[0].startswith("One seed:")
@@ -119,7 +113,9 @@ def test_the_screen_shows_settings_rows_and_verdict_on_standard_error(
     said = capsys.readouterr()
     assert said.out == ""
     assert "4 workers, 1 server, links of 1 Gbit/s, 0.5 ms of latency" in said.err
+    assert all(line[0].endswith("(emulated)") for line in table(read(results), EMULATED.key)[1])
     assert "hub-asp (emulated)" in said.err
+    assert "Emulated: workers slept for part of every step" in said.err
     assert "busbw (GB/s)" in said.err
     assert any(all(head in line for head in heads(read(results))) for line in said.err.splitlines())
     assert "* the hub [wins] by [/] far" in said.err

@@ -11,7 +11,7 @@ BatchNorm normalizes with the samples of one worker's part of the batch, and aut
 itself. Then `local` differs from all other rows, which agree with each other, and none of them is wrong.
 
 The comparison cannot see a fault that begins later. So every step of every run is also judged by itself, in
-`hubring.workers.compare.decide.steps`.
+`hubring.workers.compare.decide.step_checks`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hubring.workers.audit.audit import AUTOCAST
 from hubring.workers.audit.step_tap import BATCH_NORM
-from hubring.workers.compare.decide.steps.step_checks import RunCheck, check_runs
+from hubring.workers.compare.decide.step_checks import RunCheck, check_runs
 from hubring.workers.compare.plan import run_order
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun
@@ -128,6 +128,10 @@ class LabelledPair(NamedTuple):
     run: str
     reference: str | None = None
 
+    def excused(self, advice: str) -> LabelledPair:
+        """Returns a pair that passes because its rows differ by right."""
+        return self._replace(pair=replace(self.pair, passed=True, advice=advice))
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -202,18 +206,13 @@ def judge(
                 others = runs[2:]
                 rest = list(_against(runs[1], others, setting.key, outcomes, tolerance)) if others else []
                 if all(held.pair.passed for held in rest):
-                    group = [held._replace(pair=_with(held.pair, advice)) for held in group]
+                    group = [held if held.pair.passed else held.excused(advice) for held in group]
                 group += rest
             for held in group:
                 found[by_label[held.pair.first], held.run] = held
     steps = {label: _of_steps(each) for label, each in checks.items()}
     again = _again(experiment, outcomes, tolerance)
     return Judgement((*found.values(), *again), tolerance, steps, differing(outcomes.values()))
-
-
-def _with(pair: Pair, advice: str) -> Pair:
-    """Returns a pair that passes because its rows differ by right."""
-    return pair if pair.passed else replace(pair, passed=True, advice=advice)
 
 
 def _of_steps(check: RunCheck) -> StepCheck:
@@ -340,9 +339,5 @@ def _relative(first: Tensor, second: Tensor, *, exact: bool) -> Tensor:
     found = torch.where(apart == 0, apart, apart / scale)
     if not exact:
         return found
-    same = [_bytes(each) for each in (first, second)]
-    return torch.where((same[0] == same[1]).all(-1), 0.0, found.clamp(min=5e-324))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().unsqueeze(-1).view(torch.uint8)
+    one, other = (each.contiguous().unsqueeze(-1).view(torch.uint8) for each in (first, second))
+    return torch.where((one == other).all(-1), 0.0, found.clamp(min=5e-324))

@@ -1,12 +1,15 @@
-"""Why the hub wins or loses, as far as the numbers show, and what limits trust in a verdict."""
+"""Why the hub wins or loses, as far as the numbers show, from how many servers on, and what limits trust."""
 
 from __future__ import annotations
 
-from hubring.workers.compare.decide.decision import SPEED, SettingRows
+from collections.abc import Mapping
+
+from hubring.workers.compare.decide.decision import SPEED, Comparisons, Decision, SettingRows
 from hubring.workers.compare.plan.row import EVERY
-from hubring.workers.compare.plan.setting import listed
+from hubring.workers.compare.plan.setting import grouped, listed, without_servers
 from hubring.workers.compare.predict.exchange_terms import FORMULA, goodput, servers_needed
-from hubring.workers.compare.record.findings import Findings, Gate
+from hubring.workers.compare.predict.score import Score
+from hubring.workers.compare.record.findings import Crossover, Findings, Gate
 
 BEYOND = 1.25
 """Ratio of exchange time to line-rate time above which something else than links is the limit."""
@@ -105,6 +108,62 @@ def _cores(scope: SettingRows) -> list[str]:
         f"on one machine, cores and copies are the limit, not links: its {n + k} busy processes share {cores}"
         f" cores, and the ring has {n}"
     ]
+
+
+WON = {Decision.LARGER: True, Decision.SMALLER: False, Decision.EVEN: False}
+"""Whether the hub is faster than the ring, by what their ratio decides."""
+
+
+def crossovers(compared: Comparisons, model: Score | None) -> list[Crossover]:
+    """Returns where the hub begins to win, for settings with a link that differ only in servers.
+
+    Speeds are samples per second, as in the rest of the verdict, so the two cannot contradict each other.
+
+    Args:
+        compared: The comparisons. A setting counts only if they have hub-bsp and the ring.
+        model: The calibrated model; None: nothing is predicted.
+    """
+    calibrated = model is not None and {"ring", "hub-bsp"} <= model.calibrated
+    scopes, found = {scope.setting: scope for scope in compared.scopes}, []
+    for first, *others in grouped(scopes, "servers"):
+        raced = [scopes[each] for each in (first, *others) if scopes[each].pair == ("hub-bsp", "ring")]
+        ratios = {scope.setting.servers: scope.ratio(SPEED, "hub-bsp", "ring") for scope in raced}
+        wins = {servers: WON.get(ratio.decision) for servers, ratio in ratios.items() if ratio is not None}
+        if len(wins) < 2 or first.link is None:
+            continue
+        measured, undecided = _from_on(wins)
+        crossover = Crossover(
+            setting=without_servers(first.key),
+            tried=list(wins),
+            measured=measured,
+            undecided=undecided,
+            predicted=model.crossover(first) if model is not None and calibrated else None,
+            calibrated=calibrated,
+            by_bytes=servers_needed(first.workers),
+            formula=FORMULA,
+        )
+        found.append(crossover)
+    return found
+
+
+def _from_on(wins: Mapping[int, bool | None]) -> tuple[int | None, list[int]]:
+    """Returns where it begins to win, by all numbers of servers that were tried.
+
+    Args:
+        wins: Whether a number of servers wins, None if that is not decided, in ascending order.
+
+    Returns:
+        The fewest servers from which all win, and the numbers with which that can be fewer or none.
+    """
+    first, undecided = None, list[int]()
+    for servers, won in reversed(list(wins.items())):
+        if won is False:
+            break
+        if won is None:
+            undecided.insert(0, servers)
+        elif not undecided:
+            first = servers
+    return first, undecided
 
 
 def caveats(findings: Findings) -> list[str]:

@@ -17,11 +17,12 @@ from hubring.workers.compare.decide import gate
 from hubring.workers.compare.decide.decision import Comparisons
 from hubring.workers.compare.decide.gate import Judgement
 from hubring.workers.compare.decide.measure import Numbers, began, seen, staleness, steps_of
-from hubring.workers.compare.decide.scaling import predicted, won_from
+from hubring.workers.compare.decide.reasons import crossovers
 from hubring.workers.compare.decide.verdict import answer, verdict
 from hubring.workers.compare.plan.experiment import Experiment, JobMetric
 from hubring.workers.compare.plan.run_order import PlannedRun, again, counted
 from hubring.workers.compare.predict.calibrations import Constants
+from hubring.workers.compare.predict.score import calibrated, predicted
 from hubring.workers.compare.record.findings import (
     Bandwidth,
     CurvePoint,
@@ -187,10 +188,11 @@ def results(
         scripts={label: outcome.script for label, outcome in outcomes.items() if outcome.script},
         clocks=worst_clock(outcome.clocks for outcome in outcomes.values()),
     )
-    found = predicted(measured, constants)
-    compared = Comparisons(found)
-    crossover = won_from(compared)
-    return replace(found, crossover=crossover, verdict=verdict(compared, crossover), answer=answer(compared))
+    model = calibrated(measured, constants)
+    compared = Comparisons(predicted(measured, model))
+    crossover = crossovers(compared, model)
+    found = replace(compared.findings, crossover=crossover)
+    return replace(found, verdict=verdict(compared, crossover), answer=answer(compared))
 
 
 def _failure(outcome: RunOutcome, numbers: Numbers, job: JobMetric) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from hubring.workers.compare.decide.decision import (
@@ -74,18 +74,10 @@ def verdict(compared: Comparisons, crossover: Iterable[Crossover]) -> list[str]:
         compared: The comparisons.
         crossover: From how many servers on the hub wins.
     """
-    before: list[Callable[[SettingRows], list[str]]] = [
-        _withheld,
-        _failed,
-        _to_target,
-        _hub_against_ring,
-        _against_one_process,
-        _asynchronous,
-    ]
-    after: list[Callable[[SettingRows], list[str]]] = [_slowed, _survived]
+    before = (_withheld, _failed, _to_target, _hub_against_ring, _against_one_process, _asynchronous)
     first, last = (
         [text for part in parts for scope in compared.scopes for text in part(scope)]
-        for parts in (before, after)
+        for parts in (before, (_slowed, _survived))
     )
     crossings = [
         f"{each.setting}, {', '.join(map(str, each.tried))} servers tried: {crossing(each)}"

@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from hubring.ps.config.settings import flag
+from hubring.ps.config.declaration import flag
 from hubring.ps.config.values import Bytes, Count, Seconds, Whole
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.plan.row import EVERY, ROWS, Row
-from hubring.workers.compare.plan.setting import Fault, Link, Setting, Victim
+from hubring.workers.compare.plan.setting import Fault, Link, Setting
 from hubring.workers.peers.rows import chosen
 from hubring.workers.runtime.slowdown import Straggler
 
@@ -104,13 +104,9 @@ class StragglerTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Also run everything without the straggler."""
 
 
-class FaultTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultTable(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[fault]`: the process to kill, and before which step."""
 
-    victim: Victim = "worker"
-    rank: Whole = 0
-    """Rank of the worker, or number of the shard or of its standby."""
-    step: Whole
     baseline: bool = False
     """Also run everything without the fault."""
 
@@ -317,7 +313,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 self._links(),
                 self._stragglers(),
                 self._faults(),
-                self._computes(),
+                (None,) if self.compute is None else self.compute.step,
                 self.servers,
             )
         ]
@@ -346,9 +342,6 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return [None]
         fault = Fault(victim=self.fault.victim, rank=self.fault.rank, step=self.fault.step)
         return [None, fault] if self.fault.baseline else [fault]
-
-    def _computes(self) -> list[float | None]:
-        return [None] if self.compute is None else list(self.compute.step)
 
     def rate_for(self, row: Row, workers: int) -> float | None:
         """Returns the learning rate to pass to a row; None: the row uses the job's own."""

@@ -18,7 +18,8 @@ import tomli_w
 from msgspec import Struct
 from msgspec.structs import fields
 
-from hubring.ps.config.settings import allowed, flag, read_toml, refuse_unknown
+from hubring.ps.config.declaration import flag
+from hubring.ps.config.sources import allowed, read_toml, refuse_unknown
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.workers.compare.plan import setting
 from hubring.workers.compare.plan.experiment import (

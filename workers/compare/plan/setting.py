@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from hubring.ps.config.values import Whole
 from hubring.ps.core.errors import UsageError
 from hubring.workers.runtime.slowdown import Straggler
 
@@ -91,8 +93,8 @@ class Fault(Struct, frozen=True, kw_only=True):
     """
 
     victim: Victim = "worker"
-    rank: int = 0
-    step: int
+    rank: Whole = 0
+    step: Whole
 
     @property
     def words(self) -> str:
@@ -160,6 +162,15 @@ class Setting(Struct, frozen=True, kw_only=True):
         if self.compute is None:
             return None
         return self.compute * (self.workers if processes == 1 else 1)
+
+
+def grouped(settings: Iterable[Setting], axis: str) -> list[list[Setting]]:
+    """Returns settings that differ only in one field, in ascending order of it."""
+    groups: dict[tuple[object, ...], list[Setting]] = {}
+    rest = attrgetter(*(name for name in Setting.__struct_fields__ if name not in (axis, "key")))
+    for setting in settings:
+        groups.setdefault(rest(setting), []).append(setting)
+    return [sorted(group, key=attrgetter(axis)) for group in groups.values()]
 
 
 def without_servers(setting: str) -> str:

@@ -98,36 +98,6 @@ class StoreRounds:
             encode_reply(reply, number)
 
 
-def copying() -> Callable[[], float]:
-    """Returns a function that measures the seconds a byte of a copy in memory."""
-    source, target = torch.ones(KEYS * NUMEL), torch.zeros(KEYS * NUMEL)
-
-    def measure() -> float:
-        began = time.thread_time()
-        target.copy_(source)
-        return (time.thread_time() - began) / NBYTES
-
-    return measure
-
-
-def stepping(optimizer: str) -> Callable[[], float]:
-    """Returns a function that measures the seconds a byte of an optimizer's step on the hub."""
-    rounds = StoreRounds(1, optimizer)
-    return lambda: rounds.take() / NBYTES
-
-
-def reducing() -> Callable[[], float]:
-    """Returns a function that measures the seconds a byte of one more gradient in a sum."""
-    alone, many = StoreRounds(1, "SGD"), StoreRounds(MANY, "SGD")
-    return lambda: max(0.0, many.take() - alone.take()) / (MANY - 1) / NBYTES
-
-
-def serving() -> Callable[[], float]:
-    """Returns a function that measures the seconds of one small message: decoding, handling, reply."""
-    rounds = StoreRounds(1, "SGD", numel=1024, keys=MESSAGES)
-    return lambda: rounds.take() / MESSAGES
-
-
 EPOCHS = 2
 TIMEOUT = 120.0
 """Seconds."""
@@ -204,41 +174,42 @@ def calibrate(
         PartnerLost: The process at the other end of a wire ended.
         ServerUnreachable: It cannot be reached by one of the transports.
     """
+    measured: Measured = defaultdict(list)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a shard, and in a worker if there are as many workers as cores
     try:
-        measured = _measured(turns, report, address)
+        report("copies, sums and steps")
+        _rates(measured, turns)
+        report(", ".join(TRANSPORTS))
+        _transports(measured, turns)
+        report("gloo")
+        _ring(measured, turns)
+        if address is not None:
+            report(f"the link to {address}")
+            _link(measured, turns, address)
     finally:
         torch.set_num_threads(threads)
     return constants_of({name: values[1:] for name, values in measured.items()})
 
 
-def _measured(turns: int, report: Callable[[str], None], address: str | None) -> Measured:
-    measured: Measured = defaultdict(list)
-    report("copies, sums and steps")
-    _rates(measured, turns)
-    report(", ".join(TRANSPORTS))
-    _transports(measured, turns)
-    report("gloo")
-    _ring(measured, turns)
-    if address is not None:
-        report(f"the link to {address}")
-        _link(measured, turns, address)
-    return measured
-
-
 def constants_of(measured: Mapping[str, list[float]]) -> Constants:
     """Returns the medians of all measurements; figures have the names of `Constants.spread`."""
     value = {name: median(values) for name, values in measured.items()}
-    optimizers = [name.lower() for name in OPTIMIZERS]
-    wires = {name: _wire(value, name) for name in (*TRANSPORTS, "gloo")}
+    wires = {
+        name: WireCosts(
+            alpha=value[f"{name}.alpha"],
+            beta=value.get(f"{name}.beta", 0.0),
+            cpu=value.get(f"{name}.cpu", 0.0),
+        )
+        for name in (*TRANSPORTS, "gloo")
+    }
     linked = "link.alpha" in measured
     return Constants(
         wires=wires,
         link=_link_of(wires["zmq"], value["link.alpha"], value["link.beta"]) if linked else None,
         copy=value["copy"],
         reduce=value["reduce"],
-        apply={name: value[f"apply.{name}"] for name in optimizers},
+        apply={name.lower(): value[f"apply.{name.lower()}"] for name in OPTIMIZERS},
         serve=value["serve"],
         cores=machine.cores(),
         spread={name: (min(values), max(values)) for name, values in measured.items()},
@@ -257,17 +228,20 @@ def _link_of(wire: WireCosts, alpha: float, beta: float) -> Link:
     return Link(rate=rate, latency=max(0.0, alpha - wire.alpha))
 
 
-def _wire(value: Mapping[str, float], name: str) -> WireCosts:
-    beta, cpu = value.get(f"{name}.beta", 0.0), value.get(f"{name}.cpu", 0.0)
-    return WireCosts(alpha=value[f"{name}.alpha"], beta=beta, cpu=cpu)
-
-
 def _rates(measured: Measured, turns: int) -> None:
-    figures = {"copy": copying(), "reduce": reducing(), "serve": serving()}
-    figures |= {f"apply.{name.lower()}": stepping(name) for name in OPTIMIZERS}
+    """Measures copies, sums, small messages and steps, each by the byte or message."""
+    source, target = torch.ones(KEYS * NUMEL), torch.zeros(KEYS * NUMEL)
+    alone, many = StoreRounds(1, "SGD"), StoreRounds(MANY, "SGD")
+    small = StoreRounds(1, "SGD", numel=1024, keys=MESSAGES)
+    stepping = {f"apply.{name.lower()}": StoreRounds(1, name) for name in OPTIMIZERS}
     for _ in range(turns):
-        for name, measure in figures.items():
-            measured[name].append(measure())
+        began = time.thread_time()
+        target.copy_(source)
+        measured["copy"].append((time.thread_time() - began) / NBYTES)
+        measured["reduce"].append(max(0.0, many.take() - alone.take()) / (MANY - 1) / NBYTES)
+        measured["serve"].append(small.take() / MESSAGES)  # decoding, handling, reply
+        for name, rounds in stepping.items():
+            measured[name].append(rounds.take() / NBYTES)
 
 
 def _transports(measured: Measured, turns: int) -> None:
@@ -351,10 +325,8 @@ def _figures(constants: Constants) -> dict[str, float]:
     for name, wire in constants.wires.items():
         figures = {"alpha": wire.alpha, "beta": wire.beta, "cpu": wire.cpu}
         found |= {f"{name}.{figure}": value for figure, value in figures.items() if value}
-    if constants.link is not None and constants.link.rate is not None:
-        found["link.rate"] = constants.link.rate
-    if constants.link is not None:
-        found["link.latency"] = constants.link.latency
+    if (link := constants.link) is not None:
+        found |= {"link.latency": link.latency} | ({} if link.rate is None else {"link.rate": link.rate})
     return found | ({} if constants.compute is None else {"compute": constants.compute})
 
 

@@ -144,24 +144,8 @@ INTRA = {
 GB/s). Their latency and filling are those of the bundled `h100`."""
 
 
-class Calibration(Struct, frozen=True, kw_only=True):
-    """Constants, and where they are from.
-
-    Attributes:
-        constants: The constants.
-        name: Name of the bundled calibration, or the file; empty: measured now.
-    """
-
-    constants: Constants
-    name: str = ""
-
-    @property
-    def bundled(self) -> bool:
-        return self.name in BUNDLED
-
-
-def find_calibration(given: str | None) -> Calibration:
-    """Returns the calibration with that name.
+def find_calibration(given: str | None) -> tuple[str, Constants]:
+    """Returns the name of a calibration, and its constants.
 
     Args:
         given: Name of a bundled calibration, or a file; None: `calibration.json` of the current folder, else
@@ -170,10 +154,8 @@ def find_calibration(given: str | None) -> Calibration:
     Raises:
         UsageError: The file does not exist, or is no calibration.
     """
-    if given is None:
-        given = str(FILE) if FILE.exists() else HOST
-    found = _bundled(given) if given in BUNDLED else _of_file(Path(given))
-    return Calibration(constants=found, name=given)
+    name = given or (str(FILE) if FILE.exists() else HOST)
+    return name, _bundled(name) if name in BUNDLED else _of_file(Path(name))
 
 
 def with_nodes(

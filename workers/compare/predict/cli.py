@@ -14,7 +14,7 @@ import typer
 from hubring.ps.config import terminal
 
 if TYPE_CHECKING:
-    from hubring.workers.compare.predict.calibrations import Calibration
+    from hubring.workers.compare.predict.calibrations import Constants
 
 CALIBRATION = Path("calibration.json")
 
@@ -160,16 +160,16 @@ def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict
 def _predict(**options: Any) -> dict[str, Any]:
     from msgspec import to_builtins
 
-    from hubring.workers.compare.predict.calibrations import with_nodes
-    from hubring.workers.compare.predict.question import PredictionQuestion, show_answer
+    from hubring.workers.compare.predict.calibrations import BUNDLED, with_nodes
+    from hubring.workers.compare.predict.question import answer_question, show_answer
 
-    found = _calibration(options.pop("calibration"), options.pop("measure"))
+    name, measured = _calibration(options.pop("calibration"), options.pop("measure"))
     nodes = options.pop("gpus_per_node"), options.pop("intra")
-    constants = with_nodes(found.constants, *nodes, options["rate"], options["latency"])
-    answer = PredictionQuestion.ask(constants, options).answer(constants)
-    show_answer(answer, constants, found)
+    constants = with_nodes(measured, *nodes, options["rate"], options["latency"])
+    answer = answer_question(constants, options)
+    show_answer(answer, constants, name)
     about = {"date": constants.date, "cores": constants.cores, "machine": dict(constants.machine)}
-    calibration: dict[str, Any] = {"file": found.name or None, "bundled": found.bundled}
+    calibration: dict[str, Any] = {"file": name or None, "bundled": name in BUNDLED}
     if (cluster := constants.cluster) is None:
         calibration |= about
     else:  # the host's constants are only those of rows that do not use NCCL
@@ -178,10 +178,10 @@ def _predict(**options: Any) -> dict[str, Any]:
     return {"calibration": calibration, **to_builtins(answer), "exit_code": 0}
 
 
-def _calibration(given: str | None, measure: bool) -> Calibration:
-    """Returns the calibration to predict with; `measure`: of this machine, without writing a file."""
+def _calibration(given: str | None, measure: bool) -> tuple[str, Constants]:
+    """Returns the calibration to predict with; `measure`: of this machine, without a file or a name."""
     from hubring.ps.core.errors import UsageError
-    from hubring.workers.compare.predict.calibrations import Calibration, find_calibration
+    from hubring.workers.compare.predict.calibrations import find_calibration
 
     if not measure:
         return find_calibration(given)
@@ -189,7 +189,7 @@ def _calibration(given: str | None, measure: bool) -> Calibration:
         raise UsageError(f"--calibrate and --calibration {given} exclude each other; use one of them")
     from hubring.workers.compare.predict.calibrate import calibrate
 
-    return Calibration(constants=calibrate(report=_log))
+    return "", calibrate(report=_log)
 
 
 def _log(text: str) -> None:

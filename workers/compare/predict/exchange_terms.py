@@ -248,7 +248,7 @@ class ExchangeTask(Struct, frozen=True, kw_only=True):
         nbytes: Bytes of the parameters.
         optimizer: Optimizer of the parameters.
         link: Link of each host; without a rate and latency: limited only by the machine.
-        together: All hosts share one machine's cores.
+        together: All hosts share one machine's cores; None, of a job: they do if there is no link.
         slice_bytes: Bytes of a slice; None: the size that workers choose (`slice_sizes`).
         traffic: Bytes that are exchanged, as a share of `nbytes`.
         tensors: Bytes of each parameter in the order of registration; empty: unknown.
@@ -259,7 +259,7 @@ class ExchangeTask(Struct, frozen=True, kw_only=True):
     nbytes: int
     optimizer: str = "sgd"
     link: Link = Link()
-    together: bool = False
+    together: bool | None = None
     slice_bytes: int | None = None
     traffic: float = 1.0
     tensors: tuple[int, ...] = ()

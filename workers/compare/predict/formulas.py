@@ -20,7 +20,6 @@ processor time divided by the number of cores.
 
 from __future__ import annotations
 
-from functools import partial
 from math import ceil, log2
 
 from msgspec import Struct
@@ -79,252 +78,221 @@ class Shards(Struct, frozen=True, kw_only=True):
 WHOLE = Shards(divided=False)
 """An allreduce. Gloo sums, so the division is another pass over the gradients."""
 
-
-def own_step(constants: Constants, task: ExchangeTask, workers: int) -> float:
-    """Returns the time of the optimizer's step if every worker steps."""
-    return task.nbytes * constants.step(task.optimizer) * task.crowd(workers, constants)
-
-
-def ring(constants: Constants, task: ExchangeTask, workers: int, shards: Shards = WHOLE) -> HubExchange:
-    """Returns an allreduce around the ring with each worker's step; `HubExchange.lockstep(1)` is its time.
-
-    With `shards`, it is what they exchange instead of an allreduce, and their part of the step.
-
-    Holds for the bandwidth-optimal ring, which Gloo uses: pieces of M/n go around twice minus one hop each,
-    and the next piece arrives while one is added. All n links are equally busy.
-    """
-    wire = constants.wire("gloo")
-    least, most = shards.parts(task, workers)
-    # Of a broadcast, links are busiest where the largest part leaves, in a tree, or where the others arrive.
-    copies = ceil(log2(workers)) if shards.broadcast else 0
-    spread_out = max(copies * most, 1 - least) if copies else 0.0
-    passing = shards.passes * (workers - 1) / workers
-    moved = (passing + spread_out) * task.moved
-    # A ring enters and leaves each host once, however many of its workers are there.
-    carrying = a_byte(wire, task.link)
-    # Gloo sums in segments of a limited size, and gathers in two of any size.
-    passes = ((shards.passes - shards.gathers, SEGMENT_BYTES), (shards.gathers, task.nbytes))
-    around = [ring_rounds(task, *each, workers, wire.alpha, carrying.seconds) for each in passes]
-    copying = shards.copies * task.nbytes * constants.copy * task.crowd(workers, constants)
-    return HubExchange(
-        latency=sum(around) + tree_latency(task, copies, wire.alpha),
-        after=(copying if workers > 1 else 0.0) + most * own_step(constants, task, workers),
-        cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
-        own_by=carrying.times(moved),
-        burst=task.burst,
-        overlapping=passing / (passing + spread_out) if shards.overlaps and passing else 0.0,
-    )
-
-
 SEGMENTS, SEGMENT_BYTES = 2, 1 << 20
 """Segments into which Gloo cuts a rank's piece of an allreduce: at least so many, of at most so many bytes.
 Two are on their way at once."""
 
 
-def ring_rounds(
-    task: ExchangeTask, passes: int, most: int, workers: int, alpha: float, a_byte: float
-) -> float:
-    """Returns what the round trips of passes around a ring add to the time of their bytes.
+class ExchangeCosts(Struct, frozen=True):
+    """What a task's exchange costs, by how it is made.
 
-    The whole model counts as one group.
-
-    With several groups each has its own round trips, and backward hides those of all but the last.
-
-    Gloo sends a segment once its receiver has said that it waits, so a segment takes a round trip and its
-    time on the link. While one travels, another is sent. So two segments take twice their time on the link,
-    or else a round trip and the time of one. Each pass starts again. Between two ranks, what one says waits
-    behind its other segment in the same connection, so nothing hides a round trip. While an emulated link
-    waits, its bucket fills, so that segments pass at once.
-
-    Args:
-        task: With the link.
-        passes: Passes of the model.
-        most: Most bytes of a segment.
-        workers: Number of ranks.
-        alpha: Seconds of a hop of a small message on one machine, with its announcement.
-        a_byte: Seconds of a byte on a host's link.
-    """
-    if workers == 1 or not passes:
-        return 0.0
-    # Simulated rings of 2 to 16 ranks are late by a third of the jitter at each hop.
-    round_trip = alpha + 2 * task.link.latency + task.link.jitter / 3
-    piece = task.moved / workers
-    segments = max(SEGMENTS, ceil(piece / most))
-    turns = (workers - 1) * segments / 2
-    passing = max(0.0, piece / segments * a_byte - task.burst)
-    moving = passes * (workers - 1) * piece * a_byte
-    whole = passes * (turns * (round_trip + passing) + passing)
-    stalls = passes * (turns if workers == 2 else 1)
-    # `HubExchange.through` subtracts one burst, as if the bucket filled only before the first pass.
-    stalled = round_trip + (stalls - 1) * max(0.0, round_trip - task.burst)
-    return max(stalled, whole - moving + min(task.burst, moving))
-
-
-def tree_latency(task: ExchangeTask, levels: int, alpha: float) -> float:
-    """Returns the latency of a broadcast down a tree, whose receivers all say at once that they wait."""
-    return levels * (alpha + task.link.latency) + task.link.latency if levels else 0.0
-
-
-def nccl(constants: Constants, task: ExchangeTask, workers: int, algorithm: Algorithm) -> HubExchange:
-    """Returns an allreduce of NCCL on a cluster; `lockstep(1)` is its time. Steps belong to compute.
-
-    Raises:
-        UsageError: The calibration has no cluster, or it lacks what the number of workers needs.
-    """
-    if constants.cluster is None:
-        raise UsageError(
-            "the calibration has no GPUs; for rows of nccl use `--calibration h100`, `--calibration` with the"
-            " output of nccl-tests, or `--gpus-per-node` with `--intra` and `--rate`"
-        )
-    found = allreduce(
-        constants.cluster, algorithm, ClusterShape.of(workers, constants.cluster.gpus), task.moved
-    )
-    return HubExchange(latency=found.latency, own_by=TransferSeconds(link=found.between, inside=found.inside))
-
-
-def hub(
-    constants: Constants,
-    task: ExchangeTask,
-    workers: int,
-    servers: int,
-    wire: str,
-    *,
-    steps: bool,
-    shows: bool,
-) -> HubExchange:
-    """Returns a push and a pull through k servers on hosts of their own, in slices of the best size.
-
-    Args:
-        constants: Of the machine.
-        task: What is exchanged.
-        workers: Number of workers, which decides the best slices and the share of cores.
-        servers: Number of shards.
-        wire: Wire to them.
-        steps: The servers step; else the workers step after the exchange.
-        shows: Workers read parameters in the server's shared memory, as in bsp. Else an answer is a copy.
-    """
-    if wire == "shm":
-        return _in_memory(constants, task, workers, servers, steps=steps, shows=shows and steps)
-    size = task.slice_bytes or _chosen(constants, task, workers, servers, wire)
-    return _by_wire(constants, task, workers, servers, wire, size, steps=steps)
-
-
-def _chosen(constants: Constants, task: ExchangeTask, workers: int, servers: int, name: str) -> int:
-    """Returns the size that the workers' trial chooses (`hubring.workers.communicators.slice_tuning`)."""
-    nbytes, sizes = slicing.trial(task.nbytes, task.tensors)
-    if task.traffic != 1.0 or len(sizes) == 1:  # of compressed slices, the size hardly matters
-        return sizes[0]
-    pull = _pull(constants, task, workers, servers, name)
-    _, part = slicing.probe(task.nbytes, servers, task.tensors)
-    if slice_sizes.turn_seconds(len(sizes), pull, part) > slice_sizes.BUDGET:
-        return sizes[0]
-    # The trial exchanges means, without a step and without a model in between.
-    tensors = () if nbytes < task.nbytes else task.tensors
-    tried = replace(task, nbytes=nbytes, tensors=tensors)
-    exchange = partial(_by_wire, constants, tried, workers, servers, name, steps=False)
-    return fastest({size: replace(exchange(size), after=0.0).lockstep(workers) for size in sizes})
-
-
-def _pull(constants: Constants, task: ExchangeTask, workers: int, servers: int, name: str) -> float:
-    """Returns the seconds in which all workers pull the trial's largest slice of every server."""
-    wire = constants.wire(name)
-    pieces, _ = slicing.probe(task.nbytes, servers, task.tensors)
-    own = sum(pieces) * a_byte(wire, task.link, sharing=task.sharing).seconds
-    lines = min(workers, SERVER_LINES.get(name, 1))
-    shared = workers * max(pieces) * a_byte(wire, task.link, lines).seconds
-    cores = _core_seconds(constants, task, wire.cpu) * workers * sum(pieces) / task.moved
-    return max(own, shared, cores) + 2 * (wire.alpha + task.link.latency)
-
-
-def _by_wire(
-    constants: Constants,
-    task: ExchangeTask,
-    workers: int,
-    servers: int,
-    name: str,
-    slice_bytes: int,
-    *,
-    steps: bool,
-) -> HubExchange:
-    wire, found = constants.wire(name), task.cut(servers, slice_bytes)
-    lines = min(workers, SERVER_LINES.get(name, 1))
-    shared = a_byte(wire, task.link, lines).times(found.part * task.moved)
-    return replace(
-        _served(constants, task, workers, servers, found, 2 * wire.cpu, steps=steps),
-        latency=2 * (wire.alpha + task.link.latency) + task.incast(workers, found.part * task.moved),
-        jitter=task.link.jitter,
-        own_by=a_byte(wire, task.link, sharing=task.sharing).times(task.moved),
-        shared_by=shared,
-        burst=task.burst,
-        spread=spread(found.part * task.moved, task.link),
-    )
-
-
-def _in_memory(
-    constants: Constants, task: ExchangeTask, workers: int, servers: int, *, steps: bool, shows: bool
-) -> HubExchange:
-    # Slices go to no more shards than the machine has cores, because more would only take turns.
-    servers = min(servers, constants.cores)
-    size = task.slice_bytes or slicing.in_memory(task.nbytes, servers, task.tensors)
-    served = _served(constants, task, workers, servers, task.cut(servers, size), 0.0, steps=steps)
-    copying = 0.0 if shows else task.nbytes * constants.copy * task.crowd(workers, constants)
-    return replace(served, latency=2 * constants.wire("shm").alpha, after=copying + served.after)
-
-
-def _served(
-    constants: Constants,
-    task: ExchangeTask,
-    workers: int,
-    servers: int,
-    found: Cut,
-    moving: float,
-    *,
-    steps: bool,
-) -> HubExchange:
-    """Returns what a hub computes, without what the bytes take on their way.
-
-    Args:
+    Attributes:
         constants: Of the machine.
         task: What is exchanged.
         workers: Number of workers.
-        servers: Number of shards.
-        found: The busiest server's part.
-        moving: Processor seconds to move a worker's byte there and back.
-        steps: The servers step; else they copy the mean, and the workers step.
     """
-    # Of n gradients n-1 are added, and the step reads the sum.
-    closing = (constants.step(task.optimizer) if steps else constants.copy) - constants.reduce
-    load = task.nbytes * found.part * task.crowd(servers, constants)
-    return HubExchange(
-        serve=load * constants.reduce + found.count * constants.serve,
-        close=load * max(0.0, closing),
-        slices=found.slices,
-        after=0.0 if steps else own_step(constants, task, workers),
-        cores=_core_seconds(constants, task, moving + constants.reduce),
-        closing=_core_seconds(constants, task, closing),
-    )
 
+    constants: Constants
+    task: ExchangeTask
+    workers: int
 
-def _core_seconds(constants: Constants, task: ExchangeTask, each: float) -> float:
-    """Returns the time of all cores for a worker's bytes, of which one takes `each` seconds."""
-    return max(0.0, each) * task.moved / constants.cores if task.together else 0.0
+    def ring(self, shards: Shards = WHOLE) -> HubExchange:
+        """Returns an allreduce around the ring with each worker's step; its time is `HubExchange.alone`.
 
+        With `shards`, it is what they exchange instead of an allreduce, and their part of the step.
 
-def colocated(
-    constants: Constants, task: ExchangeTask, workers: int, wire: str, *, steps: bool
-) -> HubExchange:
-    """Returns a hub with its shards on the workers' hosts: the ring's bytes in the hub's two hops.
+        Holds for the bandwidth-optimal ring, which Gloo uses: pieces of M/n go around twice minus one hop
+        each, and the next piece arrives while one is added. All n links are equally busy.
+        """
+        task, workers, wire = self.task, self.workers, self.constants.wire("gloo")
+        least, most = shards.parts(task, workers)
+        # Of a broadcast, links are busiest where the largest part leaves, in a tree, or the others arrive.
+        levels = ceil(log2(workers)) if shards.broadcast else 0
+        spread_out = max(levels * most, 1 - least) if levels else 0.0
+        passing = shards.passes * (workers - 1) / workers
+        moved = (passing + spread_out) * task.moved
+        # A ring enters and leaves each host once, however many of its workers are there.
+        carrying = a_byte(wire, task.link)
+        # Gloo sums in segments of a limited size, and gathers in two of any size.
+        passes = ((shards.passes - shards.gathers, SEGMENT_BYTES), (shards.gathers, task.nbytes))
+        around = [self._ring_rounds(*each, wire.alpha, carrying.seconds) for each in passes]
+        # The receivers of a broadcast all say at once that they wait.
+        down = levels * (wire.alpha + task.link.latency) + task.link.latency if levels else 0.0
+        copying = shards.copies * self._copy if workers > 1 else 0.0
+        return HubExchange(
+            latency=sum(around) + down,
+            after=copying + most * self._own_step,
+            cores=self._core_seconds(workers * (passing + spread_out) * wire.cpu),
+            own_by=carrying.times(moved),
+            burst=task.burst,
+            overlapping=passing / (passing + spread_out) if shards.overlaps and passing else 0.0,
+        )
 
-    Each way, a host's link carries its worker's pushes to other shards and its shard's answers to other
-    workers: (n-1)/n of the model each. Both share the link, so their times add up.
-    """
-    line = constants.wire(wire)
-    share = 2 * (workers - 1) / workers
-    found = task.cut(workers, task.slice_bytes or slice_sizes.SIZES[0])
-    return replace(
-        _served(constants, task, workers, workers, found, share * line.cpu, steps=steps),
-        latency=2 * (line.alpha + task.link.latency),
-        jitter=task.link.jitter,
-        own_by=a_byte(line, task.link, sharing=task.sharing).times(share * task.moved),
-        burst=task.burst,
-    )
+    def _ring_rounds(self, passes: int, most: int, alpha: float, byte_seconds: float) -> float:
+        """Returns what the round trips of passes around a ring add to the time of their bytes.
+
+        The whole model counts as one group. With several groups each has its own round trips, and backward
+        hides those of all but the last.
+
+        Gloo sends a segment once its receiver has said that it waits, so a segment takes a round trip and its
+        time on the link. While one travels, another is sent. So two segments take twice their time on the
+        link, or else a round trip and the time of one. Each pass starts again. Between two ranks, what one
+        says waits behind its other segment in the same connection, so nothing hides a round trip. While an
+        emulated link waits, its bucket fills, so that segments pass at once.
+
+        Args:
+            passes: Passes of the model.
+            most: Most bytes of a segment.
+            alpha: Seconds of a hop of a small message on one machine, with its announcement.
+            byte_seconds: Seconds of a byte on a host's link.
+        """
+        task, workers = self.task, self.workers
+        if workers == 1 or not passes:
+            return 0.0
+        # Simulated rings of 2 to 16 ranks are late by a third of the jitter at each hop.
+        round_trip = alpha + 2 * task.link.latency + task.link.jitter / 3
+        piece = task.moved / workers
+        segments = max(SEGMENTS, ceil(piece / most))
+        turns = (workers - 1) * segments / 2
+        passing = max(0.0, piece / segments * byte_seconds - task.burst)
+        moving = passes * (workers - 1) * piece * byte_seconds
+        whole = passes * (turns * (round_trip + passing) + passing)
+        stalls = passes * (turns if workers == 2 else 1)
+        # `HubExchange.through` subtracts one burst, as if the bucket filled only before the first pass.
+        stalled = round_trip + (stalls - 1) * max(0.0, round_trip - task.burst)
+        return max(stalled, whole - moving + min(task.burst, moving))
+
+    def nccl(self, algorithm: Algorithm) -> HubExchange:
+        """Returns an allreduce of NCCL on a cluster; `lockstep(1)` is its time. Steps belong to compute.
+
+        Raises:
+            UsageError: The calibration has no cluster, or it lacks what the number of workers needs.
+        """
+        cluster = self.constants.cluster
+        if cluster is None:
+            raise UsageError(
+                "the calibration has no GPUs; for rows of nccl use `--calibration h100`, `--calibration` with"
+                " the output of nccl-tests, or `--gpus-per-node` with `--intra` and `--rate`"
+            )
+        found = allreduce(cluster, algorithm, ClusterShape.of(self.workers, cluster.gpus), self.task.moved)
+        carried = TransferSeconds(link=found.between, inside=found.inside)
+        return HubExchange(latency=found.latency, own_by=carried)
+
+    def hub(self, servers: int, wire: str, *, steps: bool, shows: bool) -> HubExchange:
+        """Returns a push and a pull through k servers on hosts of their own, in slices of the best size.
+
+        Args:
+            servers: Number of shards.
+            wire: Wire to them.
+            steps: The servers step; else the workers step after the exchange.
+            shows: Workers read parameters in the server's shared memory, as in bsp. Else an answer is a copy.
+        """
+        if wire == "shm":
+            return self._in_memory(servers, steps=steps, shows=shows and steps)
+        return self._by_wire(servers, wire, self.task.slice_bytes or self._chosen(servers, wire), steps=steps)
+
+    def _chosen(self, servers: int, name: str) -> int:
+        """Returns the size that the workers' trial chooses (`hubring.workers.communicators.slice_tuning`)."""
+        task = self.task
+        nbytes, sizes = slicing.trial(task.nbytes, task.tensors)
+        if task.traffic != 1.0 or len(sizes) == 1:  # of compressed slices, the size hardly matters
+            return sizes[0]
+        pieces, part = slicing.probe(task.nbytes, servers, task.tensors)
+        if slice_sizes.turn_seconds(len(sizes), self._pull(pieces, name), part) > slice_sizes.BUDGET:
+            return sizes[0]
+        # The trial exchanges means, without a step and without a model in between.
+        tensors = () if nbytes < task.nbytes else task.tensors
+        tried = replace(self, task=replace(task, nbytes=nbytes, tensors=tensors))
+        exchanges = {size: tried._by_wire(servers, name, size, steps=False) for size in sizes}
+        return fastest({size: replace(e, after=0.0).lockstep(self.workers) for size, e in exchanges.items()})
+
+    def _pull(self, pieces: list[int], name: str) -> float:
+        """Returns the seconds in which all workers pull the trial's largest slice of every server."""
+        task, workers, wire = self.task, self.workers, self.constants.wire(name)
+        own = sum(pieces) * a_byte(wire, task.link, sharing=task.sharing).seconds
+        shared = workers * max(pieces) * a_byte(wire, task.link, self._lines(name)).seconds
+        cores = self._core_seconds(wire.cpu) * workers * sum(pieces) / task.moved
+        return max(own, shared, cores) + 2 * (wire.alpha + task.link.latency)
+
+    def _lines(self, name: str) -> int:
+        """Returns the connections whose bytes a server moves at once."""
+        return min(self.workers, SERVER_LINES.get(name, 1))
+
+    def _by_wire(self, servers: int, name: str, slice_bytes: int, *, steps: bool) -> HubExchange:
+        task, wire = self.task, self.constants.wire(name)
+        found = task.cut(servers, slice_bytes)
+        moved = found.part * task.moved
+        return replace(
+            self._served(servers, found, 2 * wire.cpu, steps=steps),
+            latency=2 * (wire.alpha + task.link.latency) + task.incast(self.workers, moved),
+            jitter=task.link.jitter,
+            own_by=a_byte(wire, task.link, sharing=task.sharing).times(task.moved),
+            shared_by=a_byte(wire, task.link, self._lines(name)).times(moved),
+            burst=task.burst,
+            spread=spread(moved, task.link),
+        )
+
+    def _in_memory(self, servers: int, *, steps: bool, shows: bool) -> HubExchange:
+        # Slices go to no more shards than the machine has cores, because more would only take turns.
+        task, servers = self.task, min(servers, self.constants.cores)
+        size = task.slice_bytes or slicing.in_memory(task.nbytes, servers, task.tensors)
+        served = self._served(servers, task.cut(servers, size), 0.0, steps=steps)
+        after = served.after if shows else self._copy + served.after
+        return replace(served, latency=2 * self.constants.wire("shm").alpha, after=after)
+
+    def colocated(self, name: str, *, steps: bool) -> HubExchange:
+        """Returns a hub with its shards on the workers' hosts: the ring's bytes in the hub's two hops.
+
+        Each way, a host's link carries its worker's pushes to other shards and its shard's answers to other
+        workers: (n-1)/n of the model each. Both share the link, so their times add up.
+        """
+        task, workers, wire = self.task, self.workers, self.constants.wire(name)
+        share = 2 * (workers - 1) / workers
+        found = task.cut(workers, task.slice_bytes or slice_sizes.SIZES[0])
+        return replace(
+            self._served(workers, found, share * wire.cpu, steps=steps),
+            latency=2 * (wire.alpha + task.link.latency),
+            jitter=task.link.jitter,
+            own_by=a_byte(wire, task.link, sharing=task.sharing).times(share * task.moved),
+            burst=task.burst,
+        )
+
+    def _served(self, servers: int, found: Cut, moving: float, *, steps: bool) -> HubExchange:
+        """Returns what a hub computes, without what the bytes take on their way.
+
+        Args:
+            servers: Number of shards.
+            found: The busiest server's part.
+            moving: Processor seconds to move a worker's byte there and back.
+            steps: The servers step; else they copy the mean, and the workers step.
+        """
+        task, constants = self.task, self.constants
+        # Of n gradients n-1 are added, and the step reads the sum.
+        closing = (constants.step(task.optimizer) if steps else constants.copy) - constants.reduce
+        load = task.nbytes * found.part * task.crowd(servers, constants)
+        return HubExchange(
+            serve=load * constants.reduce + found.count * constants.serve,
+            close=load * max(0.0, closing),
+            slices=found.slices,
+            after=0.0 if steps else self._own_step,
+            cores=self._core_seconds(moving + constants.reduce),
+            closing=self._core_seconds(closing),
+        )
+
+    @property
+    def _own_step(self) -> float:
+        """The time of the optimizer's step if every worker steps."""
+        return self._by_each_worker(self.constants.step(self.task.optimizer))
+
+    @property
+    def _copy(self) -> float:
+        """The time in which every worker copies the model in memory."""
+        return self._by_each_worker(self.constants.copy)
+
+    def _by_each_worker(self, each: float) -> float:
+        """Returns the time of all bytes at every worker, of which one takes `each` seconds."""
+        return each * self.task.nbytes * self.task.crowd(self.workers, self.constants)
+
+    def _core_seconds(self, each: float) -> float:
+        """Returns the time of all cores for a worker's bytes, of which one takes `each` seconds."""
+        return max(0.0, each) * self.task.moved / self.constants.cores if self.task.together else 0.0

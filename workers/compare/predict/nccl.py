@@ -93,6 +93,33 @@ def measured(rows: Rows, nbytes: float) -> float | None:
 NCCL, RING = "nccl", "ring"
 
 
+class ClusterShape(NamedTuple):
+    """Nodes, and GPUs of each."""
+
+    nodes: int
+    gpus: int
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.gpus
+
+    @staticmethod
+    def of(workers: int, gpus: int) -> ClusterShape:
+        """Returns the shape of so many workers, one on each GPU.
+
+        Raises:
+            UsageError: The last node would have fewer GPUs than the others.
+        """
+        if workers <= gpus:
+            return ClusterShape(1, workers)
+        if workers % gpus:
+            raise UsageError(
+                f"{workers} workers on nodes of {gpus} GPUs leave a part of a node; expected a multiple of"
+                f" {gpus}, or fewer than {gpus}"
+            )
+        return ClusterShape(workers // gpus, gpus)
+
+
 class SweepTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published or measured sweep over sizes.
 
@@ -113,8 +140,13 @@ class SweepTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     about: str = ""
 
     @property
-    def ranks(self) -> int:
-        return self.nodes * self.gpus
+    def shape(self) -> ClusterShape:
+        return ClusterShape(self.nodes, self.gpus)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest size."""
+        return self.rows[-1][0]
 
     @property
     def seconds(self) -> list[tuple[int, float]]:
@@ -161,17 +193,10 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inside: Level | None = None
     between: Level | None = None
 
-    def measured(self, nodes: int, gpus: int, nbytes: float) -> float | None:
-        """Returns the seconds that NCCL took for this size, from a sweep of as many nodes and GPUs."""
-        for table in self.tables:
-            if (table.nodes, table.gpus, table.algorithm) == (nodes, gpus, NCCL):
-                return measured(table.seconds, nbytes)
-        return None
-
-    @property
-    def swept(self) -> list[tuple[int, int]]:
-        """Nodes, and GPUs of each, of the sweeps in which NCCL chose, by rising number."""
-        return sorted({(table.nodes, table.gpus) for table in self.tables if table.algorithm == NCCL})
+    def measured(self, shape: ClusterShape, nbytes: float) -> float | None:
+        """Returns the seconds that NCCL took for this size, from a sweep of this shape."""
+        known = (each.seconds for each in self.tables if (each.shape, each.algorithm) == (shape, NCCL))
+        return measured(next(known, ()), nbytes)
 
     @property
     def sources(self) -> list[str]:
@@ -180,13 +205,13 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         named += [level.source for level in (self.inside, self.between) if level is not None]
         return list(dict.fromkeys(filter(None, named)))
 
-    def covers(self, nodes: int, gpus: int, nbytes: float) -> bool:
+    def covers(self, shape: ClusterShape, nbytes: float) -> bool:
         """Whether sweeps of at least as many nodes, with as many GPUs on each, have this size."""
         return any(
-            table.nodes >= nodes
-            and table.gpus == gpus
-            and (table.nodes > 1) == (nodes > 1)
-            and table.rows[0][0] <= nbytes <= table.rows[-1][0]
+            table.nodes >= shape.nodes
+            and table.gpus == shape.gpus
+            and (table.nodes > 1) == (shape.nodes > 1)
+            and table.rows[0][0] <= nbytes <= table.largest
             for table in self.tables
         )
 
@@ -198,7 +223,9 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if self.inside is not None:
             return self.inside
-        table = max((each for each in self.tables if each.nodes == 1), key=_reach, default=None)
+        table = max(
+            (each for each in self.tables if each.nodes == 1), key=lambda each: each.largest, default=None
+        )
         if table is None or table.gpus < 2:
             raise UsageError(
                 f"calibration {self.name} has no sweep of one node with several GPUs; add `--intra`, or the"
@@ -225,11 +252,13 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         several = [each for each in tables if each.nodes > 2 or each.algorithm == RING] or tables
         # The largest size of the most nodes decides; the smallest sizes show the latency.
-        largest = max(several, key=lambda each: (each.nodes, _reach(each)))
-        detailed = min((each for each in several if each.nodes > 2), key=_first, default=largest)
+        largest = max(several, key=lambda each: (each.nodes, each.largest))
+        detailed = min(
+            (each for each in several if each.nodes > 2), key=lambda each: each.rows[0][0], default=largest
+        )
         curve, inner = fitted(detailed.seconds), self.within()
         return Level(
-            rate=fitted(largest.seconds).rate * _share(largest.ranks),
+            rate=fitted(largest.seconds).rate * _share(largest.shape.ranks),
             # What a sweep takes longer than a node alone, for each hop of a tree.
             alpha=max(0.0, curve.alpha - 2 * (detailed.gpus - 1) * inner.alpha) / (2 * depth(detailed.nodes)),
             fill=max(0.0, curve.fill - inner.fill),
@@ -239,14 +268,6 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def depth(nodes: int) -> int:
     """Returns the hops from the root of a binary tree of nodes to its leaves."""
     return ceil(log2(nodes)) if nodes > 1 else 0
-
-
-def _reach(table: SweepTable) -> int:
-    return table.rows[-1][0]
-
-
-def _first(table: SweepTable) -> int:
-    return table.rows[0][0]
 
 
 Algorithm = Literal["nccl", "ring", "tree", "two-level"]
@@ -264,33 +285,6 @@ class Allreduce(NamedTuple):
     @property
     def seconds(self) -> float:
         return max(self.inside, self.between) + self.latency
-
-
-class ClusterShape(NamedTuple):
-    """Nodes, and GPUs of each."""
-
-    nodes: int
-    gpus: int
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.gpus
-
-    @staticmethod
-    def of(workers: int, gpus: int) -> ClusterShape:
-        """Returns the shape of so many workers, one on each GPU.
-
-        Raises:
-            UsageError: The last node would have fewer GPUs than the others.
-        """
-        if workers <= gpus:
-            return ClusterShape(1, workers)
-        if workers % gpus:
-            raise UsageError(
-                f"{workers} workers on nodes of {gpus} GPUs leave a part of a node; expected a multiple of"
-                f" {gpus}, or fewer than {gpus}"
-            )
-        return ClusterShape(workers // gpus, gpus)
 
 
 def allreduce(cluster: Cluster, algorithm: Algorithm, shape: ClusterShape, nbytes: float) -> Allreduce:
@@ -316,10 +310,10 @@ def _share_of_sweeps(cluster: Cluster, shape: ClusterShape, nbytes: float) -> fl
     nothing about more, because their trees move half of the bytes.
     """
     shares = {
-        nodes: known / _faster(cluster, ClusterShape(nodes, gpus), nbytes).seconds
-        for nodes, gpus in cluster.swept
-        if gpus == shape.gpus and min(nodes, 3) == min(shape.nodes, 3)
-        if (known := cluster.measured(nodes, gpus, nbytes)) is not None
+        swept.nodes: known / _faster(cluster, swept, nbytes).seconds
+        for swept in sorted({table.shape for table in cluster.tables})
+        if swept.gpus == shape.gpus and min(swept.nodes, 3) == min(shape.nodes, 3)
+        if (known := cluster.measured(swept, nbytes)) is not None
     }
     if not shares:
         return 1.0

@@ -21,10 +21,9 @@ from hubring.ps.core import types
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.plan.row import OURS, ROWS, Row
 from hubring.workers.compare.plan.setting import Link, Setting
-from hubring.workers.compare.predict import formulas
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.exchange_terms import ExchangeTask, HubExchange
-from hubring.workers.compare.predict.formulas import Shards
+from hubring.workers.compare.predict.formulas import WHOLE, ExchangeCosts, Shards
 from hubring.workers.compare.predict.nccl import Algorithm, ClusterShape
 from hubring.workers.compare.predict.simulation import SimulationInput, simulate
 from hubring.workers.compare.predict.slicing import hidden
@@ -101,35 +100,21 @@ SEEDS = 5
 """Seeds of a simulation with random delays."""
 
 
-class PredictedJob(Struct, frozen=True, kw_only=True):
-    """What is trained, as far as it affects cost.
+class PredictedJob(ExchangeTask, frozen=True, kw_only=True):
+    """What is trained, as far as it affects cost. Its setting and row set `link` and `traffic`.
 
     Attributes:
-        model_bytes: Bytes of all parameters.
         compute: Seconds a step, forward and backward, of a worker with its share of the batch.
         batch: Samples of that share; None: unknown.
-        optimizer: Optimizer of the parameters.
         overlap: Share of `compute` that the exchange can overlap with: 2/3 if gradients are sent during
             backward, 0 if compute and exchange need the same cores.
         wire: Wire to the hub, unless the row sets one; empty: the fastest that is available.
-        together: All hosts share one machine's cores; None: they do if there is no link.
-        slice_bytes: Bytes of a slice; None: the size that workers choose.
-        tensors: Bytes of each parameter in the order of registration; empty: unknown.
-        sharing: Workers on each host, which share its link.
-        buffer: Bytes of a switch's port; None: large enough for all that is in flight.
     """
 
-    model_bytes: int
     compute: float = 0.0
     batch: float | None = None
-    optimizer: str = "sgd"
     overlap: float = 0.0
     wire: str = ""
-    together: bool | None = None
-    slice_bytes: int | None = None
-    tensors: tuple[int, ...] = ()
-    sharing: int = 1
-    buffer: float | None = None
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
@@ -233,28 +218,23 @@ def _bound(row: Row, setting: Setting, way: HubExchange, parts: dict[str, float]
 
 def _exchange(constants: Constants, row: Row, setting: Setting, job: PredictedJob) -> HubExchange:
     """Returns the load of one exchange of the row on links and processors."""
-    together = setting.link is None if job.together is None else job.together
-    task = ExchangeTask(
-        nbytes=job.model_bytes,
-        optimizer=job.optimizer,
+    task = replace(
+        job,
         link=setting.link or Link(),
-        together=together,
-        slice_bytes=job.slice_bytes,
+        together=setting.link is None if job.together is None else job.together,
         traffic=traffic(row),
-        tensors=job.tensors,
         sharing=min(job.sharing, setting.workers),
-        buffer=job.buffer,
     )
+    costs = ExchangeCosts(constants, task, setting.workers)
     steps, wire = not row.aggregate, _wire(row, setting, job)
     if row.name in NCCL:
-        return formulas.nccl(constants, task, setting.workers, NCCL[row.name])
+        return costs.nccl(NCCL[row.name])
     if not row.on_hub:
-        return formulas.ring(constants, task, setting.workers, SHARDED.get(row.name, formulas.WHOLE))
+        return costs.ring(SHARDED.get(row.name, WHOLE))
     if row.colocated and wire != "shm":
-        return formulas.colocated(constants, task, setting.workers, wire, steps=steps)
+        return costs.colocated(wire, steps=steps)
     servers = setting.workers if row.colocated else setting.servers
-    shows = row.rule == "bsp"
-    return formulas.hub(constants, task, setting.workers, servers, wire, steps=steps, shows=shows)
+    return costs.hub(servers, wire, steps=steps, shows=row.rule == "bsp")
 
 
 def _wire(row: Row, setting: Setting, job: PredictedJob) -> str:
@@ -268,8 +248,8 @@ def _calibrated(constants: Constants, row: Row, setting: Setting, job: Predicted
     """Returns whether the setting is outside of what was calibrated, and whether a sweep has its size."""
     if row.name in NCCL and constants.cluster is not None:
         cluster, shape = constants.cluster, ClusterShape.of(setting.workers, constants.cluster.gpus)
-        beyond = shape.ranks > 1 and not cluster.covers(*shape, job.model_bytes)
-        return beyond, row.name == "nccl" and cluster.measured(*shape, job.model_bytes) is not None
+        beyond = shape.ranks > 1 and not cluster.covers(shape, job.nbytes)
+        return beyond, row.name == "nccl" and cluster.measured(shape, job.nbytes) is not None
     rate = None if setting.link is None else setting.link.rate
     if rate is None or setting.workers == 1:
         return False, False
@@ -304,19 +284,7 @@ def _found(
         return _Found(seconds, seconds, seconds, seconds, "formula")
     random = slow is not None and slow.kind != "constant"
     courses = [
-        simulate(
-            SimulationInput(
-                workers=setting.workers,
-                way=way,
-                compute=compute,
-                rule=row.rule or "ring",
-                staleness=row.staleness,
-                backup=row.backup,
-                straggler=setting.straggler,
-                steps=steps,
-                seed=seed,
-            )
-        )
+        simulate(SimulationInput(row=row, setting=setting, way=way, compute=compute, steps=steps, seed=seed))
         for seed in (seeds if random else seeds[:1])
     ]
     means = [setting.workers * each.seconds / max(1, each.exchanges) for each in courses]
@@ -335,7 +303,7 @@ def _hidden(way: HubExchange, crowd: int, setting: Setting, job: PredictedJob, s
     # An emulated device sleeps, so its whole backward leaves the cores to the exchange.
     backward = job.overlap * job.compute + (1 - FORWARD_SHARE) * (setting.compute or 0.0)
     busiest = way.overlapping * max(way.moving(crowd), way.serving(crowd), way.working(crowd))
-    return hidden(busiest, backward, step - backward - busiest, job.model_bytes, job.tensors)
+    return hidden(busiest, backward, step - backward - busiest, job.nbytes, job.tensors)
 
 
 def _parts(way: HubExchange, crowd: int) -> dict[str, float]:

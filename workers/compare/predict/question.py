@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,7 +18,7 @@ from hubring.workers.compare.plan.experiment import check_list
 from hubring.workers.compare.plan.experiment_file import load_experiment
 from hubring.workers.compare.plan.row import Row
 from hubring.workers.compare.plan.setting import Link, Setting
-from hubring.workers.compare.predict.calibrations import WIRES, Calibration, Constants, link_of
+from hubring.workers.compare.predict.calibrations import BUNDLED, WIRES, Constants, link_of
 from hubring.workers.compare.predict.exchange_terms import (
     most_servers,
     overtaking,
@@ -88,134 +87,109 @@ class PredictionAnswer(Struct, frozen=True, kw_only=True):
     crossover: list[ServersNeeded]
 
 
-class PredictionQuestion(Struct, frozen=True, kw_only=True):
-    """The rows, the settings and the job."""
+def answer_question(constants: Constants, given: Mapping[str, Any]) -> PredictionAnswer:
+    """Returns all predictions, and the number of servers from which the hub beats the ring.
 
-    rows: tuple[Row, ...]
-    workers: tuple[int, ...]
-    servers: tuple[int, ...]
-    link: Link | None
-    straggler: Straggler | None
-    job: PredictedJob
-    steps: int
-    seeds: range
+    Args:
+        constants: Of the machine.
+        given: The options of `ps-compare predict` by name; None where one is not set.
 
-    @staticmethod
-    def ask(constants: Constants, given: Mapping[str, Any]) -> PredictionQuestion:
-        """Returns the question.
+    Raises:
+        UsageError: An option is invalid or contradicts another, or the calibration lacks a constant.
+    """
+    workers, servers = _counts("--workers", given["workers"]), _counts("--servers", given["servers"])
+    link, straggler = _conditions(constants, given, max(workers))
+    listed = given["rows"] or (ROWS if constants.cluster is None else GPU_ROWS)
+    names = [name.strip() for name in listed.split(",")]
+    check_list("--rows", names)
+    rows, compute = list(map(read_row, names)), given["compute"]
+    job = PredictedJob(
+        nbytes=_size(given["model_bytes"], given["job"]),
+        compute=(constants.compute or 0.0) if compute is None else setting.read_seconds(compute),
+        wire="" if given["transport"] == "auto" else given["transport"],
+        together=given["together"] or link is None,
+        sharing=1 if constants.cluster is None else constants.cluster.gpus,
+        **{name: given[name] for name in ("batch", "optimizer", "overlap", "slice_bytes", "buffer")},
+    )
+    seeds = range(given["seed"], given["seed"] + given["seeds"])
+    predictions = []
+    for count, row in product(workers, rows):
+        if row.rule is None and count != workers[0]:
+            continue  # one process, whatever the number of workers
+        for number in servers if row.on_hub else servers[:1]:
+            asked = Setting(workers=count, servers=number, link=link, straggler=_among(straggler, count))
+            forecast = predict(constants, row, asked, job, steps=given["steps"], seeds=seeds)
+            predictions.append(_predicted(row, asked, job, forecast))
+    ours = any(row.name not in NCCL for row in rows)
+    return PredictionAnswer(
+        model_bytes=job.nbytes,
+        compute_ms=1e3 * job.compute,
+        batch=job.batch,
+        predictions=predictions,
+        crossover=[_servers_needed(constants, job, link, n) for n in workers if n > 1 and ours],
+    )
 
-        Args:
-            constants: Of the machine.
-            given: The options of `ps-compare predict` by name; None where one is not set.
 
-        Raises:
-            UsageError: An option is invalid or contradicts another.
-        """
-        counts, compute = _counts("--workers", given["workers"]), given["compute"]
-        known = link_of(constants) or Link()
-        asked = {name: given[name] for name in LIKE_RUN}
-        asked |= {name: getattr(known, name) for name in ("rate", "latency", "jitter") if asked[name] is None}
-        experiment = load_experiment(None, {**asked, "rows": "ring", "workers": str(max(counts))})
-        slow, *more = experiment.settings
-        if more:
-            raise UsageError("predict takes one --rate, one --latency and one --straggler; ask once for each")
-        kind, shape = slow.straggler and slow.straggler.kind, given["straggler_shape"]
-        if shape is not None and kind != "pareto":
-            raise UsageError(
-                f"--straggler-shape {shape:g}: only a pareto delay has a shape, not {kind}; remove the flag"
-            )
-        link = None if slow.link == Link() and constants.link is None else slow.link
-        usual = ROWS if constants.cluster is None else GPU_ROWS
-        names = [name.strip() for name in (given["rows"] or usual).split(",")]
-        check_list("--rows", names)
-        return PredictionQuestion(
-            rows=tuple(map(read_row, names)),
-            workers=counts,
-            servers=_counts("--servers", given["servers"]),
-            link=link,
-            straggler=slow.straggler,
-            job=PredictedJob(
-                model_bytes=_size(given["model_bytes"], given["job"]),
-                compute=(constants.compute or 0.0) if compute is None else setting.read_seconds(compute),
-                wire="" if given["transport"] == "auto" else given["transport"],
-                together=given["together"] or link is None,
-                sharing=1 if constants.cluster is None else constants.cluster.gpus,
-                **{name: given[name] for name in ("batch", "optimizer", "overlap", "slice_bytes", "buffer")},
-            ),
-            steps=given["steps"],
-            seeds=range(given["seed"], given["seed"] + given["seeds"]),
+def _conditions(
+    constants: Constants, given: Mapping[str, Any], workers: int
+) -> tuple[Link | None, Straggler | None]:
+    """Returns the link and the slow workers; what no option says of the link is the calibration's."""
+    known = link_of(constants) or Link()
+    asked = {name: given[name] for name in LIKE_RUN}
+    asked |= {name: getattr(known, name) for name in ("rate", "latency", "jitter") if asked[name] is None}
+    slow, *more = load_experiment(None, {**asked, "rows": "ring", "workers": str(workers)}).settings
+    if more:
+        raise UsageError("predict takes one --rate, one --latency and one --straggler; ask once for each")
+    kind, shape = slow.straggler and slow.straggler.kind, given["straggler_shape"]
+    if shape is not None and kind != "pareto":
+        raise UsageError(
+            f"--straggler-shape {shape:g}: only a pareto delay has a shape, not {kind}; remove the flag"
         )
-
-    def answer(self, constants: Constants) -> PredictionAnswer:
-        """Returns all predictions, and the number of servers from which the hub beats the ring.
-
-        Raises:
-            UsageError: The calibration lacks a wire or an optimizer.
-        """
-        return PredictionAnswer(
-            model_bytes=self.job.model_bytes,
-            compute_ms=1e3 * self.job.compute,
-            batch=self.job.batch,
-            predictions=list(self._predictions(constants)),
-            crossover=[self._crossover(constants, workers) for workers in self._crossing],
-        )
-
-    @property
-    def _crossing(self) -> list[int]:
-        """Numbers of workers with a crossing: none if only rows of NCCL are asked for."""
-        ours = any(row.name not in NCCL for row in self.rows)
-        return [workers for workers in self.workers if workers > 1 and ours]
-
-    def _predictions(self, constants: Constants) -> Iterator[PredictedRow]:
-        for workers, row in product(self.workers, self.rows):
-            if row.rule is None and workers != self.workers[0]:
-                continue  # one process, whatever the number of workers
-            for servers in self.servers if row.on_hub else self.servers[:1]:
-                setting = self._setting(workers, servers)
-                forecast = predict(constants, row, setting, self.job, steps=self.steps, seeds=self.seeds)
-                low, high = forecast.low, forecast.high
-                yield PredictedRow(
-                    row=row.name,
-                    workers=1 if row.rule is None else workers,
-                    servers=servers if row.on_hub else None,
-                    step_ms=1e3 * forecast.step_seconds,
-                    median_ms=1e3 * forecast.median_seconds,
-                    range_ms=None if low == high else (1e3 * low, 1e3 * high),
-                    samples_per_second=forecast.samples_per_second,
-                    efficiency=forecast.efficiency,
-                    by=forecast.by,
-                    bound=forecast.bound,
-                    extrapolated=forecast.extrapolated,
-                    busbw=_busbw(row, forecast, self.job, workers),
-                    parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
-                )
-
-    def _setting(self, workers: int, servers: int) -> Setting:
-        slow = self.straggler
-        if slow is not None:  # ignore slow ranks beyond the number of workers
-            ranks = tuple(rank for rank in slow.ranks if rank < workers)
-            slow = None if slow.ranks and not ranks else replace(slow, ranks=ranks)
-        return Setting(workers=workers, servers=servers, link=self.link, straggler=slow)
-
-    def _crossover(self, constants: Constants, workers: int) -> ServersNeeded:
-        """Returns the number of servers from which bsp is faster than the ring, with equal workers."""
-        setting = Setting(workers=workers, link=self.link)
-        ring = predict(constants, "ring", setting, self.job).step_seconds
-        return ServersNeeded(
-            workers=workers,
-            by_bytes=servers_needed(workers, min(self.job.sharing, workers)),
-            predicted=overtaking(partial(self._hub, constants, setting), ring, workers),
-            most_servers=most_servers(workers),
-        )
-
-    def _hub(self, constants: Constants, setting: Setting, servers: int) -> float:
-        return predict(constants, "hub-bsp", replace(setting, servers=servers), self.job).step_seconds
+    return None if slow.link == Link() and constants.link is None else slow.link, slow.straggler
 
 
-def _busbw(row: Row, forecast: Forecast, job: PredictedJob, workers: int) -> float | None:
-    if row.name not in NCCL or not forecast.exchange:
-        return None
-    return busbw(job.model_bytes, forecast.exchange, workers)
+def _among(slow: Straggler | None, workers: int) -> Straggler | None:
+    """Returns the slow workers without those beyond the number of workers; None if none is left."""
+    if slow is None or not slow.ranks:
+        return slow
+    ranks = tuple(rank for rank in slow.ranks if rank < workers)
+    return replace(slow, ranks=ranks) if ranks else None
+
+
+def _predicted(row: Row, asked: Setting, job: PredictedJob, forecast: Forecast) -> PredictedRow:
+    low, high = forecast.low, forecast.high
+    timed = row.name in NCCL and forecast.exchange
+    return PredictedRow(
+        row=row.name,
+        workers=1 if row.rule is None else asked.workers,
+        servers=asked.servers if row.on_hub else None,
+        step_ms=1e3 * forecast.step_seconds,
+        median_ms=1e3 * forecast.median_seconds,
+        range_ms=None if low == high else (1e3 * low, 1e3 * high),
+        samples_per_second=forecast.samples_per_second,
+        efficiency=forecast.efficiency,
+        by=forecast.by,
+        bound=forecast.bound,
+        extrapolated=forecast.extrapolated,
+        busbw=busbw(job.nbytes, forecast.exchange, asked.workers) if timed else None,
+        parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
+    )
+
+
+def _servers_needed(
+    constants: Constants, job: PredictedJob, link: Link | None, workers: int
+) -> ServersNeeded:
+    """Returns the number of servers from which bsp is faster than the ring, with equal workers."""
+
+    def step(row: str, servers: int = 1) -> float:
+        return predict(constants, row, Setting(workers=workers, servers=servers, link=link), job).step_seconds
+
+    return ServersNeeded(
+        workers=workers,
+        by_bytes=servers_needed(workers, min(job.sharing, workers)),
+        predicted=overtaking(lambda servers: step("hub-bsp", servers), step("ring"), workers),
+        most_servers=most_servers(workers),
+    )
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:
@@ -246,8 +220,14 @@ WORDS = ("row", "bound by", "found by")
 """Columns of text."""
 
 
-def show_answer(answer: PredictionAnswer, constants: Constants, calibration: Calibration) -> None:
-    """Prints the question, one line per prediction, and where the hub overtakes the ring."""
+def show_answer(answer: PredictionAnswer, constants: Constants, calibration: str) -> None:
+    """Prints the question, one line per prediction, and where the hub overtakes the ring.
+
+    Args:
+        answer: The answer.
+        constants: What it was predicted with.
+        calibration: Name or file of the constants; empty: measured now.
+    """
     console = Console(stderr=True, highlight=False, markup=False)
     if not console.is_terminal:
         console.width = WIDE
@@ -264,23 +244,23 @@ def show_answer(answer: PredictionAnswer, constants: Constants, calibration: Cal
         console.print(_crossover(crossing), soft_wrap=True)
 
 
-def _question(answer: PredictionAnswer, constants: Constants, calibration: Calibration) -> str:
+def _question(answer: PredictionAnswer, constants: Constants, calibration: str) -> str:
     """Describes the job and the calibration."""
     computing = f"{answer.compute_ms:g} ms" if answer.compute_ms else "no time"
     job = f"a model of {answer.model_bytes:,} bytes, computing {computing} a step"
     machine = f"{constants.machine.get('processor', 'an unknown processor')}, {constants.cores} cores"
-    if not calibration.name:
+    if not calibration:
         hint = "not saved; `ps-compare calibrate` saves one"
         return f"{job}; calibration: measured now on {machine} ({hint})"
     when = f"measured {constants.date or 'at an unknown time'} on {machine}"
     if constants.cluster is not None:
         sources = ", ".join(constants.cluster.sources) or "your options and output of nccl-tests"
         gpus = f"nodes of {constants.cluster.gpus} GPUs"
-        return f"{job}; calibration: {calibration.name}, {gpus}, from {sources}"
-    if calibration.bundled:
+        return f"{job}; calibration: {calibration}, {gpus}, from {sources}"
+    if calibration in BUNDLED:
         hint = "not your machine; add --calibrate to measure it"
-        return f"{job}; bundled calibration: {calibration.name}, {when} ({hint})"
-    return f"{job}; calibration: {calibration.name}, {when}"
+        return f"{job}; bundled calibration: {calibration}, {when} ({hint})"
+    return f"{job}; calibration: {calibration}, {when}"
 
 
 def _columns(answer: PredictionAnswer) -> dict[str, Callable[[PredictedRow], str]]:
@@ -294,7 +274,9 @@ def _columns(answer: PredictionAnswer) -> dict[str, Callable[[PredictedRow], str
     if all(each.servers is None for each in answer.predictions):
         del columns["servers"]
     if any(each.range_ms for each in answer.predictions):
-        columns["of the seeds"] = _seeds
+        columns["of the seeds"] = lambda each: (
+            NOTHING if each.range_ms is None else " to ".join(digits(end, 4) for end in each.range_ms)
+        )
     if answer.batch is not None:
         columns["samples/s"] = lambda each: digits(each.samples_per_second or 0.0, 4)
     if answer.compute_ms:
@@ -302,10 +284,6 @@ def _columns(answer: PredictionAnswer) -> dict[str, Callable[[PredictedRow], str
     if any(each.busbw for each in answer.predictions):
         columns["busbw GB/s"] = lambda each: NOTHING if each.busbw is None else digits(each.busbw, 4)
     return columns | {"bound by": lambda each: each.bound, "found by": lambda each: each.by}
-
-
-def _seeds(each: PredictedRow) -> str:
-    return NOTHING if each.range_ms is None else " to ".join(digits(end, 4) for end in each.range_ms)
 
 
 def _notes(answer: PredictionAnswer, constants: Constants) -> Iterator[str]:

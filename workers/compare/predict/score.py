@@ -14,42 +14,39 @@ ms per MB although the wire was five times faster.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from statistics import fmean
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.plan.row import Row, meets
-from hubring.workers.compare.plan.setting import Setting
+from hubring.workers.compare.plan.experiment import Experiment
+from hubring.workers.compare.plan.row import ROWS, Row, meets
+from hubring.workers.compare.plan.setting import Setting, grouped
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.exchange_terms import overtaking
 from hubring.workers.compare.predict.prediction import SEEDS, Forecast, PredictedJob, predict, read_row
-from hubring.workers.compare.record.findings import Accuracy, Prediction, RowResult, Scaling
+from hubring.workers.compare.predict.slicing import tensors
+from hubring.workers.compare.record.findings import Accuracy, Findings, Prediction, RowResult, Scaling
 
 
 class MeasuredPoint(Struct, frozen=True):
     """One row in one setting.
 
     Attributes:
-        key: Key of the setting.
         setting: The setting.
-        reading: The row as the model knows it.
+        row: The row as the model knows it.
         step_seconds: Median.
         samples_per_second: Of all workers; None: not measured.
         compute_seconds: Mean part of a step that does not wait for exchange; None: not measured.
     """
 
-    key: str
     setting: Setting
-    reading: Row
+    row: Row
     step_seconds: float
     samples_per_second: float | None
     compute_seconds: float | None = None
-
-    @property
-    def row(self) -> str:
-        return self.reading.name
 
     @property
     def plain(self) -> bool:
@@ -59,7 +56,7 @@ class MeasuredPoint(Struct, frozen=True):
     @property
     def alone(self) -> bool:
         """Whether the row has one process."""
-        return self.reading.rule is None
+        return self.row.rule is None
 
     @property
     def workers(self) -> int:
@@ -68,9 +65,22 @@ class MeasuredPoint(Struct, frozen=True):
 
 def points(settings: Iterable[Setting], rows: Iterable[RowResult]) -> list[MeasuredPoint]:
     """Returns the measurements in the rows' order, without rows that are withheld or have no model."""
-    known = {each.key: each for each in settings}
-    found = (_point(row, known[row.setting]) for row in rows if not row.withheld)
-    return [point for point in found if point is not None]
+    known, found = {each.key: each for each in settings}, list[MeasuredPoint]()
+    for row in rows:
+        step, compute = row.median("step_ms"), row.median("compute_ms")
+        if row.withheld or step is None:
+            continue
+        with suppress(UsageError):  # there is no model of the row
+            found.append(
+                MeasuredPoint(
+                    setting=known[row.setting],
+                    row=read_row(row.row),
+                    step_seconds=step / 1e3,
+                    samples_per_second=row.median("samples_per_second"),
+                    compute_seconds=None if compute is None else compute / 1e3,
+                )
+            )
+    return found
 
 
 def model_bytes(settings: Iterable[Setting], rows: Iterable[RowResult]) -> int | None:
@@ -87,24 +97,6 @@ def model_bytes(settings: Iterable[Setting], rows: Iterable[RowResult]) -> int |
         if sent and row.row == "ring" and n > 1:
             return round(sent * n / (2 * (n - 1)))
     return None
-
-
-def _point(row: RowResult, setting: Setting) -> MeasuredPoint | None:
-    step, compute = row.median("step_ms"), row.median("compute_ms")
-    try:
-        reading = read_row(row.row)
-    except UsageError:
-        return None
-    if step is None:
-        return None
-    return MeasuredPoint(
-        key=row.setting,
-        setting=setting,
-        reading=reading,
-        step_seconds=step / 1e3,
-        samples_per_second=row.median("samples_per_second"),
-        compute_seconds=None if compute is None else compute / 1e3,
-    )
 
 
 class Overhead(Struct, frozen=True):
@@ -182,12 +174,13 @@ class Score:
     def predictions(self) -> list[Prediction]:
         """Returns each calibrated row's predictions with the measurements, but for runs with a fault."""
         # One point per run: a ring's run counts in several settings that differ in servers.
-        runs = _firsts(((point.row, meets(point.row, point.setting)), point) for point in self._points)
-        return [
-            self._beside(point)
-            for point in runs
-            if point.row in self._overheads and meets(point.row, point.setting).fault is None
-        ]
+        met = ((meets(point.row.name, point.setting), point) for point in self._points)
+        runs = _firsts(
+            ((point.row.name, setting), point)
+            for setting, point in met
+            if point.row.name in self._overheads and setting.fault is None
+        )
+        return [self._beside(point) for point in runs]
 
     @staticmethod
     def accuracy(predictions: Iterable[Prediction]) -> Accuracy | None:
@@ -217,23 +210,21 @@ class Score:
         Args:
             setting: The setting, apart from its servers.
         """
-        ring, hub = read_row("ring"), read_row("hub-bsp")
 
-        def step(servers: int) -> float:
-            return self.predict(hub, replace(setting, servers=servers)).step_seconds
+        def hub(servers: int) -> float:
+            return self.predict(ROWS["hub-bsp"], replace(setting, servers=servers)).step_seconds
 
-        return overtaking(step, self.predict(ring, setting).step_seconds, setting.workers)
+        return overtaking(hub, self.predict(ROWS["ring"], setting).step_seconds, setting.workers)
 
     # Calibration.
 
     def _solve(self) -> dict[str, Overhead]:
         """Returns each row's overhead; a single process shows what shrinks with a worker's share."""
         cores = self._constants.cores
-        rest = {point.row: self._rest(point) for point in self._calibrating}
-        alone = next((rest[point.row] for point in self._calibrating if point.alone), None)
+        rest = [(point, self._rest(point)) for point in self._calibrating]
+        alone = next((seconds for point, seconds in rest if point.alone), None)
         return {
-            point.row: Overhead.solve(rest[point.row], point.workers, cores, alone)
-            for point in self._calibrating
+            point.row.name: Overhead.solve(seconds, point.workers, cores, alone) for point, seconds in rest
         }
 
     def _rest(self, point: MeasuredPoint) -> float:
@@ -241,14 +232,14 @@ class Score:
         slept = point.setting.compute_of(point.workers) or 0.0
         computing = max(0.0, (point.compute_seconds or 0.0) - slept)
         job = replace(self._job, compute=computing)
-        foreseen = predict(self._constants, point.reading, point.setting, job).step_seconds
+        foreseen = predict(self._constants, point.row, point.setting, job).step_seconds
         return computing + point.step_seconds - foreseen
 
     def _beside(self, point: MeasuredPoint) -> Prediction:
-        predicted = self.predict(point.reading, point.setting)
+        predicted = self.predict(point.row, point.setting)
         return Prediction(
-            setting=point.key,
-            row=point.row,
+            setting=point.setting.key,
+            row=point.row.name,
             measured_ms=1e3 * point.step_seconds,
             predicted_ms=1e3 * predicted.median_seconds,
             error=predicted.median_seconds / point.step_seconds - 1,
@@ -264,10 +255,10 @@ class Score:
             and point.setting == replace(first.setting, workers=point.setting.workers)
         }
         doublings = {1 << power for power in range((BEYOND * max(speeds)).bit_length())}
-        counts = sorted(count for count in speeds.keys() | doublings if count > first.reading.backup)
+        counts = sorted(count for count in speeds.keys() | doublings if count > first.row.backup)
         settings = [replace(first.setting, workers=count) for count in counts]
-        predicted = [self.predict(first.reading, setting).samples_per_second for setting in settings]
-        return Scaling(first.row, counts, [speeds.get(count) for count in counts], predicted)
+        predicted = [self.predict(first.row, setting).samples_per_second for setting in settings]
+        return Scaling(first.row.name, counts, [speeds.get(count) for count in counts], predicted)
 
 
 def _firsts(found: Iterable[tuple[Hashable, MeasuredPoint]]) -> list[MeasuredPoint]:
@@ -280,7 +271,7 @@ def _firsts(found: Iterable[tuple[Hashable, MeasuredPoint]]) -> list[MeasuredPoi
 
 def _calibrating(found: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
     """Returns the first plain point of each row."""
-    return _firsts((point.row, point) for point in found if point.plain)
+    return _firsts((point.row.name, point) for point in found if point.plain)
 
 
 def _batch(found: Sequence[MeasuredPoint]) -> float | None:
@@ -291,6 +282,70 @@ def _batch(found: Sequence[MeasuredPoint]) -> float | None:
     batches = (
         point.samples_per_second * point.step_seconds
         for point in found
-        if point.samples_per_second is not None and point.reading.rule in ("ring", "bsp")
+        if point.samples_per_second is not None and point.row.rule in ("ring", "bsp")
     )
     return next(batches, None)
+
+
+def scaling(settings: Sequence[Setting], rows: Sequence[RowResult]) -> list[Scaling]:
+    """Returns samples per second by workers, from the first settings that differ only in workers.
+
+    `local` has one process whatever the setting, so it is not in it.
+    """
+    group = next((group for group in grouped(settings, "workers") if len(group) > 1), [])
+    if not group:
+        return []
+    speeds = {(row.setting, row.row): row.median("samples_per_second") for row in rows}
+    return [
+        Scaling(
+            row=name,
+            workers=[setting.workers for setting in group],
+            measured=[speeds.get((setting.key, name)) for setting in group],
+            predicted=[None] * len(group),
+        )
+        for name in dict.fromkeys(row.row for row in rows if row.row != "local")
+    ]
+
+
+OPTIMIZERS = {"char-lm": "adam"}
+"""Optimizers of built-in jobs that do not use SGD."""
+
+
+def calibrated(found: Findings, constants: Constants | None) -> Score | None:
+    """Returns the model, calibrated by the measured findings; None if nothing can be predicted.
+
+    Args:
+        found: The measured findings.
+        constants: Of the machine or cluster of the runs; None: not measured. They are of Gloo, so runs with
+            NCCL are not predicted.
+    """
+    nbytes = model_bytes(found.settings, found.rows)
+    if constants is None or nbytes is None or found.asked.backend == "nccl":
+        return None
+    return Score(found.settings, found.rows, constants, trained(found.asked, nbytes), found.asked.seeds)
+
+
+def predicted(found: Findings, model: Score | None) -> Findings:
+    """Returns the measured findings with `predictions`, `score` and `scaling`."""
+    scales = scaling(found.settings, found.rows)
+    if model is None:
+        return replace(found, scaling=scales)
+    predictions = model.predictions()
+    return replace(
+        found,
+        predictions=predictions,
+        score=model.accuracy(predictions),
+        scaling=[*model.scaling(), *(each for each in scales if each.row not in model.calibrated)],
+    )
+
+
+def trained(experiment: Experiment, model_bytes: int) -> PredictedJob:
+    """Returns what was trained, and the transport."""
+    return PredictedJob(
+        nbytes=model_bytes,
+        optimizer=OPTIMIZERS.get(experiment.job or "", "sgd"),
+        wire="" if experiment.transport == "auto" else experiment.transport,
+        together=True,
+        slice_bytes=experiment.slice_bytes,
+        tensors=tensors(experiment.job, model_bytes),
+    )

@@ -24,7 +24,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from hubring.workers.compare.plan.row import Rule
+from hubring.workers.compare.plan.row import Row
+from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.predict.exchange_terms import HubExchange
 from hubring.workers.runtime.slowdown import SLOW_SHARE, SlowdownSettings, Straggler
 
@@ -33,27 +34,26 @@ class SimulationInput(Struct, frozen=True, kw_only=True):
     """Workers that compute, exchange, and wait by a rule.
 
     Attributes:
-        workers: Number of workers.
+        row: Its rule says which workers wait for each other. `ring` and `bsp`: all for all; `backup`: all for
+            all but some; `ssp`: no worker leads by more than the staleness; `asp`: no worker waits.
+        setting: The number of workers, and which are slow.
         way: Load of one exchange.
         compute: Seconds a step, the same for all.
-        rule: Which workers wait for each other. `ring` and `bsp`: all for all; `backup`: all for all but
-            some; `ssp`: no worker leads by more than the staleness; `asp`: no worker waits.
-        staleness: Bound of ssp.
-        backup: Number of workers that a round does not wait for.
-        straggler: The slow workers; None: none.
         steps: Mean steps of a worker.
         seed: Seed of all draws.
     """
 
-    workers: int
+    row: Row
+    setting: Setting
     way: HubExchange
     compute: float = 0.0
-    rule: Rule = "bsp"
-    staleness: int = 0
-    backup: int = 0
-    straggler: Straggler | None = None
     steps: int = 100
     seed: int = 0
+
+    @property
+    def draws(self) -> Draws:
+        """Fresh draws of the workers' delays."""
+        return Draws(self.setting.straggler, self.setting.workers, self.seed)
 
 
 class SimulationResult(Struct, frozen=True, kw_only=True):
@@ -127,14 +127,14 @@ class Draws:
 
 def all_for_all(scene: SimulationInput) -> SimulationResult:
     """Simulates bsp and a ring: a step ends when the last gradient has arrived and is answered."""
-    draws, ranks = Draws(scene.straggler, scene.workers, scene.seed), np.arange(scene.workers)
+    draws, ranks = scene.draws, np.arange(scene.setting.workers)
     seconds = np.zeros(scene.steps)
     for step in range(scene.steps):
         arrivals = np.sort(scene.compute + draws.take(ranks, np.full(len(ranks), step)))
         # Of a ring, all 2(n-1) hops follow.
-        rest = scene.way.alone if scene.rule == "ring" else after_last(scene.way, arrivals)
+        rest = after_last(scene.way, arrivals) if scene.row.rule == "bsp" else scene.way.alone
         seconds[step] = arrivals[-1] + rest
-    return _course(seconds, scene.steps * scene.workers)
+    return _course(seconds, scene.steps * scene.setting.workers)
 
 
 def all_but_some(scene: SimulationInput) -> SimulationResult:
@@ -143,10 +143,10 @@ def all_but_some(scene: SimulationInput) -> SimulationResult:
     A later gradient is dropped on arrival; its worker continues with the open round. A read belongs to the
     last round that closed before it.
     """
-    draws, ranks = Draws(scene.straggler, scene.workers, scene.seed), np.arange(scene.workers)
-    needed, seconds, exchanges = scene.workers - scene.backup, [], 0
-    taken = np.zeros(scene.workers, np.intp)
-    read = np.zeros(scene.workers)
+    workers, draws = scene.setting.workers, scene.draws
+    ranks, needed, seconds, exchanges = np.arange(workers), workers - scene.row.backup, [], 0
+    taken = np.zeros(workers, np.intp)
+    read = np.zeros(workers)
     ready = read + scene.compute + draws.take(ranks, taken)
     closed = 0.0
     for _ in range(scene.steps):
@@ -291,7 +291,7 @@ class AsynchronousWorkers:
     """
 
     def __init__(self, scene: SimulationInput) -> None:
-        way = scene.way
+        way, workers = scene.way, scene.setting.workers
         self._scene, self._way = scene, way
         self._own = max(way.own, way.shared, way.cores + way.closing)
         self._first = way.shared / way.slices / self._own if self._own else 0.0
@@ -299,11 +299,11 @@ class AsynchronousWorkers:
         self._entry = ServiceQueue(max(way.shared, way.cores + way.closing))
         self._server = ServiceQueue(way.serve + way.close)
         self._exit = ServiceQueue(max(way.shared, way.cores + way.closing))
-        self._rule = Staleness(scene.workers, scene.staleness if scene.rule == "ssp" else None)
-        self._draws = Draws(scene.straggler, scene.workers, scene.seed)
-        self._taken = np.zeros(scene.workers, np.intp)
-        self._ready = scene.compute + self._draws.take(np.arange(scene.workers), self._taken)
-        self._begun = np.zeros(scene.workers)
+        self._rule = Staleness(workers, scene.row.staleness if scene.row.rule == "ssp" else None)
+        self._draws = scene.draws
+        self._taken = np.zeros(workers, np.intp)
+        self._ready = scene.compute + self._draws.take(np.arange(workers), self._taken)
+        self._begun = np.zeros(workers)
         self._window = scene.compute + way.alone
         self._applied = self._lead = 0
         self._now = 0.0
@@ -312,7 +312,7 @@ class AsynchronousWorkers:
 
     def run(self) -> SimulationResult:
         """Runs until the workers have taken their steps, on average."""
-        wanted = self._scene.workers * self._scene.steps
+        wanted = self._scene.setting.workers * self._scene.steps
         while self._applied < wanted:
             now = float(self._ready.min())
             self._step(np.flatnonzero(self._ready <= now + self._window * (1 - 1e-9)))
@@ -368,8 +368,8 @@ def simulate(scene: SimulationInput) -> SimulationResult:
 
     With equal workers it agrees with the formulas: exactly in lockstep, else in the long run.
     """
-    if scene.rule in ("ring", "bsp"):
-        return all_for_all(scene)
-    if scene.rule == "backup":
+    if scene.row.rule == "backup":
         return all_but_some(scene)
-    return AsynchronousWorkers(scene).run()
+    if scene.row.rule in ("ssp", "asp"):
+        return AsynchronousWorkers(scene).run()
+    return all_for_all(scene)

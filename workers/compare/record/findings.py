@@ -32,10 +32,7 @@ class Number(Struct, frozen=True):
     def of(values: Sequence[float | None]) -> Number | None:
         """Returns the number of these values; None if no seed has a value."""
         known = [value for value in values if value is not None]
-        if not known:
-            return None
-        interval = median_interval(known)
-        return Number(list(values), interval.median, interval.low, interval.high)
+        return Number(list(values), *median_interval(known)) if known else None
 
     @property
     def complete(self) -> bool:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median, stdev
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -27,8 +27,7 @@ ENOUGH = 6
 """Seeds from which on it does; with fewer the interval is the range."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """A median and its interval, in the unit of the values."""
 
     median: float
@@ -50,34 +49,25 @@ def interval_words(seeds: int) -> str:
     return f"is the interval that contains the median in at least {CONFIDENCE:.0%} of cases"
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def median_interval(values: Sequence[float]) -> Interval:
     """Returns the median and an interval between two values at the same distance from both ends.
+
+    It contains the true median with a probability of `CONFIDENCE`; of too few values it is the range.
 
     Args:
         values: One per repeat, in any order. A single value is its own interval.
-        confidence: Minimum probability that such an interval contains the true median, above 0 and below 1.
-            With too few values the interval is the range.
 
     Raises:
-        ValueError: There is no value, one is not finite, or the confidence is out of range.
+        ValueError: There is no value, or one is not finite.
     """
     if not values or not all(map(math.isfinite, values)):
         raise ValueError(f"median of {list(values)}: expected at least one value, all of them finite")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence {confidence:g}: expected a number above 0 and below 1")
-    ordered = sorted(map(float, values))
-    outside = _outside(len(ordered), confidence)
-    return Interval(median(ordered), ordered[outside], ordered[-1 - outside])
-
-
-def _outside(count: int, confidence: float) -> int:
-    """Returns how many of `count` ordered values are outside of the interval at either end.
-
-    Each value is above the true median with probability 1/2, like heads of a coin. The interval misses the
-    median if there are no more heads, or no more tails, than values outside.
-    """
+    ordered, count = sorted(map(float, values)), len(values)
+    # Each value is above the true median with probability 1/2, like heads of a coin. An interval misses the
+    # median if there are no more heads, or no more tails, than values outside of it at either end.
     misses = accumulate(2 * math.comb(count, heads) / (1 << count) for heads in range((count + 1) // 2))
-    return max(0, sum(chance <= 1 - confidence for chance in misses) - 1)
+    outside = max(0, sum(chance <= 1 - CONFIDENCE for chance in misses) - 1)
+    return Interval(median(ordered), ordered[outside], ordered[-1 - outside])
 
 
 def tail(t: float, freedom: int) -> float:

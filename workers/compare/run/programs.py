@@ -212,14 +212,8 @@ class Programs:
         """The programs of a peer."""
         peer, setting = self.run.row.peer, self.run.setting
         assert peer is not None
-        return PeerPrograms(
-            peer,
-            self.workers,
-            self.folder,
-            self.hosts,
-            servers=setting.servers,
-            backend=self.experiment.backend,
-        )
+        backend = self.experiment.backend
+        return PeerPrograms(peer, self.workers, self.folder, self.hosts, setting.servers, backend)
 
     def peer_words(self, rank: int) -> list[str]:
         """Returns the arguments that a peer's worker shares with ours."""

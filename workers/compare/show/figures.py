@@ -20,10 +20,6 @@ def partial(numbers: Iterable[Number | None]) -> str:
     return "" if all(number is None or number.complete for number in numbers) else PART
 
 
-def _four(value: float) -> str:
-    return digits(value, 4)
-
-
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
     """One of the numbers of `results.json`.
@@ -73,7 +69,7 @@ def figures(samples: str, metric: str) -> dict[str, NumberFormat]:
         "samples_to_target": NumberFormat("to target", samples),
         "seconds": NumberFormat("whole run", "s"),
         "final_loss": NumberFormat("final loss"),
-        "final_metric": NumberFormat(metric, write=_four),
+        "final_metric": NumberFormat(metric, write=lambda value: digits(value, 4)),
         "bytes_sent_per_step": NumberFormat("sent a step", write=size),
         "bytes_received_per_step": NumberFormat("received a step", write=size),
         "compute_ms": NumberFormat("compute", "ms"),

@@ -40,17 +40,12 @@ class RowMark:
     Attributes:
         accent: CSS class that sets the colour.
         dash: Dash pattern in SVG; empty: a solid line.
-        shape: Key of `SHAPES`.
+        outline: Path of its symbol.
     """
 
     accent: str
     dash: str
-    shape: str
-
-    @property
-    def outline(self) -> str:
-        """Path of its symbol."""
-        return SHAPES[self.shape]
+    outline: str
 
 
 KNOWN = ("local", "ring", "hub-bsp", "hub-ssp", "hub-asp", "hub-aggregate", "ddp", "mpi", "rpc", "ray")
@@ -63,8 +58,8 @@ def marks(rows: Iterable[str]) -> dict[str, RowMark]:
     left = [slot for slot in range(len(KNOWN)) if slot not in found.values()] or list(range(len(KNOWN)))
     others = [row for row in rows if row not in found]
     found |= {row: left[index % len(left)] for index, row in enumerate(dict.fromkeys(others))}
-    shapes = list(SHAPES)
-    return {row: RowMark(f"accent-{slot}", DASHES[slot], shapes[slot]) for row, slot in found.items()}
+    outlines = list(SHAPES.values())
+    return {row: RowMark(f"accent-{slot}", DASHES[slot], outlines[slot]) for row, slot in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
@@ -32,57 +32,45 @@ Kind = Literal["metric", "loss"]
 
 def accuracy(material: PageContent) -> dict[str, Any] | None:
     """Returns the metric against wall time."""
-    found = [_metric(material, panel, f"accuracy-{index}") for index, panel in enumerate(material.panels)]
+    figures = _figures(material, "metric")
     title = f"{material.job.title.capitalize()} against time"
-    return _shown(title, found, interval=interval_words(material.findings.seeds))
+    interval = interval_words(material.findings.seeds)
+    return {"title": title, "figures": figures, "interval": interval} if figures else None
 
 
 def loss(material: PageContent) -> dict[str, Any] | None:
     """Returns the loss against samples: the cost of asynchrony, independent of speed."""
-    found = [_loss(material, panel, f"loss-{index}") for index, panel in enumerate(material.panels)]
-    return _shown(f"Loss against {material.job.samples}", found)
+    figures = _figures(material, "loss")
+    return {"title": f"Loss against {material.job.samples}", "figures": figures} if figures else None
 
 
-def _shown(title: str, found: Iterable[DrawnFigure | None], **more: str) -> dict[str, Any] | None:
-    figures = [each for each in found if each is not None]
-    return {"title": title, "figures": figures, **more} if figures else None
+def _figures(material: PageContent, kind: Kind) -> list[DrawnFigure]:
+    drawn = [(panel, _lines(material, panel, kind)) for panel in material.panels]
+    return [
+        _figure(material, panel, kind, index, lines) for index, (panel, lines) in enumerate(drawn) if lines
+    ]
 
 
-def _metric(material: PageContent, panel: Panel, name: str) -> DrawnFigure | None:
-    drawn, job = _lines(material, panel, "metric"), material.job
-    if not drawn:
-        return None
-    target = [] if job.target is None else [job.target]
-    y = Axis(LinearScale.around([*_values(drawn), *target]), job.title)
-    drawing = Lines(drawn, _across(drawn, "seconds"), y, [Rule(at, f"target {at:g}") for at in target])
-    caption = _ends(drawn, "after {x} s", job.title) + _missing(material, panel, "metric")
-    return _figure(name, panel, caption, drawing, job.title)
-
-
-def _loss(material: PageContent, panel: Panel, name: str) -> DrawnFigure | None:
-    drawn, samples = _lines(material, panel, "loss"), material.job.samples
-    if not drawn:
-        return None
-    values = _values(drawn)
-    y = Axis(LinearScale.around(values), "training loss")
-    if min(values) > 0:
-        y = Axis(LogScale.around(values), "training loss, log scale")
-    caption = _ends(drawn, f"after {{x}} {samples}", "loss") + _missing(material, panel, "loss")
-    return _figure(name, panel, caption, Lines(drawn, _across(drawn, samples), y), "loss")
-
-
-def _figure(name: str, panel: Panel, caption: str, drawing: Lines, what: str) -> DrawnFigure:
-    table = _table(drawing.drawn, drawing.x.title, what, panel)
-    key = [(each.mark, each.label) for each in drawing.drawn]
-    return DrawnFigure(name, panel.title, caption, drawing, table, key)
-
-
-def _across(drawn: Sequence[RowLine], title: str) -> Axis:
-    return Axis(LinearScale.around((spot.x for each in drawn for spot in each.spots), zero=True), title)
-
-
-def _values(drawn: Sequence[RowLine]) -> list[float]:
-    return [value for each in drawn for spot in each.spots for value in (spot.low, spot.high)]
+def _figure(
+    material: PageContent, panel: Panel, kind: Kind, index: int, drawn: Sequence[RowLine]
+) -> DrawnFigure:
+    job = material.job
+    values = [value for each in drawn for spot in each.spots for value in (spot.low, spot.high)]
+    rules: list[Rule] = []
+    if kind == "metric":
+        name, what, across, where = "accuracy", job.title, "seconds", "after {x} s"
+        rules = [] if job.target is None else [Rule(job.target, f"target {job.target:g}")]
+        y = Axis(LinearScale.around([*values, *(rule.at for rule in rules)]), job.title)
+    else:
+        name, what, across, where = "loss", "loss", job.samples, f"after {{x}} {job.samples}"
+        y = Axis(LinearScale.around(values), "training loss")
+        if min(values) > 0:
+            y = Axis(LogScale.around(values), "training loss, log scale")
+    x = Axis(LinearScale.around((spot.x for each in drawn for spot in each.spots), zero=True), across)
+    caption = _ends(drawn, where, what) + _missing(material, panel, kind)
+    key = [(each.mark, each.label) for each in drawn]
+    table = _table(drawn, across, what, panel)
+    return DrawnFigure(f"{name}-{index}", panel.title, caption, Lines(drawn, x, y, rules), table, key)
 
 
 def _lines(material: PageContent, panel: Panel, kind: Kind) -> list[RowLine]:
@@ -142,14 +130,11 @@ def _missing(material: PageContent, panel: Panel, kind: Kind) -> str:
     for entry in panel.entries:
         drawn, seeds = len(_readings(_curves(material, entry), kind)), len(entry.seeds)
         if not drawn:
-            gone.append(f"{entry.row} ({_why_absent(entry)})")
+            why = "withheld" if entry.withheld else "failed" if entry.failed else "not measured"
+            gone.append(f"{entry.row} ({why})")
         elif drawn < seeds:
             partly.append(f" Line and band of {entry.row} are of {drawn} of {seeds} seeds.")
     return "".join([*partly, f" Not drawn: {', '.join(gone)}." if gone else ""])
-
-
-def _why_absent(entry: RowResult) -> str:
-    return "withheld" if entry.withheld else "failed" if entry.failed else "not measured"
 
 
 def _table(drawn: Sequence[RowLine], x: str, y: str, panel: Panel) -> NumberTable:

@@ -221,7 +221,11 @@ def _prediction_figure(material: PageContent, both: Sequence[Prediction], table:
     foreseen = [each for each in both if not each.calibrated]
     if foreseen:
         within = sum(abs(each.error or 0.0) <= FAIR for each in foreseen)
-        caption += f" {within} of {len(foreseen)} without calibration are in the band; {_worst(foreseen)}."
+        worst = max(foreseen, key=lambda each: abs(each.error or 0.0))
+        caption += (
+            f" {within} of {len(foreseen)} without calibration are in the band; the worst is {worst.row} with"
+            f" {worst.setting}, off by {signed(worst.error or 0.0)}."
+        )
     drawing = Lines(drawn, x, y, fair=_fair(scale), height=300)
     title, key = "Predicted against measured step time", material.key(rows)
     return DrawnFigure("predictions-chart", title, caption, drawing, table, key, opened=True)
@@ -240,11 +244,6 @@ def _fair(scale: LogScale) -> tuple[str, str]:
     above = [(place(at), place(at * (1 + FAIR))) for at in ends]
     below = [(place(at), place(at * (1 - FAIR))) for at in reversed(ends)]
     return path([*above, *below], close=True), path((place(at), place(at)) for at in ends)
-
-
-def _worst(both: Sequence[Prediction]) -> str:
-    worst = max(both, key=lambda each: abs(each.error or 0.0))
-    return f"the worst is {worst.row} with {worst.setting}, off by {signed(worst.error or 0.0)}"
 
 
 def _line(material: PageContent, each: Prediction) -> list[str]:

@@ -93,11 +93,7 @@ THICK = {
     "read": "waiting for permission to read",
     "other": "other",
 }
-THIN = {
-    "hidden": "exchange that overlaps with compute",
-    "queue": "server queue",
-    "apply": "server apply",
-}
+THIN = {"hidden": "exchange that overlaps with compute", "queue": "server queue", "apply": "server apply"}
 LEGENDS = (("Thick:", THICK, 14), ("Thin:", THIN, 6))
 """Legends of the two bars of every row, with the height of their samples in pixels."""
 

@@ -6,12 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from hubring.workers.compare.decide.decision import Comparisons
-from hubring.workers.compare.decide.scaling import predicted as predicted_of
-from hubring.workers.compare.decide.scaling import won_from
+from hubring.workers.compare.decide.reasons import crossovers
 from hubring.workers.compare.plan.setting import Link, Setting
+from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.prediction import PredictedJob, predict
+from hubring.workers.compare.predict.score import calibrated, predicted
 from hubring.workers.compare.predict.slicing import tensors
-from hubring.workers.compare.record.findings import Accuracy
+from hubring.workers.compare.record.findings import Accuracy, Findings
 from tests.support.compare.calibration import (
     CONSTANTS,
     FINE,
@@ -26,20 +27,26 @@ from tests.support.compare.calibration import (
 )
 
 
-@pytest.mark.parametrize(("job", "measured", "predicted"), [(FINE, 4, 3), (THEIRS, None, 5)])
+def predicted_of(found: Findings, constants: Constants | None) -> Findings:
+    model = calibrated(found, constants)
+    compared = Comparisons(predicted(found, model))
+    return replace(compared.findings, crossover=crossovers(compared, model))
+
+
+@pytest.mark.parametrize(("job", "measured", "foreseen"), [(FINE, 4, 3), (THEIRS, None, 5)])
 def test_a_crossover_is_measured_and_predicted_side_by_side(
-    job: PredictedJob, measured: int | None, predicted: int
+    job: PredictedJob, measured: int | None, foreseen: int
 ) -> None:
-    found = won_from(Comparisons(predicted_of(listed(experiment(job)), CONSTANTS)))
+    found = predicted_of(listed(experiment(job)), CONSTANTS).crossover
     assert [each.setting for each in found] == ["n4 1000mbit", "n4 200mbit"]
     for each in found:
         assert each.tried == [1, 2, 4]
-        assert (each.measured, each.predicted, each.by_bytes) == (measured, predicted, 3)
+        assert (each.measured, each.predicted, each.by_bytes) == (measured, foreseen, 3)
         assert each.calibrated
 
 
 def test_without_a_calibration_a_crossover_is_measured_only() -> None:
-    first = won_from(Comparisons(predicted_of(listed(experiment(FINE)), None)))[0]
+    first = predicted_of(listed(experiment(FINE)), None).crossover[0]
     assert (first.measured, first.predicted, first.calibrated) == (4, None, False)
 
 
@@ -69,7 +76,7 @@ def test_a_row_that_nothing_calibrated_is_neither_predicted_nor_scored() -> None
 def test_a_prediction_is_for_the_wire_that_the_experiment_took(wire: str, link: Link | None) -> None:
     dear = replace(WIRE, beta=4e-8)
     constants = replace(CONSTANTS, wires={**CONSTANTS.wires, wire: dear})
-    job = replace(THEIRS, wire=wire, tensors=tensors("digits", THEIRS.model_bytes))
+    job = replace(THEIRS, wire=wire, tensors=tensors("digits", THEIRS.nbytes))
     settings = [Setting(workers=4, servers=count, link=link) for count in (1, 4)]
     rows = [
         entry("hub-bsp", setting, predict(constants, "hub-bsp", setting, job).step_seconds)

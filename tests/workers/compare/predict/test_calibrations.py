@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.plan.setting import Link
 from hubring.workers.compare.predict.calibrations import (
     CLUSTERS,
     find_calibration,
@@ -28,13 +27,13 @@ from hubring.workers.compare.predict.nccl import (
     measured,
 )
 from hubring.workers.peers.nccl_tests import busbw, read_nccl_output
-from tests.support.compare.calibration import CONSTANTS, SIZES, output
+from tests.support.compare.calibration import SIZES, output
 
 GIGA = 1 << 30
 
 
 def bundled(name: str) -> Cluster:
-    cluster = find_calibration(name).constants.cluster
+    cluster = find_calibration(name)[1].cluster
     assert cluster is not None
     return cluster
 
@@ -57,7 +56,9 @@ def formula(cluster: Cluster, nodes: int, nbytes: int) -> float:
 def published(cluster: Cluster, nodes: int) -> list[tuple[int, float]]:
     """Returns sizes from 64 MiB with their GB/s."""
     (table,) = [each for each in cluster.tables if (each.nodes, each.algorithm) == (nodes, "nccl")]
-    return [(size, busbw(size, seconds, table.ranks)) for size, seconds in table.seconds if size >= 64 << 20]
+    return [
+        (size, busbw(size, seconds, table.shape.ranks)) for size, seconds in table.seconds if size >= 64 << 20
+    ]
 
 
 @pytest.mark.parametrize(("name", "nodes"), [("h100", 1), ("h100", 2), ("h100", 4), ("dgx-a100", 1)])
@@ -72,7 +73,7 @@ def test_eight_nodes_of_h100_are_predicted_from_fewer() -> None:
     fewer = without(cluster, 8)
     for size, known in published(cluster, 8):
         assert bus(fewer, "nccl", 8, size) == pytest.approx(known, rel=0.2), size
-        assert not fewer.covers(8, 8, size)
+        assert not fewer.covers(ClusterShape(8, 8), size)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -80,9 +81,9 @@ def test_a_measured_point_is_predicted_as_it_was_measured(name: str) -> None:
     cluster = bundled(name)
     for table in cluster.tables:
         for size, micro in [*table.rows[::4], table.rows[-1]] if table.algorithm == "nccl" else []:
-            found = allreduce(cluster, "nccl", ClusterShape(table.nodes, 8), size).seconds
+            found = allreduce(cluster, "nccl", table.shape, size).seconds
             assert found == pytest.approx(micro / 1e6)
-            assert cluster.covers(table.nodes, 8, size)
+            assert cluster.covers(table.shape, size)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -102,11 +103,11 @@ def test_a_missing_level_is_named_with_the_option_that_replaces_it() -> None:
         allreduce(one, "ring", ClusterShape(2, 8), GIGA)
     with pytest.raises(UsageError, match="mine has no sweep of one node with several GPUs; add `--intra`"):
         allreduce(many, "ring", ClusterShape(4, 8), GIGA)
-    host = find_calibration("host").constants
+    host = find_calibration("host")[1]
     described = with_nodes(replace(host, cluster=one), None, None, 400e9, 2e-6).cluster
     assert described is not None
     assert bus(described, "ring", 2) == pytest.approx(50 * 1448 / 1514, rel=0.05)
-    assert not described.covers(2, 8, GIGA)
+    assert not described.covers(ClusterShape(2, 8), GIGA)
 
 
 @given(
@@ -126,23 +127,12 @@ def test_a_fit_finds_the_curve_again(  # even where a sweep ends before its rate
     assert fitted(rows[-1:]).seconds(rows[-1][0]) == pytest.approx(rows[-1][1])
 
 
-def test_constants_are_the_same_after_a_file(tmp_path: Path) -> None:
-    linked = replace(CONSTANTS, link=Link(rate=1e10, latency=2e-5))
-    linked.write(tmp_path / "new" / "calibration.json")
-    assert read_constants(tmp_path / "new" / "calibration.json") == linked
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"wires": {}}'])
 def test_a_file_that_is_no_calibration_is_refused_by_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "calibration.json"
     file.write_text(text)
     with pytest.raises(UsageError, match=r"calibration\.json is not a calibration .*ps-compare calibrate"):
         read_constants(file)
-
-
-def test_a_missing_constant_is_named_with_the_measured_ones() -> None:
-    with pytest.raises(UsageError, match="no wire 'rdma', only shm, zmq"):
-        CONSTANTS.wire("rdma")
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 2), (1, 8), (4, 8), (8, 8)])

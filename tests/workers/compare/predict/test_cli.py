@@ -40,8 +40,8 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 
 @pytest.fixture
 def calibrated(tmp_path: Path) -> str:
-    CONSTANTS.write(tmp_path / "calibration.json")
-    return str(tmp_path / "calibration.json")
+    CONSTANTS.write(tmp_path / "new" / "calibration.json")
+    return str(tmp_path / "new" / "calibration.json")
 
 
 @pytest.fixture
@@ -212,6 +212,7 @@ def test_slow_ranks_that_a_setting_lacks_slow_nothing(predicted: Told) -> None:
         (("--workers", "2,02"), "--workers = 2, 2 has a duplicate; remove it"),
         (("--rows", "ring-powersgd:4"), "no model of --compress powersgd:4, whose size depends"),
         (("--workers", "1", "--rows", "hub-backup"), "hub-backup needs at least 2 workers, not 1; pass"),
+        (("--transport", "rdma"), "no wire 'rdma', only shm, zmq"),
         (("--optimizer", "lion"), "no optimizer 'lion'; expected one of sgd, adam"),
         (("--calibration", "nowhere.json"), "nowhere.json is not a calibration"),
     ],

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from hubring.ps.transport.zmq.socket import IO_THREADS
 from hubring.workers.compare.plan.setting import LINE_BYTES, PAYLOAD_BYTES, Link
-from hubring.workers.compare.predict import formulas
 from hubring.workers.compare.predict.calibrations import Constants, WireCosts
 from hubring.workers.compare.predict.exchange_terms import (
     SPREAD,
@@ -18,7 +17,7 @@ from hubring.workers.compare.predict.exchange_terms import (
     servers_needed,
     spread,
 )
-from hubring.workers.compare.predict.formulas import Shards
+from hubring.workers.compare.predict.formulas import SERVER_LINES, ExchangeCosts, Shards
 from hubring.workers.compare.predict.prediction import predict
 from tests.support.compare.calibration import CONSTANTS, JOB, LINKED
 
@@ -38,12 +37,12 @@ WEIGHTLESS = Constants(
 
 
 def hub(task: ExchangeTask, workers: int, servers: int, constants: Constants = WEIGHTLESS) -> float:
-    way = formulas.hub(constants, task, workers, servers, "zmq", steps=True, shows=True)
+    way = ExchangeCosts(constants, task, workers).hub(servers, "zmq", steps=True, shows=True)
     return way.lockstep(workers)
 
 
 def ring(task: ExchangeTask, workers: int, constants: Constants = WEIGHTLESS) -> float:
-    return formulas.ring(constants, task, workers).alone
+    return ExchangeCosts(constants, task, workers).ring().alone
 
 
 def fine(nbytes: int, link: Link = GIGABIT) -> ExchangeTask:
@@ -52,7 +51,7 @@ def fine(nbytes: int, link: Link = GIGABIT) -> ExchangeTask:
 
 
 def test_lines_at_once_are_the_transport_s() -> None:
-    assert formulas.SERVER_LINES["zmq"] == IO_THREADS
+    assert SERVER_LINES["zmq"] == IO_THREADS
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8, 64])
@@ -87,7 +86,7 @@ def test_the_hub_overtakes_where_it_wins_with_that_many_servers_and_all_more() -
 @pytest.mark.parametrize(("passes", "rounds"), [(2, 6), (4, 12)])
 def test_where_a_ring_only_waits_latency_is_what_limits_it(passes: int, rounds: int) -> None:
     task = ExchangeTask(nbytes=4, link=Link(rate=1e9, latency=1e-3))
-    way = formulas.ring(WEIGHTLESS, task, 4, Shards(passes=passes))
+    way = ExchangeCosts(WEIGHTLESS, task, 4).ring(Shards(passes=passes))
     assert way.latency == pytest.approx(way.alone, rel=1e-4) == pytest.approx(rounds * 2e-3, rel=1e-4)
 
 
@@ -121,13 +120,13 @@ def test_more_servers_are_never_slower(workers: int, servers: int, nbytes: int, 
 
 def test_colocated_shards_carry_what_a_ring_carries() -> None:
     task = ExchangeTask(nbytes=100 * MEBI, link=GIGABIT)
-    colocated = formulas.colocated(WEIGHTLESS, task, 4, "zmq", steps=True)
+    colocated = ExchangeCosts(WEIGHTLESS, task, 4).colocated("zmq", steps=True)
     assert colocated.lockstep(4) == pytest.approx(ring(task, 4))
 
 
 def test_the_measured_slowdown_of_a_switch_that_drops_is_predicted() -> None:
     def step(row: str, buffer: float | None) -> float:
-        job = replace(JOB, compute=0.0, model_bytes=MEBI, buffer=buffer)
+        job = replace(JOB, compute=0.0, nbytes=MEBI, buffer=buffer)
         return predict(CONSTANTS, row, replace(LINKED, link=Link(rate=2e8)), job).step_seconds
 
     assert step("hub-bsp", 2.5e6) / step("hub-bsp", None) == pytest.approx(1.12, abs=0.05)

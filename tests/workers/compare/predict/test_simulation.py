@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hubring.workers.compare.plan.row import Rule
+from hubring.workers.compare.plan.row import Row, Rule
+from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.predict.exchange_terms import HubExchange, TransferSeconds
 from hubring.workers.compare.predict.simulation import Draws, SimulationInput, simulate
 from hubring.workers.runtime.slowdown import Straggler, StragglerKind
 
-RULES: tuple[Rule, ...] = ("ring", "bsp", "backup", "ssp", "asp")
 NOTHING = HubExchange()
 WAY = HubExchange(
     own_by=TransferSeconds(link=0.01),
@@ -51,8 +51,17 @@ stragglers = st.builds(
 )
 
 
-def scene(**more: Any) -> SimulationInput:
-    return SimulationInput(**{"workers": 8, "way": WAY, "compute": 0.1, "steps": 50, **more})
+def scene(
+    rule: Rule,
+    workers: int = 8,
+    straggler: Straggler | None = None,
+    staleness: int = 0,
+    backup: int = 0,
+    **more: Any,
+) -> SimulationInput:
+    row = Row(name="", about="", rule=rule, staleness=staleness, backup=backup)
+    setting = Setting(workers=workers, straggler=straggler)
+    return SimulationInput(row=row, setting=setting, **{"way": WAY, "compute": 0.1, "steps": 50, **more})
 
 
 @given(way=ways, workers=st.integers(1, 40), compute=st.floats(0.001, 0.2))

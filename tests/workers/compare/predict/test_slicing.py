@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from hubring.ps.job.sharding import plan
 from hubring.workers.communicators import slice_sizes
 from hubring.workers.compare.plan.setting import Link
-from hubring.workers.compare.predict import formulas, slicing
+from hubring.workers.compare.predict import slicing
 from hubring.workers.compare.predict.exchange_terms import ExchangeTask, HubExchange
+from hubring.workers.compare.predict.formulas import ExchangeCosts
 from hubring.workers.compare.predict.slicing import bucket_sizes, buckets, cut, tensors
 from tests.support.compare.calibration import CONSTANTS
 
@@ -19,7 +20,7 @@ MEBI = 1 << 20
 
 
 def hub(task: ExchangeTask, workers: int = 2, servers: int = 2) -> HubExchange:
-    return formulas.hub(CONSTANTS, task, workers, servers, "zmq", steps=True, shows=True)
+    return ExchangeCosts(CONSTANTS, task, workers).hub(servers, "zmq", steps=True, shows=True)
 
 
 @given(

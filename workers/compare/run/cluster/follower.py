@@ -9,7 +9,7 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -151,7 +151,7 @@ class ClusterFollower:
 
 _ANSWER_SECONDS = 30.0
 
-_T = TypeVar("_T")
+_Answer = TypeVar("_Answer", Counted, Time)
 
 
 class FollowerLost(HubringError):
@@ -170,8 +170,6 @@ class FollowerHandle:
         self.hello = hello
         self._wire = wire
         self._codes: dict[str, int] = {}
-        self._sample: ProcessCounts | None = None
-        self._time: int | None = None
 
     @property
     def name(self) -> str:
@@ -208,21 +206,19 @@ class FollowerHandle:
 
     def listen(self) -> None:
         """Orders it to measure noise; raises as `order`."""
-        self._sample = None
         self.order(Listen())
 
     def sample(self) -> ProcessCounts:
         """Returns its noise counts since `listen`; raises as `code`."""
         self.order(Tell())
-        return self._answer(lambda: self._sample)
+        return self._answer(Counted).sample
 
     def clock_offset(self) -> ClockOffset:
         """Measures how far the conductor's clock is ahead of its clock; raises as `code`."""
 
         def ask() -> int:
-            self._time = None
             self.order(AskTime())
-            return self._answer(lambda: self._time)
+            return self._answer(Time).ns
 
         found = timing.measure_offset(ask)
         return ClockOffset(-found.ahead, found.round_trip)
@@ -231,32 +227,26 @@ class FollowerHandle:
         """Closes the connection, which ends all that the follower runs."""
         self._wire.close()
 
-    def _answer(self, known: Callable[[], _T | None]) -> _T:
-        """Handles messages until an answer is known; raises as `code`."""
+    def _answer(self, kind: type[_Answer]) -> _Answer:
+        """Handles messages until one of this kind; raises as `code`."""
         deadline = time.monotonic() + _ANSWER_SECONDS
-        while (answer := known()) is None:
-            if not self._hear(max(0.0, deadline - time.monotonic())):
+        while not isinstance(answer := self._hear(max(0.0, deadline - time.monotonic())), kind):
+            if answer is None:
                 raise self._gone(OtherEndLost(f"no answer within {_ANSWER_SECONDS:g} s"))
         return answer
 
-    def _hear(self, timeout: float) -> bool:
-        """Handles one message; False if none arrives in time."""
+    def _hear(self, timeout: float) -> Message | None:
+        """Handles and returns one message; None if none arrives in time."""
         try:
             message = self._wire.receive(timeout)
         except OtherEndLost as cause:
             raise self._gone(cause) from cause
         match message:
-            case None:
-                return False
             case Ended(name=name, code=code):
                 self._codes[name] = code
-            case Counted(sample=sample):
-                self._sample = sample
-            case Time(ns=ns):
-                self._time = ns
             case Failed(why=why):
                 raise HubringError(f"{self.name}: {why}")
-        return True
+        return message
 
     def _gone(self, cause: OtherEndLost) -> FollowerLost:
         return FollowerLost(

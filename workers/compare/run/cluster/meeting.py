@@ -195,9 +195,7 @@ def invite(
         try:
             deadline = time.monotonic() + timeout
             while len(joined) < task.size - 1:
-                left = deadline - time.monotonic()
-                welcomed = _welcome(door, place.key.encode(), left) if left > 0 else None
-                if welcomed is None:
+                if (welcomed := _welcome(door, place.key.encode(), deadline)) is None:
                     raise _absent(task, joined, folder, timeout)
                 hello, wire = welcomed
                 if hello.rank in joined or hello.size != task.size:
@@ -231,9 +229,8 @@ def _write(file: Path, place: ConductorAddress) -> None:
     fresh.rename(file)
 
 
-def _welcome(door: socket.socket, key: bytes, timeout: float) -> tuple[Hello, TaskConnection] | None:
+def _welcome(door: socket.socket, key: bytes, deadline: float) -> tuple[Hello, TaskConnection] | None:
     """Returns the next member; None if none joins in time."""
-    deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         door.settimeout(left)
         try:

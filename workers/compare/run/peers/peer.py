@@ -19,7 +19,7 @@ from hubring.ps.observe import logs
 from hubring.ps.store.collective import Part, outcome
 from hubring.workers import api
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.collectives.moving import broadcast_into
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.optimizer.wrapping import OptimizerWrapper

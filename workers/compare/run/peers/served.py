@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -107,12 +107,18 @@ class Served(PeerCommunicator, SteppingHub):
             answers.append(self._client.push_pull(*one, own))
         self.traffic.bytes_sent += bucket.gradients.nbytes
 
-        def fetch() -> None:
-            for answer in answers:
-                answer()
-            self.traffic.bytes_received += bucket.gradients.nbytes
+        def fetch(work: Work, timeout: float | None) -> None:
+            """Takes the answers in the thread that waits, with the peer's own timeout."""
+            try:
+                for answer in answers:
+                    answer()
+            except Exception as error:  # peers' libraries raise many types
+                work.fail(HubringError(f"{work.what} failed: {error}"))
+            else:
+                self.traffic.bytes_received += bucket.gradients.nbytes
+                work.complete_part()
 
-        return PendingExchange(f"the exchange of bucket {bucket.spec.index}", fetch)
+        return Work(f"the exchange of bucket {bucket.spec.index}", attend=fetch)
 
     def read_state(self, buckets: Sequence[Bucket]) -> dict[str, dict[str, Tensor]]:
         return {}  # these servers cannot be asked for it
@@ -178,27 +184,3 @@ class Ray(Served):
 
     topology = "ray"
     client = ray.RayClient
-
-
-class PendingExchange(Work):
-    """An exchange whose answer is fetched by the caller of `wait`.
-
-    Args:
-        what: Name of the exchange.
-        fetch: Waits for the answer and stores it.
-    """
-
-    def __init__(self, what: str, fetch: Callable[[], None]) -> None:
-        super().__init__(what)
-        self._fetch = fetch
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Fetches the answer, with the peer's own timeout."""
-        if not self.done:
-            try:
-                self._fetch()
-            except Exception as error:  # peers' libraries raise many types
-                self.fail(HubringError(f"{self.what} failed: {error}"))
-            else:
-                self.complete_part()
-        super().wait(timeout)

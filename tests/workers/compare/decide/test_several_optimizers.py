@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hubring.workers.compare.decide import asynchronous_steps, synchronous_steps
 from hubring.workers.compare.decide.gate import STEP_TOLERANCE
-from hubring.workers.compare.decide.steps import asynchronous, synchronous
-from hubring.workers.compare.decide.steps.exchange import Checked
-from hubring.workers.compare.decide.steps.recorded import RecordedStep
+from hubring.workers.compare.decide.recorded_steps import RecordedStep
+from hubring.workers.compare.decide.step_reference import Checked
 from tests.support.compare.audited import Script, train
 from tests.support.compare.correct_scripts import SCRIPTS
 from tests.support.compare.planted import PLANTED
@@ -40,13 +40,13 @@ def beside(first: list[dict[int, Any]], second: list[dict[int, Any]]) -> list[di
 
 def test_an_optimizer_behind_another_is_judged() -> None:
     wrong = steps_of("ring", "a rank sends nothing once, on a ring")
-    checked = synchronous.check(beside(steps_of("ring"), wrong), STEP_TOLERANCE)
+    checked = synchronous_steps.check(beside(steps_of("ring"), wrong), STEP_TOLERANCE)
     assert (checked.step, "rank 1 had sent nothing" in checked.fault) == (9, True)
 
 
 def test_an_optimizer_behind_one_that_is_not_replayed_is_judged() -> None:
     closure = [rank.trainers for rank in train("hub-asp", SCRIPTS["closure"]).ranks]
     wrong = steps_of("hub-asp", "an asynchronous push is applied twice")
-    checked = asynchronous.check(beside(closure, wrong), STEP_TOLERANCE)
+    checked = asynchronous_steps.check(beside(closure, wrong), STEP_TOLERANCE)
     assert checked.unjudged == "the script runs code within step()"
     assert checked.fault

@@ -8,24 +8,26 @@ the replayed ones; the replay then goes on from the answer, so rounding does not
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.decide.steps import exchange
-from hubring.workers.compare.decide.steps.exchange import (
-    EVERYTHING,
+from hubring.workers.compare.decide.recorded_steps import RecordedStep, StepsOfOptimizers
+from hubring.workers.compare.decide.step_reference import (
     Checked,
-    JudgedSteps,
     StepFault,
-    check_exchange,
+    StepReference,
+    precision,
+    storing_allowance,
+    units_of,
+    unknown_optimizer,
+    update_allowance,
     update_fault,
 )
-from hubring.workers.compare.decide.steps.recorded import RecordedStep
-from hubring.workers.compare.decide.steps.reference import StepReference, units_of, unknown_optimizer
+from hubring.workers.compare.decide.synchronous_steps import check_exchange
 
 
 class _Push(NamedTuple):
@@ -45,20 +47,21 @@ class _Push(NamedTuple):
 
 
 def check(
-    ranks: Sequence[Mapping[int, Sequence[RecordedStep]]], tolerance: float, reach: JudgedSteps = EVERYTHING
+    ranks: Sequence[StepsOfOptimizers], tolerance: float, unjudged: str = "", *, exchange: bool = True
 ) -> Checked:
-    """Judges all pushes. Arguments are as in `synchronous.check`."""
+    """Judges all pushes. Arguments are as in `synchronous_steps.check`."""
     trainers = sorted(set().union(*ranks))
-    return Checked.of_all(
-        [_check([rank.get(each, ()) for rank in ranks], tolerance, reach) for each in trainers]
-    )
+    each = ([rank.get(trainer, ()) for rank in ranks] for trainer in trainers)
+    return Checked.of_all([_check(own, tolerance, unjudged, exchange) for own in each])
 
 
-def _check(ranks: Sequence[Sequence[RecordedStep]], tolerance: float, reach: JudgedSteps) -> Checked:
+def _check(
+    ranks: Sequence[Sequence[RecordedStep]], tolerance: float, unjudged: str, exchange: bool
+) -> Checked:
     """Judges the pushes of one optimizer."""
-    taken, unjudged = sum(map(len, ranks)), reach.unjudged or _unjudged(ranks)
+    taken, unjudged = sum(map(len, ranks)), unjudged or _unjudged(ranks)
     try:
-        if reach.exchange:
+        if exchange:
             for one in (step for steps in ranks for step in steps):
                 check_exchange([one])
         _check_pushed(ranks)
@@ -172,7 +175,7 @@ class _Replay:
         self._layout = first.layout
         self._own = torch.tensor(first.layout.keys) == key
         self._parameter_of = first.parameter_of
-        self._eps = exchange.precision(first.layout, first.parameter_of)
+        self._eps = precision(first.layout, first.parameter_of)
         self._answers: defaultdict[int, list[_Push]] = defaultdict(list)
         for one in pushes:
             self._answers[one.version].append(one)
@@ -195,10 +198,8 @@ class _Replay:
             rounding = self._eps * gradient.abs()
             expected = reference.step(values, gradient, rounding, there, numbers, step.options)
             update = (expected.after - values) * self._own
-            allowed = allowed + exchange.update_allowance(
-                update, expected.doubt, self._parameter_of, self._tolerance
-            )
-            allowed = allowed + exchange.storing_allowance(self._eps, values, expected.after)
+            allowed = allowed + update_allowance(update, expected.doubt, self._parameter_of, self._tolerance)
+            allowed = allowed + storing_allowance(self._eps, values, expected.after)
             values = expected.after
             for answered in self._answers.get(one.position + 1, ()):
                 after = answered.step.exact().after

@@ -1,4 +1,8 @@
-"""Judges the recorded steps of all runs of an experiment.
+"""Judges every recorded step of all runs by itself, beside torch's optimizer in one process.
+
+Law: a step begins from recorded parameters, so rounding of earlier steps does not count. What it must do
+follows from the gradients that autograd made on each rank. The difference is measured against the update, not
+against the weight, so small learning rates are judged as strictly as large ones.
 
 The mean over ranks gives all of them the same weight. If their numbers of samples differ, the script must
 weigh its losses. Whether it does shows in the same step of a single process with the whole batch.
@@ -14,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from hubring.workers.compare.decide.steps import asynchronous, recorded, synchronous
-from hubring.workers.compare.decide.steps.exchange import EVERYTHING, Checked, JudgedSteps, StepFault
-from hubring.workers.compare.decide.steps.recorded import RecordedStep, Recording
+from hubring.workers.compare.decide import asynchronous_steps, recorded_steps, synchronous_steps
+from hubring.workers.compare.decide.recorded_steps import RecordedStep, Recording, StepsOfOptimizers
+from hubring.workers.compare.decide.step_reference import Checked, StepFault
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.run.outcome import Line, RunOutcome
 
@@ -128,11 +132,13 @@ class Single:
 
     Attributes:
         trainers: The steps by optimizer; empty without a single process.
-        reach: What of this script's steps can be judged.
+        unjudged: Why this script's steps cannot be replayed; empty if they can.
+        exchange: Whether its exchanges can be judged.
     """
 
-    trainers: Mapping[int, Sequence[RecordedStep]] = field(default_factory=dict)
-    reach: JudgedSteps = EVERYTHING
+    trainers: StepsOfOptimizers = field(default_factory=dict)
+    unjudged: str = ""
+    exchange: bool = True
 
     @classmethod
     def of(cls, recording: Recording, tolerance: float) -> Single:
@@ -143,13 +149,13 @@ class Single:
             tolerance: Allowed difference of an update, relative to the update.
         """
         trainers = recording.trainers
-        checked = synchronous.check([trainers], tolerance)
+        checked = synchronous_steps.check([trainers], tolerance)
         if not checked.fault:
             return cls(trainers)
         where = f"step {checked.step}: " if checked.step else ""
         why = f"the script does something that the replay does not know ({where}{checked.fault})"
-        exchanged = synchronous.check([trainers], tolerance, JudgedSteps(why))
-        return cls(trainers, JudgedSteps(why, exchange=not exchanged.fault))
+        exchanged = synchronous_steps.check([trainers], tolerance, why)
+        return cls(trainers, why, exchange=not exchanged.fault)
 
 
 def check_runs(
@@ -201,7 +207,8 @@ def check_run(
         single: The steps of a single process with the same batches; None without one.
     """
     steps, single = [rank.trainers for rank in ranks], single or Single()
-    checked = (synchronous if run.row.exact else asynchronous).check(steps, tolerance, single.reach)
+    rule = synchronous_steps if run.row.exact else asynchronous_steps
+    checked = rule.check(steps, tolerance, single.unjudged, exchange=single.exchange)
     facts = frozenset[str]().union(*(rank.facts for rank in ranks))
     if not run.row.exact or checked.fault or len(ranks) < 2:
         return RunCheck(run, checked, facts)
@@ -244,7 +251,7 @@ def _recorded(outcome: RunOutcome) -> list[Path]:
 
 def _recordings(run: PlannedRun, files: Sequence[Path]) -> list[Recording]:
     """Returns the recordings of all ranks; empty if the run's steps are not to be judged."""
-    ranks = recorded.joined([recorded.read(file) for file in files])
+    ranks = recorded_steps.joined([recorded_steps.read(file) for file in files])
     steps = [one for rank in ranks for each in rank.trainers.values() for one in each[:1]]
     backup_workers = not run.row.exact and any(one.layout.lockstep for one in steps)
     return ranks if steps and not backup_workers else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,9 +100,8 @@ class RecordedStep:
         )
 
 
-def elements_of(layout: ModelLayout) -> Tensor:
-    """Returns the parameter of each recorded element, by its place in the layout: int64."""
-    return torch.repeat_interleave(torch.arange(len(layout.counts)), torch.tensor(layout.counts))
+StepsOfOptimizers = Mapping[int, Sequence[RecordedStep]]
+"""A rank's steps in order, by the number of their optimizer."""
 
 
 class Recording(NamedTuple):
@@ -139,7 +138,9 @@ def recorded(entries: Iterable[ModelLayout | AuditStep]) -> Recording:
     options: dict[int, list[dict[str, Any]]] = {}
     for entry in entries:
         if isinstance(entry, ModelLayout):
-            layouts[entry.trainer] = _Layout(entry, elements_of(entry), _held(entry), {})
+            elements = torch.repeat_interleave(torch.arange(len(entry.counts)), torch.tensor(entry.counts))
+            held = _bools(entry.held) if entry.held else torch.ones(len(elements), dtype=torch.bool)
+            layouts[entry.trainer] = _Layout(entry, elements, held, {})
             facts.update(entry.facts)
             found.setdefault(entry.trainer, [])
             continue
@@ -166,7 +167,11 @@ class _Layout(NamedTuple):
 
     def mask(self, content: bytes) -> Tensor:
         """Returns one bool per element, from one byte per parameter; False where nothing is known."""
-        return self.masks.setdefault(bytes(content), _mask(content, self.parameter_of))
+        key = bytes(content)
+        if key not in self.masks:
+            known = _bools(content) if content else torch.zeros(len(self.layout.counts), dtype=torch.bool)
+            self.masks[key] = known[self.parameter_of]
+        return self.masks[key]
 
 
 def _step(
@@ -200,12 +205,6 @@ def _step(
         written=written,
         held=held,
     )
-
-
-def _held(layout: ModelLayout) -> Tensor:
-    if not layout.held:
-        return torch.ones(sum(layout.counts), dtype=torch.bool)
-    return torch.frombuffer(bytearray(layout.held), dtype=torch.uint8).bool()
 
 
 def joined(ranks: Sequence[Recording]) -> list[Recording]:
@@ -251,16 +250,11 @@ def _completed(steps: list[RecordedStep]) -> Iterator[RecordedStep]:
 
 def _tensor(content: bytes, layout: ModelLayout) -> Tensor:
     dtype = torch.float64 if layout.wide else torch.float32
-    return torch.frombuffer(_writable(content), dtype=dtype) if content else torch.zeros(0, dtype=dtype)
+    # Torch wants writable memory: bytes are copied, and what was read from a file is used as it is.
+    writable = bytearray(content) if isinstance(content, bytes) else content
+    return torch.frombuffer(writable, dtype=dtype) if content else torch.zeros(0, dtype=dtype)
 
 
-def _writable(content: bytes) -> bytes | bytearray:
-    """Returns a copy of bytes, and what was read from a file as it is. Torch wants writable memory."""
-    return bytearray(content) if isinstance(content, bytes) else content
-
-
-def _mask(content: bytes, parameter_of: Tensor) -> Tensor:
-    """Returns one bool per element, from one byte per parameter; False where nothing is known."""
-    if not content:
-        return torch.zeros(len(parameter_of), dtype=torch.bool)
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8).bool()[parameter_of]
+def _bools(content: bytes) -> Tensor:
+    """Returns a bool for each byte."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).bool()

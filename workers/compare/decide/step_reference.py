@@ -1,7 +1,8 @@
-"""The reference: torch's own optimizer, in one process, on the recorded elements.
+"""What a check of steps finds, and the reference: torch's own optimizer, in one process.
 
 torch's optimizers treat each element by itself, except those that `REPLAYED` leaves out. So a few elements
-tell what a step does, and the optimizer's state follows from the gradients of all earlier steps.
+tell what a step does, and the optimizer's state follows from the gradients of all earlier steps. An
+allowance is how far rounding can move a step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.decide.steps.recorded import RecordedStep
+from hubring.workers.audit.audit_file import ModelLayout
+from hubring.workers.compare.decide.recorded_steps import RecordedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the steps of one run show.
+
+    Attributes:
+        taken: Steps that the run took.
+        judged: Steps whose update was compared with the reference's.
+        unjudged: Why the others were not; empty if all were.
+        fault: What is wrong, as a clause; empty if nothing is.
+        step: The step of the fault; 0: none, or no single one.
+        open: Steps without known parameters after them: the last ones, if `step()` does not wait.
+        written: Steps before which something other than a step changed parameters.
+    """
+
+    taken: int
+    judged: int
+    unjudged: str = ""
+    fault: str = ""
+    step: int = 0
+    open: int = 0
+    written: frozenset[int] = frozenset()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step that can be was judged, and nothing is wrong."""
+        return 0 < self.judged == self.taken - self.open and not self.fault
+
+    @classmethod
+    def of_all(cls, each: Sequence[Checked]) -> Checked:
+        """Returns what several optimizers of one run show: their sums, and the first fault."""
+        wrong = next((one for one in each if one.fault), None)
+        return cls(
+            taken=sum(one.taken for one in each),
+            judged=sum(one.judged for one in each),
+            unjudged=next((one.unjudged for one in each if one.unjudged), ""),
+            fault=wrong.fault if wrong else "",
+            step=wrong.step if wrong else 0,
+            open=sum(one.open for one in each),
+            written=frozenset[int]().union(*(one.written for one in each)),
+        )
+
+
+class StepFault(Exception):
+    """A step did something else than it should.
+
+    Args:
+        step: The step; 0: no single one.
+        text: What it did, as a clause.
+    """
+
+    def __init__(self, step: int, text: str) -> None:
+        super().__init__(text)
+        self.step = step
+        self.text = text
+
 
 REPLAYED = frozenset(
     {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop"}
@@ -185,3 +244,89 @@ def units_of(
 def _dtype(name: str) -> torch.dtype:
     found: torch.dtype = getattr(torch, name)
     return found
+
+
+DOUBT = 32.0
+"""How often the measured effect of rounded gradients is allowed. One draw of signs shows only part of it."""
+
+ULPS = 2.0
+"""Allowed units in the last place of a parameter, in one step. A hub may fuse or reorder two roundings."""
+
+
+def precision(layout: ModelLayout, parameter_of: Tensor) -> Tensor:
+    """Returns the relative rounding error of each element's dtype, which is at least that of the record."""
+    record = torch.finfo(torch.float64 if layout.wide else torch.float32).eps
+    eps = [max(record, torch.finfo(getattr(torch, each)).eps) for each in layout.dtypes]
+    return torch.tensor(eps, dtype=torch.float64)[parameter_of]
+
+
+def mean_allowance(eps: Tensor, gradients: Tensor) -> Tensor:
+    """Returns how far the mean of gradients can be off, by element.
+
+    Args:
+        eps: The result of `precision`.
+        gradients: All ranks' gradients: [ranks, elements].
+    """
+    return (4 + 2 * len(gradients)) * eps * gradients.abs().amax(0)
+
+
+def update_allowance(update: Tensor, doubt: Tensor, parameter_of: Tensor, tolerance: float) -> Tensor:
+    """Returns how far an update can be off, by element, without the rounding of the parameter itself.
+
+    Args:
+        update: What the reference adds to the parameters.
+        doubt: How far rounding of the gradients can move them.
+        parameter_of: The parameter of each element.
+        tolerance: Allowed difference, relative to the update's root mean square over its parameter.
+    """
+    return tolerance * _size_of(update, parameter_of) + DOUBT * doubt
+
+
+def storing_allowance(eps: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Returns how far a parameter can be off because a step rounds it, by element."""
+    return ULPS * (eps * torch.maximum(before.abs(), after.abs()))
+
+
+def _size_of(update: Tensor, parameter_of: Tensor) -> Tensor:
+    """Returns the root mean square of each element's parameter."""
+    count = int(parameter_of.max()) + 1 if len(parameter_of) else 0
+    sums = torch.zeros(count, dtype=torch.float64).index_add_(0, parameter_of, update.square())
+    numbers = torch.bincount(parameter_of, minlength=count).clamp(min=1)
+    return (sums / numbers).sqrt()[parameter_of]
+
+
+ALIKE = 0.02
+"""Two updates that differ by less, once one is scaled, are said to be multiples of each other."""
+
+
+def worst_of(one: RecordedStep, off: Tensor, bad: Tensor) -> tuple[str, int]:
+    """Returns the element with the largest difference of the bad ones, behind its parameter's name."""
+    worst = int(torch.where(bad, off.nan_to_num(torch.inf), -1.0).argmax())
+    return one.layout.names[int(one.parameter_of[worst])], worst
+
+
+def update_fault(
+    one: RecordedStep, rank: int, before: Tensor, expected: Tensor, after: Tensor, bad: Tensor
+) -> str:
+    """Describes an update that is not the reference's, as a clause.
+
+    Args:
+        one: The rank's step.
+        rank: The rank.
+        before: The parameters before the step.
+        expected: The reference's parameters after it.
+        after: The rank's.
+        bad: The elements that are off by too much.
+    """
+    name, worst = worst_of(one, (after - expected).abs(), bad)
+    within = one.parameter_of == one.parameter_of[worst]
+    wanted, found = (expected - before)[within], (after - before)[within]
+    size = float(wanted.norm())
+    if not size:
+        return f"{name} changed on rank {rank}, and torch's {one.layout.optimizer} leaves it as it is"
+    relative = float((found - wanted).norm()) / size
+    text = f"the update of {name} on rank {rank} is off by {relative:.2g} of its size"
+    factor = float(found @ wanted) / size**2
+    if float((found - factor * wanted).norm()) <= ALIKE * float(found.norm()):
+        return f"{text}: it is {factor:.3g} times what torch's {one.layout.optimizer} does in one process"
+    return text

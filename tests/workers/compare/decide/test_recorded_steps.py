@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from hubring.workers.audit.audit_file import AuditStep, ModelLayout
+from hubring.workers.compare.decide import recorded_steps, synchronous_steps
 from hubring.workers.compare.decide.gate import STEP_TOLERANCE
-from hubring.workers.compare.decide.steps import recorded, synchronous
-from hubring.workers.compare.decide.steps.exchange import Checked
-from hubring.workers.compare.decide.steps.recorded import RecordedStep, read
+from hubring.workers.compare.decide.recorded_steps import RecordedStep, read
+from hubring.workers.compare.decide.step_reference import Checked
 from hubring.workers.compare.run.outcome import audit_file
 from tests.support.compare.audited import Script, Trained, train
 
@@ -50,7 +50,7 @@ def test_judging_does_not_change_what_was_read(
 ) -> None:
     before = audit_file(tmp_path, 0).read_bytes()
     (fresh,) = (rank.trainers[0] for rank in trained.ranks)
-    checked = synchronous.check([{0: steps}], STEP_TOLERANCE)
+    checked = synchronous_steps.check([{0: steps}], STEP_TOLERANCE)
     assert checked.complete
     assert all(torch.equal(one.own, other.own) for one, other in zip(steps, fresh, strict=True))
     assert audit_file(tmp_path, 0).read_bytes() == before
@@ -62,7 +62,7 @@ HELD = torch.tensor([[1, 1, 0], [0, 0, 1]])
 RATE = 0.1
 
 
-def recording(rank: int, arrived: torch.Tensor, after: torch.Tensor) -> recorded.Recording:
+def recording(rank: int, arrived: torch.Tensor, after: torch.Tensor) -> recorded_steps.Recording:
     def content(values: torch.Tensor) -> bytes:
         return values.float().numpy().tobytes()
 
@@ -92,12 +92,12 @@ def recording(rank: int, arrived: torch.Tensor, after: torch.Tensor) -> recorded
         before=content(BEFORE * held),
         after=content(after * held),
     )
-    return recorded.recorded([layout, step])
+    return recorded_steps.recorded([layout, step])
 
 
 def check(arrived: torch.Tensor, after: torch.Tensor) -> Checked:
-    ranks = recorded.joined([recording(rank, arrived, after) for rank in range(2)])
-    return synchronous.check([rank.trainers for rank in ranks], 1e-4)
+    ranks = recorded_steps.joined([recording(rank, arrived, after) for rank in range(2)])
+    return synchronous_steps.check([rank.trainers for rank in ranks], 1e-4)
 
 
 def test_a_wrong_part_of_an_update_is_its_ranks() -> None:
