@@ -134,7 +134,7 @@ class TorchState(ObjectState):
         values.update(model=model, optimizer=optimizer)
         self._handlers: dict[str, StateHandler] = {}
         for name, value in list(values.items()):
-            handler = next((kind(value) for type_, kind in _registry if isinstance(value, type_)), None)
+            handler = next((make(value) for kind, make in _registry if isinstance(value, kind)), None)
             if handler is not None:
                 self._handlers[name] = handler
                 object.__setattr__(self, name, values.pop(name))
