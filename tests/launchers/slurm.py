@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.support.processes.stopwatch import Stopwatch
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo", "squeue")
 NODES = 4
 PATIENCE = 90.0
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 CONFIG = """
 ClusterName=test
@@ -55,13 +56,13 @@ class Slurm:
         config = folder / "slurm.conf"
         host, self._user = socket.gethostname().partition(".")[0], Path("/proc/self").owner()
         config.write_text(CONFIG.format(host=host, user=self._user, folder=folder))
-        self.environment = {**os.environ, "SLURM_CONF": str(config), "OMP_NUM_THREADS": "1"}
+        own = {"PATH": PATH, "SLURM_CONF": str(config), "OMP_NUM_THREADS": "1"}
+        self.environment = {**os.environ, **own}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     @staticmethod
     def missing() -> list[str]:
-        path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-        return [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+        return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
 
     def start(self) -> None:
         key = self.folder / "munge.key"
@@ -90,7 +91,7 @@ class Slurm:
             try:
                 daemon.wait(30)
             except subprocess.TimeoutExpired:
-                daemon.send_signal(signal.SIGKILL)
+                daemon.kill()
                 daemon.wait()
 
     def ask(self, *command: str) -> str:
@@ -120,15 +121,6 @@ class Slurm:
 
     def _daemon(self, *command: str) -> None:
         log = self.folder / f"{len(self._daemons)}-{command[0]}.out"
-        path = shutil.which(command[0], path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-        assert path is not None
         with log.open("wb") as out:
-            self._daemons.append(
-                subprocess.Popen(
-                    [path, *command[1:]],
-                    env=self.environment,
-                    stdout=out,
-                    stderr=out,
-                    stdin=subprocess.DEVNULL,
-                )
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            self._daemons.append(subprocess.Popen(command, env=self.environment, **streams))

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from hubring.ps.checkpoint.checkpoint_folder import newest_step
 from tests.launchers.commands import told
 from tests.launchers.slurm import Slurm
-from tests.support.processes.process_tree import entry
+from tests.support.processes.cluster import SMALL
+from tests.support.processes.process_tree import command, descendants, entry
 
 RING = ["--topology", "ring"]
 
@@ -59,6 +61,13 @@ class Submitted:
         self._until(reached, " or ".join(states))
         return seen[-1]
 
+    def kill(self, program: str, which: int = 0, *variables: str) -> None:
+        """Kills one of the job's processes of a program, as the kernel does when memory is short."""
+        wanted = {f"SLURM_JOB_ID={self.number}", *variables}
+        found = [pid for pid in descendants() if program in command(pid) and wanted <= variables_of(pid)]
+        assert found, self.said()
+        os.kill(sorted(found)[which % len(found)], SIGKILL)
+
     def complete_again(self) -> None:
         """Waits until SLURM has queued the job again, and the job has completed."""
         self.until_state("PENDING")
@@ -100,6 +109,14 @@ class Submitted:
             raise AssertionError(f"{error}\n{self.said()}") from None
 
 
+def holding(job: Submitted, *words: str, steps: int = 40, at: int = 10) -> Path:
+    """Submits a script, and waits until all workers hold; returns the file that lets them go."""
+    go = job.folder / "go"
+    job.submit_printed(*words, "--", SMALL, str(steps), "16", "hold", str(go), str(at))
+    job.until_said(f"holding at {at}", 4)
+    return go
+
+
 def finished(job: Submitted, steps: int) -> None:
     assert job.ended() == 0, job.said()
     ranks = [(one["rank"], one["size"], one["steps"]) for one in told(job.said())]
@@ -108,6 +125,6 @@ def finished(job: Submitted, steps: int) -> None:
     assert not list(job.folder.glob("hubring-*"))
 
 
-def variables(pid: int) -> set[str]:
+def variables_of(pid: int) -> set[str]:
     """Of a process; none if it has ended."""
     return set(entry(pid, "environ").split("\0"))

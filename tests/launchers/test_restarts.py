@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,9 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.launchers.slurm import Slurm
-from tests.launchers.submitted import RING, Submitted, finished, variables
+from tests.launchers.submitted import RING, Submitted, finished
 from tests.support.processes.cluster import SMALL
-from tests.support.processes.process_tree import command, descendants
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -47,14 +45,6 @@ def undisturbed(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Undis
     return lambda flags: parameters(*flags)
 
 
-def kill(job: Submitted, victim: str, number: int) -> None:
-    """Kills one of the job's processes of a kind, as the kernel does when memory is short."""
-    ours = f"SLURM_JOB_ID={job.number}"
-    found = [pid for pid in descendants() if PROGRAMS[victim] in command(pid) and ours in variables(pid)]
-    assert found, job.said()
-    os.kill(sorted(found)[number % len(found)], signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("flags", "victim"),
     [
@@ -76,7 +66,7 @@ def test_a_job_that_lost_a_process_ends_with_0_and_the_same_bytes(
         script = [SMALL, str(STEPS), "16", "pace", "0.05", "hold", str(go), str(STEPS - 5)]
         job.submit_printed(*flags, *KEPT, "--", *script)
         job.until_saved("kept/workers" if flags == RING else "kept", step)
-        kill(job, victim, rank)
+        job.kill(PROGRAMS[victim], rank)
         go.touch()
         job.complete_again()
         assert "restart 1 of 3" in job.said()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from signal import SIGKILL
 
 import pytest
 from safetensors.torch import load_file
 
 from tests.launchers.slurm import Slurm
-from tests.launchers.submitted import RING, Submitted, finished, variables
+from tests.launchers.submitted import RING, Submitted, finished, holding
 from tests.support.processes.cluster import SMALL
-from tests.support.processes.process_tree import command, descendants
+from tests.support.processes.process_tree import descendants
 
 pytestmark = pytest.mark.slow
+RANK_3 = "/ps-worker --server ", 0, "SLURM_PROCID=3"
 
 
 @pytest.mark.parametrize("flags", [["--shards", "2"], ["--colocate"], RING], ids=["hub", "colocated", "ring"])
@@ -35,10 +34,8 @@ def test_a_hub_goes_on_without_a_worker_that_is_killed_and_the_job_succeeds(
     slurm: Slurm, tmp_path: Path
 ) -> None:
     job = Submitted(slurm, tmp_path)
-    go = tmp_path / "go"
-    job.submit_printed("--", SMALL, "40", "16", "hold", str(go), "10")
-    job.until_said("holding at 10", 4)
-    kill(job, 3)
+    go = holding(job)
+    job.kill(*RANK_3)
     job.until_said("the job continues with 3 of 4 workers")
     go.touch()
     assert job.ended() == 0, job.said()
@@ -47,10 +44,8 @@ def test_a_hub_goes_on_without_a_worker_that_is_killed_and_the_job_succeeds(
 
 def test_a_ring_without_one_of_its_members_fails(slurm: Slurm, tmp_path: Path) -> None:
     job = Submitted(slurm, tmp_path)
-    go = tmp_path / "go"
-    job.submit_printed(*RING, "--", SMALL, "40", "16", "hold", str(go), "10")
-    job.until_said("holding at 10", 4)
-    kill(job, 3)
+    go = holding(job, *RING)
+    job.kill(*RANK_3)
     go.touch()
     assert job.ended() == 69, job.said()
     assert "rank 3" in job.result()["error"]
@@ -66,11 +61,7 @@ def test_a_script_that_is_not_there_ends_the_job_with_2(slurm: Slurm, tmp_path: 
 def test_scancel_saves_and_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     before = descendants()
     job = Submitted(slurm, tmp_path)
-    go = tmp_path / "go"
-    job.submit_printed(
-        "--requeue", "--checkpoint-dir", "kept", "--", SMALL, "60", "16", "hold", str(go), "20"
-    )
-    job.until_said("holding at 20", 4)
+    go = holding(job, "--requeue", "--checkpoint-dir", "kept", steps=60, at=20)
     slurm.ask("scancel", job.number)
     job.until_said("SIGTERM: all workers stop after the same step", 4)
     go.touch()
@@ -94,10 +85,8 @@ def test_a_job_that_got_notice_is_requeued_and_goes_on_to_the_same_bytes(
     whole = Submitted(slurm, tmp_path / "whole")
     whole.submit_printed(*words, "--", SMALL, "60")
     finished(whole, 60)
-    go = tmp_path / "go"
     job = Submitted(slurm, tmp_path / "parted")
-    job.submit_printed(*words, "--", SMALL, "60", "16", "hold", str(go), "20")
-    job.until_said("holding at 20", 4)
+    go = holding(job, *words, steps=60, at=20)
     slurm.ask(*notice, job.number)
     job.until_said(f"{signal}: all workers stop after the same step", 4)
     go.touch()
@@ -107,13 +96,3 @@ def test_a_job_that_got_notice_is_requeued_and_goes_on_to_the_same_bytes(
     expected, got = (load_file(one.folder / "final.safetensors") for one in (whole, job))
     assert expected.keys() == got.keys()
     assert all(expected[name].equal(got[name]) for name in expected)
-
-
-def kill(job: Submitted, rank: int) -> None:
-    """Kills one task of the workers' step, as an out-of-memory killer would."""
-    mine = {f"SLURM_PROCID={rank}", f"SLURM_JOB_ID={job.number}"}
-    for pid in descendants():
-        if "/ps-worker --server " in command(pid) and mine <= variables(pid):
-            os.kill(pid, SIGKILL)
-            return
-    raise AssertionError(f"no task of rank {rank}:\n{job.said()}")

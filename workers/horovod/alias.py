@@ -17,34 +17,32 @@ from hubring.ps.config.environment import export
 from hubring.workers.horovod.world.world import Neighbourhood, variables
 from hubring.workers.launchers.placement import Placement
 
+PACKAGE = "hubring.workers.horovod"
 VIEWS: dict[str, tuple[str, ...]] = {
-    "horovod": ("hubring.workers.horovod.run_function",),
-    "horovod.torch": ("hubring.workers.horovod",),
-    "horovod.torch.compression": ("hubring.workers.horovod.compression",),
-    "horovod.torch.elastic": ("hubring.workers.horovod.elastic",),
-    "horovod.torch.elastic.sampler": ("hubring.workers.horovod.elastic.sampler",),
-    "horovod.torch.elastic.state": ("hubring.workers.horovod.elastic.state",),
-    "horovod.torch.functions": ("hubring.workers.horovod.functions",),
-    "horovod.torch.mpi_ops": ("hubring.workers.horovod.mpi_ops",),
-    "horovod.torch.optimizer": ("hubring.workers.horovod.optimizer",),
-    "horovod.torch.sync_batch_norm": ("hubring.workers.horovod.sync_batch_norm",),
+    "horovod": ("run_function",),
+    "horovod.torch": ("",),
+    "horovod.torch.compression": ("compression",),
+    "horovod.torch.elastic": ("elastic",),
+    "horovod.torch.elastic.sampler": ("elastic.sampler",),
+    "horovod.torch.elastic.state": ("elastic.state",),
+    "horovod.torch.functions": ("functions",),
+    "horovod.torch.mpi_ops": ("mpi_ops",),
+    "horovod.torch.optimizer": ("optimizer",),
+    "horovod.torch.sync_batch_norm": ("sync_batch_norm",),
     "horovod.common": (),
-    "horovod.common.basics": ("hubring.workers.horovod.world.build",),
-    "horovod.common.elastic": (
-        "hubring.workers.horovod.elastic.run",
-        "hubring.workers.horovod.elastic.notification",
-    ),
-    "horovod.common.exceptions": ("hubring.workers.horovod.errors",),
-    "horovod.common.process_sets": ("hubring.workers.horovod.world.world",),
-    "horovod.common.util": ("hubring.workers.horovod.world.build",),
-    "horovod.data": ("hubring.workers.horovod.data",),
-    "horovod.data.data_loader_base": ("hubring.workers.horovod.data",),
-    "horovod.runner": ("hubring.workers.horovod.run_function",),
+    "horovod.common.basics": ("world.build",),
+    "horovod.common.elastic": ("elastic.run", "elastic.notification"),
+    "horovod.common.exceptions": ("errors",),
+    "horovod.common.process_sets": ("world.world",),
+    "horovod.common.util": ("world.build",),
+    "horovod.data": ("data",),
+    "horovod.data.data_loader_base": ("data",),
+    "horovod.runner": ("run_function",),
     "horovod.runner.elastic": (),
-    "horovod.runner.elastic.worker": ("hubring.workers.horovod.elastic.notification",),
+    "horovod.runner.elastic.worker": ("elastic.notification",),
     "horovod.version": (),
 }
-"""Module name to the files whose names it shows: those of `__all__`, or all public ones and `_basics`."""
+"""Horovod's modules to ours whose names they show: those of `__all__`, or all public ones and `_basics`."""
 
 WHOLE = ("horovod.torch", "horovod.torch.elastic")
 """Packages that import their modules: scripts write `hvd.mpi_ops.Sum` after `import horovod.torch as hvd`."""
@@ -78,7 +76,7 @@ class HorovodFinder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Adds the names to the module."""
         for source in VIEWS[module.__name__]:
-            shown = vars(import_module(source))
+            shown = vars(import_module(f".{source}", PACKAGE))
             names = shown.get("__all__") or [name for name in shown if name[0] != "_" or name == "_basics"]
             module.__dict__.update({name: shown[name] for name in names})
         module.__dict__["__version__"] = VERSION

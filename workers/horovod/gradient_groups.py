@@ -42,10 +42,6 @@ class GradientGroup:
     missing: set[torch.Tensor] = field(default_factory=set)
     handles: Any = None
 
-    def reset(self) -> None:
-        """Starts a step."""
-        self.missing, self.handles = set(self.parameters), None
-
 
 def names_of(optimizer: Optimizer, named_parameters: NamedParameters) -> dict[torch.Tensor, str]:
     """Returns the name of every parameter, from pairs of names and parameters, or numbered.

@@ -156,7 +156,7 @@ class PassCounter:
         self.begun = False
         self.left = dict.fromkeys(self._of, self._per_step)
         for bucket in self._buckets:
-            bucket.reset()
+            bucket.missing, bucket.handles = set(bucket.parameters), None
 
     def _came(self, parameter: torch.Tensor) -> None:
         if self.left[parameter] <= 0:

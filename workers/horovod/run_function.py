@@ -87,7 +87,10 @@ def run(  # noqa: D417 - the other arguments have no effect
         UsageError: The hosts are other machines, or have too few slots.
         RuntimeError: A worker failed. The message holds its traceback.
     """
-    _check_controller(use_gloo, use_mpi)
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi are both set; remove one of them")
+    if use_mpi:
+        raise ValueError("use_mpi=True: Hubring has no MPI; remove use_mpi")
     size = _renamed("np", "num_proc", np, num_proc)
     least = _renamed("min_np", "min_num_proc", min_np, min_num_proc)
     _check_sizes(size, least, _renamed("max_np", "max_num_proc", max_np, max_num_proc))
@@ -116,13 +119,6 @@ def _renamed(old: str, new: str, older: int | None, value: Any) -> Any:
         return value
     warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)
     return older
-
-
-def _check_controller(use_gloo: bool | None, use_mpi: bool | None) -> None:
-    if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi are both set; remove one of them")
-    if use_mpi:
-        raise ValueError("use_mpi=True: Hubring has no MPI; remove use_mpi")
 
 
 def _check_sizes(size: int, least: int | None, most: int | None) -> None:

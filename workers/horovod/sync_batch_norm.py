@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hubring.workers.horovod.collectives.allgather import allgather_async
@@ -53,32 +52,23 @@ class SyncBatchNorm(_BatchNorm):
             ValueError: The batch has fewer than two dimensions.
             HorovodInternalError: Ranks disagree, or a rank is lost.
         """
+        uses_running_stats = self.track_running_stats and not self.training
+        if uses_running_stats or size() == 1:
+            return super().forward(input)
         self._check_input_dim(input)
-        of_batch = self.training or not self.track_running_stats
-        if not of_batch or size() == 1:
-            return self._alone(input, of_batch)
         result, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)
         if self.training and self.track_running_stats:
             self._track(mean, variance * (count / (count - 1).clamp(min=1)))
         return result
 
-    def _alone(self, batch: Tensor, of_batch: bool) -> Tensor:
-        factor = self._factor() if self.training and self.track_running_stats else 0.0
-        mean, variance = self.running_mean, self.running_var
-        return batch_norm(batch, mean, variance, self.weight, self.bias, of_batch, factor, self.eps)
-
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        factor = self._factor()
+        assert self.num_batches_tracked is not None
         assert self.running_mean is not None
         assert self.running_var is not None
+        self.num_batches_tracked.add_(1)
+        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
         self.running_var.lerp_(variance.to(self.running_var.dtype), factor)
-
-    def _factor(self) -> float:
-        """Counts the batch, and returns the weight of its statistics."""
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
 
 
 class _Normalise(torch.autograd.Function):

@@ -167,13 +167,6 @@ KUBERNETES = LauncherFamily(
     (_INDEX, _IN_A_POD),
     "Kubernetes gives a pod only its index; set --world-size, or ps-server start --workers",
 )
-COMPOSE = LauncherFamily(
-    "compose",
-    lambda _: False,
-    _reads(),
-    (),
-    "a Compose replica cannot see its own number; the hub assigns its rank",
-)
 
 
 _OPEN_MPI = {

@@ -14,7 +14,6 @@ from typing import Any
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.launchers.known_launchers import (
-    COMPOSE,
     HUBRING,
     KUBERNETES,
     LAUNCHER_VARIABLE,
@@ -30,7 +29,7 @@ from hubring.workers.launchers.known_launchers import (
     rank_variables,
 )
 
-FAMILIES: tuple[LauncherFamily, ...] = (HUBRING, TORCHRUN, OPEN_MPI, MPICH, PMIX, SLURM, KUBERNETES, COMPOSE)
+FAMILIES: tuple[LauncherFamily, ...] = (HUBRING, TORCHRUN, OPEN_MPI, MPICH, PMIX, SLURM, KUBERNETES)
 """Innermost launcher first."""
 
 

@@ -168,7 +168,16 @@ def parse_command(command: list[str], *, is_module: bool = False) -> ScriptComma
         UsageError: The command names no script or module, or one that does not exist.
     """
     parsed = _of_python(command) if _names_python(command) else ScriptCommand(command, is_module)
-    _check_command(parsed)
+    # Checked here, since each worker would raise the same later.
+    kind = "module" if parsed.is_module else "script"
+    if not parsed.words or parsed.words[0].startswith("-"):
+        found = f"{parsed.words[0]!r} is not a {kind}" if parsed.words else "the command line names none"
+        raise UsageError(f"a {kind} is missing: {found}; {EXAMPLES}")
+    name = parsed.words[0]
+    if not parsed.is_module and not Path(name).is_file():
+        raise UsageError(f"script {name} does not exist; {EXAMPLES}")
+    if parsed.is_module and not module_exists(name):
+        raise UsageError(f"module {name} does not exist in this folder or in {sys.prefix}; {EXAMPLES}")
     return parsed
 
 
@@ -201,16 +210,3 @@ def _of_python(command: list[str]) -> ScriptCommand:
         else:
             raise UsageError(f"python {word}: ps-run starts a script or a module only; {EXAMPLES}")
     return ScriptCommand(left, options=tuple(options))
-
-
-def _check_command(command: ScriptCommand) -> None:
-    """Raises here what each worker would otherwise raise."""
-    kind = "module" if command.is_module else "script"
-    if not command.words or command.words[0].startswith("-"):
-        found = f"{command.words[0]!r} is not a {kind}" if command.words else "the command line names none"
-        raise UsageError(f"a {kind} is missing: {found}; {EXAMPLES}")
-    name = command.words[0]
-    if not command.is_module and not Path(name).is_file():
-        raise UsageError(f"script {name} does not exist; {EXAMPLES}")
-    if command.is_module and not module_exists(name):
-        raise UsageError(f"module {name} does not exist in this folder or in {sys.prefix}; {EXAMPLES}")

@@ -141,7 +141,7 @@ class LocalJob:
         size = self.size
         settings = settle(given if self.elastic else _without_loss(given), size, environment())
         patience = self._patience(size)
-        if patience is not None and settings.topology == "ring":
+        if self.elastic and settings.topology == "ring":
             settings.worker["min_workers"] = patience.least
         report = JobReport(size, settings)
         report.starting()
@@ -149,12 +149,9 @@ class LocalJob:
         if most is None:
             most = RESTARTS if settings.checkpoints is not None else 0
         supervisor = Supervisor(most, settings.checkpoints)
-
-        def attempt() -> AttemptEnd:
-            fresh = None if patience is None else replace(patience)
-            return self._attempt(size, command, settings, fresh, supervisor, report)
-
-        ending = supervisor.run(attempt)
+        ending = supervisor.run(
+            lambda: self._attempt(size, command, settings, replace(patience), supervisor, report)
+        )
         if ending.code != 128 + SIGPIPE:  # otherwise no process reads the output any more
             report.end(ending.code, ending.results, supervisor.restarts)
         return ending.code
@@ -164,7 +161,7 @@ class LocalJob:
         size: int,
         command: ScriptCommand,
         settings: LocalJobSettings,
-        patience: FailurePolicy | None,
+        patience: FailurePolicy,
         supervisor: Supervisor,
         report: JobReport,
     ) -> AttemptEnd:
@@ -196,7 +193,7 @@ class LocalJob:
             code = report.server_end(server, code, team.results, supervisor.newest_step())
         return AttemptEnd(code, causes[-1] if causes else "", team.asked, team.results)
 
-    def _patience(self, size: int) -> FailurePolicy | None:
+    def _patience(self, size: int) -> FailurePolicy:
         least, most = self.min_num_proc or size, self.max_num_proc or size
         if not 1 <= least <= size <= most:
             raise UsageError(
@@ -204,7 +201,7 @@ class LocalJob:
                 " 1 <= min-num-proc <= np <= max-num-proc"
             )
         if not self.elastic:
-            return None
+            return FailurePolicy(least=size)
         if most > size:
             print(f"ps-run: --max-num-proc {most}: ps-run starts at most -np {size} workers", file=sys.stderr)
         restarts = RESTARTS if self.reset_limit is None else self.reset_limit

@@ -52,7 +52,7 @@ class LocalJobSettings(NamedTuple):
     @property
     def worker_variables(self) -> dict[str, str]:
         """The settings of a worker as environment variables."""
-        return {f"PS_{name.upper()}": _text(value) for name, value in self.worker.items()}
+        return {f"PS_{name.upper()}": str(value) for name, value in self.worker.items()}
 
 
 def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) -> LocalJobSettings:
@@ -94,7 +94,3 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
 
 def _chosen(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: given[name] for name in names if given.get(name) is not None}
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

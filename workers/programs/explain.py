@@ -90,7 +90,7 @@ def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict
         **{name: {"value": value, "source": source} for name, (value, source) in values.items()},
         "set aside": list(set_aside(variables)),
         "absent": {family: list(names) for family, names in absent(variables).items()},
-        "notes": [family.note for family in FAMILIES if family.note],
+        "notes": [*(family.note for family in FAMILIES if family.note), COMPOSE_NOTE],
     }
 
 
@@ -107,6 +107,7 @@ def lines(report: Mapping[str, Any], explain: bool) -> list[str]:
     return [*text, *(f"note        {note}" for note in report["notes"])]
 
 
+COMPOSE_NOTE = "a Compose replica cannot see its own number; the hub assigns its rank"
 _SETTINGS = {"rank": "rank", "size": "world_size", "local_rank": "local_rank"}
 
 

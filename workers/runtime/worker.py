@@ -307,8 +307,7 @@ class Worker:
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
         used = usage()
-        emulated = {} if self.hardship is None else {"emulated": {"seconds": round(self.hardship.seconds, 6)}}
-        audit = {} if self.audit is None else {"audit": {"seconds": round(self.audit.seconds, 6)}}
+        parts = {"emulated": self.hardship, "audit": self.audit}
         return {
             "rank": self.communicator.rank,
             "size": self.communicator.size,
@@ -333,8 +332,7 @@ class Worker:
                 "peak_bytes": used.peak_bytes,
                 "gpu_bytes": used.gpu_bytes,
             },
-            **emulated,
-            **audit,
+            **{name: {"seconds": round(part.seconds, 6)} for name, part in parts.items() if part is not None},
             **({} if self.communicator.members is None else self.communicator.members.report()),
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 import hubring
 from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.ps.process.child import Children
 from hubring.workers.localrun import functions
 from hubring.workers.localrun.functions import _Caller
 
@@ -66,29 +67,22 @@ def test_a_killed_worker_is_named_with_its_signal() -> None:
         hubring.launch(lambda: os.kill(os.getpid(), signal.SIGKILL), nproc=1)
 
 
-@pytest.fixture
-def idle(tmp_path: Path) -> Iterator[_Caller]:
-    """A worker that never reads its call."""
+@pytest.mark.parametrize("asked", [True, False], ids=["before it reads the call", "before it gets the call"])
+def test_a_worker_that_is_killed_early_is_named(tmp_path: Path, asked: bool) -> None:
     program = tmp_path / "idle"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
-    caller = _Caller(3, str(program), None)
-    yield caller
-    caller.end(0.0)
-
-
-def test_a_worker_killed_before_it_reads_the_call_is_named(idle: _Caller) -> None:
-    idle.ask({}, (print, (), {}))
-    idle.signal(signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=r"rank 3 was killed by signal 9 \(SIGKILL\) before it returned"):
-        idle.answer()
-
-
-def test_a_worker_killed_before_it_gets_the_call_is_named(idle: _Caller) -> None:
-    idle.signal(signal.SIGKILL)
-    idle.wait()
-    with pytest.raises(RuntimeError, match=r"rank 3 was killed by signal 9 \(SIGKILL\) before it returned"):
-        idle.ask({}, (print, (), {}))
+    with Children[_Caller]() as callers:
+        idle = callers.add(_Caller(3, str(program), None))
+        if asked:
+            idle.ask({}, (print, (), {}))
+        idle.signal(signal.SIGKILL)
+        idle.wait()
+        last = idle.answer if asked else partial(idle.ask, {}, (print, (), {}))
+        with pytest.raises(
+            RuntimeError, match=r"rank 3 was killed by signal 9 \(SIGKILL\) before it returned"
+        ):
+            last()
 
 
 @pytest.mark.timeout(120)

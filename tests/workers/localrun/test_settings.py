@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.config.environment import environment
+from hubring.ps.config.sources import load_worker
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import settle
@@ -28,11 +29,10 @@ def test_workers_that_step_save_the_checkpoints(where: dict[str, object]) -> Non
     assert settle({"checkpoint_dir": Path("saved")}, 2, {}).server == {"checkpoint_dir": Path("saved")}
 
 
-def test_workers_get_settings_as_variables_too() -> None:
-    assert settle({"aggregate": True, "timeout": 9.0}, 2, {}).worker_variables == {
-        "PS_AGGREGATE": "true",
-        "PS_TIMEOUT": "9.0",
-    }
+def test_workers_read_settings_from_variables_too() -> None:
+    variables = settle({"aggregate": True, "timeout": 9.0}, 2, {}).worker_variables
+    config = load_worker({"server": "hub:1"}, environment=variables)
+    assert (config.aggregate, config.timeout) == (True, 9.0)
 
 
 @pytest.mark.parametrize(

@@ -196,12 +196,6 @@ def test_a_file_that_says_something_else_is_refused_with_an_example(
         slowdown.read_slowdown(file)
 
 
-def test_without_a_link_everybody_is_on_this_machine() -> None:
-    with hosts(Setting(workers=2, servers=2)) as here:
-        assert here.command("worker 1", ["python", "-V"]) == ["python", "-V"]
-        assert here.address("shard 1") == "127.0.0.1"
-
-
 def test_a_link_that_cannot_be_built_is_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with (

@@ -120,11 +120,6 @@ def set_handler_registry(registry: Registry) -> None:
     _registry = registry
 
 
-def handler_of(value: Any) -> StateHandler | None:
-    """Returns a handler for the value; None if its type has none."""
-    return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
-
-
 class TorchState(ObjectState):
     """Elastic state for PyTorch; each argument becomes an attribute.
 
@@ -139,7 +134,7 @@ class TorchState(ObjectState):
         values.update(model=model, optimizer=optimizer)
         self._handlers: dict[str, StateHandler] = {}
         for name, value in list(values.items()):
-            handler = handler_of(value)
+            handler = next((make(value) for kind, make in _registry if isinstance(value, kind)), None)
             if handler is not None:
                 self._handlers[name] = handler
                 object.__setattr__(self, name, values.pop(name))
