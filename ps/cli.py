@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -72,7 +72,7 @@ def status(
     **access: Any,
 ) -> None:
     """Print the status of a hub: as tables on a terminal, otherwise as one JSON object."""
-    _run(lambda: (0, _status(server, access, as_json=as_json or not sys.stdout.isatty())))
+    _run(lambda: _status(server, access, as_json=as_json or not sys.stdout.isatty()))
 
 
 @app.command(cls=CommandWithGroups)
@@ -88,14 +88,14 @@ def health(
 
     Exits with 0 if it is serving, with 69 if it is not.
     """
-    _run(lambda: (0, _health(server, service, tls)))
+    _run(lambda: _health(server, service, tls))
 
 
 @app.command(cls=CommandWithGroups)
 @takes(_CLIENT)
 def checkpoint(server: Address, **access: Any) -> None:
     """Make a hub write a checkpoint now."""
-    _run(lambda: (0, _checkpoint(server, access)))
+    _run(lambda: _checkpoint(server, access))
 
 
 @tokens.command("show", cls=CommandWithGroups)
@@ -115,7 +115,7 @@ def show_token(
     """Print a server's tokens, one in each line. For another host, write them to a file with --output."""
     from hubring.ps.security.keyring import show_tokens
 
-    _run(lambda: (0, show_tokens(server, access["token_file"], role, output)))
+    _run(lambda: show_tokens(server, access["token_file"], role, output) or 0)
 
 
 @tokens.command("new")
@@ -127,14 +127,14 @@ def new_token(
     """Make tokens and a certificate for a server that starts later, with --token-file FILE."""
     from hubring.ps.security.keyring import make_files
 
-    _run(lambda: (0, {"tokens": str(make_files(file))}))
+    _run(lambda: {"tokens": str(make_files(file))})
 
 
 @tokens.command("rotate", cls=CommandWithGroups)
 @takes(_CLIENT)
 def rotate_token(server: Address, **access: Any) -> None:
     """Replace the tokens of a running server. Workers and shards that have joined stay."""
-    _run(lambda: (0, _rotate(server, access)))
+    _run(lambda: {"tokens": _act(server, access, "RotateToken", 10).path})
 
 
 @app.command(cls=CommandWithGroups)
@@ -152,7 +152,7 @@ def doctor(
     Exits with 0 if no check fails, with 69 if only the server is unreachable, with 78 if this machine fails.
     """
     terminal.unwind_on_sigterm()
-    raise SystemExit(terminal.conclude("ps-server", lambda: _doctor(server, flags, config, timeout)))
+    _run(lambda: _doctor(server, flags, config, timeout))
 
 
 @app.command(cls=CommandWithGroups, context_settings={"allow_interspersed_args": False})
@@ -174,7 +174,9 @@ def submit(
 
     Set other options in the TOML file's tables or with PS_* variables.
     """
-    _run(lambda: _submit(flags, command or [], config, dry_run))
+    from hubring.ps.submit import engine
+
+    _run(lambda: engine.submit(flags, command or [], config, dry_run=dry_run))
 
 
 def main() -> None:
@@ -183,7 +185,7 @@ def main() -> None:
     terminal.run(app, "ps-server")
 
 
-def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dict[str, Any] | None]:
+def _start(flags: dict[str, object], config_file: Path | None) -> dict[str, Any] | int:
     import asyncio
 
     from hubring.ps.config.environment import environment
@@ -197,7 +199,7 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
     guards = config.standby and config.join is None
     if config.restarts and not guards and not is_supervised(environment()):
         begin = as_child("ps-server", "hubring.ps.cli", environment())
-        return _start_again_and_again(config, begin), None
+        return _start_again_and_again(config, begin)
     end_with_parent(int(environment().get(PARENT_VARIABLE, 0)))
     logs.configure(config.log_format).role = "hub"
     raise_descriptor_limit()  # children inherit it
@@ -209,17 +211,17 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
         from hubring.ps.recovery.guardian import Guarded, guard
 
         if config.restarts:  # without a process in between, which would be taken for the server
-            return _start_again_and_again(config, lambda: Guarded(config, _conclude)), None
+            return _start_again_and_again(config, lambda: Guarded(config, _conclude))
         _conclude(ended := guard(config))
-        return ended.exit_code, None
+        return ended.exit_code
     from hubring.ps.server import Server
     from hubring.ps.shard.host_shards import join
 
     if config.join is not None:
         code = asyncio.run(_until_exit(join(config)))
-        return code, {"joined": config.join, "shards": config.shards, "exit_code": code}
+        return {"joined": config.join, "shards": config.shards, "exit_code": code}
     code, result = asyncio.run(_until_exit(Server(config).run()))
-    return code, {**result, "exit_code": code}
+    return {**result, "exit_code": code}
 
 
 def _conclude(ended: Any) -> None:
@@ -257,15 +259,7 @@ async def _until_exit(work: Awaitable[T]) -> T:
             signal.signal(number, signal.SIG_IGN)
 
 
-def _submit(
-    flags: dict[str, object], script: list[str], config_file: Path | None, dry_run: bool
-) -> tuple[int, dict[str, Any] | None]:
-    from hubring.ps.submit.engine import submit
-
-    return submit(flags, script, config_file, dry_run=dry_run)
-
-
-def _status(server: str, access: dict[str, Any], *, as_json: bool) -> dict[str, Any] | None:
+def _status(server: str, access: dict[str, Any], *, as_json: bool) -> dict[str, Any] | int:
     from hubring.protos import control_pb2 as pb
 
     report: dict[str, Any] = json.loads(
@@ -276,7 +270,7 @@ def _status(server: str, access: dict[str, Any], *, as_json: bool) -> dict[str, 
     from hubring.ps.observe.status_table import show
 
     show(report)
-    return None
+    return 0
 
 
 def _health(server: str, service: str, tls: dict[str, Any]) -> dict[str, Any]:
@@ -284,10 +278,6 @@ def _health(server: str, service: str, tls: dict[str, Any]) -> dict[str, Any]:
 
     probe(server, service, PATIENCE, _own(tls))
     return {"address": server, "service": service, "serving": True}
-
-
-def _rotate(server: str, access: dict[str, Any]) -> dict[str, Any]:
-    return {"tokens": _act(server, access, "RotateToken", 10).path}
 
 
 def _checkpoint(server: str, access: dict[str, Any]) -> dict[str, Any]:
@@ -369,18 +359,9 @@ def _silent(server: str, detail: str = "") -> Exception:
     )
 
 
-def _run(action: Any) -> None:
+def _run(action: Callable[[], dict[str, Any] | int]) -> None:
     """Exits with the code of the action or of its error; the last line is the result, if there is one."""
-    from hubring.ps.core.errors import HubringError
-
-    try:
-        code, result = action()
-    except HubringError as error:
-        print(f"ps-server: {error}", file=sys.stderr)
-        code, result = error.exit_code, {"error": str(error), "exit_code": error.exit_code}
-    if result is not None:
-        terminal.last_line(result)
-    raise SystemExit(code)
+    raise SystemExit(terminal.conclude("ps-server", action))
 
 
 if __name__ == "__main__":

@@ -140,12 +140,12 @@ def _publish(folder: Path, manifest: Manifest) -> Path:
         sync(folder / name)
     sync(folder)  # its entries: without them a rename that survives a power loss would name an empty folder
     directory = folder.parent
-    existing = _folders(directory)
+    existing = published(directory)
     number = _number(existing[0]) + 1 if existing else 1
     final = directory / f"{number:06d}-step-{manifest.step}"
     folder.rename(final)
     sync(directory)
-    for old in _folders(directory)[KEEP:]:
+    for old in published(directory)[KEEP:]:
         _remove(old)
     return final
 
@@ -169,7 +169,7 @@ def newest(directory: Path) -> tuple[Path, Manifest] | None:
         ConfigError: The directory cannot be read.
     """
     try:
-        folders = _folders(directory)
+        folders = published(directory)
     except OSError as error:
         raise ConfigError(
             f"cannot read checkpoints in {directory}: {error}; check the permissions of --checkpoint-dir"
@@ -191,7 +191,7 @@ def newest(directory: Path) -> tuple[Path, Manifest] | None:
 
 def newest_step(directory: Path) -> int | None:
     """Returns the step of the newest checkpoint, without reading it; None if the directory has none."""
-    folders = _folders(directory)
+    folders = published(directory)
     return int(folders[0].name.rpartition("-")[2]) if folders else None
 
 
@@ -264,7 +264,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _folders(directory: Path) -> list[Path]:
+def published(directory: Path) -> list[Path]:
     """Returns the published checkpoints, newest first."""
     # Not glob: it takes an unreadable folder for an empty one.
     names = os.listdir(directory) if directory.exists() else []

@@ -218,18 +218,20 @@ def ignore_stop_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:
+def conclude(name: str, act: Callable[[], dict[str, Any] | int]) -> int:
     """Runs a program's action and prints its result, or its error, as the last line.
 
     Args:
         name: The program's name in messages.
-        act: Returns the result, which has an `exit_code`.
+        act: Returns the result, whose `exit_code` is 0 if it has none, or the exit code if there is nothing
+            left to print.
 
     Returns:
         The exit code.
     """
     try:
-        result = act()
+        if isinstance(result := act(), int):
+            return result
     except HubringError as error:
         print(f"{name}: {error}", file=sys.stderr)
         result = {"error": str(error), "exit_code": error.exit_code}
@@ -238,7 +240,7 @@ def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:
     except SystemExit as stopped:
         result = {"error": "stopped by a signal", "exit_code": stopped.code}
     last_line(result)
-    code: int = result["exit_code"]
+    code: int = result.get("exit_code", 0)
     return code
 
 

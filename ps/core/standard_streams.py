@@ -46,8 +46,10 @@ def fill_missing() -> None:
 
 def flush_outputs() -> None:
     """Writes what is buffered, as far as that is possible."""
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        _flush(stream)
+    streams: tuple[Any, ...] = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+    for stream in streams:
+        with suppress(Exception):  # None, closed, or an object of the script: nothing can be written there
+            stream.flush()
 
 
 @contextmanager
@@ -60,8 +62,3 @@ def outputs_restored() -> Iterator[None]:
         flush_outputs()
         for name, copy in copies.items():
             setattr(sys, name, copy)
-
-
-def _flush(stream: Any) -> None:
-    with suppress(Exception):  # None, closed, or an object of the script: nothing can be written there
-        stream.flush()

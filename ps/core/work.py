@@ -27,13 +27,14 @@ class Work:
 
     Attributes:
         done: Whether the work is over.
+        error: Why it failed; None if it has not.
     """
 
     def __init__(self, what: str, parts: int = 1, attend: Attend | None = None) -> None:
         self.what = what
         self.attend = attend
         self._left = parts
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._lock = threading.Lock()
         self._gate = threading.Lock()
         """Released when the work is over. Costs a tenth of a threading.Event."""
@@ -54,9 +55,9 @@ class Work:
     def fail(self, error: BaseException) -> None:
         """Ends the work with `error`. Only the first error counts."""
         with self._lock:
-            if self.done or self._error is not None:
+            if self.done or self.error is not None:
                 return
-            self._error = error
+            self.error = error
         self._finish()
 
     def _finish(self) -> None:
@@ -75,10 +76,6 @@ class Work:
                 self._callbacks.append(callback)
                 return
         callback(self)
-
-    @property
-    def error(self) -> BaseException | None:
-        return self._error
 
     def wait(self, timeout: float | None = None) -> None:
         """Blocks until the work is over.
@@ -100,7 +97,7 @@ class Work:
                     " script, if a worker may take this long"
                 )
             self._gate.release()  # for other waiting threads
-        if self._error is not None:
-            if isinstance(self._error, HubringError):
-                raise self._error
-            raise HubringError(f"{self.what} failed: {self._error}") from self._error
+        if self.error is not None:
+            if isinstance(self.error, HubringError):
+                raise self.error
+            raise HubringError(f"{self.what} failed: {self.error}") from self.error

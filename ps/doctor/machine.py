@@ -7,7 +7,6 @@ limits of version 1 are not read).
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -16,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from hubring.ps.checkpoint.checkpoint_folder import sync
+from hubring.ps.checkpoint.checkpoint_folder import published, sync
 from hubring.ps.doctor.check import GIB, MIB, Finding, failure, format_bytes, ok, skipped, warning
 
 
@@ -174,7 +173,6 @@ SLOW_SECONDS = 1.0
 _MEMORY = "in memory: lost when this machine restarts"
 _LAYER = "on a container's own layer: lost with the container"
 _PASSING = {"tmpfs": _MEMORY, "ramfs": _MEMORY, "overlay": _LAYER}
-_PUBLISHED = re.compile(r"\d{6,}-step-\d+")
 
 
 def judge_disk(folder: Path, seconds: float, free: int, kind: str, newest: int) -> Finding:
@@ -245,11 +243,8 @@ def _write(folder: Path) -> None:
 
 def newest_bytes(folder: Path) -> int:
     """Returns the size of the newest checkpoint in bytes, or 0."""
-    published = [each for each in folder.glob("*-step-*") if _PUBLISHED.fullmatch(each.name)]
-    if not published:
-        return 0
-    newest = max(published, key=lambda each: int(each.name.partition("-")[0]))
-    return sum(file.stat().st_size for file in newest.iterdir())
+    newest = published(folder)[:1]
+    return sum(file.stat().st_size for checkpoint in newest for file in checkpoint.iterdir())
 
 
 def _memfd_trouble() -> str:

@@ -6,9 +6,8 @@ import json
 import ssl
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata
-from typing import Any
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.values import address
@@ -95,12 +94,6 @@ def judge_refusal(server: str, status: str, details: str) -> Finding:
     return failure(SERVER, found, _BANNER, ServerUnreachable.exit_code)
 
 
-def judge_report(server: str, report: Mapping[str, Any]) -> Finding:
-    """Reports the server's job and state."""
-    job = f"job {report['job']!r}: " if report.get("job") else ""
-    return ok(SERVER, f"a ps-server answers at {server}; {job}{report.get('state', 'state unknown')}")
-
-
 def judge_versions(here: str, version: str | None, protocol: int | None, server: str) -> Finding:
     """Judges whether this machine's version works with the server's.
 
@@ -172,7 +165,8 @@ def examine_server(server: str, config: ServerConfig, seconds: float) -> Iterato
             else:
                 yield judge_refusal(server, status, details(error) or "no details")
             return
-        yield judge_report(server, report)
+        job = f"job {report['job']!r}: " if report.get("job") else ""
+        yield ok(SERVER, f"a ps-server answers at {server}; {job}{report.get('state', 'state unknown')}")
         there = report.get("version"), report.get("protocol")
         yield judge_versions(metadata.version(PACKAGE), *there, server)
         try:

@@ -63,7 +63,7 @@ def configure(fmt: LogFormat = "text", stream: TextIO | None = None, logger: str
     """
     stream = stream or sys.stderr
     handler = LineHandler(stream)
-    handler.setFormatter(JsonLine(who) if fmt == "json" else TextLine(who, colour=is_terminal(stream)))
+    handler.setFormatter(JsonLine() if fmt == "json" else TextLine(colour=is_terminal(stream)))
     top = logging.getLogger(logger)
     for earlier in [known for known in top.handlers if isinstance(known, LineHandler)]:
         top.removeHandler(earlier)
@@ -109,14 +109,13 @@ class LineHandler(logging.StreamHandler[TextIO]):
 class TextLine(logging.Formatter):
     """Lines for people: `14:03:07 host w3 step=120 | message`, with the level for warnings and errors."""
 
-    def __init__(self, origin: LogOrigin, colour: bool = False) -> None:
+    def __init__(self, *, colour: bool) -> None:
         super().__init__("%(message)s")
-        self._origin = origin
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
         # A traceback has several lines; each gets time and origin.
-        begin = f"{self.formatTime(record, '%H:%M:%S')} {self._origin} | "
+        begin = f"{self.formatTime(record, '%H:%M:%S')} {who} | "
         lines = (self._level(record) + super().format(record)).splitlines() or [""]
         return "\n".join(begin + line for line in lines)
 
@@ -132,17 +131,13 @@ class TextLine(logging.Formatter):
 class JsonLine(logging.Formatter):
     """Lines for programs: one JSON object each. `time` is in seconds since 1970."""
 
-    def __init__(self, origin: LogOrigin) -> None:
-        super().__init__()
-        self._origin = origin
-
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
-            "host": self._origin.host,
-            "role": self._origin.role,
-            "step": self._origin.step,
+            "host": who.host,
+            "role": who.role,
+            "step": who.step,
             "logger": record.name,
             "message": record.getMessage(),
         }

@@ -32,9 +32,10 @@ Reading = tuple[Labels, Any]
 Read = Callable[[Report], Iterable[Reading]]
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-_KINDS: Mapping[str, type[CounterMetricFamily] | type[GaugeMetricFamily]] = {
+_FAMILIES: Mapping[str, Any] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
 }
 
 
@@ -305,20 +306,10 @@ class _Collector:
 
     def collect(self) -> Iterator[Family]:
         for metric in METRICS:
-            yield _family(metric, metric.read(self._report))
-
-
-def _family(metric: Metric, readings: Iterable[Reading]) -> Family:
-    if metric.type == "histogram":
-        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, counts in readings:
-            histogram.add_metric(labels, *_buckets(counts))
-        return histogram
-    kind = _KINDS[metric.type]
-    family = kind(metric.name, metric.help, labels=metric.labels)
-    for labels, value in readings:
-        family.add_metric(labels, value)
-    return family
+            family = _FAMILIES[metric.type](metric.name, metric.help, labels=metric.labels)
+            for labels, value in metric.read(self._report):
+                family.add_metric(labels, *(_buckets(value) if metric.type == "histogram" else (value,)))
+            yield family
 
 
 def _buckets(counts: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from hubring.ps.page.kit.figures import size
 from hubring.ps.page.sections import TEMPLATES, MarkupCache, Section, state_class
-from hubring.ps.page.snapshot import ShardSnapshot, Snapshot, WorkerState
+from hubring.ps.page.snapshot import ShardSnapshot, Snapshot, WorkerState, meaning
 
 SIDE = 400
 """The chart's width and height; the browser scales it to its box."""
@@ -97,29 +97,14 @@ def shard_boxes(count: int) -> tuple[ShardBox, ...]:
 _MACROS = TEMPLATES.macros("picture.html")
 
 SIGNS: Mapping[WorkerState, str] = {
-    "training": "",
     "blocked": "…",
     "silent": "!",
-    "joined": "",
-    "missing": "",
     "finished": "✓",
     "stopped": "■",
     "failed": "✗",
     "lost": "✗",
 }
-"""A sign next to a worker, so that colour is never the only mark of a state."""
-
-MEANINGS: Mapping[WorkerState, str] = {
-    "training": "training",
-    "blocked": "blocked by others",
-    "silent": "silent",
-    "joined": "waiting for the start",
-    "missing": "not joined",
-    "finished": "finished",
-    "stopped": "stopped on request",
-    "failed": "failed",
-    "lost": "lost",
-}
+"""A sign next to a worker in some states, so that colour is never the only mark of a state."""
 
 _ALIVE = ("training", "blocked")
 
@@ -157,7 +142,7 @@ def _title(snapshot: Snapshot) -> str:
 
 
 def _description(snapshot: Snapshot) -> str:
-    counts = ", ".join(f"{count} {MEANINGS[state]}" for state, count in snapshot.counts.items())
+    counts = ", ".join(f"{count} {meaning(state)}" for state, count in snapshot.counts.items())
     return f"Workers: {counts or 'none yet'}."
 
 
@@ -198,7 +183,7 @@ def _worker(
     here = place(index, count, RIM)
     within = radius >= ROOM_FOR_WORDS
     there = f" on {where}" if where else ""
-    words = f"rank {rank}{there}: {MEANINGS[state]}{f', {why}' if why else ''}"
+    words = f"rank {rank}{there}: {meaning(state)}{f', {why}' if why else ''}"
     course = _arc(index, count) if shards is None else "".join(f"M{here}L{spot}" for spot in shards)
     beside = place(index, count, RIM + radius + 13), _beside(rank, state, index, count, within)
     made: Markup = _MACROS.worker(
@@ -219,8 +204,9 @@ def _arc(index: int, count: int) -> str:
 def _beside(rank: int, state: WorkerState, index: int, count: int, within: bool) -> str:
     """Returns the text next to a worker: the state's sign, and the rank if the circle is too small for it."""
     apart = -(-count // MOST_LABELS)
-    number = "" if within or (index % apart and not SIGNS[state]) else str(rank)
-    return f"{number}{SIGNS[state]}"
+    sign = SIGNS.get(state, "")
+    number = "" if within or (index % apart and not sign) else str(rank)
+    return f"{number}{sign}"
 
 
 def _traffic(shard: ShardSnapshot) -> tuple[str, ...]:
@@ -244,5 +230,4 @@ def _shard(index: int, where: str, traffic: tuple[str, ...], silent: bool, box: 
 def _key(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Yields the key: the CSS class and the text of every state that occurs."""
     for state, count in snapshot.counts.items():
-        sign = f"{SIGNS[state]} " if SIGNS[state] else ""
-        yield state_class(state), f"{sign}{count} {MEANINGS[state]}"
+        yield state_class(state), f"{SIGNS.get(state, '')} {count} {meaning(state)}".lstrip()

@@ -163,21 +163,20 @@ def app(
         public: Whether reading the page needs no token. /metrics is always public.
     """
     looks = _Looks(reader, renderer, broadcast)
-    guard, reader_guard = _Guard(token), SignIn(token, public=public)
-    actions = _Actions(hub)
+    sign_in, actions = SignIn(token, public=public), _Actions(hub, token)
     return _Headed(
         Starlette(
             routes=[
-                Route("/", reader_guard.before(looks.page, html=True)),
-                Route("/events", reader_guard.before(looks.events)),
-                Route("/status.json", reader_guard.before(looks.status)),
-                Route("/sign-in", reader_guard.endpoint, methods=["POST"]),
+                Route("/", sign_in.before(looks.page, html=True)),
+                Route("/events", sign_in.before(looks.events)),
+                Route("/status.json", sign_in.before(looks.status)),
+                Route("/sign-in", sign_in.endpoint, methods=["POST"]),
                 Route("/metrics", looks.metrics),
                 Route("/page.css", _shipped(style_sheet(__package__), "text/css")),
                 *(Route(f"/{name}", _shipped(_file(name), kind)) for name, kind in STATIC_FILES.items()),
-                Route("/checkpoint", guard.before(actions.checkpoint), methods=["POST"]),
-                Route("/drain", guard.before(actions.drain), methods=["POST"]),
-                Route("/end", guard.before(actions.end), methods=["POST"]),
+                Route("/checkpoint", actions.guarded(actions.checkpoint), methods=["POST"]),
+                Route("/drain", actions.guarded(actions.drain), methods=["POST"]),
+                Route("/end", actions.guarded(actions.end), methods=["POST"]),
             ]
         ),
         names,
@@ -264,10 +263,22 @@ def _shipped(content: str, kind: str) -> Endpoint:
 
 
 class _Actions:
-    """The actions of the buttons; each returns a message for the user."""
+    """The actions of the buttons; each returns a message for the user, if the request has the token."""
 
-    def __init__(self, hub: Coordinator) -> None:
-        self._hub = hub
+    def __init__(self, hub: Coordinator, token: str) -> None:
+        self._hub, self._token = hub, token
+
+    def guarded(self, action: Callable[[], Awaitable[str]]) -> Endpoint:
+        """Returns an endpoint for an action. The token is in a header or in a form's field."""
+
+        async def endpoint(request: Request) -> Response:
+            given, by_form = await sent_token(request)
+            status, sentence = await self._answer(given, action)
+            if not by_form:
+                return PlainTextResponse(sentence, status)
+            return HTMLResponse(answer_page("Done" if status == 200 else "Failed", sentence), status)
+
+        return endpoint
 
     async def checkpoint(self) -> str:
         path, step = await self._hub.checkpoints.save()
@@ -282,23 +293,6 @@ class _Actions:
         await self._hub.end("a user ended the job on the status page")
         lost = "steps after the last checkpoint are lost, or all steps without --checkpoint-dir"
         return f"The job ends now; {lost}."
-
-
-class _Guard:
-    """Checks the token, which is in a header or in a form's field."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def before(self, action: Callable[[], Awaitable[str]]) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
-            given, by_form = await sent_token(request)
-            status, sentence = await self._answer(given, action)
-            if not by_form:
-                return PlainTextResponse(sentence, status)
-            return HTMLResponse(answer_page("Done" if status == 200 else "Failed", sentence), status)
-
-        return endpoint
 
     async def _answer(self, given: str, action: Callable[[], Awaitable[str]]) -> tuple[int, str]:
         if text := token_objection(given, self._token):

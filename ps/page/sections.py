@@ -9,7 +9,6 @@ from typing import Any, TypeVarTuple, Unpack
 
 from markupsafe import Markup
 
-from hubring.ps.observe.logs import LogEntry
 from hubring.ps.page.kit.chart import Axis, LinearScale, bins, path
 from hubring.ps.page.kit.figures import NOTHING, duration, grouped, loss, number, percent, size
 from hubring.ps.page.kit.templating import Templates
@@ -102,15 +101,8 @@ def _worker_row(worker: WorkerSnapshot, cache: MarkupCache) -> Markup:
         samples = NOTHING if worker.samples is None else number(worker.samples)
         speed = grouped(worker.step), number(worker.rate), samples, loss(worker.loss)
         figures = *speed, *usage_cells(worker.cores, worker.memory, worker.gpu)
-    shown = (
-        worker.rank,
-        state_class(worker.state),
-        worker.doing,
-        worker.replace,
-        figures,
-        worker.where or NOTHING,
-    )
-    return cache(f"worker-{worker.rank}", _WORKERS.row, *shown)
+    shown = worker.rank, state_class(worker.state), worker.doing, worker.replace, figures
+    return cache(f"worker-{worker.rank}", _WORKERS.row, *shown, worker.where or NOTHING)
 
 
 def usage_cells(cores: float, memory: int, gpu: int) -> tuple[str, str, str]:
@@ -243,13 +235,10 @@ def curve(
 
 def curves_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """Renders the curves, and the same samples as a table."""
-    names = _metric_names(snapshot.samples)
-    rows = {
-        _sample_id(each): cache(
-            _sample_id(each), _CURVES.row, _sample_id(each), each, _sample_cells(each, names)
-        )
-        for each in _listed_samples(snapshot.samples)
-    }
+    metrics, rows = _metric_names(snapshot.samples), {}
+    for each in _listed_samples(snapshot.samples):
+        name, values = f"sample-{1000 * each.seconds:.0f}", dict(each.metrics)
+        rows[name] = cache(name, _CURVES.row, name, each, tuple(loss(values.get(one)) for one in metrics))
     return Section(cache("course", _curves_markup, snapshot.samples), rows)
 
 
@@ -276,19 +265,10 @@ def _metric_names(samples: tuple[ProgressSample, ...]) -> tuple[str, ...]:
     return tuple(name for name, _ in samples[-1].metrics) if samples else ()
 
 
-def _sample_cells(sample: ProgressSample, names: tuple[str, ...]) -> tuple[str, ...]:
-    values = dict(sample.metrics)
-    return tuple(loss(values.get(name)) for name in names)
-
-
 def _listed_samples(samples: tuple[ProgressSample, ...]) -> tuple[ProgressSample, ...]:
     """Returns the table's samples, newest first. All but the newest are stable until the spacing grows."""
     apart = -(-len(samples) // MOST_ROWS)
     return tuple(dict.fromkeys((*samples[-1:], *samples[:: apart or 1][::-1])))
-
-
-def _sample_id(sample: ProgressSample) -> str:
-    return f"sample-{1000 * sample.seconds:.0f}"
 
 
 _STALENESS = TEMPLATES.macros("staleness.html")
@@ -306,15 +286,12 @@ def waits_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """Renders one row per worker in the job."""
     present = snapshot.present
     longest = max((each.holding for each in present), default=0.0)
-    rows = {
-        f"wait-{each.rank}": cache(
-            f"wait-{each.rank}", _WAITS.row, *_wait_cells(each, longest), snapshot.on_ring
-        )
-        for each in present
-    }
-    return Section(
-        cache("waits", _WAITS.section, _waiting_ranks(snapshot), snapshot.on_ring, bool(rows)), rows
-    )
+    rows = {}
+    for each in present:
+        name, cells = f"wait-{each.rank}", _wait_cells(each, longest)
+        rows[name] = cache(name, _WAITS.row, *cells, snapshot.on_ring)
+    frame = cache("waits", _WAITS.section, _waiting_ranks(snapshot), snapshot.on_ring, bool(rows))
+    return Section(frame, rows)
 
 
 def _waiting_ranks(snapshot: Snapshot) -> str:
@@ -359,10 +336,8 @@ _LOG_FRAME = _LOG.section()
 def log_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """Renders the log, newest line first."""
     newest = snapshot.entries[::-1][:SHOWN_LINES]
-    rows = {f"entry-{each.number}": cache(f"entry-{each.number}", _log_row, each) for each in newest}
+    rows = {}
+    for each in newest:
+        name, when = f"entry-{each.number}", datetime.fromtimestamp(each.time, UTC)
+        rows[name] = cache(name, _LOG.row, each, when)
     return Section(_LOG_FRAME, rows)
-
-
-def _log_row(entry: LogEntry) -> Markup:
-    made: Markup = _LOG.row(entry, datetime.fromtimestamp(entry.time, UTC))
-    return made

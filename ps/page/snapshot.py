@@ -51,11 +51,17 @@ WorkerState = Literal[
 WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 
 _TEXTS: Mapping[WorkerState, str] = {
+    "blocked": "blocked by others",
     "joined": "waiting for the start",
     "missing": "not joined",
     "stopped": "stopped on request",
 }
 """Texts of the states whose name is not clear enough."""
+
+
+def meaning(state: WorkerState) -> str:
+    """Returns a state in words."""
+    return _TEXTS.get(state, state)
 
 
 class WorkerSnapshot(NamedTuple):
@@ -107,7 +113,7 @@ class WorkerSnapshot(NamedTuple):
             return f"silent for {int(self.silent)} s"
         if self.state == "blocked":
             return f"blocked for {int(self.waiting)} s"
-        text = _TEXTS.get(self.state, self.state)
+        text = meaning(self.state)
         return f"{text}: {self.why}" if self.why else text
 
 

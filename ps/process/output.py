@@ -19,10 +19,6 @@ from typing import IO, Any
 _ERASE_LINE = b"\r\x1b[K"
 
 
-def _ignore_failure(error: OSError) -> None:
-    """Ignores that nothing more can be written."""
-
-
 class SharedScreen:
     """Writes the lines of several children to one file.
 
@@ -32,7 +28,7 @@ class SharedScreen:
             pipe is gone, or a disk is full. All later output is dropped.
     """
 
-    def __init__(self, target: IO[bytes], on_failure: Callable[[OSError], object] = _ignore_failure) -> None:
+    def __init__(self, target: IO[bytes], on_failure: Callable[[OSError], object] = lambda _: None) -> None:
         self._target, self._on_failure = target, on_failure
         self._terminal = target.isatty()
         self._lock = Lock()

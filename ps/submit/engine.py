@@ -92,7 +92,7 @@ def _feed(child: Child, artefact: str) -> str:
 
 def submit(
     flags: Mapping[str, object], script: Sequence[str], config_file: Path | None, *, dry_run: bool
-) -> tuple[int, dict[str, Any] | None]:
+) -> dict[str, Any] | int:
     """Sends a job to its engine, or prints the engine's input.
 
     Args:
@@ -102,7 +102,7 @@ def submit(
         dry_run: Print the engine's input and nothing else, so that the engine's program can read it.
 
     Returns:
-        The exit code, and the result for the last line; None for a dry run.
+        The result for the last line; the exit code alone for a dry run.
 
     Raises:
         HubringError: The settings contradict each other, or the engine's program is missing.
@@ -113,8 +113,8 @@ def submit(
     artefact = engine.render(job)
     if dry_run:
         sys.stdout.write(artefact)
-        return 0, None
+        return 0
     code, last_line = send(engine, engine.secrets(job) + artefact)
     command = " ".join(engine.command)
     result = {"engine": job.config.engine, "job": job.name, "command": command, "said": last_line}
-    return code, {**result, "exit_code": code}
+    return {**result, "exit_code": code}

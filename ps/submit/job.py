@@ -161,24 +161,19 @@ def _settle(
     passed: Mapping[str, object], workers: int, config_file: Path | None, variables: Mapping[str, str]
 ) -> tuple[WorkerConfig, ServerConfig]:
     """Returns the settings of the workers and of the server."""
-    servers = {field.name for field in fields(ServerConfig)} & passed.keys()
-    workers_ = {field.name for field in fields(WorkerConfig)} & passed.keys()
-    checkpoints = set(_CHECKPOINT_FLAGS) & passed.keys()
-    given = {name: passed[name] for name in workers_ - checkpoints} | {"server": f"hub:{PORT}"}
+
+    def given(config: type[Struct], without: Collection[str]) -> dict[str, object]:
+        names = {field.name for field in fields(config)} - {*without}
+        return {name: value for name, value in passed.items() if name in names}
+
+    there = {"server": f"hub:{PORT}"}
     others = {name: text for name, text in variables.items() if name not in _CHECKPOINT_VARIABLES}
-    worker = load_worker(given, config_file, others)
-    servers_variables = variables
-    if worker.topology == "ring" or worker.aggregate:
-        worker = load_worker(
-            {**given, **{name: passed[name] for name in checkpoints}}, config_file, variables
-        )
-        servers -= checkpoints
-        servers_variables = others
+    worker = load_worker(given(WorkerConfig, _CHECKPOINT_FLAGS) | there, config_file, others)
+    if saves := worker.topology == "ring" or worker.aggregate:
+        worker = load_worker(given(WorkerConfig, ()) | there, config_file, variables)
     listens = {"host": "0.0.0.0", "once": True, "workers": workers}  # noqa: S104
-    server = load_server(
-        {**{name: passed[name] for name in servers}, **listens}, config_file, servers_variables
-    )
-    return worker, server
+    flags = given(ServerConfig, _CHECKPOINT_FLAGS if saves else ()) | listens
+    return worker, load_server(flags, config_file, others if saves else variables)
 
 
 def _check_places(config_file: Path | None, variables: Mapping[str, str]) -> None:

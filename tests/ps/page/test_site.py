@@ -24,20 +24,16 @@ pytestmark = pytest.mark.slow
 
 
 @contextlib.asynccontextmanager
-async def visited(**settings: object) -> AsyncIterator[tuple[StatusPage, StatusHub]]:
+async def visited(
+    rejections: Rejections | None = None, **settings: object
+) -> AsyncIterator[tuple[StatusPage, StatusHub]]:
     """Serves a page for as long as it is visited."""
     site, hub = StatusPage(ServerConfig(port=0, page_public=True, **settings)), StatusHub()  # type: ignore[arg-type]
     try:
-        await site.serve(hub.coordinator, hub.reporter)
+        await site.serve(hub.coordinator, hub.reporter, rejections)
         yield site, hub
     finally:
         await site.close()
-
-
-async def serve(site: StatusPage, rejections: Rejections | None = None) -> None:
-    """Serves the page of a hub without watchers."""
-    hub = StatusHub()
-    await site.serve(hub.coordinator, hub.reporter, rejections)
 
 
 async def dial(site: StatusPage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -69,13 +65,11 @@ async def test_the_page_answers_over_http() -> None:
 
 async def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        site = StatusPage(ServerConfig(port=0, page_public=True))
-        await serve(site)
-        reader, writer = await dial(site)
-        writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await reader.readuntil(b"\n\n")
-        idle_reader, idle = await dial(site)
-        await site.close()
+        async with visited() as (site, _):
+            reader, writer = await dial(site)
+            writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"\n\n")
+            idle_reader, idle = await dial(site)
         assert b"event: end" in await reader.read()
         assert await idle_reader.read() == b""
         for each in (writer, idle):
@@ -93,11 +87,9 @@ async def test_the_log_of_its_server_is_on_the_page_until_it_closes() -> None:
 
 
 async def test_its_port_is_free_again_once_it_is_closed() -> None:
-    site = StatusPage(ServerConfig(port=0))
-    port = int(site.address.rpartition(":")[2])
-    await serve(site)
-    await site.close()
-    again = StatusPage(ServerConfig(port=0, page_port=port))
+    async with visited() as (site, _):
+        pass
+    again = StatusPage(ServerConfig(port=0, page_port=site.port))
     await again.close()
 
 
@@ -172,36 +164,31 @@ async def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch
 
 async def test_an_address_has_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "MOST_OF_ADDRESS", 2)
-
-    site, rejections = StatusPage(ServerConfig(port=0, page_public=True)), Rejections()
-    await serve(site, rejections)
-    lines = [await dial(site) for _ in range(3)]
-    reader, _ = lines[-1]
-    with contextlib.suppress(ConnectionError):
-        assert await reader.read() == b""
-    assert rejections.counts() == {"connections": 1}
-    for _, writer in lines:
-        writer.close()
+    async with visited(rejections := Rejections()) as (site, _):
+        lines = [await dial(site) for _ in range(3)]
+        reader, _ = lines[-1]
         with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-    assert (await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")).startswith(b"HTTP")
-    await site.close()
+            assert await reader.read() == b""
+        assert rejections.counts() == {"connections": 1}
+        for _, writer in lines:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
+        assert answer.startswith(b"HTTP")
 
 
 async def test_a_client_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "SLOW_SECONDS", 0.1)
-
-    site, rejections = StatusPage(ServerConfig(port=0, page_public=True)), Rejections()
-    await serve(site, rejections)
-    reader, writer = await dial(site)
-    reader._transport.pause_reading()  # type: ignore[attr-defined]  # no public way in asyncio
-    while not rejections.counts():
-        with contextlib.suppress(ConnectionError):
-            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await asyncio.sleep(0)
-    assert rejections.counts() == {"slow reader": 1}
-    writer.close()
-    await site.close()
+    async with visited(rejections := Rejections()) as (site, _):
+        reader, writer = await dial(site)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]  # no public way in asyncio
+        while not rejections.counts():
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await asyncio.sleep(0)
+        assert rejections.counts() == {"slow reader": 1}
+        writer.close()
 
 
 async def test_a_connection_that_is_not_http_is_counted_and_freed(
@@ -216,11 +203,7 @@ async def test_a_connection_that_is_not_http_is_counted_and_freed(
         made(protocol, transport)
 
     monkeypatch.setattr(listener._Protocol, "connection_made", note)
-    rejections = Rejections()
-
-    site = StatusPage(ServerConfig(port=0))
-    try:
-        await serve(site, rejections)
+    async with visited(rejections := Rejections()) as (site, _):
         for _ in range(8):
             _, writer = await dial(site)
             never = struct.pack("ii", 1, 0)
@@ -231,7 +214,5 @@ async def test_a_connection_that_is_not_http_is_counted_and_freed(
         while len(seen) < 8 or any(ref() is not None for ref in seen):
             gc.collect()
             await asyncio.sleep(0.01)
-    finally:
-        await site.close()
     assert rejections.counts()["message"] > 0
     assert "Invalid HTTP" not in caplog.text
