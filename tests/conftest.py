@@ -109,9 +109,8 @@ def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
     """Starts programs, and ends all that the test left running."""
     from tests.support.processes.cluster import Cluster  # imports Hubring too
 
-    cluster = Cluster(tmp_path, fork_server)
-    yield cluster
-    cluster.end()
+    with Cluster(tmp_path, fork_server) as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

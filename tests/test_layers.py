@@ -9,7 +9,6 @@ import ast
 import re
 import tomllib
 from collections import Counter
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 from torch.utils._device import _device_constructors
@@ -191,16 +190,6 @@ def test_late_imports_are_not_imported_at_the_start() -> None:
     loops = "hubring.ps.optim.llvm_loops"
     assert "llvmlite" in reached(loops, at_start=True)
     assert "llvmlite" not in reached(*(FILES.keys() - {loops}), at_start=True)
-
-
-def test_no_file_imports_itself_in_a_circle() -> None:
-    graph = {
-        name: {
-            found.target for found in imports(name) if found.target in FILES and found.runs and found.at_start
-        }
-        for name in FILES
-    }
-    assert len([*TopologicalSorter({name: below - {name} for name, below in graph.items()}).static_order()])
 
 
 def test_rules_hold_no_socket_thread_sleep_or_clock() -> None:

@@ -33,43 +33,31 @@ from tests.reports.training import (
 # Activation checkpointing
 
 
-@report("huggingface/transformers#23018, pytorch/pytorch#65537")
+def two_segments(layer: nn.Sequential, part: Tensor, reentrant: bool) -> Any:
+    return checkpoint_sequential(nn.Sequential(layer, *layer), 2, part, use_reentrant=reentrant)
+
+
+def checkpointed(layer: nn.Sequential, part: Tensor, reentrant: bool) -> Any:
+    return checkpoint(layer, part, use_reentrant=reentrant)
+
+
+def checkpointed_twice(layer: nn.Sequential, part: Tensor, reentrant: bool) -> Any:
+    return checkpointed(layer, checkpointed(layer, part, reentrant), reentrant)
+
+
+@report(
+    "huggingface/transformers#23018, pytorch/pytorch#65537, allenai/longformer#63, microsoft/FocalNet#4,"
+    " pytorch/pytorch#24005"
+)
+@pytest.mark.parametrize("forward", [checkpointed, checkpointed_twice, two_segments])
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
-def test_activations_are_checkpointed(job: Job, reentrant: bool) -> list[Tensor]:
-    """`checkpoint`, reentrant and not."""
-    model, optimizer = prepared(job, mlp(), timeout=5.0)
-
-    def forward(part: Tensor) -> Any:
-        return checkpoint(model, part.clone().requires_grad_(), use_reentrant=reentrant)
-
-    return trained(job, model, optimizer, forward)
-
-
-@report("allenai/longformer#63, microsoft/FocalNet#4")
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
-def test_one_layer_is_checkpointed_twice(job: Job, reentrant: bool) -> list[Tensor]:
-    """One layer in two checkpoints."""
-    model, optimizer = prepared(job, seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh())), timeout=5.0)
-
-    def forward(part: Tensor) -> Any:
-        once = checkpoint(model, part.clone().requires_grad_(), use_reentrant=reentrant)
-        return checkpoint(model, once, use_reentrant=reentrant)
-
-    return trained(job, model, optimizer, forward)
-
-
-@report("pytorch/pytorch#24005")
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
-def test_segments_of_a_sequence_are_checkpointed(job: Job, reentrant: bool) -> list[Tensor]:
-    """`checkpoint_sequential`."""
-    model, optimizer = prepared(
-        job, seeded(lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])), timeout=5.0
+def test_activations_are_checkpointed(job: Job, reentrant: bool, forward: Callable[..., Any]) -> list[Tensor]:
+    """`checkpoint`, reentrant and not, two of one layer, and `checkpoint_sequential`."""
+    layer = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    model, optimizer = prepared(job, layer, timeout=5.0)
+    return trained(
+        job, model, optimizer, lambda part: forward(model, part.clone().requires_grad_(), reentrant)
     )
-
-    def forward(part: Tensor) -> Any:
-        return checkpoint_sequential(model, 2, part.clone().requires_grad_(), use_reentrant=reentrant)
-
-    return trained(job, model, optimizer, forward)
 
 
 # Gradients of gradients

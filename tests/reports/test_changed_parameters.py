@@ -71,34 +71,23 @@ def set_from_vector(model: nn.Sequential) -> None:
 
 
 CHANGES = [clamp_data, clamp_without_grad, mask, normalise_rows, write_numpy, reset_head]
+CHANGES += [assign_data, set_from_vector]
 SEVERAL = "hub aggregate ring"
-MOVES = [assign_data, set_from_vector]
-
-
-def changed_at_first(job: Job, change: Change) -> list[Tensor]:
-    model, optimizer = prepared(job, mlp())
-    for turn, batch in enumerate(batches()):
-        step(job, model, optimizer, batch)
-        if turn < 2:
-            change(model)
-    return values(model)
 
 
 @report(
-    "huggingface/transformers#29227 (pruning masks), WGAN scripts (weight clipping)",
+    "huggingface/transformers#29227 (pruning masks), WGAN scripts (weight clipping), pytorch/pytorch#35858,"
+    " pytorch/pytorch#34270",
     "the change is everybody's from then on",
 )
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_after_the_first_steps_are_kept(job: Job, change: Change) -> list[Tensor]:
-    """Clamps, masks, normalises, resets and writes through NumPy in the first steps."""
-    return changed_at_first(job, change)
-
-
-@report("pytorch/pytorch#35858, pytorch/pytorch#34270")
-@pytest.mark.parametrize("change", MOVES)
-def test_data_that_the_script_replaces_is_kept(job: Job, change: Change) -> list[Tensor]:
-    """Assigns `p.data`, by hand and with `vector_to_parameters`."""
-    return changed_at_first(job, change)
+    """Clamps, masks, normalises, resets, writes through NumPy, or assigns `p.data` in the first steps."""
+    model, optimizer = prepared(job, mlp())
+    for turn in range(2):
+        trained(job, model, optimizer, start=turn, stop=turn + 1)
+        change(model)
+    return trained(job, model, optimizer, start=2)
 
 
 @report("neuralmagic/sparseml#429, microsoft/nni#5205", on=SEVERAL, refused=SEVERAL, error="rank")
@@ -158,15 +147,11 @@ def test_training_goes_on_from_the_best_weights(
 ) -> list[Tensor]:
     """`load_state_dict` in the middle."""
     model, optimizer = prepared(job, mlp(), make)
-    first, *rest = batches()
-    step(job, model, optimizer, first)
+    trained(job, model, optimizer, stop=1)
     best = copy.deepcopy(model.state_dict())
-    for batch in rest:
-        step(job, model, optimizer, batch)
+    trained(job, model, optimizer, start=1)
     model.load_state_dict(best)
-    for batch in rest:
-        step(job, model, optimizer, batch)
-    return values(model)
+    return trained(job, model, optimizer, start=1)
 
 
 @report("timgaripov/swa#16, Lightning-AI/pytorch-lightning#7505")
@@ -256,14 +241,11 @@ def test_weights_are_binarised_for_each_pass(job: Job) -> list[Tensor]:
 def test_memory_that_is_swapped_out_during_steps_keeps_its_values(job: Job) -> list[Tensor]:
     """Keeps `p.data`, trains for two steps in other memory, puts it back."""
     model, optimizer = prepared(job, mlp())
-    kept: list[Tensor] = []
-    for turn, batch in enumerate(batches(steps=6)):
-        if turn == 2:
-            kept = [parameter.data for parameter in model.parameters()]
-            for parameter in model.parameters():
-                parameter.data = parameter.data.clone()
-        if turn == 4:
-            for parameter, data in zip(model.parameters(), kept, strict=True):
-                parameter.data = data
-        step(job, model, optimizer, batch)
-    return values(model)
+    trained(job, model, optimizer, stop=2)
+    kept = [parameter.data for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    trained(job, model, optimizer, stop=2)
+    for parameter, data in zip(model.parameters(), kept, strict=True):
+        parameter.data = data
+    return trained(job, model, optimizer, stop=2)

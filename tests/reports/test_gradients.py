@@ -49,7 +49,7 @@ def saved_alone(tensor: Tensor) -> Tensor:
 # Kept
 
 
-@report("pytorch/pytorch#40157")
+@report("pytorch/pytorch#40157, pytorch/pytorch#1995")
 @pytest.mark.parametrize("what", ["grad", "data"])
 def test_a_gradient_or_parameter_is_saved_alone(job: Job, what: str) -> list[Tensor]:
     """Saves, pickles and copies one small `.grad` or `.data`, which shares no memory with others."""
@@ -120,26 +120,24 @@ def test_all_steps_gradients_are_kept_for_later(job: Job) -> list[Tensor]:
     return [job.mean_over_ranks(one) for step in history for one in step]
 
 
-@report("pytorch/pytorch#41954")
-def test_a_model_whose_gradients_are_reset_to_none_by_hand(job: Job) -> list[Tensor]:
-    """`p.grad = None` instead of `zero_grad()`."""
-    model, optimizer = prepared(job, mlp())
-    for batch in batches():
-        for parameter in model.parameters():
-            parameter.grad = None
-        job.loss(batch, square(model)).backward()
-        optimizer.step()
-    return values(model)
+def reset(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
 
 
-@report("pytorch/pytorch#43557, pytorch/pytorch#43282")
-def test_gradients_are_detached_and_zeroed_by_hand(job: Job) -> list[Tensor]:
-    """`p.grad.detach_(); p.grad.zero_()`."""
+def zero(model: nn.Module) -> None:
+    for gradient in gradients(model):
+        gradient.detach_()
+        gradient.zero_()
+
+
+@report("pytorch/pytorch#41954, pytorch/pytorch#43557, pytorch/pytorch#43282")
+@pytest.mark.parametrize("drop", [reset, zero])
+def test_gradients_are_dropped_by_hand(job: Job, drop: Change) -> list[Tensor]:
+    """`p.grad = None`, or `p.grad.detach_(); p.grad.zero_()`, instead of `zero_grad()`."""
     model, optimizer = prepared(job, mlp())
     for batch in batches():
-        for gradient in gradients(model):
-            gradient.detach_()
-            gradient.zero_()
+        drop(model)
         job.loss(batch, square(model)).backward()
         optimizer.step()
     return values(model)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.reports.report import report
-from tests.reports.training import Job, batches, mlp, prepared, step, trained, values
+from tests.reports.training import Job, batches, mlp, prepared, seeded, step, trained, values
 
 
 def two_groups(model: nn.Sequential) -> Optimizer:
@@ -67,11 +67,9 @@ CHANGES: dict[str, Callable[[Optimizer], Any]] = {
 def test_groups_are_changed_after_two_steps(job: Job, change: str, size: int) -> list[Tensor]:
     """Removes, empties, reorders, swaps, splits, merges and stops groups, drops one parameter."""
     model, optimizer = prepared(job, mlp(), two_groups, bucket_bytes=size)
-    for turn, batch in enumerate(batches()):
-        if turn == 2:
-            CHANGES[change](optimizer)
-        step(job, model, optimizer, batch)
-    return values(model)
+    trained(job, model, optimizer, stop=2)
+    CHANGES[change](optimizer)
+    return trained(job, model, optimizer, start=2)
 
 
 @report("Lightning-AI/pytorch-lightning#20340, NVIDIA/apex#310")
@@ -81,27 +79,21 @@ def test_a_layer_is_added_when_it_is_thawed(job: Job) -> list[Tensor]:
     trunk, head = model[0], model[2]
     trunk.requires_grad_(False)
     optimizer = job.wrap(torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9), model)
-    for turn, batch in enumerate(batches()):
-        if turn == 2:
-            trunk.requires_grad_(True)
-            optimizer.add_param_group({"params": list(trunk.parameters()), "lr": 0.01})
-        step(job, model, optimizer, batch)
-    return values(model)
+    trained(job, model, optimizer, stop=2)
+    trunk.requires_grad_(True)
+    optimizer.add_param_group({"params": list(trunk.parameters()), "lr": 0.01})
+    return trained(job, model, optimizer, start=2)
 
 
 @report("pytorch/pytorch#2374")
 def test_a_new_layer_is_added_to_a_model_that_grows(job: Job) -> list[Tensor]:
     """`add_param_group` for a new layer."""
     model, optimizer = prepared(job, mlp())
-    for turn, batch in enumerate(batches()):
-        if turn == 2:
-            grown = nn.Linear(2, 2)
-            nn.init.constant_(grown.weight, 0.5)
-            nn.init.zeros_(grown.bias)
-            model.append(grown)
-            optimizer.add_param_group({"params": list(grown.parameters())})
-        step(job, model, optimizer, batch)
-    return values(model)
+    trained(job, model, optimizer, stop=2)
+    grown = seeded(lambda: nn.Linear(2, 2))
+    model.append(grown)
+    optimizer.add_param_group({"params": list(grown.parameters())})
+    return trained(job, model, optimizer, start=2)
 
 
 @report("fastai/fastai#2133, allenai/rslearn#217")
@@ -112,12 +104,10 @@ def test_a_new_optimizer_is_made_for_the_next_stage(job: Job, thaw: bool) -> lis
     model[0].requires_grad_(not thaw)
     first = [one for one in model.parameters() if one.requires_grad]
     optimizer = job.wrap(torch.optim.SGD(first, lr=0.1, momentum=0.9), model)
-    for turn, batch in enumerate(batches()):
-        if turn == 2:
-            model.requires_grad_(True)
-            optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
-        step(job, model, optimizer, batch)
-    return values(model)
+    trained(job, model, optimizer, stop=2)
+    model.requires_grad_(True)
+    optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
+    return trained(job, model, optimizer, start=2)
 
 
 @report("roboflow/rf-detr#1409")
@@ -207,9 +197,7 @@ def test_groups_made_anew_by_the_script(job: Job) -> list[Tensor]:
     The list of groups is cleared and filled again, with another rate.
     """
     model, optimizer = prepared(job, mlp())
-    for turn, batch in enumerate(batches()):
-        if turn == 2:
-            optimizer.param_groups.clear()
-            optimizer.add_param_group({"params": list(model.parameters()), "lr": 0.02})
-        step(job, model, optimizer, batch)
-    return values(model)
+    trained(job, model, optimizer, stop=2)
+    optimizer.param_groups.clear()
+    optimizer.add_param_group({"params": list(model.parameters()), "lr": 0.02})
+    return trained(job, model, optimizer, start=2)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.reports.report import report
@@ -18,62 +19,59 @@ def weighed(model: nn.Module, factors: Tensor) -> Callable[[int, Tensor], Tensor
     return lambda rank, part: model(part).square().mean() * factors[rank]
 
 
+def scaled_step(
+    scaler: torch.amp.GradScaler, optimizer: Optimizer, loss: Tensor, clip: nn.Module | None = None
+) -> None:
+    """Takes a step with a scaled loss; clips the unscaled gradients of a model."""
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    if clip is not None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(clip.parameters(), 0.05)
+    scaler.step(optimizer)
+    scaler.update()
+
+
 @report("horovod/horovod#3160", tolerance=(0.02, 0.02))
 def test_scaled_gradients_are_unscaled(job: Job) -> list[Tensor]:
     """Autocast and GradScaler."""
-    model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
-    optimizer = job.wrap(momentum(model), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    model, optimizer = prepared(job, mlp())
     for batch in batches():
-        optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             loss = job.loss(batch, square(model))
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        scaled_step(scaler, optimizer, loss)
     return [*values(model), torch.tensor(scaler.get_scale())]
 
 
 @report("pytorch/pytorch#185915, pytorch/examples#1196", on="aggregate ring alone")
 def test_scaled_gradients_are_unscaled_and_clipped(job: Job) -> list[Tensor]:
     """GradScaler, `unscale_` and clipping."""
-    model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=64.0)
-    optimizer = job.wrap(momentum(model), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    model, optimizer = prepared(job, mlp())
     for batch in batches():
-        optimizer.zero_grad()
-        scaler.scale(job.loss(batch, square(model))).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        scaler.step(optimizer)
-        scaler.update()
+        scaled_step(scaler, optimizer, job.loss(batch, square(model)), clip=model)
     return values(model)
 
 
 @report("GradScaler", "all skip")
 def test_one_ranks_gradients_overflow_and_all_skip_the_step(job: Job) -> list[Tensor]:
     """Rank 0 overflows in one step."""
-    model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=64.0)
-    optimizer = job.wrap(momentum(model), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    model, optimizer = prepared(job, mlp())
     for turn, batch in enumerate(batches()):
         factor = torch.tensor([float("inf"), 1.0]) if turn == 1 else torch.ones(2)
-        optimizer.zero_grad()
-        loss = job.loss_by_rank(batch, weighed(model, factor))
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        scaled_step(scaler, optimizer, job.loss_by_rank(batch, weighed(model, factor)))
     return values(model)
 
 
 @report("GradScaler")
 def test_a_scaler_that_is_turned_off(job: Job) -> list[Tensor]:
-    """`GradScaler(enabled=False)`."""
-    model, scaler = mlp(), torch.amp.GradScaler("cpu", enabled=False)
-    optimizer = job.wrap(momentum(model), model)
+    """`GradScaler(enabled=False)`, `unscale_` and clipping."""
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    model, optimizer = prepared(job, mlp())
     for batch in batches():
-        optimizer.zero_grad()
-        scaler.scale(job.loss(batch, square(model))).backward()
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
+        scaled_step(scaler, optimizer, job.loss(batch, square(model)), clip=model)
     return values(model)
 
 

@@ -20,7 +20,6 @@ from tests.reports.training import (
     prepared,
     seeded,
     square,
-    step,
     trained,
     values,
 )
@@ -45,14 +44,6 @@ def task(model: Heads, head: int) -> Callable[[Tensor], Tensor]:
     return lambda part: model(part, head).square().mean()
 
 
-@report("pytorch/pytorch#28294", "it stays")
-@OPTIMIZERS
-def test_a_parameter_that_no_rank_uses_stays(job: Job, make: Make) -> list[Tensor]:
-    """One head is never used; momentum and weight decay."""
-    model, optimizer = prepared(job, seeded(Heads), make)
-    return trained(job, model, optimizer)
-
-
 @report("pytorch/pytorch#41101", "the mean with zeros")
 @OPTIMIZERS
 def test_a_parameter_that_one_rank_uses_has_a_mean_with_zeros(job: Job, make: Make) -> list[Tensor]:
@@ -65,14 +56,14 @@ def test_a_parameter_that_one_rank_uses_has_a_mean_with_zeros(job: Job, make: Ma
     return values(model)
 
 
-@report("KellerJordan/Muon#54, pytorch/pytorch#57081", "only the used head moves")
+@report("pytorch/pytorch#28294, KellerJordan/Muon#54, pytorch/pytorch#57081", "only the used head moves")
 @OPTIMIZERS
-def test_tasks_that_take_turns_move_only_their_own_head(job: Job, make: Make) -> list[Tensor]:
-    """Tasks take turns."""
+@pytest.mark.parametrize("heads", [1, 2], ids=["one", "both"])
+def test_tasks_that_take_turns_move_only_their_own_head(job: Job, make: Make, heads: int) -> list[Tensor]:
+    """One head is never used, or tasks take turns; momentum and weight decay."""
     model, optimizer = prepared(job, seeded(Heads), make)
     for turn, batch in enumerate(batches()):
-        head = turn % 2
-        job.step(optimizer, batch, task(model, head))
+        job.step(optimizer, batch, task(model, turn % heads))
     return values(model)
 
 
@@ -82,9 +73,8 @@ def test_zeroed_gradients_of_an_unused_head_still_move_it(job: Job, make: Make) 
     """`zero_grad(set_to_none=False)` with an unused head."""
     model, optimizer = prepared(job, seeded(Heads), make)
     for turn, batch in enumerate(batches()):
-        head = min(turn, 1)
         optimizer.zero_grad(set_to_none=False)
-        job.loss(batch, task(model, head)).backward()
+        job.loss(batch, task(model, min(turn, 1))).backward()
         optimizer.step()
     return values(model)
 
@@ -94,10 +84,9 @@ def test_zeroed_gradients_of_an_unused_head_still_move_it(job: Job, make: Make) 
 def test_a_layer_frozen_after_two_steps_stays(job: Job, make: Make) -> list[Tensor]:
     """`requires_grad_(False)` after two steps."""
     model, optimizer = prepared(job, mlp(), make)
-    for turn, batch in enumerate(batches()):
-        model.get_submodule("0").requires_grad_(turn < 2)
-        step(job, model, optimizer, batch)
-    return values(model)
+    trained(job, model, optimizer, stop=2)
+    model.get_submodule("0").requires_grad_(False)
+    return trained(job, model, optimizer, start=2)
 
 
 @report("facebookresearch/detectron2#2486, Lightning-AI/pytorch-lightning#450")
@@ -119,29 +108,17 @@ def test_a_layer_frozen_at_first_is_trained_once_it_is_thawed(
     return values(model)
 
 
-@report("DINO scripts")
+@report("DINO scripts", error="gradient", refused="later-*-hub")
 @OPTIMIZERS
-def test_gradients_of_the_last_layer_are_cancelled_in_the_first_steps(job: Job, make: Make) -> list[Tensor]:
-    """`p.grad = None` before `step()` at first."""
+@pytest.mark.parametrize("late", [False, True], ids=["first", "later"])
+def test_gradients_of_the_last_layer_are_cancelled(job: Job, late: bool, make: Make) -> list[Tensor]:
+    """`p.grad = None` before `step()`, in the first two steps or from the third step on."""
     model, optimizer = prepared(job, mlp(), make)
     for turn, batch in enumerate(batches()):
         backward(job, model, optimizer, batch)
-        if turn < 2:
+        if late == (turn > 1):
             for parameter in model.get_submodule("2").parameters():
                 parameter.grad = None
-        optimizer.step()
-    return values(model)
-
-
-@report("DINO scripts", error="gradient", refused="hub")
-@OPTIMIZERS
-def test_gradients_are_cancelled_only_after_some_steps(job: Job, make: Make) -> list[Tensor]:
-    """`p.grad = None` before `step()` from the third step."""
-    model, optimizer = prepared(job, mlp(), make)
-    for turn, batch in enumerate(batches()):
-        backward(job, model, optimizer, batch)
-        if turn > 1:
-            model.get_parameter("2.bias").grad = None
         optimizer.step()
     return values(model)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -112,25 +111,22 @@ def test_a_weight_is_parametrised_after_the_optimizer_was_made(job: Job) -> list
             return weight.triu() + weight.triu(1).T
 
     model, optimizer = prepared(job, seeded(lambda: nn.Linear(4, 4)))
-    for turn, batch in enumerate(batches()):
-        if turn == 1:
-            parametrize.register_parametrization(model, "weight", Symmetric())
-        if turn == 3:
-            parametrize.remove_parametrizations(model, "weight")
-        step(job, model, optimizer, batch)
-    return values(model)
+    trained(job, model, optimizer, stop=1)
+    parametrize.register_parametrization(model, "weight", Symmetric())
+    trained(job, model, optimizer, stop=2)
+    parametrize.remove_parametrizations(model, "weight")
+    return trained(job, model, optimizer, stop=1)
 
 
 @report("pytorch/pytorch#24076, microsoft/nni#5205")
 def test_weights_are_pruned_and_the_pruning_is_made_permanent(job: Job) -> list[Tensor]:
     """`prune`, later `prune.remove`."""
     model, optimizer = prepared(job, mlp())
-    for turn, batch in enumerate(batches()):
-        if turn == 1:
-            prune.l1_unstructured(model[0], "weight", 0.5)
-        if turn == 3:
-            prune.remove(model[0], "weight")
-        step(job, model, optimizer, batch)
+    trained(job, model, optimizer, stop=1)
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    trained(job, model, optimizer, stop=2)
+    prune.remove(model[0], "weight")
+    trained(job, model, optimizer, stop=1)
     return [one.detach().clone() for _, one in sorted(model.named_parameters())]
 
 
@@ -160,11 +156,9 @@ def test_convolutions_are_in_channels_last(job: Job, late: bool) -> list[Tensor]
 def test_a_model_is_converted_after_the_optimizer_was_made(job: Job, kind: Any, after: int) -> list[Tensor]:
     """`model.double()`, `.half()` or `.bfloat16()` after wrapping or after a step."""
     model, optimizer = prepared(job, mlp(), lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
-    for turn, batch in enumerate(batches()):
-        if turn == after:
-            model.to(kind)
-        step(job, model, optimizer, batch.to(kind) if turn >= after else batch)
-    return values(model)
+    trained(job, model, optimizer, stop=after)
+    model.to(kind)
+    return trained_by(job, model, optimizer, square(model), batches().to(kind))
 
 
 @report("NVlabs/stylegan2-ada-pytorch#275")
@@ -219,17 +213,6 @@ def test_parameters_have_different_types(job: Job) -> list[Tensor]:
     model, optimizer = prepared(job, seeded(Mixed))
     trained(job, model, optimizer)
     return [one.float() for one in values(model)]
-
-
-@report("pytorch/pytorch#48386")
-def test_a_copy_of_the_model_is_trained_locally(job: Job) -> list[Tensor]:
-    """Trains a deep copy with a local optimizer."""
-    model, optimizer = prepared(job, mlp())
-    trained(job, model, optimizer)
-    twin = copy.deepcopy(model)
-    own = momentum(twin)
-    step(Job(None), twin, own, batches()[0])
-    return values(model, twin)
 
 
 @report("pytorch/tutorials, DQN")
@@ -290,11 +273,9 @@ def test_a_bag_of_embeddings_with_a_padding_row(job: Job) -> list[Tensor]:
 def test_a_model_is_shared_with_other_processes(job: Job) -> list[Tensor]:
     """`model.share_memory()` after wrapping."""
     model, optimizer = prepared(job, mlp())
-    for turn, batch in enumerate(batches()):
-        if turn == 2:
-            model.share_memory()
-        step(job, model, optimizer, batch)
-    return values(model)
+    trained(job, model, optimizer, stop=2)
+    model.share_memory()
+    return trained(job, model, optimizer, start=2)
 
 
 @report("TorchScript")

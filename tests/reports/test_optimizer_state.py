@@ -90,11 +90,8 @@ def test_a_saved_state_is_torchs_own(job: Job) -> list[Tensor]:
     """`torch.save(optimizer.state_dict())`, loaded by plain torch."""
     model, optimizer = prepared(job, mlp(), adam)
     trained(job, model, optimizer)
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
     plain = adam(model)
-    plain.load_state_dict(torch.load(file))
+    plain.load_state_dict(loaded(optimizer.state_dict()))
     return [*values(model), *moments(plain)]
 
 
@@ -102,16 +99,13 @@ def test_a_saved_state_is_torchs_own(job: Job) -> list[Tensor]:
 def test_model_and_optimizer_are_rolled_back(job: Job) -> list[Tensor]:
     """Restores model and optimizer from a copy."""
     model, optimizer = prepared(job, mlp(), adam)
-    first, *rest = batches()
-    step(job, model, optimizer, first)
+    trained(job, model, optimizer, stop=1)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     for _ in range(2):
-        for batch in rest:
-            step(job, model, optimizer, batch)
+        trained(job, model, optimizer, start=1)
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(copy.deepcopy(saved[1]))
-    step(job, model, optimizer, first)
-    return values(model)
+    return trained(job, model, optimizer, stop=1)
 
 
 @report("facebookresearch/schedule_free#32, NVIDIA/apex#451", refused=EVERYWHERE, error="state_dict")
@@ -179,17 +173,18 @@ def test_the_scripts_own_optimizer_steps(job: Job, begin: int, closure: bool) ->
     return [*values(model), torch.as_tensor(total), torch.tensor(steps)]
 
 
-@report("Optimizers wrapped in others")
+@report("Optimizers wrapped in others, logging of moments")
 def test_the_state_is_taken_once_and_used_in_all_steps(job: Job) -> list[Tensor]:
-    """Keeps `optimizer.state`, halves moments in it and counts steps in it."""
+    """Keeps `optimizer.state`, reads and halves moments in it and counts steps in it."""
     model, optimizer = prepared(job, mlp())
-    state = optimizer.state
+    state, norms = optimizer.state, []
     for number, batch in enumerate(batches()):
         step(job, model, optimizer, batch)
         for one in model.parameters():
+            norms.append(state[one]["momentum_buffer"].norm())
             state[one]["momentum_buffer"].mul_(0.5)
             assert state[one].setdefault("seen", number) == 0, "it stays"
-    return values(model)
+    return [*values(model), *norms]
 
 
 @report("Optimizers wrapped in others", refused="hub", error="has kept from an earlier step")
@@ -204,44 +199,30 @@ def test_a_moment_that_was_kept_is_cleared_two_steps_later(job: Job) -> list[Ten
     return values(model)
 
 
-@report("Logging of moments")
-def test_moments_are_read_after_each_step(job: Job) -> list[Tensor]:
-    """Reads `optimizer.state[p]`."""
-    model, optimizer = prepared(job, mlp())
-    norms = []
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        norms += [optimizer.state[one]["momentum_buffer"].norm() for one in model.parameters()]
-    return norms
-
-
-@report("pytorch/pytorch#40157, pytorch/pytorch#1995", "the size of that part")
-def test_a_saved_part_of_a_model_is_no_larger_than_it(job: Job) -> list[Tensor]:
-    """`torch.save(model[1].state_dict())`."""
-    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 1))
-    job.wrap(momentum(model), model, bucket_bytes=1 << 20)
+def loaded(saved: Any) -> Any:
     file = io.BytesIO()
-    torch.save(model[1].state_dict(), file)
-    return [torch.tensor(file.tell() < 10_000)]
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=not isinstance(saved, nn.Module))
 
 
-@report("locuslab/deq#23")
-@pytest.mark.parametrize("whole", [True, False], ids=["model", "state"])
-def test_a_model_is_saved_and_loaded_again(job: Job, whole: bool) -> list[Tensor]:
-    """`torch.save` of the model and of its state, trains the loaded one."""
+def loaded_state(model: nn.Module) -> nn.Module:
+    again = mlp()
+    again.load_state_dict(loaded(model.state_dict()))
+    return again
+
+
+@report("locuslab/deq#23, pytorch/pytorch#48386")
+@pytest.mark.parametrize("copied", [loaded, loaded_state, copy.deepcopy])
+def test_a_copy_of_the_model_is_trained_locally(
+    job: Job, copied: Callable[[nn.Module], nn.Module]
+) -> list[Tensor]:
+    """Saves and loads the model or its state, or copies it; trains the copy with a local optimizer."""
     model, optimizer = prepared(job, mlp())
     trained(job, model, optimizer)
-    file = io.BytesIO()
-    torch.save(model if whole else model.state_dict(), file)
-    file.seek(0)
-    if whole:
-        again = torch.load(file, weights_only=False)
-    else:
-        again = mlp()
-        again.load_state_dict(torch.load(file))
-    own = momentum(again)
-    step(Job(None), again, own, batches()[0])
-    return [*values(model), *values(again)]
+    again = copied(model)
+    step(Job(None), again, momentum(again), batches()[0])
+    return values(model, again)
 
 
 @report("Hooks on the script's own optimizer")

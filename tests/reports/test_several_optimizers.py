@@ -65,31 +65,19 @@ def test_a_critic_with_clipped_weights_steps_twice_as_often(job: Job) -> list[Te
     return values(judge, forger)
 
 
-@report("horovod/horovod#1549")
-def test_two_optimizers_step_after_one_backward(job: Job) -> list[Tensor]:
-    """Two optimizers, one loss."""
-    model = mlp()
-    trunk, head = model[0], model[2]
-    optimizers: list[Optimizer] = [job.wrap(momentum(trunk), trunk), job.wrap(adam(head), head)]
-    for batch in batches():
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        job.loss(batch, lambda part: model(part).square().mean()).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    return values(model)
-
-
-@report("horovod/horovod#1417")
-def test_two_optimizers_take_turns_and_drop_each_others_gradients(job: Job) -> list[Tensor]:
-    """Two optimizers take turns; the other's gradients are dropped."""
+@report("horovod/horovod#1549, horovod/horovod#1417")
+@pytest.mark.parametrize("turns", [False, True], ids=["together", "in turns"])
+def test_two_optimizers_step_after_one_backward(job: Job, turns: bool) -> list[Tensor]:
+    """Two optimizers, one loss: both step, or take turns, where the other's gradients are dropped."""
     model = mlp()
     trunk, head = model[0], model[2]
     optimizers: list[Optimizer] = [job.wrap(momentum(trunk), trunk), job.wrap(adam(head), head)]
     for turn, batch in enumerate(batches()):
-        model.zero_grad()
-        job.loss(batch, lambda part: model(part).square().mean()).backward()
-        optimizers[turn % 2].step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        job.loss(batch, square(model)).backward()
+        for optimizer in optimizers[turn % 2 :][:1] if turns else optimizers:
+            optimizer.step()
     return values(model)
 
 
@@ -122,9 +110,7 @@ def test_a_learned_loss_weight_has_a_local_optimizer(job: Job) -> list[Tensor]:
     for batch in batches():
         optimizer.zero_grad()
         own.zero_grad()
-        (
-            weight.exp() * job.loss(batch, lambda part: model(part).square().mean()) - weight.detach()
-        ).backward()
+        (weight.exp() * job.loss(batch, square(model)) - weight.detach()).backward()
         optimizer.step()
         weight.grad = torch.ones(())
         own.step()
@@ -140,7 +126,7 @@ def test_a_second_optimizer_trains_a_head_that_came_later(job: Job) -> list[Tens
         head = job.wrap(make(model[2]), model[2])
         for batch in batches():
             model.zero_grad()
-            job.loss(batch, lambda part: model(part).square().mean()).backward()
+            job.loss(batch, square(model)).backward()
             optimizer.step()
             head.step()
     return values(model)

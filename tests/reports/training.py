@@ -136,10 +136,16 @@ def step(job: Job, model: Callable[[Tensor], Tensor], optimizer: Optimizer, batc
 
 
 def trained(
-    job: Job, model: nn.Module, optimizer: Optimizer, forward: Callable[[Tensor], Tensor] | None = None
+    job: Job,
+    model: nn.Module,
+    optimizer: Optimizer,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    *,
+    start: int = 0,
+    stop: int = STEPS,
 ) -> list[Tensor]:
     """Takes ordinary steps, with `forward` if the model is called otherwise; returns parameters."""
-    return trained_by(job, model, optimizer, square(forward or model), batches())
+    return trained_by(job, model, optimizer, square(forward or model), batches()[start:stop])
 
 
 def trained_by(

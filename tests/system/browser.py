@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.support.needs import needs
 
@@ -15,6 +15,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 NEED_CHROMIUM = needs(CHROMIUM, "Chromium", "apt-get install chromium")
 AXE = Path(__file__).parent.parent / "axe" / "axe.min.js"
 PHONE, DESK = 320, 1280
+PATIENCE_MS = 90_000.0
+"""For what a busy machine takes its time for; nothing is measured by it."""
 FOCUSABLE = """() => [...document.querySelectorAll('a[href], button, input, summary, [tabindex="0"]')]
     .filter(each => each.checkVisibility()).length"""
 FOCUSED = """() => {
@@ -29,10 +31,12 @@ FOCUSED = """() => {
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def new_pages() -> Iterator[Callable[..., Page]]:
+    """Opens a browser; gives what opens a page in it, with a width and other settings."""
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield browser
+        yield lambda width, **more: browser.new_page(viewport={"width": width, "height": 800}, **more)
         browser.close()
 
 

@@ -73,8 +73,7 @@ def test_a_job_trains_with_certificates_at_all_ends(
     (shard,) = status["shards"]
     assert refused_without_a_certificate(shard["address"])
     pair = [cluster.worker(address, *tokens, *mine, "--transport", transport, SMALL, "5") for _ in range(2)]
-    for worker in pair:
-        assert worker.done()["steps"] == 5
+    assert [worker.done()["steps"] for worker in pair] == [5, 5]
     server.done()
     assert "WARNING" not in server.said().replace("WARNING: this server was paused", "")
 
@@ -85,20 +84,16 @@ def test_shards_of_other_hosts_and_of_workers_show_theirs(
     tokens = ["--token-file", str(tmp_path / "tokens")]
     own = flags(ours.sign("server", HERE))
     server, address = cluster.server("--once", *tokens, *own, "--shards", "0", "--await-shards", "1")
-    shard = cluster.run(
-        "shard", "hubring.ps.cli", "start", "--join", address, *tokens, *flags(ours.sign("other", HERE))
-    )
+    other = flags(ours.sign("other", HERE))
+    shard = cluster.run("shard", "hubring.ps.cli", "start", "--join", address, *tokens, *other)
     mine = flags(ours.sign("worker"))
     assert cluster.worker(address, *tokens, *mine, "--transport", "grpc", SMALL, "5").done()["steps"] == 5
     server.done()
     shard.done()
-    own = flags(ours.sign("server", HERE))
-    server, address = cluster.server(
-        "--once", *tokens, *own, "--colocate", "--workers", "2", name="colocating"
-    )
+    colocates = ["--once", "--colocate", "--workers", "2"]
+    server, address = cluster.server(*colocates, *tokens, *own, name="colocating")
     pair = [cluster.worker(address, *tokens, *mine, "--transport", "grpc", SMALL, "5") for _ in range(2)]
-    for worker in pair:
-        assert worker.done()["steps"] == 5
+    assert [worker.done()["steps"] for worker in pair] == [5, 5]
     server.done()
 
 
@@ -124,13 +119,12 @@ class Door(NamedTuple):
 def door(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     folder = tmp_path_factory.mktemp("door")
     ours, tokens = Authority(folder / "ours"), folder / "tokens"
-    cluster = Cluster(folder, fork_server)
     own = flags(ours.sign("server", HERE))
-    server, address = cluster.server("--no-page", "--token-file", str(tokens), *own)
-    server.until_said("shard 0")  # else its process would count as one that the first test started
     files = {"missing": TlsFiles(), "host name": ours.sign("worker"), "expired": ours.sign("old", days=-1)}
-    yield Door(address, tokens, files)
-    cluster.end()
+    with Cluster(folder, fork_server) as cluster:
+        server, address = cluster.server("--no-page", "--token-file", str(tokens), *own)
+        server.until_said("shard 0")  # else its process would count as one that the first test started
+        yield Door(address, tokens, files)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,7 @@ def test_a_colocated_hub_ends_in_the_same_bytes_as_a_hub_with_own_shards(
         server, address = cluster.server("--workers", "2", "--once", *SLICES, *kind, name=name)
         final = tmp_path / f"{name}.safetensors"
         arguments = [*flags, "--save-parameters", str(final), SMALL, "60"]
-        for worker in cluster.ranks(address, 2, *arguments):
-            assert worker.done()["steps"] == 60
+        assert [worker.done()["steps"] for worker in cluster.ranks(address, 2, *arguments)] == [60, 60]
         summary = server.done()
         trained.append(load_file(final))
     assert [shard["pushes"] > 0 for shard in summary["shards"]] == [True, True]
@@ -126,8 +125,7 @@ def test_one_job_follows_the_other_with_shards_of_its_own(cluster: Cluster) -> N
     server, address = cluster.server("--colocate", *SLICES)
     for number, count in enumerate((2, 3)):
         flags = ["--world-size", str(count), SMALL, "10"]
-        for worker in cluster.ranks(address, count, *flags):
-            assert worker.done()["steps"] == 10
+        assert {worker.done()["steps"] for worker in cluster.ranks(address, count, *flags)} == {10}
         server.until(lambda: server.said().count("ready for the next job") == number + 1, "the job's end")  # noqa: B023
         assert server.said().count("shard 0 (") == number + 1
 
@@ -146,8 +144,7 @@ def test_ctrl_c_saves_and_another_number_of_workers_goes_on(cluster: Cluster, tm
     assert summary["checkpoint"].endswith(f"-step-{steps.pop()}")
     server, address = cluster.server("--workers", "3", *common, name="second")
     server.until_said("resumes   step")
-    for worker in cluster.ranks(address, 3, SMALL, "60"):
-        assert worker.done()["steps"] == 60
+    assert {worker.done()["steps"] for worker in cluster.ranks(address, 3, SMALL, "60")} == {60}
     assert len(server.done()["shards"]) == 3
 
 

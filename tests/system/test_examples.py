@@ -43,9 +43,9 @@ def pair(cluster: Cluster, topology: str, script: str, *arguments: str) -> list[
     name = f"server{len(cluster.programs)}"
     server, address = cluster.server("--workers", "2", "--once", name=name)
     flags = ["--topology", topology, str(EXAMPLES / script), *arguments]
-    results = [worker.done() for worker in [cluster.worker(address, *flags) for _ in range(2)]]
+    results = [worker.done() for worker in cluster.ranks(address, 2, *flags)]
     server.done()
-    return sorted(results, key=lambda result: result["rank"])
+    return results
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The same hardship for hub and ring: distance, slow workers, lost workers.
+"""The same hardship for hub and ring: distance and slow workers.
 
 A latency is a lower bound: nothing that waits for somebody else's bytes is done before they can be there.
 How much longer it takes is the machine's affair, and no test's.
@@ -7,15 +7,13 @@ How much longer it takes is the machine's affair, and no test's.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from hubring.workers.compare.plan.setting import Fault, Link, Setting
-from hubring.workers.compare.run.runner import ProcessLoss, outlived
+from hubring.workers.compare.plan.setting import Link, Setting
 from hubring.workers.compare.run.site import LocalHosts, hosts, why_not
 from hubring.workers.runtime.slowdown import SlowdownSettings, Straggler
 from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster, Program
@@ -113,24 +111,3 @@ def test_a_straggler_keeps_hub_and_ring_waiting_alike(
         assert extra[rank] < slept <= extra[rank] + 20 * 0.01  # of these 10 ms it computes some itself
         assert result["seconds"] >= extra[1] + 20 * 0.01  # in lockstep with the slow one
         assert result["exchange"]["exposed_seconds"] + slept <= result["seconds"]
-
-
-@pytest.mark.parametrize("ring", [pytest.param(False, marks=pytest.mark.full), True], ids=["hub", "ring"])
-def test_the_hub_outlives_a_worker_and_a_ring_does_not(cluster: Cluster, tmp_path: Path, ring: bool) -> None:
-    go, record = tmp_path / "go", tmp_path / "record.jsonl"
-    server, address = cluster.server("--workers", "2", "--once", "--lease", "2")
-    words = [*(["--topology", "ring"] if ring else []), SMALL, "40", "16", "hold", str(go), "20"]
-    workers = [
-        cluster.worker(address, "--rank", "0", *words),
-        cluster.worker(address, "--rank", "1", "--record", str(record), *words),
-    ]
-    with ProcessLoss(Fault(rank=1, step=10), record, lambda: workers[1].process.pid) as loss:
-        os.waitid(os.P_PID, workers[1].process.pid, os.WEXITED | os.WNOWAIT)
-    go.touch()
-    codes = [worker.wait() for worker in workers]
-    assert loss.step is not None
-    assert 10 <= loss.step <= 20
-    assert codes[1] == -9
-    assert outlived(codes, [workers[0].result(), None], lost=1) == ("the ring broke" if ring else None)
-    assert (workers[0].result()["steps"] == 40) is not ring
-    server.done(69 if ring else 0)

@@ -9,8 +9,8 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from tests.support.processes.cluster import SMALL, Cluster
-from tests.system.mishaps.mishap import SOON, Mishap, Stage
-from tests.system.mishaps.table import MISHAPS, PAGE, SECTIONS, blanked, page, row, rows_of
+from tests.system.mishaps.mishap import SOON, Mishap
+from tests.system.mishaps.table import MISHAPS, PAGE, SECTIONS, page, play, rows_of
 
 FIRST = {
     "`ps-server status` without a server",
@@ -31,11 +31,8 @@ def case(mishap: Mishap) -> ParameterSet:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mishap", [case(mishap) for mishap in MISHAPS])
-def test_the_message_names_who_since_when_why_and_the_fix(
-    cluster: Cluster, tmp_path: Path, mishap: Mishap
-) -> None:
-    said = row(mishap, blanked(Stage(cluster).play(mishap), tmp_path))
-    assert said == rows_of(PAGE.read_text()).get((mishap.name, mishap.program)), (
+def test_the_message_names_who_since_when_why_and_the_fix(cluster: Cluster, mishap: Mishap) -> None:
+    assert play(mishap, cluster) == rows_of(PAGE.read_text()).get((mishap.name, mishap.program)), (
         f"{PAGE} says something else: python -m tests.system.mishaps.table makes it anew"
     )
 

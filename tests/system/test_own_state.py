@@ -58,11 +58,8 @@ def wholes(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) ->
 
     @cache
     def whole(kind: str, codec: str) -> States:
-        cluster = Cluster(tmp_path_factory.mktemp(kind), fork_server)
-        try:
+        with Cluster(tmp_path_factory.mktemp(kind), fork_server) as cluster:
             return run(cluster, cluster.folder / "whole", kind, codec, "whole")
-        finally:
-            cluster.end()
 
     return whole
 

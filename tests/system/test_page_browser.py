@@ -6,30 +6,30 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.support.pages.served_page import EVERY_STATE, served_page
+from tests.support.pages.served_page import EVERY_STATE, ServedPage, served_page
 from tests.support.pages.status_hub import worker
 from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.system.browser import (
     DESK,
     NEED_CHROMIUM,
+    PATIENCE_MS,
     PHONE,
     Visit,
     assert_tab_reaches_everything_once,
-    chromium,
+    new_pages,
 )
 
 SHOTS = Path(os.environ["PAGE_SHOTS"]) if "PAGE_SHOTS" in os.environ else None
 
 pytestmark = [pytest.mark.slow, *NEED_CHROMIUM]
 
-PATIENCE_MS = 90_000.0
-"""For what a busy machine takes its time for; nothing is measured by it."""
 FIRST_MARK = """rank => {
     window.firstMark = null
     new MutationObserver(() => {
@@ -54,18 +54,18 @@ class PageSeen(Visit):
 
 
 @pytest.fixture
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE_MS)
-    with chromium() as browser:
-        yield browser
+def visit() -> Iterator[Callable[..., PageSeen]]:
+    with new_pages() as new_page:
+        yield lambda address, width=DESK, **more: PageSeen(new_page(width, **more), address)
 
 
-@pytest.fixture
-def visit(browser: Browser) -> Callable[..., PageSeen]:
-    def open_page(address: str, width: int = DESK, **more: Any) -> PageSeen:
-        return PageSeen(browser.new_page(viewport={"width": width, "height": 800}, **more), address)
-
-    return open_page
+@contextmanager
+def live(visit: Callable[..., PageSeen], **state: Any) -> Iterator[tuple[Page, ServedPage]]:
+    """A page that a browser has open and that follows its hub, and the hub's side of it."""
+    with served_page(**state) as opened:
+        page = visit(opened.address).page
+        expect(page.locator("#live")).to_have_text("Live")
+        yield page, opened
 
 
 def served(cluster: Cluster, *flags: str) -> tuple[Program, str, str]:
@@ -251,9 +251,7 @@ def test_the_page_reads_and_acts_without_scripts(visit: Callable[..., PageSeen])
 
 
 def test_input_and_focus_survive_updates_of_the_page(visit: Callable[..., PageSeen]) -> None:
-    with served_page(**EVERY_STATE) as opened:
-        page = visit(opened.address).page
-        expect(page.locator("#live")).to_have_text("Live")
+    with live(visit, **EVERY_STATE) as (page, opened):
         page.get_by_label("Token").type("half a tok")
         box = page.locator("#workers-table")
         box.focus()
@@ -269,16 +267,12 @@ def test_input_and_focus_survive_updates_of_the_page(visit: Callable[..., PageSe
 
 
 def test_tab_reaches_everything_and_shows_where_it_is(visit: Callable[..., PageSeen]) -> None:
-    with served_page(**EVERY_STATE) as opened:
-        page = visit(opened.address).page
-        expect(page.locator("#live")).to_have_text("Live")
+    with live(visit, **EVERY_STATE) as (page, _):
         assert_tab_reaches_everything_once(page, 8)
 
 
 def test_numbers_are_one_step_away_for_those_who_look_rather_at_them(visit: Callable[..., PageSeen]) -> None:
-    with served_page() as opened:
-        page = visit(opened.address).page
-        expect(page.locator("#live")).to_have_text("Live")
+    with live(visit) as (page, opened):
         expect(page.locator("svg.topology")).to_be_visible()
         expect(page.locator("#course-table")).to_be_hidden()
         page.get_by_role("link", name="Tables instead of charts").click()
@@ -311,8 +305,6 @@ def test_a_curves_value_is_shown_under_the_pointer_and_stays_when_it_grows(
 
 
 def test_a_server_that_went_away_is_told(visit: Callable[..., PageSeen]) -> None:
-    with served_page() as opened:
-        page = visit(opened.address).page
-        expect(page.locator("#live")).to_have_text("Live")
+    with live(visit) as (page, opened):
         opened.close()
         expect(page.locator("#live")).to_contain_text("the server has stopped")

@@ -54,11 +54,8 @@ def wholes(
 
     @cache
     def whole(kind: str) -> dict[str, Tensor]:
-        cluster = Cluster(tmp_path_factory.mktemp(kind), fork_server)
-        try:
+        with Cluster(tmp_path_factory.mktemp(kind), fork_server) as cluster:
             return Runs(cluster, kind).finish()
-        finally:
-            cluster.end()
 
     return whole
 

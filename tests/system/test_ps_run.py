@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from tests.support.processes.process_tree import GRACE, ends_by
 pytestmark = pytest.mark.slow
 
 PS_RUN = "hubring.workers.programs.ps_run"
+PS_WORKER = "hubring.workers.programs.ps_worker"
 TEAM = """
 import signal, sys
 from hubring.ps.config.environment import environment
@@ -39,15 +42,21 @@ def team(*code: str) -> list[str]:
     return [sys.executable, "-c", TEAM, *code]
 
 
+@contextmanager
+def piped(command: Sequence[str], **files: Any) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """A program and its output."""
+    files = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **files}
+    with subprocess.Popen(command, **files) as program:
+        assert program.stdout is not None
+        yield program, program.stdout
+
+
 def test_a_pipe_that_closes_ends_the_workers_without_a_word() -> None:
     endless = "while True: print('line')"
-    with subprocess.Popen(
-        team(endless, endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
-    ) as program:
-        assert program.stdout is not None
+    with piped(team(endless, endless), stderr=subprocess.PIPE) as (program, output):
         assert program.stderr is not None
-        assert b"stdout>:line" in program.stdout.readline()
-        program.stdout.close()
+        assert b"stdout>:line" in output.readline()
+        output.close()
         assert program.wait() == 128 + signal.SIGPIPE
         assert program.stderr.read() == b""
 
@@ -58,10 +67,9 @@ def test_a_reader_of_the_first_line_ends_ps_run_too(tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text("while True: print('line')\n")
     command = module_command(PS_RUN, "-n", "1", str(script))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as program:
-        assert program.stdout is not None
-        assert b"ps-run: starting 1 server" in program.stdout.readline()
-        program.stdout.close()
+    with piped(command, stderr=subprocess.STDOUT) as (program, output):
+        assert b"ps-run: starting 1 server" in output.readline()
+        output.close()
         assert program.wait() == 128 + signal.SIGPIPE
 
 
@@ -90,17 +98,16 @@ def test_rank_0_reads_the_terminal(controlling: bool) -> None:
     if controlling:
         command = [sys.executable, "-c", take.format(command[0], command)]
     with (
-        subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, start_new_session=True) as program,
+        piped(command, stdin=terminal, start_new_session=True) as (program, output),
         os.fdopen(controller, "wb", buffering=0) as keyboard,
     ):
         os.close(terminal)
-        assert program.stdout is not None
         prompt = b"[0]<stdout>:Name? "
-        assert program.stdout.read(len(prompt)) == prompt
+        assert output.read(len(prompt)) == prompt
         keyboard.write(b"me\n")
-        assert program.stdout.readline() == b"got me\n"
+        assert output.readline() == b"got me\n"
         keyboard.write(b"rest\n\x04")
-        assert program.stdout.read() == b"[0]<stdout>:'rest\\n'\n"
+        assert output.read() == b"[0]<stdout>:'rest\\n'\n"
         assert program.wait() == 0
 
 
@@ -108,9 +115,8 @@ def test_the_second_signal_ends_workers_that_do_not_listen() -> None:
     deaf = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
     )
-    with subprocess.Popen(team(deaf), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as program:
-        assert program.stdout is not None
-        assert b"here" in program.stdout.readline()
+    with piped(team(deaf)) as (program, output):
+        assert b"here" in output.readline()
         for _ in range(2):
             program.send_signal(signal.SIGTERM)
             time.sleep(0.1)  # two signals at once are one
@@ -122,13 +128,11 @@ def test_after_a_signal_each_worker_may_finish_what_it_has_to_save() -> None:
     ends = "import signal, time; print('here', flush=True); signal.sigwait([15]); raise SystemExit(75)"
     saves = ends.replace("raise", "time.sleep(1); print('saved'); signal.sigpending() and exit(1); raise")
     block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); "
-    command = team(block + ends, block + saves)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as program:
-        assert program.stdout is not None
-        assert b"here" in program.stdout.readline()
-        assert b"here" in program.stdout.readline()
+    with piped(team(block + ends, block + saves)) as (program, output):
+        assert b"here" in output.readline()
+        assert b"here" in output.readline()
         program.send_signal(signal.SIGTERM)
-        assert program.stdout.read() == b"[1]<stdout>:saved\n"
+        assert output.read() == b"[1]<stdout>:saved\n"
         assert program.wait() == 75
 
 
@@ -165,25 +169,21 @@ def test_workers_that_step_save_and_a_folder_that_nobody_writes_is_named(
 @pytest.mark.full
 def test_ctrl_c_ends_a_start_too() -> None:
     command = module_command(PS_RUN, "-n", "1", SMALL, "60", "16")
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as program:
-        assert program.stderr is not None
-        assert b"ps-run: starting 1 server" in program.stderr.readline()
+    with piped(command, stderr=subprocess.STDOUT) as (program, output):
+        assert b"ps-run: starting 1 server" in output.readline()
         program.send_signal(signal.SIGINT)
-        said = program.stderr.read()
+        said = output.read()
         assert program.wait() == 130, said
         assert b"Traceback" not in said
 
 
 @pytest.mark.full
-def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    program = ps_run(cluster, "-n", "2", SMALL, "60", "16", "hold", str(go), "20")
+def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster) -> None:
+    program = ps_run(cluster, "-n", "2", SMALL, "60", "16", "hold", str(cluster.go), "20")
     program.until(lambda: program.said().count("holding at 20") == 2, "hold")
     program.process.send_signal(signal.SIGINT)
     program.until(lambda: program.said().count("SIGINT: all workers stop after the same step") == 2, "notice")
-    go.touch()
+    cluster.go.touch()
     assert program.wait() == 130, program.said()
     assert "ps-run: interrupted after" in program.said().splitlines()[-1]
 
@@ -235,11 +235,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [
-        [PS_RUN, SMALL],
-        ["hubring.ps.cli", "start", "--port", "0"],
-        ["hubring.workers.programs.ps_worker", SMALL],
-    ],
+    [[PS_RUN, SMALL], ["hubring.ps.cli", "start", "--port", "0"], [PS_WORKER, SMALL]],
     ids=["ps-run", "ps-server", "ps-worker"],
 )
 def test_a_wrong_variable_ends_every_program_of_a_job_with_78(
@@ -250,9 +246,7 @@ def test_a_wrong_variable_ends_every_program_of_a_job_with_78(
     assert "PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup" in started.said()
 
 
-@pytest.mark.parametrize(
-    "module", [PS_RUN, "hubring.ps.cli", "hubring.workers.programs.ps_worker", "hubring.workers.compare.cli"]
-)
+@pytest.mark.parametrize("module", [PS_RUN, "hubring.ps.cli", PS_WORKER, "hubring.workers.compare.cli"])
 def test_every_program_has_a_version(cluster: Cluster, module: str) -> None:
     program = cluster.run("version", module, "--version")
     assert program.wait() == 0, program.said()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from hubring.workers.compare.show.page import page as made_page
 from tests.support.compare.results import full, minimal, read
@@ -17,7 +17,7 @@ from tests.system.browser import (
     PHONE,
     Visit,
     assert_tab_reaches_everything_once,
-    chromium,
+    new_pages,
 )
 
 pytestmark = [pytest.mark.slow, *NEED_CHROMIUM]
@@ -41,19 +41,15 @@ class ReportSeen(Visit):
 
 
 @pytest.fixture
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
+def visit(tmp_path: Path) -> Iterator[Callable[..., ReportSeen]]:
+    file = tmp_path / "report.html"
 
-
-@pytest.fixture
-def visit(browser: Browser, tmp_path: Path) -> Callable[..., ReportSeen]:
     def open_page(results: dict[str, Any], width: int = DESK, **more: Any) -> ReportSeen:
-        file = tmp_path / "report.html"
         file.write_text(made_page(read(results)))
-        return ReportSeen(browser.new_page(viewport={"width": width, "height": 800}, **more), file)
+        return ReportSeen(new_page(width, **more), file)
 
-    return open_page
+    with new_pages() as new_page:
+        yield open_page
 
 
 @pytest.mark.parametrize("results", [full, minimal])

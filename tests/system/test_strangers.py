@@ -102,11 +102,9 @@ def test_no_process_shows_a_secret_in_its_command_line(tmp_path: Path) -> None:
     tokens, page = tmp_path / "tokens", tmp_path / "page"
     page.write_text("the token of the status page")
     page.chmod(0o600)
-    cluster = Cluster(tmp_path)  # without a fork server, whose forks have its command line
-    try:
-        server, address = cluster.server(
-            *("--workers", "1", "--token-file", str(tokens), "--page-token-file", str(page), "--colocate")
-        )
+    with Cluster(tmp_path) as cluster:  # without a fork server, whose forks have its command line
+        files = ["--token-file", str(tokens), "--page-token-file", str(page)]
+        server, address = cluster.server("--workers", "1", "--colocate", *files)
         worker = cluster.worker(address, "--token-file", str(tokens), SMALL, FOREVER)
         worker.until(lambda: bool(worker.children("hubring.ps.shard.process")), "a shard")
         pids = [server.process.pid, worker.process.pid, *worker.children("hubring.ps.shard.process")]
@@ -116,8 +114,6 @@ def test_no_process_shows_a_secret_in_its_command_line(tmp_path: Path) -> None:
             assert "hubring" in shown
             assert not [secret for secret in (*secrets, page.read_text()) if secret in shown]
             assert Path(f"/proc/{pid}/environ").stat().st_mode & 0o077 == 0
-    finally:
-        cluster.end()
 
 
 @pytest.mark.slow

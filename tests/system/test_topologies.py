@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from hubring.ps.security.access import find_access, unproved_access
@@ -67,26 +65,19 @@ def test_a_worker_without_a_server_trains_alone(cluster: Cluster) -> None:
     assert falling(worker)
 
 
-@pytest.fixture
-def afresh(tmp_path: Path) -> Iterator[Cluster]:
-    """Starts each program as a Python of its own, as users do."""
-    cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.end()
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     "flags",
     [["--transport", "shm"], ["--transport", "zmq"], ["--transport", "grpc"], ["--topology", "ring"]],
     ids=["shm", "zmq", "grpc", "ring"],
 )
-def test_programs_that_take_their_modules_down_end_well_too(afresh: Cluster, flags: list[str]) -> None:
+def test_programs_that_take_their_modules_down_end_well_too(tmp_path: Path, flags: list[str]) -> None:
     """What the fork server forks ends before that. `make test` has such programs in test_name_collisions."""
-    server, address = afresh.server("--workers", "2", "--once")
-    pair = [afresh.worker(address, *flags, SMALL, "5") for _ in range(2)]
-    assert [worker.done()["steps"] for worker in pair] == [5, 5]
-    server.done()
+    with Cluster(tmp_path) as cluster:  # starts each program as a Python of its own, as users do
+        server, address = cluster.server("--workers", "2", "--once")
+        pair = cluster.ranks(address, 2, *flags, SMALL, "5")
+        assert [worker.done()["steps"] for worker in pair] == [5, 5]
+        server.done()
 
 
 @pytest.mark.parametrize("topology", ["hub", pytest.param("ring", marks=pytest.mark.full)])
@@ -108,14 +99,13 @@ def test_a_worker_may_come_before_its_server(cluster: Cluster) -> None:
     server.done()
 
 
-def test_health_is_served_to_all_and_reflection_with_a_token(cluster: Cluster) -> None:
+def test_reflection_is_served_with_a_token(cluster: Cluster) -> None:
     _, address = cluster.server()
-    with open_channel(address, unproved_access(address, PATIENCE)) as channel:
-        asked = health_pb2.HealthCheckRequest(service="hubring.v1.Control")
-        answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=5)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(grpc.RpcError, match="the call has no token"):
-            ProtoReflectionDescriptorDatabase(channel).get_services()
+    with (
+        open_channel(address, unproved_access(address, PATIENCE)) as channel,
+        pytest.raises(grpc.RpcError, match="the call has no token"),
+    ):
+        ProtoReflectionDescriptorDatabase(channel).get_services()
     with open_channel(address, find_access(address, Role.READER, None, PATIENCE)) as channel:
         services = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {"hubring.v1.Control", "grpc.health.v1.Health"} <= set(services)

@@ -104,25 +104,21 @@ def rows_of(text: str) -> dict[tuple[str, str], str]:
     return {(name, program): line for line, (name, program, *_) in zip(rows, cells, strict=True)}
 
 
-def play(mishap: Mishap, folder: Path) -> str:
-    """Provokes one mishap in a folder and returns its row.
+def play(mishap: Mishap, cluster: Cluster) -> str:
+    """Provokes one mishap and returns its row.
 
     Raises:
         AssertionError: The message is missing or late, or the exit code differs.
     """
-    cluster = Cluster(folder)
-    try:
-        return row(mishap, blanked(Stage(cluster).play(mishap), folder))
-    finally:
-        cluster.end()
+    return row(mishap, blanked(Stage(cluster).play(mishap), cluster.folder))
 
 
 def main() -> None:
     """Writes the page."""
     rows = {}
     for mishap in MISHAPS:
-        with tempfile.TemporaryDirectory() as folder:
-            rows[mishap.name, mishap.program] = play(mishap, Path(folder))
+        with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
+            rows[mishap.name, mishap.program] = play(mishap, cluster)
         print(rows[mishap.name, mishap.program], file=sys.stderr, flush=True)
     PAGE.write_text(page(rows))
 

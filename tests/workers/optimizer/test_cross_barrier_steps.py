@@ -16,7 +16,6 @@ from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.launchers.placement import Placement
-from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.reducer import exchange
 from hubring.workers.runtime import context
 from hubring.workers.runtime.training_record import Record
@@ -169,12 +168,6 @@ def test_a_model_that_never_runs_itself_is_refused() -> None:
         optimizer.step()
     assert optimizer.completed_steps == 0
     assert_same(parameters_of(model), before)
-
-
-def test_without_a_model_there_is_nothing_to_wait() -> None:
-    model = build()
-    with pytest.raises(ConfigError, match="needs the model"):
-        DistributedOptimizer(sgd(model), communicator=LocalCommunicator(), cross_barrier=True)
 
 
 def test_optimizers_that_step_as_a_whole_are_refused() -> None:

@@ -66,14 +66,14 @@ def test_after_a_watched_first_step_a_hub_gets_gradients_during_backward(step: S
     assert pushes_during_backward(step, single_server()) == [0, *[buckets] * (STEPS - 1)]
 
 
-@pytest.mark.parametrize("step", [clipped_step, replacing_step, late_lr_step])
+@pytest.mark.parametrize("step", [clipped_step, replacing_step, late_lr_step, scaled_step(new_scaler())])
 def test_a_script_that_changes_gradients_has_them_exchanged_in_step(
     step: Step, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         assert pushes_during_backward(step, single_server()) == [0] * STEPS
     (line,) = [record.message for record in caplog.records if "exchanged in step()" in record.message]
-    assert "backward and step" in line
+    assert "backward and step" in line or "uses a GradScaler" in line
 
 
 def test_a_script_that_throws_gradients_away_has_them_exchanged_in_step() -> None:
@@ -111,10 +111,9 @@ def test_buckets_are_handed_over_in_order_whatever_backward_does() -> None:
     ("step", "match"),
     [
         (clipped_step, r"clipping.*overlap=False"),
-        (late_lr_step, "hyperparameters"),
         (scaled_step(new_scaler()), r"GradScaler.*overlap=False"),
     ],
-    ids=["clipping", "learning rate", "scaler"],
+    ids=["clipping", "scaler"],
 )
 def test_what_begins_after_the_first_step_is_an_error_with_the_fix(step: Step, match: str) -> None:
     model = build()

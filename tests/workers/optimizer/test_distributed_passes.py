@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,6 @@ from hubring.workers.communicators.local import LocalCommunicator
 from tests.support.fakes.hub import FakeHub, FakeRank
 from tests.support.training.training_scripts import (
     STEPS,
-    Step,
     batches,
     build,
     loss_of,
@@ -26,27 +23,17 @@ from tests.support.training.training_scripts import (
 )
 
 
-def accumulating(passes: int, *, zero: bool = True) -> Step:
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
-        if zero:
-            optimizer.zero_grad()
-        for part in batch.chunk(passes):
-            (loss_of(model, part) / passes).backward()
-        optimizer.step()
-
-    return step
+def accumulating_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    for part in batch.chunk(2):
+        (loss_of(model, part) / 2).backward()
+    optimizer.step()
 
 
 def test_buckets_are_pushed_in_the_last_pass_alone() -> None:
     buckets = number_of_buckets()
-    counts = pushes_during_backward(accumulating(2), single_server(), backward_passes_per_step=2)
+    counts = pushes_during_backward(accumulating_step, single_server(), backward_passes_per_step=2)
     assert counts == [0, 0, *[0, buckets] * (STEPS - 1)]
-
-
-def test_a_grad_scaler_has_gradients_exchanged_in_step(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        assert pushes_during_backward(scaled_step(new_scaler()), single_server()) == [0] * STEPS
-    assert "uses a GradScaler" in caplog.text
 
 
 def test_on_an_asynchronous_hub_a_rank_skips_for_itself() -> None:

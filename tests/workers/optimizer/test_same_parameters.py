@@ -43,37 +43,37 @@ def test_equal_parameters_pass_in_any_memory_format(
     assert not caplog.records
 
 
-def test_the_parameter_and_the_ranks_that_differ_are_named(stepping: Ranks) -> None:
-    def action(communicator: Communicator) -> str:
-        own = parameters()
-        if communicator.rank == 2:
-            own["weight"][1] = 0.0
-        with pytest.raises(ConfigError) as caught:
-            check_same_parameters(own, communicator)
-        return str(caught.value)
-
-    (text,) = set(stepping.run(action))
-    assert text.startswith("rank 2 and rank 0 have different values of parameter weight")
+def flip(name: str) -> Callable[[dict[str, Tensor]], object]:
+    """Writes the rows of a parameter in another order."""
+    return lambda own: own[name].copy_(own[name].flip(0))
 
 
-@pytest.mark.parametrize("name", ["bias", "weight", "filters"])
-def test_rows_in_another_order_are_found(stepping: Ranks, name: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "change", "told"),
+    [
+        (
+            [2],
+            lambda own: own["weight"][1].zero_(),
+            "rank 2 and rank 0 have different values of parameter weight",
+        ),
+        ([1], lambda own: own["scalar"].fill_(torch.nan), "rank 1 and rank 0 .* scalar,"),
+        *(
+            ([1, 2], flip(name), f"ranks 1, 2 and rank 0 .* {name},")
+            for name in ("bias", "weight", "filters")
+        ),
+    ],
+    ids=["value", "nan", "bias", "weight", "filters"],
+)
+def test_the_parameter_and_the_ranks_that_differ_are_named(
+    stepping: Ranks, ranks: list[int], change: Callable[[dict[str, Tensor]], object], told: str
+) -> None:
+    """Other values, a nan, and the same rows in another order."""
+
     def action(communicator: Communicator) -> None:
         own = parameters()
-        if communicator.rank:
-            own[name] = own[name].flip(0)
-        with pytest.raises(ConfigError, match=f"ranks 1, 2 and rank 0 .* {name},"):
-            check_same_parameters(own, communicator)
-
-    stepping.run(action)
-
-
-def test_a_nan_of_one_rank_is_a_difference(stepping: Ranks) -> None:
-    def action(communicator: Communicator) -> None:
-        own = parameters()
-        if communicator.rank == 1:
-            own["scalar"].fill_(torch.nan)
-        with pytest.raises(ConfigError, match=r"rank 1 and rank 0 .* scalar,"):
+        if communicator.rank in ranks:
+            change(own)
+        with pytest.raises(ConfigError, match=f"^{told}"):
             check_same_parameters(own, communicator)
 
     stepping.run(action)

@@ -72,6 +72,3 @@ def test_buckets_are_bounded_where_one_may_go_on_before_the_others(communicator:
 def test_buckets_on_a_device_are_larger(device: str, at_once: bool, most: int) -> None:
     held = [torch.zeros(1), torch.zeros(1, device=device)]
     assert parameters.bytes_of_bucket(held, at_once=at_once) == most
-
-
-# What is exchanged

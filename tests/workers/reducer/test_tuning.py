@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -32,11 +33,23 @@ def run(tuning: Tuning, cost: dict[int, float]) -> list[int]:
     return used
 
 
-def test_the_size_with_the_shortest_steps_is_chosen() -> None:
-    trial = Tuning([1, 2, 3], list)
-    run(trial, {1: 0.5, 2: 0.1, 3: 0.4})
-    assert trial.chosen == trial.size == 2
-    assert trial.medians == {1: 0.5, 2: 0.1, 3: 0.4}
+@pytest.mark.parametrize(
+    ("cost", "agree", "chosen"),
+    [
+        ({1: 0.5, 2: 0.1, 3: 0.4}, list, 2),
+        ({25: 0.1, 4: 0.096}, list, 25),
+        ({1: 0.1, 2: 0.5}, lambda own: [own[0] + 1.0, own[1]], 2),
+    ],
+    ids=["shortest", "within the noise", "agreed"],
+)
+def test_the_size_with_the_shortest_steps_is_chosen(
+    cost: dict[int, float], agree: Callable[[list[float]], list[float]], chosen: int
+) -> None:
+    """A gain within the noise does not leave the default, and ranks choose by what they agreed on."""
+    trial = Tuning([*cost], agree)
+    run(trial, cost)
+    assert trial.chosen == trial.size == chosen
+    assert trial.medians == dict(zip(cost, agree([*cost.values()]), strict=True))
 
 
 def test_sizes_take_turns_and_get_the_same_number_of_steps() -> None:
@@ -50,18 +63,6 @@ def test_the_first_step_of_a_turn_and_single_outliers_do_not_count() -> None:
         first, outlier = step % STEPS == 0, step % (2 * STEPS) == 1 and step < 4 * STEPS
         trial.note(9.0 if first or outlier else {1: 0.1, 2: 0.2}[trial.size])
     assert trial.chosen == 1
-
-
-def test_a_gain_within_the_noise_does_not_leave_the_default() -> None:
-    trial = Tuning([25, 4], list)
-    run(trial, {25: 0.1, 4: 0.096})
-    assert trial.chosen == 25
-
-
-def test_ranks_that_must_agree_choose_by_what_they_agreed_on() -> None:
-    trial = Tuning([1, 2], lambda own: [own[0] + 1.0, own[1]])
-    run(trial, {1: 0.1, 2: 0.5})
-    assert trial.chosen == 2
 
 
 def test_a_group_is_of_one_kind_and_full_at_the_size_given() -> None:
