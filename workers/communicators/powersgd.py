@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hubring.ps.core.types import BucketSpec, TensorSpec
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.device import Allocate
+from hubring.workers.buckets.staging import Allocate
 from hubring.workers.communicators.residuals import Residual, residuals_in
 
 _CACHED = 1 << 16

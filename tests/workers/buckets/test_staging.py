@@ -13,8 +13,7 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.core.work import Work
 from hubring.ps.transport.shm.transport import ShmTransport
-from hubring.workers.buckets.device import DeviceWaiter, starts_at_page
-from hubring.workers.buckets.staging import Staging, ThroughHost
+from hubring.workers.buckets.staging import DeviceWaiter, Staging, ThroughHost, starts_at_page
 from tests.support.fakes.lazy_device import LazyDevice
 
 SOON = 10.0

@@ -12,8 +12,7 @@ import torch
 from hubring.ps.compression import gpu_tensor
 from hubring.ps.transport.registry import ShardAddress
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.device import DeviceWaiter
-from hubring.workers.buckets.staging import ThroughHost
+from hubring.workers.buckets.staging import DeviceWaiter, ThroughHost
 from hubring.workers.communicators import gpu_sharing
 from tests.support.fakes.gpu import GPU, FakeMemory
 from tests.support.fakes.lazy_device import LazyDevice

@@ -134,10 +134,7 @@ class HealingRing(Communicator, ChangingMembers):
         if self.awaits_state:
             return 0
         check_same_model([bucket.spec for bucket in buckets], self._meeting.compress, self._gather)
-        for bucket in buckets:
-            call = Call(Collective.BROADCAST, f"ring.bucket.{bucket.spec.index}")
-            given = [bucket.values] if self.rank == 0 else []
-            bucket.values.copy_(self.collective(call, *given).get())
+        self.broadcast_parameters(buckets)
         return 0
 
     def _gather(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
