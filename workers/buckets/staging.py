@@ -199,12 +199,7 @@ class ThroughHost:
     """
 
     def __init__(
-        self,
-        gradients: Tensor,
-        values: Tensor,
-        device: Device,
-        waiter: DeviceWaiter,
-        pin: Allocate,
+        self, gradients: Tensor, values: Tensor, device: Device, waiter: DeviceWaiter, pin: Allocate
     ) -> None:
         self.device = device
         self._there = {"gradients": gradients, "values": values}

@@ -10,7 +10,7 @@ updated. `steps_on` is where the optimizer runs:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,6 +26,8 @@ from hubring.ps.store.collective import layout_of
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.torch_internals import no_dense_tensor
 from hubring.workers.buckets.value_memory import OwnValues, ValueMemory
+from hubring.workers.communicators import residuals
+from hubring.workers.communicators.residuals import Residual
 
 if TYPE_CHECKING:
     from hubring.workers.communicators.hub_state import PushRecord
@@ -232,9 +234,13 @@ class Communicator(ABC):
         What is left of earlier gradients, as in error feedback, stays.
         """
 
+    def residuals(self) -> Iterable[Residual]:
+        """Returns what compression has left out of the steps so far."""
+        return ()
+
     def read_residuals(self) -> dict[str, torch.Tensor]:
-        """Returns what compression has left out of the steps so far, by name. Nothing is in flight."""
-        return {}
+        """Returns copies of the residuals, whole, by name. Nothing is in flight."""
+        return residuals.read(self.residuals())
 
     def write_residuals(self, whole: Mapping[str, torch.Tensor]) -> bool:
         """Restores what `read_residuals` returned on this rank of an earlier job, before its next step.
@@ -242,7 +248,7 @@ class Communicator(ABC):
         Returns:
             False if some of it is missing, which then starts at zero.
         """
-        return True
+        return residuals.write(self.residuals(), whole)
 
     def together(self) -> AbstractContextManager[None]:
         """Returns a context that batches sends. Inside it no bucket may be waited for."""

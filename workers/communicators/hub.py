@@ -27,13 +27,7 @@ from hubring.ps.transport.base import Transport
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.staging import Lands
 from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory, WindowValues
-from hubring.workers.communicators import residuals
-from hubring.workers.communicators.base import (
-    CollectiveWork,
-    Communicator,
-    ParameterState,
-    SteppingHub,
-)
+from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, SteppingHub
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
 from hubring.workers.communicators.hub_collectives import HubCollectives
 from hubring.workers.communicators.hub_state import HubState, state_of_slice
@@ -216,14 +210,14 @@ class PSCommunicator(Communicator):
         means = (
             self._exchange.read_means(self.timeout) if self.steps_on == "worker" and self.rank == 0 else {}
         )
-        return {**residuals.read(self._residuals()), **means}
+        return {**super().read_residuals(), **means}
 
     def write_residuals(self, whole: Mapping[str, torch.Tensor]) -> bool:
         if self.steps_on == "worker" and self.rank == 0:
             self._exchange.write_means(whole, self.timeout)
-        return residuals.write(self._residuals(), whole)
+        return super().write_residuals(whole)
 
-    def _residuals(self) -> list[Residual]:
+    def residuals(self) -> list[Residual]:
         low_rank = [residual for one in self._low_rank.values() for residual in one.residuals()]
         return low_rank or self._exchange.residuals()
 

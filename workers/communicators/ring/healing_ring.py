@@ -27,12 +27,7 @@ from hubring.ps.core.messages import Call, Collective
 from hubring.ps.core.types import HyperTable, StepHyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators.base import (
-    ChangingMembers,
-    CollectiveWork,
-    Communicator,
-    ParameterState,
-)
+from hubring.workers.communicators.base import ChangingMembers, CollectiveWork, Communicator, ParameterState
 from hubring.workers.communicators.ring.calls import Calls
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator, check_same_model
 from hubring.workers.communicators.ring.generations import (
