@@ -7,6 +7,7 @@ whole block decodes to values that are not finite, so an overflow check finds it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from math import ceil
 
@@ -30,7 +31,45 @@ _LEAST = 2.0**-100
 """A smaller scale is replaced by zero: its reciprocal could overflow."""
 
 
-class Half:
+class Compressor(ABC):
+    """A gradient codec. Sources are flat CPU tensors of any floating dtype.
+
+    The number of bytes depends only on the number of elements. It has no state, so threads can share it.
+
+    Attributes:
+        name: The name that `compressor.by_name` takes.
+        biased: Whether the next gradient must include what this one omits, so that training converges.
+    """
+
+    name: str
+    biased = True
+
+    @abstractmethod
+    def nbytes(self, numel: int) -> int:
+        """Returns the payload's length for `numel` elements."""
+
+    def check(self, payload: Tensor, numel: int) -> None:
+        """Checks that `decode` can read a payload into `numel` elements.
+
+        Raises:
+            ConfigError: It cannot. The message gives the reason and the fix.
+        """
+        if payload.numel() != (nbytes := self.nbytes(numel)):
+            raise ConfigError(
+                f"the payload has {payload.numel()} bytes; {self.name} needs {nbytes} for the key's elements."
+                " Run the same Hubring version on the server and all workers"
+            )
+
+    @abstractmethod
+    def encode(self, source: Tensor, payload: Tensor) -> None:
+        """Writes `source` into `payload`, which is flat uint8, `nbytes` long and aligned to four bytes."""
+
+    @abstractmethod
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Overwrites `out`, flat and of any floating dtype, with the decoded payload. Call `check` first."""
+
+
+class Half(Compressor):
     """bf16 or fp16: a conversion, rounded to nearest even.
 
     fp16 turns values beyond 65504 into infinity instead of clamping them. A clamped gradient
@@ -47,9 +86,6 @@ class Half:
     def nbytes(self, numel: int) -> int:
         return numel * self.dtype.itemsize
 
-    def check(self, payload: Tensor, numel: int) -> None:
-        check_length(self.name, payload, self.nbytes(numel))
-
     def encode(self, source: Tensor, payload: Tensor) -> None:
         payload.view(self.dtype).copy_(source)
 
@@ -57,7 +93,7 @@ class Half:
         out.copy_(payload.view(self.dtype))
 
 
-class Int8:
+class Int8(Compressor):
     """Integers from -127 to 127, and a float32 scale per block: its largest magnitude / 127.
 
     Rounds to nearest, so a decoded element is off by at most half a scale, and a rerun gives the
@@ -66,13 +102,9 @@ class Int8:
     """
 
     name = "int8"
-    biased = True
 
     def nbytes(self, numel: int) -> int:
         return 4 * _blocks(numel) + numel
-
-    def check(self, payload: Tensor, numel: int) -> None:
-        check_length(self.name, payload, self.nbytes(numel))
 
     def encode(self, source: Tensor, payload: Tensor) -> None:
         scales, codes = _parts(payload, source.numel())
@@ -92,20 +124,16 @@ class Int8:
             values.copy_(codes.view(torch.int8)[begin : begin + _CHUNK])
 
 
-class Sign:
+class Sign(Compressor):
     """One bit per element, and the mean magnitude of each block (Seide et al. 2014; Bernstein et al. 2018).
 
     The mean magnitude minimises the mean square error of the block. Zero counts as positive.
     """
 
     name = "sign"
-    biased = True
 
     def nbytes(self, numel: int) -> int:
         return 4 * _blocks(numel) + -(-numel // 8)
-
-    def check(self, payload: Tensor, numel: int) -> None:
-        check_length(self.name, payload, self.nbytes(numel))
 
     def encode(self, source: Tensor, payload: Tensor) -> None:
         scales, bits = _parts(payload, source.numel())
@@ -141,19 +169,6 @@ def _to_scale(out: Tensor, scales: Tensor) -> Iterator[tuple[int, Tensor]]:
         _scaled(values, scales[begin // BLOCK :], values)
         if values is not target:
             target.copy_(values)
-
-
-def check_length(name: str, payload: Tensor, nbytes: int) -> None:
-    """Checks a payload's length.
-
-    Raises:
-        ConfigError: The length is wrong. The message gives both lengths.
-    """
-    if payload.numel() != nbytes:
-        raise ConfigError(
-            f"the payload has {payload.numel()} bytes; {name} needs {nbytes} for the key's elements."
-            " Run the same Hubring version on the server and all workers"
-        )
 
 
 def _blocks(numel: int) -> int:
@@ -199,7 +214,7 @@ _LEAST_NORMAL = float(np.finfo(np.float32).tiny)
 """Smaller magnitudes are not candidates. In sparse gradients nearly all elements would be."""
 
 
-class TopK:
+class TopK(Compressor):
     """The largest elements by magnitude (Aji & Heafield 2017; Lin et al. 2018).
 
     The payload is int32 indices, then float32 values. It always holds the exact k largest elements, in
@@ -211,8 +226,6 @@ class TopK:
         fraction: Fraction of the elements to send. At least one is sent.
     """
 
-    biased = True
-
     def __init__(self, fraction: float) -> None:
         self.name = f"topk:{fraction:.12f}".rstrip("0")
         self._fraction = fraction
@@ -221,7 +234,7 @@ class TopK:
         return 8 * self._count(numel)
 
     def check(self, payload: Tensor, numel: int) -> None:
-        check_length(self.name, payload, self.nbytes(numel))
+        super().check(payload, numel)
         if numel:
             lowest, highest = (int(index) for index in torch.aminmax(_indices(payload)))
             if lowest < 0 or highest >= numel:

@@ -1,7 +1,5 @@
-"""Gradient compression, for the hub and the ring.
+"""Gradient compression, for the hub and the ring: the codec for a name, and means of what it has encoded.
 
-A Compressor encodes a flat tensor as bytes and decodes the bytes. The number of bytes depends
-only on the number of elements. It has no state, so threads can share it.
 `ErrorFeedback` compensates for what a biased codec omits.
 
 PowerSGD is not a Compressor: it needs a matrix and two rounds of means. It is in
@@ -13,43 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import isfinite
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hubring.ps.compression.codecs import Half, Int8, Sign, TopK
+from hubring.ps.compression.codecs import Compressor, Half, Int8, Sign, TopK
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
 from hubring.ps.core.types import parse_codec
-
-
-class Compressor(Protocol):
-    """A gradient codec. Sources are flat CPU tensors of any floating dtype."""
-
-    @property
-    def name(self) -> str:
-        """The name that `by_name` takes."""
-
-    @property
-    def biased(self) -> bool:
-        """Whether the next gradient must include what this one omits, so that training converges."""
-
-    def nbytes(self, numel: int) -> int:
-        """Returns the payload's length for `numel` elements."""
-
-    def check(self, payload: Tensor, numel: int) -> None:
-        """Checks that `decode` can read a payload into `numel` elements.
-
-        Raises:
-            ConfigError: It cannot. The message gives the reason and the fix.
-        """
-
-    def encode(self, source: Tensor, payload: Tensor) -> None:
-        """Writes `source` into `payload`, which is flat uint8, `nbytes` long and aligned to four bytes."""
-
-    def decode(self, payload: Tensor, out: Tensor) -> None:
-        """Overwrites `out`, flat and of any floating dtype, with the decoded payload. Call `check` first."""
 
 
 @lru_cache(maxsize=64)

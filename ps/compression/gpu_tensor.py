@@ -215,7 +215,8 @@ class CudaMemory:
 
     def stamp(self, tensor: Tensor) -> bytes:
         with _explained("share an event of"):
-            event = self._stamps.setdefault(tensor.data_ptr(), _shared_event())
+            made = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
+            event = self._stamps.setdefault(tensor.data_ptr(), made)
             event.record(torch.cuda.current_stream(self._device))
             handle: bytes = event.ipc_handle()  # type: ignore[no-untyped-call]
         return handle
@@ -231,10 +232,6 @@ def gpu_name(device: torch.device) -> str:
     """Returns the GPU's UUID name, which is the same in every process and container."""
     properties: Any = torch.cuda.get_device_properties(device)
     return f"GPU-{properties.uuid}"
-
-
-def _shared_event() -> torch.cuda.Event:
-    return torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -77,7 +77,8 @@ def kwargs_of(hyper: Hyper, name: str) -> dict[str, Any]:
         ConfigError: The names do not match this optimizer, or a number is invalid.
     """
     check_name(name)
-    expected = _names(name)
+    options = set(_TRAVELS[name])
+    expected = options - {"betas"} | {"beta1", "beta2"} if "betas" in options else options
     if hyper.keys() != expected:
         raise ConfigError(
             f"{name} got the hyperparameters {sorted(hyper)}, expected {sorted(expected)};"
@@ -108,12 +109,6 @@ def check_name(name: str) -> None:
         raise HubCannotStep(
             f"the hub does not support the optimizer {name}, only {', '.join(ALLOWED)} of torch.optim"
         )
-
-
-def _names(name: str) -> set[str]:
-    """Returns the keys of a Hyper for this optimizer."""
-    options = set(_TRAVELS[name])
-    return options - {"betas"} | {"beta1", "beta2"} if "betas" in options else options
 
 
 def _number(name: str, option: str, value: object) -> float:

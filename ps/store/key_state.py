@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from hubring.ps.compression import compressor
-from hubring.ps.compression.compressor import Compressor, ErrorFeedback, codec_for
+from hubring.ps.compression.codecs import Compressor
+from hubring.ps.compression.compressor import ErrorFeedback, codec_for
 from hubring.ps.compression.gpu_tensor import is_placed
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 from hubring.ps.core.messages import ClosedRound, Coded, Push, Ticket

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from hubring.ps.optim.hyperparameters import as_number
 from hubring.workers.audit.audit_file import AuditStep, ModelLayout
 from hubring.workers.audit.sample import TappedParameter, counted, local, sample, shard
-from hubring.workers.communicators.base import Communicator, PushRecord
+from hubring.workers.communicators.base import Communicator
 
 OWN, ARRIVED, GIVEN, BEFORE, AFTER = range(5)
 
@@ -88,7 +88,7 @@ class StepTap:
         self._optimizer = cast("Any", trainer)
         self._wrapped: Any = getattr(trainer, "wrapped", trainer)
         hub = communicator.stepping_hub
-        self._record: PushRecord | None = None if hub is None else hub.record_pushes()
+        self._record = None if hub is None else hub.record_pushes()
         self._parameters: list[TappedParameter] = []
         self._grouped: list[tuple[int, ...]] = []
         self._options: list[dict[str, Any]] = []

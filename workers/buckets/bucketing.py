@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -17,8 +17,7 @@ from torch.nn.parameter import is_lazy
 from hubring.ps.core.errors import ConfigError, HubCannotStep
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, TensorSpec
 from hubring.workers.buckets.bucket import PARITIES, Bucket
-from hubring.workers.buckets.device import Allocate
-from hubring.workers.buckets.staging import Staging
+from hubring.workers.buckets.staging import Allocate, Staging
 from hubring.workers.buckets.torch_internals import no_dense_tensor
 from hubring.workers.buckets.value_memory import AllocateValues, OwnValues, ValueMemory
 
@@ -39,19 +38,9 @@ class PlannedBucket(NamedTuple):
     parameters: list[torch.nn.Parameter]
 
 
-class Parts(Protocol):
-    """A bucket or a planned bucket."""
-
-    @property
-    def spec(self) -> BucketSpec: ...
-
-    @property
-    def parameters(self) -> Sequence[torch.nn.Parameter]: ...
-
-
-def kind_of(parts: Parts) -> Kind:
+def kind_of(bucket: Bucket | PlannedBucket) -> Kind:
     """Returns a bucket's kind. Only buckets of one kind can be adjacent in memory."""
-    return parts.parameters[0].dtype, parts.parameters[0].device
+    return bucket.parameters[0].dtype, bucket.parameters[0].device
 
 
 def make_buckets(
@@ -95,7 +84,7 @@ def make_buckets(
     memories = _flat(layouts, allocate, adjacent=adjacent, presence=presence)
     values: list[ValueMemory]
     if optimizer_name and allocate_values is not None:
-        values = [_values_like(layout, allocate_values) for layout in layouts]
+        values = [allocate_values(layout.spec.numel, *kind_of(layout)) for layout in layouts]
     else:
         values = [OwnValues(own) for own in _flat(layouts, allocate if optimizer_name else _plain)]
     staging = Staging(allocate)
@@ -133,7 +122,11 @@ def join(buckets: Sequence[Bucket]) -> Bucket:
 
 
 def _flat(
-    parts: Sequence[Parts], allocate: Allocate, *, adjacent: bool = False, presence: bool = False
+    parts: Sequence[Bucket | PlannedBucket],
+    allocate: Allocate,
+    *,
+    adjacent: bool = False,
+    presence: bool = False,
 ) -> list[torch.Tensor]:
     """Makes a flat tensor for every bucket; `adjacent`: as parts of one tensor per kind."""
     sizes = [part.spec.numel + _presences(part) * presence for part in parts]
@@ -155,15 +148,10 @@ def _flat(
     return flats
 
 
-def _presences(part: Parts) -> int:
+def _presences(part: Bucket | PlannedBucket) -> int:
     """Returns the length of `Bucket.presence`; even, where the next bucket may have complex numbers."""
     count = len(part.parameters) + PARITIES
     return count + (count % 2) * part.parameters[0].is_complex()
-
-
-def _values_like(layout: PlannedBucket, allocate_values: AllocateValues) -> ValueMemory:
-    parameter = layout.parameters[0]
-    return allocate_values(layout.spec.numel, parameter.dtype, parameter.device)
 
 
 def _flat_like(parameter: torch.nn.Parameter, numel: int, allocate: Allocate) -> torch.Tensor:
@@ -231,10 +219,19 @@ def _trainables(
     optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None
 ) -> list[_Trainable]:
     """Returns the trainable parameters in reverse order of registration, each once."""
-    groups = _group_of_each(optimizer)
-    names = _default_names(optimizer) if named_parameters is None else dict(_unique(named_parameters))
+    groups: dict[torch.nn.Parameter, int] = {}
+    names: dict[str, torch.nn.Parameter] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        groups.update(dict.fromkeys(group["params"], index))
+        names.update((f"group{index}.{place}", parameter) for place, parameter in enumerate(group["params"]))
+    if named_parameters is not None:
+        names = dict(_unique(named_parameters))
     known = set(names.values())
-    unknown = [_describe(parameter, groups) for parameter in groups if parameter not in known]
+    unknown = [
+        f"one of shape {tuple(parameter.shape)} in param_groups[{group}]"
+        for parameter, group in groups.items()
+        if parameter not in known
+    ]
     if unknown:
         raise ConfigError(
             f"the optimizer has parameters that the model does not have: {', '.join(unknown)}; "
@@ -248,22 +245,6 @@ def _trainables(
         _Trainable(position, groups[parameter], name, parameter)
         for position, (name, parameter) in enumerate(reversed(trainable))
     ]
-
-
-def _group_of_each(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, int]:
-    return {
-        parameter: index
-        for index, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-    }
-
-
-def _default_names(optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-    return {
-        f"group{index}.{place}": parameter
-        for index, group in enumerate(optimizer.param_groups)
-        for place, parameter in enumerate(group["params"])
-    }
 
 
 def _unique(named_parameters: NamedParameters) -> NamedParameters:
@@ -282,11 +263,6 @@ def _unique(named_parameters: NamedParameters) -> NamedParameters:
         if parameter not in seen:
             seen.add(parameter)
             yield name, parameter
-
-
-def _describe(parameter: torch.nn.Parameter, groups: dict[torch.nn.Parameter, int]) -> str:
-    group = groups[parameter]
-    return f"one of shape {tuple(parameter.shape)} in param_groups[{group}]"
 
 
 def _is_trainable(name: str, parameter: torch.nn.Parameter) -> bool:

@@ -115,15 +115,6 @@ def share_from_rank_0(named: Named, communicator: Communicator, name: str, timeo
     """
     if communicator.size == 1:
         return
-    _compare(named, communicator, name)
-    whole = [plain_copy(tensor) for _, tensor in named]
-    broadcast_into(whole, communicator, name, timeout)
-    with torch.no_grad():
-        for (_, tensor), plain in zip(named, whole, strict=True):
-            overwrite(tensor, plain)
-
-
-def _compare(named: Named, communicator: Communicator, name: str) -> None:
     lines = [f"{what} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for what, one in named]
     found = first_difference(lines, communicator, name)
     if found is not None:
@@ -132,6 +123,11 @@ def _compare(named: Named, communicator: Communicator, name: str) -> None:
             f" has {found.rank_0_has or 'none'}, rank {found.rank} has {found.rank_has or 'none'}; make the"
             " same model on all ranks"
         )
+    whole = [plain_copy(tensor) for _, tensor in named]
+    broadcast_into(whole, communicator, name, timeout)
+    with torch.no_grad():
+        for (_, tensor), plain in zip(named, whole, strict=True):
+            overwrite(tensor, plain)
 
 
 def plain_copy(tensor: Tensor) -> Tensor:

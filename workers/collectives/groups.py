@@ -14,15 +14,7 @@ from hubring.ps.store.collective import ROOTED, layout_of
 from hubring.workers.communicators.base import CollectiveWork, Communicator, check_tensors
 from hubring.workers.runtime import context
 
-__all__ = [
-    "Group",
-    "barrier",
-    "barrier_async",
-    "join",
-    "join_async",
-    "new_group",
-    "remove_group",
-]
+__all__ = ["Group", "barrier", "barrier_async", "join", "join_async", "new_group", "remove_group"]
 
 
 class Group:

@@ -10,10 +10,10 @@ updated. `steps_on` is where the optimizer runs:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -26,43 +26,15 @@ from hubring.ps.store.collective import layout_of
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.torch_internals import no_dense_tensor
 from hubring.workers.buckets.value_memory import OwnValues, ValueMemory
+from hubring.workers.communicators import residuals
+from hubring.workers.communicators.residuals import Residual
+
+if TYPE_CHECKING:
+    from hubring.workers.communicators.hub_state import PushRecord
+    from hubring.workers.communicators.ring.samples import Samples
 
 ParameterState = Mapping[str, torch.Tensor]
 """torch's state of one parameter: tensors in its shape, and "step", a float32 without dimensions."""
-
-
-class AppliedPush(NamedTuple):
-    """A push to an asynchronous hub, in the order of all pushes to its key.
-
-    Attributes:
-        key: The key.
-        position: How many pushes were applied before it.
-        version: How many pushes the parameters in the answer have.
-    """
-
-    key: int
-    position: int
-    version: int
-
-
-class PushRecord(Protocol):
-    """Records a worker's pushes to an asynchronous hub."""
-
-    def take(self) -> Sequence[AppliedPush]:
-        """Returns the pushes that were answered since the last call, in the order of the answers."""
-
-    def key_of(self, name: str, element: int) -> int:
-        """Returns the key that has an element of a parameter, by the parameter's name."""
-
-
-class DealtSamples(Protocol):
-    """Deals samples to ranks that change."""
-
-    def begin(self, epoch: int, skip: int) -> Iterator[int]:
-        """Begins an iteration behind the first `skip` samples of this rank's share."""
-
-    def count(self, skip: int) -> int:
-        """Returns how many samples the next iteration has."""
 
 
 class SteppingHub(ABC):
@@ -145,7 +117,7 @@ class ChangingMembers(ABC):
         """
 
     @abstractmethod
-    def deal(self, length: int, order: Callable[[int], torch.Tensor]) -> DealtSamples:
+    def deal(self, length: int, order: Callable[[int], torch.Tensor]) -> Samples:
         """Returns what deals the samples of a dataset to the members.
 
         Args:
@@ -262,9 +234,13 @@ class Communicator(ABC):
         What is left of earlier gradients, as in error feedback, stays.
         """
 
+    def residuals(self) -> Iterable[Residual]:
+        """Returns what compression has left out of the steps so far."""
+        return ()
+
     def read_residuals(self) -> dict[str, torch.Tensor]:
-        """Returns what compression has left out of the steps so far, by name. Nothing is in flight."""
-        return {}
+        """Returns copies of the residuals, whole, by name. Nothing is in flight."""
+        return residuals.read(self.residuals())
 
     def write_residuals(self, whole: Mapping[str, torch.Tensor]) -> bool:
         """Restores what `read_residuals` returned on this rank of an earlier job, before its next step.
@@ -272,7 +248,7 @@ class Communicator(ABC):
         Returns:
             False if some of it is missing, which then starts at zero.
         """
-        return True
+        return residuals.write(self.residuals(), whole)
 
     def together(self) -> AbstractContextManager[None]:
         """Returns a context that batches sends. Inside it no bucket may be waited for."""
@@ -300,6 +276,13 @@ class Communicator(ABC):
     @abstractmethod
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         """Sends this rank's tensors (in CPU memory) to the members; `work` gets the result."""
+
+    def broadcast_parameters(self, buckets: Sequence[Bucket]) -> None:
+        """Copies rank 0's parameters to every `bucket.values`."""
+        for bucket in buckets:
+            given = [bucket.values] if self.rank == 0 else []
+            call = Call(Collective.BROADCAST, f"parameters of bucket {bucket.spec.index}")
+            bucket.values.copy_(self.collective(call, *given).get())
 
     def open_group(self, ranks: tuple[int, ...]) -> None:  # noqa: B027 - only a ring needs it
         """Prepares for collectives among `ranks`, which include this rank. All members call it together."""

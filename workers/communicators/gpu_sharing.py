@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,38 +30,20 @@ from hubring.ps.core.work import Work
 from hubring.ps.job.sharding import ParameterPart, parameter_parts
 from hubring.ps.transport.registry import ShardAddress
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.device import Allocate, Device
-from hubring.workers.buckets.staging import Lands, ThroughHost
+from hubring.workers.buckets.staging import Allocate, Lands, ThroughHost
 from hubring.workers.communicators.slice_exchange import Absence, of_slice
 
 log = logging.getLogger(__name__)
 
 
-class _PlacedSlice:
-    """One slice: the address of its gradient, and the target of its answer."""
+class _PlacedSlice(NamedTuple):
+    """One slice: the address of its gradient, the host memory of its answer, and the target of the values."""
 
-    def __init__(
-        self,
-        piece: Slice,
-        parts: Sequence[ParameterPart],
-        gradient: Coded,
-        target: Tensor,
-        landing: Tensor,
-        device: Device,
-        reached: Reached,
-    ) -> None:
-        self.piece = piece
-        self.parts = parts
-        self.gradient = gradient
-        self.landing = landing
-        self._target = target
-        self._device = device
-        self._reached = reached
-
-    def show(self, answer: Coded, memory: SharedMemory) -> None:
-        """Queues the copy of the answer's values."""
-        values, place = self._reached.tensor(answer)
-        self._device.copy_in(values, self._target, memory.mark(place.ready))
+    piece: Slice
+    parts: Sequence[ParameterPart]
+    gradient: Coded
+    landing: Tensor
+    target: Tensor
 
 
 class PlacedBucket:
@@ -86,6 +70,7 @@ class PlacedBucket:
         assert isinstance(bucket.stage, ThroughHost)
         self._stage = bucket.stage
         self._memory = memory
+        self._reached = reached
         whole = memory.share(bucket.gradients)
         target = bucket.landing if lands == "values" else bucket.gradients
         self._slices = []
@@ -96,8 +81,7 @@ class PlacedBucket:
             payload = allocate(code.numel(), torch.uint8).copy_(code)
             gradient = gpu_tensor.placed(payload, bucket.gradients[part])
             landing = allocate(MAX_BYTES, torch.uint8)
-            own = _PlacedSlice(piece, parts, gradient, target[part], landing, bucket.stage.device, reached)
-            self._slices.append(own)
+            self._slices.append(_PlacedSlice(piece, parts, gradient, landing, target[part]))
 
     def push_pull(self, what: str, client: KVClient, hyper: StepHyper, absent: Absence | None) -> Work:
         """Starts the exchange. When the work is done, call `Bucket.arrive`."""
@@ -115,11 +99,16 @@ class PlacedBucket:
                     own.landing,
                     of_slice(hyper, own.parts) if isinstance(hyper, HyperTable) else hyper,
                     work,
-                    lambda answer, own=own: own.show(answer, self._memory),  # type: ignore[misc]
+                    partial(self._copy_in, own.target),
                     lacks,
                     None if absent is None else absent.on_reply(own.parts, lacks),
                 )
         return work
+
+    def _copy_in(self, target: Tensor, answer: Coded) -> None:
+        """Queues the copy of an answer's values."""
+        values, place = self._reached.tensor(answer)
+        self._stage.device.copy_in(values, target, self._memory.mark(place.ready))
 
 
 def own_gpu(device: torch.device) -> tuple[str, SharedMemory]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Assignment, Session
 from hubring.ps.compression.gpu_tensor import Reached
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded
-from hubring.ps.core.messages import Call, Collective
+from hubring.ps.core.messages import Call
 from hubring.ps.core.types import BucketSpec, CodecSpec, Slicing, StepHyper, parse_codec
 from hubring.ps.core.work import Work
 from hubring.ps.job.sharding import SLICE_BYTES
@@ -26,13 +27,7 @@ from hubring.ps.transport.base import Transport
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.staging import Lands
 from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory, WindowValues
-from hubring.workers.communicators import residuals
-from hubring.workers.communicators.base import (
-    CollectiveWork,
-    Communicator,
-    ParameterState,
-    SteppingHub,
-)
+from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, SteppingHub
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
 from hubring.workers.communicators.hub_collectives import HubCollectives
 from hubring.workers.communicators.hub_state import HubState, state_of_slice
@@ -107,7 +102,9 @@ class PSCommunicator(Communicator):
         return self._client.draining
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return _tensor(self._transport.allocate, numel, dtype)
+        if numel == 0:
+            return torch.zeros(0, dtype=dtype, device="cpu")
+        return torch.frombuffer(self._transport.allocate(numel * dtype.itemsize), dtype=dtype, count=numel)
 
     def allocate_values(self, numel: int, dtype: torch.dtype, device: torch.device) -> ValueMemory:
         if self.steps_on == "worker" or numel == 0:
@@ -141,7 +138,11 @@ class PSCommunicator(Communicator):
         return here
 
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> int:
-        self._check_attachable(buckets)
+        if self.late and self.steps_on == "worker":
+            raise ConfigError(
+                "a worker cannot join a running job with --aggregate, because only the workers have the"
+                " parameters: restart all workers of the job, or restart them without --aggregate"
+            )
         if self.steps_on == "worker" and (self._exchange.slices or self._beside):
             return self._attach_rounds(buckets)
         extends = bool(self._exchange.slices)
@@ -155,7 +156,7 @@ class PSCommunicator(Communicator):
             self._bring_parameters(self.stepping_hub, buckets, assigned, state or {})
         else:
             self._learn_clocks(buckets)
-            self._broadcast_parameters(buckets)
+            self.broadcast_parameters(buckets)
         self._place(buckets)
         if extends or (self.lockstep and not self.late):
             return assigned.step
@@ -176,19 +177,15 @@ class PSCommunicator(Communicator):
         if index in self._placed and name is None:
             return self._placed[index].push_pull(exchange_name(index), self._client, hyper, absent)
 
-        stage = bucket.stage
-        if stage is None and name is None:
-            return self._start(bucket, hyper, absent)
+        if bucket.stage is None:
+            return self._start(bucket, name, hyper, absent)
+        start = partial(self._start, bucket, name, hyper, absent)
+        return bucket.stage.push_pull(exchange_name(index), start, self._lands)
 
-        def start() -> Work:
-            if name is not None:
-                return start_mean(self, name, bucket, bucket.host_gradients)
-            return self._start(bucket, hyper, absent)
-
-        return start() if stage is None else stage.push_pull(exchange_name(index), start, self._lands)
-
-    def _start(self, bucket: Bucket, hyper: StepHyper, absent: Absence | None) -> Work:
-        """Starts the exchange of gradients in host memory."""
+    def _start(self, bucket: Bucket, name: str | None, hyper: StepHyper, absent: Absence | None) -> Work:
+        """Starts the exchange of gradients in host memory, as a collective if it has a name."""
+        if name is not None:
+            return start_mean(self, name, bucket, bucket.host_gradients)
         index = bucket.spec.index
         low_rank = self._low_rank.get(index)
         if low_rank is not None:
@@ -213,14 +210,14 @@ class PSCommunicator(Communicator):
         means = (
             self._exchange.read_means(self.timeout) if self.steps_on == "worker" and self.rank == 0 else {}
         )
-        return {**residuals.read(self._residuals()), **means}
+        return {**super().read_residuals(), **means}
 
     def write_residuals(self, whole: Mapping[str, torch.Tensor]) -> bool:
         if self.steps_on == "worker" and self.rank == 0:
             self._exchange.write_means(whole, self.timeout)
-        return residuals.write(self._residuals(), whole)
+        return super().write_residuals(whole)
 
-    def _residuals(self) -> list[Residual]:
+    def residuals(self) -> list[Residual]:
         low_rank = [residual for one in self._low_rank.values() for residual in one.residuals()]
         return low_rank or self._exchange.residuals()
 
@@ -281,20 +278,13 @@ class PSCommunicator(Communicator):
                 bucket, self._exchange.slices[index], self._lands, memory, reached, self.allocate
             )
 
-    def _check_attachable(self, buckets: list[Bucket]) -> None:
-        if self.late and self.steps_on == "worker":
-            raise ConfigError(
-                "a worker cannot join a running job with --aggregate, because only the workers have the"
-                " parameters: restart all workers of the job, or restart them without --aggregate"
-            )
-
     def _attach_rounds(self, buckets: list[Bucket]) -> int:
         """Attaches a later optimizer where workers step. Each of its buckets is a collective."""
         for bucket in buckets:
             self._rounds[bucket] = f"gradients {next(self._numbers)}"
         if self._compress:
             log.info("--compress %s applies to the first optimizer only", self._compress)
-        self._broadcast_parameters(buckets)
+        self.broadcast_parameters(buckets)
         return 0
 
     def _bring_parameters(
@@ -332,15 +322,3 @@ class PSCommunicator(Communicator):
             work.wait(self.timeout)
         for bucket in buckets:
             bucket.host_gradients.zero_()
-
-    def _broadcast_parameters(self, buckets: list[Bucket]) -> None:
-        for bucket in buckets:
-            given = [bucket.values] if self.rank == 0 else []
-            call = Call(Collective.BROADCAST, f"parameters of bucket {bucket.spec.index}")
-            bucket.values.copy_(self.collective(call, *given).get())
-
-
-def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtype) -> torch.Tensor:
-    if numel == 0:
-        return torch.zeros(0, dtype=dtype, device="cpu")
-    return torch.frombuffer(allocate(numel * dtype.itemsize), dtype=dtype, count=numel)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.core.work import Work
 from hubring.ps.job.sharding import parameter_parts
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators.base import AppliedPush, ParameterState, SteppingHub
+from hubring.workers.communicators.base import ParameterState, SteppingHub
 from hubring.workers.communicators.slice_exchange import SliceExchange
 
 
@@ -35,7 +36,7 @@ class HubState(SteppingHub):
         self._slices = exchange.slices
         self._timeout = timeout
         self._lockstep = lockstep
-        self._pushes: HubPushes | None = None
+        self._pushes: PushRecord | None = None
 
     @property
     def has_model(self) -> bool:  # type: ignore[override]
@@ -52,9 +53,10 @@ class HubState(SteppingHub):
     def keep_parameters(self) -> None:
         self._client.close()
 
-    def record_pushes(self) -> HubPushes | None:
+    def record_pushes(self) -> PushRecord | None:
         if self._pushes is None and not self._lockstep:
-            self._pushes = HubPushes(self._client, self._exchange)
+            self._pushes = PushRecord(self._exchange.key_of)
+            self._client.on_push = self._pushes.add
         return self._pushes
 
     def write_parameters(self, bucket: Bucket, positions: Collection[int]) -> None:
@@ -94,20 +96,34 @@ class HubState(SteppingHub):
         return Work(what, parts, self._client.attend)
 
 
-class HubPushes:
-    """Records the pushes of one worker to an asynchronous hub.
+class AppliedPush(NamedTuple):
+    """A push to an asynchronous hub, in the order of all pushes to its key.
 
-    Args:
-        client: Learns where each push was applied.
-        exchange: Knows the keys.
+    Attributes:
+        key: The key.
+        position: How many pushes were applied before it.
+        version: How many pushes the parameters in the answer have.
     """
 
-    def __init__(self, client: KVClient, exchange: SliceExchange) -> None:
+    key: int
+    position: int
+    version: int
+
+
+class PushRecord:
+    """Records a worker's pushes to an asynchronous hub.
+
+    Args:
+        key_of: Returns the key that has an element of a parameter, by the parameter's name.
+    """
+
+    def __init__(self, key_of: Callable[[str, int], int]) -> None:
+        self.key_of = key_of
         self._answered: list[AppliedPush] = []
-        self.key_of = exchange.key_of
-        client.on_push = lambda key, position, version: self._answered.append(
-            AppliedPush(key, position, version)
-        )
+
+    def add(self, key: int, position: int, version: int) -> None:
+        """Records a push that was answered."""
+        self._answered.append(AppliedPush(key, position, version))
 
     def take(self) -> list[AppliedPush]:
         """Returns the pushes that were answered since the last call, in the order of the answers."""

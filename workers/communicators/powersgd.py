@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hubring.ps.core.types import BucketSpec, TensorSpec
 from hubring.ps.core.work import Work
-from hubring.workers.buckets.device import Allocate
+from hubring.workers.buckets.staging import Allocate
 from hubring.workers.communicators.residuals import Residual, residuals_in
 
 _CACHED = 1 << 16
@@ -161,20 +161,20 @@ class LowRankMean:
 
     def _make_views(self, spec: BucketSpec, rank: int) -> None:
         """Makes the views, in the order of the bucket's tensors."""
-        offset = first = second = 0
-        for position, tensor in enumerate(spec.tensors):
-            whole = slice(offset, offset + tensor.numel)
-            offset = whole.stop
-            due = self._due[whole]
-            if not _shrinks(tensor, rank):
-                self._rest.append((whole, due, self.phases[0][first : first + tensor.numel]))
-                first += tensor.numel
-                continue
-            rows, columns = _sides(tensor)
-            p = self.phases[0][first : first + rows * rank].view(rows, rank)
-            q = self.phases[1][second : second + columns * rank].view(columns, rank)
-            self._matrices.append(_Matrix(position, whole, due.view(rows, columns), p, q))
-            first, second = first + rows * rank, second + columns * rank
+        firsts, seconds = (
+            iter(torch.split(phase, [tensor.numel for tensor in its.tensors]))
+            for phase, its in zip(self.phases, self.specs, strict=True)
+        )
+        start = 0
+        for position, (tensor, first) in enumerate(zip(spec.tensors, firsts, strict=True)):
+            part = slice(start, start + tensor.numel)
+            start = part.stop
+            due = self._due[part]
+            if _shrinks(tensor, rank):
+                due, p = due.view(_sides(tensor)), first.view(-1, rank)
+                self._matrices.append(_Matrix(position, part, due, p, next(seconds).view(-1, rank)))
+            else:
+                self._rest.append((part, due, first))
 
     def _guess(self) -> None:
         """Sets the first Qs, the same on every rank."""

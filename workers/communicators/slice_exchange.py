@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hubring.ps.client.client import Decode, KVClient
-from hubring.ps.compression.compressor import Compressor, ErrorFeedback, codec_for
+from hubring.ps.compression.codecs import Compressor
+from hubring.ps.compression.compressor import ErrorFeedback, codec_for
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Call, Coded, Collective, ReduceOp
 from hubring.ps.core.optimizer_state import RESIDUAL, OptimizerState
@@ -18,7 +19,7 @@ from hubring.ps.core.types import BucketSpec, HyperTable, Slice, StepHyper
 from hubring.ps.core.work import Work
 from hubring.ps.job.sharding import ParameterPart, parameter_parts
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.device import Allocate
+from hubring.workers.buckets.staging import Allocate
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.residuals import Residual, read, residuals_in, write
 
@@ -158,18 +159,12 @@ class SliceExchange:
     def key_of(self, name: str, element: int) -> int:
         """Returns the key that has an element of a parameter."""
         for index, spec in self._specs.items():
-            for position, tensor in enumerate(spec.tensors):
-                if tensor.name == name:
-                    return self._key_at(index, position, element)
+            for piece in self.slices[index]:
+                for part in self._parts[piece.key]:
+                    named = spec.tensors[part.position].name == name
+                    if named and part.in_parameter.start <= element < part.in_parameter.stop:
+                        return piece.key
         raise KeyError(name)
-
-    def _key_at(self, index: int, position: int, element: int) -> int:
-        return next(
-            piece.key
-            for piece in self.slices[index]
-            for part in self._parts[piece.key]
-            if part.position == position and part.in_parameter.start <= element < part.in_parameter.stop
-        )
 
     def compress(self, buckets: Iterable[Bucket], codec_name: str, allocate: Allocate) -> None:
         """Makes coders for the slices that compression makes shorter."""
@@ -298,15 +293,15 @@ def start_mean(communicator: Communicator, name: str, bucket: Bucket, gradients:
         device="cpu",
     )
 
-    def note(came: Tensor) -> None:
-        bucket.absent = frozenset((came == 0).nonzero().flatten().tolist())
+    def note(came: Sequence[Tensor]) -> None:
+        bucket.absent = frozenset((came[0] == 0).nonzero().flatten().tolist())
 
     works = []
     for number, part in enumerate(torch.split(gradients, PIECE)):
         mean = Call(Collective.ALLREDUCE, f"{name}: {number}", ReduceOp.AVERAGE)
         works.append(communicator.collective(mean, part, then=partial(_land, part)))
     union = Call(Collective.ALLREDUCE, f"{name}: present", ReduceOp.MAX)
-    works.append(communicator.collective(union, present, then=lambda came: note(came[0])))
+    works.append(communicator.collective(union, present, then=note))
     whole = Work(f"the exchange of {name}", len(works))
     whole.attend = works[0].attend
     for work in works:

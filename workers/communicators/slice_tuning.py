@@ -95,7 +95,8 @@ class SliceTrial:
         sizes = different(self._specs, SIZES)
         if len(sizes) == 1:
             return Slicing(sizes[0])
-        self._zeros = {spec.index: self._allocate(spec) for spec in self._specs}
+        allocate = self._communicator.allocate
+        self._zeros = {spec.index: allocate(spec.numel, getattr(torch, spec.dtype)) for spec in self._specs}
         turns = min(TURNS, int(BUDGET / self._seconds_a_turn(sizes)))
         if not turns:
             self._log(
@@ -111,9 +112,6 @@ class SliceTrial:
         best = fastest(medians)
         self._log(_report(best, medians))
         return Slicing(best)
-
-    def _allocate(self, spec: BucketSpec) -> torch.Tensor:
-        return self._communicator.allocate(spec.numel, getattr(torch, spec.dtype))
 
     def _seconds_a_turn(self, sizes: Sequence[int]) -> float:
         """Estimates the seconds of a turn of all sizes, from the slowest rank's pull of a slice per shard."""
@@ -136,28 +134,23 @@ class SliceTrial:
         self._barrier()  # all ranks have the new plan
         return slices
 
-    def _pull(self, slices: Sequence[Slice]) -> float:
+    def _pull(self, slices: Sequence[Slice], *, push: bool = False) -> float:
+        """Returns the seconds in which answers to all slices arrive, after a push of zeros or without."""
         began = time.monotonic()
-        work = Work("a pull of zeros", len(slices), self._client.attend)
+        work = Work(f"{'an exchange' if push else 'a pull'} of zeros", len(slices), self._client.attend)
         with self._client.batched():
             for piece in slices:
-                self._client.pull(piece.shard, piece.key, self._part(piece), work)
+                part = self._zeros[piece.bucket][piece.offset : piece.offset + piece.numel]
+                if push:
+                    self._client.push_pull(piece.shard, piece.key, part, part, {}, work)
+                else:
+                    self._client.pull(piece.shard, piece.key, part, work)
         work.wait(self._communicator.timeout)
         return time.monotonic() - began
 
     def _exchange(self, slices: Sequence[Slice]) -> float:
         self._barrier()
-        began = time.monotonic()
-        work = Work("an exchange of zeros", len(slices), self._client.attend)
-        with self._client.batched():
-            for piece in slices:
-                part = self._part(piece)
-                self._client.push_pull(piece.shard, piece.key, part, part, {}, work)
-        work.wait(self._communicator.timeout)
-        return time.monotonic() - began
-
-    def _part(self, piece: Slice) -> torch.Tensor:
-        return self._zeros[piece.bucket][piece.offset : piece.offset + piece.numel]
+        return self._pull(slices, push=True)
 
     def _barrier(self) -> None:
         self._communicator.collective(Call(Collective.BARRIER, "slices.barrier")).wait()

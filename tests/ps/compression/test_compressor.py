@@ -10,8 +10,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hubring.ps.compression.codecs import BLOCK
-from hubring.ps.compression.compressor import Compressor, by_name, codec_for, mean_into
+from hubring.ps.compression.codecs import BLOCK, Compressor
+from hubring.ps.compression.compressor import by_name, codec_for, mean_into
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
 from tests.support.optimizers import random

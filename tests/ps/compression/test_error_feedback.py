@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hubring.ps.compression.compressor import Compressor, ErrorFeedback, by_name
+from hubring.ps.compression.codecs import Compressor
+from hubring.ps.compression.compressor import ErrorFeedback, by_name
 from tests.support.optimizers import random
 
 untimed = settings(deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -108,15 +109,7 @@ def test_options_that_cannot_travel_are_named(option: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {},
-        {"beta3": 1.0},
-        {"lr": float("nan")},
-        {"lr": float("inf")},
-        {"beta1": 1.0},
-        {"beta2": 1.1},
-        {"beta1": -0.1},
-    ],
+    [{}, {"beta3": 1.0}, {"lr": nan}, {"lr": inf}, {"beta1": 1.0}, {"beta2": 1.1}, {"beta1": -0.1}],
 )
 def test_hyperparameters_that_no_step_could_use_are_refused(wrong: dict[str, float]) -> None:
     hyper = hyper_of(torch.optim.Adam([torch.zeros(1)]).param_groups[0], "Adam")

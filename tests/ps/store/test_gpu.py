@@ -20,7 +20,7 @@ from hubring.ps.transport.base import Transport
 from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import make_buckets
-from hubring.workers.buckets.device import pinned
+from hubring.workers.buckets.staging import pinned
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import LIMIT, HubRanks

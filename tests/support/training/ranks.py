@@ -23,8 +23,7 @@ from hubring.ps.store.consistency import BSP, Consistency
 from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import ShardAddress
-from hubring.workers.buckets.device import Device, DeviceWaiter
-from hubring.workers.buckets.staging import Staging, ThroughHost
+from hubring.workers.buckets.staging import Device, DeviceWaiter, Staging, ThroughHost
 from hubring.workers.communicators import gpu_sharing
 from hubring.workers.communicators.base import Communicator, SteppingHub
 from hubring.workers.communicators.hub import PSCommunicator

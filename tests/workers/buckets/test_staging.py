@@ -13,8 +13,7 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.core.work import Work
 from hubring.ps.transport.shm.transport import ShmTransport
-from hubring.workers.buckets.device import DeviceWaiter, starts_at_page
-from hubring.workers.buckets.staging import Staging, ThroughHost
+from hubring.workers.buckets.staging import DeviceWaiter, Staging, ThroughHost, starts_at_page
 from tests.support.fakes.lazy_device import LazyDevice
 
 SOON = 10.0
@@ -122,21 +121,18 @@ def test_buckets_are_handed_over_in_order(device: LazyDevice, waiter: DeviceWait
     assert begun == [0, 1, 2, 3]
 
 
-def test_an_exchange_that_fails_fails_its_work(stage: ThroughHost) -> None:
-    wire = Wire(stage)
-    work = stage.push_pull("one", wire.start, "values")
-    wire.work.fail(HubringError("the shard is gone"))
-    with pytest.raises(HubringError, match="the shard is gone"):
-        work.wait(SOON)
-
-
-def test_an_exchange_that_cannot_begin_fails_its_work(stage: ThroughHost) -> None:
+@pytest.mark.parametrize("begins", [True, False])
+def test_an_exchange_that_fails_or_cannot_begin_fails_its_work(stage: ThroughHost, begins: bool) -> None:
     def start() -> Work:
-        raise HubringError("its clock is unknown")
+        error = HubringError("the shard is gone")
+        if not begins:
+            raise error
+        wire = Work("the exchange on the wire")
+        wire.fail(error)
+        return wire
 
-    work = stage.push_pull("one", start, "values")
-    with pytest.raises(HubringError, match="its clock is unknown"):
-        work.wait(SOON)
+    with pytest.raises(HubringError, match="the shard is gone"):
+        stage.push_pull("one", start, "values").wait(SOON)
 
 
 def test_the_waiter_ends_with_its_stages() -> None:

@@ -50,12 +50,6 @@ def test_references_and_users_tell_what_a_script_keeps() -> None:
     assert torch_internals.storage_users(tensor) == users
 
 
-def test_tensors_are_copied_in_one_call() -> None:
-    targets = [torch.zeros(2), torch.zeros(3)]
-    torch_internals.copy_each(targets, [torch.ones(2), torch.full((3,), 2.0)])
-    assert [target.tolist() for target in targets] == [[1, 1], [2, 2, 2]]
-
-
 def test_the_last_hook_of_a_gradient_is_known_by_its_number() -> None:
     parameter = nn.Parameter(torch.ones(2))
     first, second = (parameter.register_post_accumulate_grad_hook(lambda _: None) for _ in range(2))

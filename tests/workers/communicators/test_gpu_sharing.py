@@ -12,8 +12,7 @@ import torch
 from hubring.ps.compression import gpu_tensor
 from hubring.ps.transport.registry import ShardAddress
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.device import DeviceWaiter
-from hubring.workers.buckets.staging import ThroughHost
+from hubring.workers.buckets.staging import DeviceWaiter, ThroughHost
 from hubring.workers.communicators import gpu_sharing
 from tests.support.fakes.gpu import GPU, FakeMemory
 from tests.support.fakes.lazy_device import LazyDevice
@@ -61,30 +60,24 @@ def test_a_hub_on_the_cpu_is_worth_no_line(memory: FakeMemory, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(
-    ("why", "mode", "shards", "bucket"),
+    ("case", "why"),
     [
-        ("in mode asp values can change while they are read", "asp", "here", on_device),
-        ("only 1 of 2 shards are on a GPU", "bsp", "here and on a CPU", on_device),
-        ("the model is on cpu", "bsp", "here", on_cpu),
-        (
-            "the server's parameters are on GPU-other, but this worker's are on GPU-fake",
-            "bsp",
-            "there",
-            on_device,
-        ),
-        ("cannot reach another process's memory", "bsp", "cut off", on_device),
+        ("asynchronous", "in mode asp values can change while they are read"),
+        ("a shard on a CPU", "only 1 of 2 shards are on a GPU"),
+        ("model on the CPU", "the model is on cpu"),
+        ("other GPU", "the server's parameters are on GPU-other, but this worker's are on GPU-fake"),
+        ("cut off", "cannot reach another process's memory"),
     ],
 )
 def test_the_others_go_through_host_memory_and_are_told_why(
-    memory: FakeMemory, caplog: pytest.LogCaptureFixture, why: str, mode: str, shards: str, bucket: object
+    memory: FakeMemory, caplog: pytest.LogCaptureFixture, case: str, why: str
 ) -> None:
-    lines = {
-        "here": lambda: [shard(memory)],
-        "here and on a CPU": lambda: [shard(memory), ShardAddress("here", {"shm": "shm://1"})],
-        "there": lambda: [shard(memory, "GPU-other")],
-        "cut off": lambda: [shard(FakeMemory())],
-    }[shards]()
+    shards = [
+        shard(FakeMemory() if case == "cut off" else memory, "GPU-other" if case == "other GPU" else GPU)
+    ]
+    if case == "a shard on a CPU":
+        shards.append(ShardAddress("here", {"shm": "shm://1"}))
+    bucket = on_cpu() if case == "model on the CPU" else on_device()
     caplog.set_level(logging.INFO)
-    assert callable(bucket)
-    assert gpu_sharing.shared_memory(lines, [bucket()], mode) is None
+    assert gpu_sharing.shared_memory(shards, [bucket], "asp" if case == "asynchronous" else "bsp") is None
     assert f"exchange uses host memory: {why}" in caplog.text

@@ -32,8 +32,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hubring.ps.compression import compressor
-from hubring.ps.compression.codecs import Half
-from hubring.ps.compression.compressor import Compressor, ErrorFeedback
+from hubring.ps.compression.codecs import Compressor, Half
+from hubring.ps.compression.compressor import ErrorFeedback
 from hubring.ps.core.messages import Call, Coded, Collective, ReduceOp
 from hubring.ps.core.types import DtypeAndShape
 from hubring.ps.core.work import Work
@@ -189,7 +189,9 @@ def perform(operation: Operation) -> Sequence[Tensor]:
         case Collective.REDUCE:
             return _reduced(operation, at=operation.root)
         case Collective.REDUCE_SCATTER:
-            return [_own_rows(operation.ring, tensor) for tensor in _reduced(operation)]
+            # Gloo's reduce_scatter is an allreduce too, and needs rows that divide evenly.
+            ring = operation.ring
+            return [dealt_rows(tensor, ring.size)[ring.rank].clone() for tensor in _reduced(operation)]
         case Collective.ALLGATHER:
             return _joined(_gathered(operation))
         case Collective.GATHER:
@@ -253,11 +255,6 @@ def _reduce_into(operation: Operation, flat: Tensor, at: int | None) -> None:
     else:
         options.rootRank = at
         operation.ring.run(operation.what, lambda group: group.reduce([flat], options))
-
-
-def _own_rows(ring: Ring, tensor: Tensor) -> Tensor:
-    # Gloo's reduce_scatter is an allreduce too, and needs rows that divide evenly.
-    return dealt_rows(tensor, ring.size)[ring.rank].clone()
 
 
 def _gathered(operation: Operation) -> list[list[Tensor]]:

@@ -22,7 +22,6 @@ from hubring.ps.core.messages import Call, Collective
 from hubring.ps.core.types import BucketSpec, StepHyper, parse_codec
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators import residuals
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState
 from hubring.workers.communicators.powersgd import LowRankMean
 from hubring.workers.communicators.residuals import Residual, residuals_in
@@ -157,13 +156,7 @@ class AllreduceCommunicator(Communicator):
             lambda phase: means.phases[phase].start(f"the factors of bucket {index}", low_rank.phases[phase]),
         )
 
-    def read_residuals(self) -> dict[str, torch.Tensor]:
-        return residuals.read(self._residuals())
-
-    def write_residuals(self, whole: Mapping[str, torch.Tensor]) -> bool:
-        return residuals.write(self._residuals(), whole)
-
-    def _residuals(self) -> Iterator[Residual]:
+    def residuals(self) -> Iterator[Residual]:
         for bucket, means in self._means.items():
             if means.low_rank is not None:
                 yield from means.low_rank.residuals(means.prefix)

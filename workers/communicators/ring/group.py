@@ -201,22 +201,21 @@ def open_group(
             group: Any = dist.ProcessGroupGloo(store, rank, size, options)
             # Without a barrier, a connected rank could leave while other ranks still connect.
             group.barrier().wait()
-            if rank == 0 and isinstance(store, RingStore):
-                store.forget()
-            return group
-        if backend == "nccl":
+        elif backend == "nccl":
             group = open_nccl(rank, size, store, device, timeout)
-            if watch is not None:
-                connect_nccl(group, store, device, timeout, watch)
-                if rank == 0 and isinstance(store, RingStore):
-                    store.forget()
-            return group
+            if watch is None:
+                return group  # it connects later
+            connect_nccl(group, store, device, timeout, watch)
+        else:
+            raise ConfigError(f"the ring's backend is {backend!r}; use gloo or nccl")
+        if rank == 0 and isinstance(store, RingStore):
+            store.forget()
     except (RuntimeError, DeadlineExceeded) as cause:
         raise RingBroken(
             f"rank {rank} of {size} could not connect to the other ranks within {timeout:g} s (--timeout):"
             f" {gist(cause)}"
         ) from cause
-    raise ConfigError(f"the ring's backend is {backend!r}; use gloo or nccl")
+    return group
 
 
 def open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout: float) -> Any:

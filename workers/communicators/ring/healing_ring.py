@@ -27,12 +27,7 @@ from hubring.ps.core.messages import Call, Collective
 from hubring.ps.core.types import HyperTable, StepHyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.communicators.base import (
-    ChangingMembers,
-    CollectiveWork,
-    Communicator,
-    ParameterState,
-)
+from hubring.workers.communicators.base import ChangingMembers, CollectiveWork, Communicator, ParameterState
 from hubring.workers.communicators.ring.calls import Calls
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator, check_same_model
 from hubring.workers.communicators.ring.generations import (
@@ -134,10 +129,7 @@ class HealingRing(Communicator, ChangingMembers):
         if self.awaits_state:
             return 0
         check_same_model([bucket.spec for bucket in buckets], self._meeting.compress, self._gather)
-        for bucket in buckets:
-            call = Call(Collective.BROADCAST, f"ring.bucket.{bucket.spec.index}")
-            given = [bucket.values] if self.rank == 0 else []
-            bucket.values.copy_(self.collective(call, *given).get())
+        self.broadcast_parameters(buckets)
         return 0
 
     def _gather(self, own: torch.Tensor) -> Sequence[torch.Tensor]:

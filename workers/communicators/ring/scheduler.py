@@ -250,7 +250,7 @@ class RingScheduler:
             rank: _calls.decode(bytes(one.numpy())) for rank, one in zip(self.members, gathered, strict=True)
         }
         for rank, line in pending.items():
-            if any(call.collective is Collective.JOIN for call in line):
+            if _joined(line):
                 self._joined.setdefault(rank, self._gatherings)
         return pending
 
@@ -284,9 +284,7 @@ class RingScheduler:
         """Returns the earliest pending call with this name; None once this member has left."""
         with self._changed:
             for one in self._pending:
-                if one.call.name == call.name and (one.call.collective is Collective.JOIN) == (
-                    call.collective is Collective.JOIN
-                ):
+                if one.call.name == call.name and _joins(one.call) == _joins(call):
                     self._pending.remove(one)
                     self._carried = one
                     one.work.began = time.perf_counter_ns()
