@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hubring.ps.config.settings import flag_words
+from hubring.ps.config.declaration import flag_words
 from hubring.workers.bench.job import ModelShape
 from hubring.workers.peers import machine
 from hubring.workers.peers.rows import PEERS, PeerRow

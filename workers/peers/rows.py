@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import which
 from typing import TypeVar
 
-from hubring.ps.config.settings import flag_words
+from hubring.ps.config.declaration import flag_words
 from hubring.ps.core import packages
 from hubring.ps.core.errors import UsageError
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from hubring.ps.config.settings import flag_words
+from hubring.ps.config.declaration import flag_words
 from hubring.workers.compare.plan.setting import Fault, Setting
 from hubring.workers.peers.rows import PEERS, PeerRow
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from hubring.ps.config.settings import flag_words
+from hubring.ps.config.declaration import flag_words
 from hubring.ps.config.values import is_loopback
 from hubring.ps.process.launch import module_command
 from hubring.workers.compare.plan.experiment import PLACEHOLDER, Experiment
