@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hubring.ps.config import settings, terminal
+from hubring.ps.config import terminal
+from hubring.ps.config.declaration import flag
 from hubring.workers.compare.plan.run_order import resume_command, typed
 from hubring.workers.compare.predict import cli as cost
 
@@ -151,8 +152,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
 
 
 @terminal.takes(
-    terminal.parameter(name, kind, typer.Option(settings.flag(name), help=about))
-    for name, kind, about in FLAGS
+    terminal.parameter(name, kind, typer.Option(flag(name), help=about)) for name, kind, about in FLAGS
 )
 def run(
     experiment: Annotated[
