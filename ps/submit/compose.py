@@ -35,24 +35,23 @@ Service = dict[str, Any]
 
 def render(job: Submission) -> str:
     """Returns the Compose file."""
-    folders = [*([job.servers_folder] if job.servers_folder else []), *job.workers_folders]
+    saved: Service = {_CHECKPOINTS: {}} if job.servers_folders or job.workers_folders else {}
     document = {
         "name": job.name,
         "services": {SERVER: _server(job), "worker": _workers(job)},
         "networks": {"job": {}},
-        "volumes": {_TOKENS: _IN_MEMORY, **({_CHECKPOINTS: {}} if folders else {})},
+        "volumes": {_TOKENS: _IN_MEMORY, **saved},
     }
     return dump_yaml(["Made by: ps-server submit --engine compose"], [_literal(document)])
 
 
 def _server(job: Submission) -> Service:
-    folders = [job.servers_folder] if job.servers_folder else []
     page = container.page_port(job)
     # Publish the page on a free loopback port; `docker compose -p NAME port server PORT` prints it.
     seen = {"ports": [f"127.0.0.1::{page}"]} if page else {}
     return {
         "entrypoint": [*container.server_command(job), *_restarts(job)],
-        **_service(job, 1, _mount(_TOKENS, _TOKENS_FOLDER), folders),
+        **_service(job, 1, _mount(_TOKENS, _TOKENS_FOLDER), job.servers_folders),
         **seen,
         "healthcheck": {
             "test": ["CMD", "ps-server", "health", f"127.0.0.1:{PORT}"],

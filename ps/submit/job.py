@@ -101,18 +101,18 @@ class Submission(Struct, frozen=True, kw_only=True):
         """How often the job restarts after a loss. Without checkpoints it would start at step 0."""
         if self.config.restarts is not None:
             return self.config.restarts
-        return RESTARTS if self.servers_folder or self.workers_folders else 0
+        return RESTARTS if self.servers_folders or self.workers_folders else 0
 
     @property
-    def servers_folder(self) -> Path | None:
-        """The hub's checkpoint folder."""
-        return self.server.checkpoint_dir
+    def servers_folders(self) -> tuple[Path, ...]:
+        """The checkpoint folder of the hub, if it has one."""
+        return () if self.server.checkpoint_dir is None else (self.server.checkpoint_dir,)
 
     @property
     def workers_folders(self) -> tuple[Path, ...]:
         """The checkpoint folders of the workers, and of the shards on their hosts."""
-        colocated = self.server.checkpoint_dir if self.server.colocate else None
-        return tuple(dict.fromkeys(path for path in (self.worker.checkpoint_dir, colocated) if path))
+        own = () if self.worker.checkpoint_dir is None else (self.worker.checkpoint_dir,)
+        return tuple(dict.fromkeys(own + (self.servers_folders if self.server.colocate else ())))
 
 
 def assemble(

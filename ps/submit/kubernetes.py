@@ -139,8 +139,8 @@ _COMMENT = {
 def render(job: Submission) -> str:
     """Returns the manifests, in the order in which Kubernetes needs them, without the Secret."""
     of_kind = _trainjob if job.config.kind == "trainjob" else _jobset
-    folders = [*job.workers_folders, *([job.servers_folder] if job.servers_folder else [])]
-    documents = [*([_claim(job)] if folders else []), _network(job), *of_kind(job)]
+    claim = [_claim(job)] if job.workers_folders or job.servers_folders else []
+    documents = [*claim, _network(job), *of_kind(job)]
     return dump_yaml([_COMMENT[job.config.kind], *secret_instructions(job)], documents)
 
 
@@ -301,7 +301,7 @@ def server_pod(job: Submission) -> Spec:
         "livenessProbe": {**_probe(), "periodSeconds": 20, "failureThreshold": 3},
     }
     tokens = secret_volume(job, TOKENS_ENTRY, KEY_ENTRY)
-    return _pod(job, inside, 1, tokens, [job.servers_folder] if job.servers_folder else [])
+    return _pod(job, inside, 1, tokens, job.servers_folders)
 
 
 def worker_pod(job: Submission, server_name: str, name: str) -> Spec:

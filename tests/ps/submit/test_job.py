@@ -130,20 +130,20 @@ def test_settings_come_from_flags_environment_and_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "servers", "workers"),
     [
-        ({}, Path("kept"), ()),
-        ({"topology": "ring"}, None, (Path("kept"),)),
-        ({"aggregate": True}, None, (Path("kept"),)),
-        ({"colocate": True}, Path("kept"), (Path("kept"),)),
+        ({}, (Path("kept"),), ()),
+        ({"topology": "ring"}, (), (Path("kept"),)),
+        ({"aggregate": True}, (), (Path("kept"),)),
+        ({"colocate": True}, (Path("kept"),), (Path("kept"),)),
     ],
 )
 def test_checkpoints_are_for_the_one_who_keeps_the_parameters(
-    flags: dict[str, Any], servers: Path | None, workers: tuple[Path, ...]
+    flags: dict[str, Any], servers: tuple[Path, ...], workers: tuple[Path, ...]
 ) -> None:
     said = {"PS_CHECKPOINT_DIR": "kept", "PS_CHECKPOINT_EVERY": "60"}
     both: list[dict[str, Any]] = [{"checkpoint_dir": Path("kept")}, {"variables": said}]
     for given in both:
         found = job(workers=2, **given, **flags)
-        assert (found.servers_folder, found.workers_folders) == (servers, workers)
+        assert (found.servers_folders, found.workers_folders) == (servers, workers)
 
 
 def test_time_is_counted_in_seconds() -> None:
