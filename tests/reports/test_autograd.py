@@ -33,28 +33,30 @@ from tests.reports.training import (
 # Activation checkpointing
 
 
-def two_segments(layer: nn.Sequential, part: Tensor, reentrant: bool) -> Any:
-    return checkpoint_sequential(nn.Sequential(layer, *layer), 2, part, use_reentrant=reentrant)
+def whole(model: nn.Sequential, part: Tensor, reentrant: bool) -> Any:
+    return checkpoint(model, part, use_reentrant=reentrant)
 
 
-def checkpointed(layer: nn.Sequential, part: Tensor, reentrant: bool) -> Any:
-    return checkpoint(layer, part, use_reentrant=reentrant)
+def twice(model: nn.Sequential, part: Tensor, reentrant: bool) -> Any:
+    return whole(model, whole(model, part, reentrant), reentrant)
 
 
-def checkpointed_twice(layer: nn.Sequential, part: Tensor, reentrant: bool) -> Any:
-    return checkpointed(layer, checkpointed(layer, part, reentrant), reentrant)
+def in_segments(model: nn.Sequential, part: Tensor, reentrant: bool) -> Any:
+    return checkpoint_sequential(model, 2, part, use_reentrant=reentrant)
 
 
 @report(
     "huggingface/transformers#23018, pytorch/pytorch#65537, allenai/longformer#63, microsoft/FocalNet#4,"
     " pytorch/pytorch#24005"
 )
-@pytest.mark.parametrize("forward", [checkpointed, checkpointed_twice, two_segments])
+@pytest.mark.parametrize(("layers", "forward"), [(3, whole), (1, twice), (4, in_segments)])
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
-def test_activations_are_checkpointed(job: Job, reentrant: bool, forward: Callable[..., Any]) -> list[Tensor]:
+def test_activations_are_checkpointed(
+    job: Job, reentrant: bool, layers: int, forward: Callable[..., Any]
+) -> list[Tensor]:
     """`checkpoint`, reentrant and not, two of one layer, and `checkpoint_sequential`."""
-    layer = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
-    model, optimizer = prepared(job, layer, timeout=5.0)
+    network = seeded(lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)]))
+    model, optimizer = prepared(job, network, timeout=5.0)
     return trained(
         job, model, optimizer, lambda part: forward(model, part.clone().requires_grad_(), reentrant)
     )

@@ -189,15 +189,6 @@ def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster) -> None:
 
 
 @pytest.mark.full
-def test_checkpoints_of_a_ring_are_kept_by_the_workers(cluster: Cluster, tmp_path: Path) -> None:
-    flags = ["-n", "2", "--topology", "ring", "--checkpoint-dir", str(tmp_path / "saved")]
-    assert ps_run(cluster, *flags, SMALL, "3", "16").wait() == 0
-    again = ps_run(cluster, *flags, SMALL, "5", "16")
-    assert again.wait() == 0
-    assert "continuing from step 3" in again.said()
-
-
-@pytest.mark.full
 def test_workers_end_with_ps_run(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)\n")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.security.token_file import runtime_file
-from hubring.ps.transport.host import reachable
 from hubring.workers.compare.plan.setting import Link
 from hubring.workers.compare.run.site import network, why_not
 from tests.support.processes.cluster import PATIENCE, SCRIPTS, SMALL, Cluster, Program
@@ -139,19 +138,6 @@ def test_members_stay_after_a_rotation_of_tokens(cluster: Cluster) -> None:
     before = cluster.step(address)
     first.until(lambda: cluster.step(address) > before, "more steps", PATIENCE)
     assert server.process.poll() is None
-
-
-@pytest.mark.slow
-@pytest.mark.full
-@pytest.mark.parametrize("transport", ["zmq", "shm", "grpc"])
-def test_a_job_beyond_loopback_trains_as_one_on_it(cluster: Cluster, transport: str) -> None:
-    losses = []
-    for name, host in (("beyond", reachable("0.0.0.0")), ("loopback", "127.0.0.1")):
-        server, address = cluster.server("--workers", "2", "--once", "--host", host, name=name)
-        pair = [cluster.worker(address, "--transport", transport, SMALL, "10") for _ in range(2)]
-        losses.append(sorted(worker.done()["metrics"]["loss"] for worker in pair))
-        server.done()
-    assert losses[0] == losses[1]
 
 
 def seen(seed: int, file: Path) -> int:

@@ -126,19 +126,11 @@ def a_lost_host(stage: Stage) -> Program:
     return stage.at_once(worker)
 
 
-def a_lost_server(stage: Stage, *, how: signal.Signals) -> Program:
-    server, address = stage.cluster.server("--workers", "1", "--once", *LEASE)
+def a_signal_to_the_server(stage: Stage, how: signal.Signals, *flags: str) -> Program:
+    server, address = stage.cluster.server("--workers", "1", "--once", *flags)
     worker = stage.run(address)
     stage.happens()
     server.process.send_signal(how)
-    return worker
-
-
-def a_server_that_is_asked_to_stop(stage: Stage) -> Program:
-    server, address = stage.cluster.server("--workers", "1", "--checkpoint-dir", str(stage.folder / "saved"))
-    worker = stage.run(address)
-    stage.happens()
-    server.process.send_signal(signal.SIGTERM)
     return worker
 
 
@@ -195,7 +187,7 @@ SERVER_KILLED = Mishap(
     "the server is killed",
     "the workers",
     Says(r"the server at 127\.0\.0\.1:\d+", "network is down", RESTART_ALL, since=r"answered for \d+\.\d s"),
-    lambda stage: a_lost_server(stage, how=signal.SIGKILL),
+    lambda stage: a_signal_to_the_server(stage, signal.SIGKILL, *LEASE),
     code=69,
 )
 
@@ -273,13 +265,15 @@ LOSSES = [
     SHARD_STOPPED.but("a host that joined with shards is lost", a_lost_host, who=r"shard 1 \(.* pid \d+\)"),
     SERVER_KILLED,
     SERVER_KILLED.but(
-        "the server is stopped (SIGSTOP)", lambda stage: a_lost_server(stage, how=signal.SIGSTOP)
+        "the server is stopped (SIGSTOP)", lambda stage: a_signal_to_the_server(stage, signal.SIGSTOP, *LEASE)
     ),
     Mishap(
         "the server is asked to stop (SIGTERM)",
         "the workers",
         Says("the server was asked to stop", "workers stop", "restart the", since="after this step"),
-        a_server_that_is_asked_to_stop,
+        lambda stage: a_signal_to_the_server(
+            stage, signal.SIGTERM, "--checkpoint-dir", str(stage.folder / "saved")
+        ),
         code=75,
     ),
 ]

@@ -6,6 +6,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,12 +82,18 @@ def _closed() -> Iterator[None]:
         _made.pop().close()
 
 
+def trained_for(
+    steps: int, folder: Path, communicator: Communicator | None = None, every: float = 1e6, **options: Any
+) -> tuple[Checkpoints, Trained]:
+    keeps, trained = checkpoints(folder, communicator, every), Trained(**options)
+    keeps.adopt(trained)
+    trained.train(steps)
+    return keeps, trained
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Trained:
-    trained = Trained()
-    keeps = checkpoints(tmp_path)
-    keeps.adopt(trained)
-    trained.train(5)
+    keeps, trained = trained_for(5, tmp_path)
     keeps.save()
     return trained
 
@@ -107,11 +114,10 @@ def test_all_ranks_get_the_state_of_rank_0_which_alone_reads(tmp_path: Path, sav
 
 
 def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(tmp_path: Path) -> None:
-    trained, keeps = Trained(), checkpoints(tmp_path)
-    keeps.adopt(trained)
-    for _ in range(2):
-        trained.train(2)
-        keeps.save()
+    keeps, trained = trained_for(2, tmp_path)
+    keeps.save()
+    trained.train(2)
+    keeps.save()
     newest = sorted((tmp_path / "workers").glob("*-step-4/*.safetensors"))[-1]
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
@@ -122,9 +128,7 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(tmp_path: 
 
 
 def test_a_state_that_is_no_tensor_or_number_is_refused(tmp_path: Path) -> None:
-    trained, keeps = Trained(torch.optim.LBFGS), checkpoints(tmp_path)
-    keeps.adopt(trained)
-    trained.train(1)
+    keeps, _ = trained_for(1, tmp_path, kind=torch.optim.LBFGS)
     with pytest.raises(ConfigError, match="LBFGS has a list"):
         keeps.save()
     assert [path.name for path in (tmp_path / "workers").iterdir()] == [".claim"]
@@ -146,10 +150,7 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path, saved: Tra
 def test_a_failed_background_checkpoint_is_logged_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trained = Trained()
-    keeps = checkpoints(tmp_path, every=3600.0)
-    keeps.adopt(trained)
-    trained.train(1)
+    keeps, _ = trained_for(1, tmp_path, every=3600.0)
     keeps._saved_at -= 3600.0
     shutil.rmtree(tmp_path / "workers")
     (tmp_path / "workers").write_text("in the way")
@@ -161,9 +162,8 @@ def test_a_failed_background_checkpoint_is_logged_and_training_goes_on(
 
 def test_after_a_failure_no_rank_waits_for_the_same_step_again(tmp_path: Path) -> None:
     def save_twice(communicator: Communicator) -> int:
-        keeps, trained, failures = checkpoints(tmp_path, communicator), Trained(), 0
-        keeps.adopt(trained)
-        trained.train(1)
+        keeps, _ = trained_for(1, tmp_path, communicator)
+        failures = 0
         if communicator.rank == 0:
             shutil.rmtree(tmp_path / "workers")
             (tmp_path / "workers").write_text("in the way")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hubring.workers.reducer import exchange
 from hubring.workers.runtime import context
 from hubring.workers.runtime.training_record import Record
 from hubring.workers.runtime.worker import Worker
+from tests.support.fakes.clock import FakeTime
 from tests.support.fakes.hub import FakeHub, FakeRank
 from tests.support.training.held_rank import (
     SOON,
@@ -134,29 +136,21 @@ def test_a_step_without_a_backward_counts_its_wait_once(monkeypatch: pytest.Monk
 
     class Second(Work):
         def wait(self, timeout: float | None = None) -> None:
-            clock.seconds += 1.0
+            clock.advance(1.0)
 
-    class Clock:
-        seconds = 0.0
-
-        def monotonic(self) -> float:
-            return self.seconds
-
-        def monotonic_ns(self) -> int:
-            return round(self.seconds * 1e9)
-
-    clock = Clock()
+    clock = FakeTime()
+    now = SimpleNamespace(monotonic=clock.now, monotonic_ns=lambda: round(clock.now() * 1e9))
     _, optimizer = crossing(Slow())
     optimizer.synchronize()
     before = optimizer.exchange_seconds
-    monkeypatch.setattr(exchange, "time", clock)
-    clock.seconds = 0.0
+    monkeypatch.setattr(exchange, "time", now)
+    began = clock.now()
     for _ in range(3):
         optimizer.step()
-    assert clock.seconds == 2.0 * len(optimizer._trained.reducer.buckets), (
+    assert clock.now() - began == 2.0 * len(optimizer._trained.reducer.buckets), (
         "the third step's exchange is still on its way"
     )
-    assert optimizer.exchange_seconds - before == pytest.approx(clock.seconds)
+    assert optimizer.exchange_seconds - before == pytest.approx(clock.now() - began)
 
 
 def test_a_model_that_never_runs_itself_is_refused() -> None:
