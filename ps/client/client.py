@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -60,6 +60,42 @@ _ERRORS: dict[Code, type[HubringError]] = {
     Code.BAD_REQUEST: ConfigError,
 }
 """The error for each refusal that has its own. The others are errors of the protocol, not of settings."""
+
+
+class AppliedPush(NamedTuple):
+    """A push to an asynchronous hub, in the order of all pushes to its key.
+
+    Attributes:
+        key: The key.
+        position: How many pushes were applied before it.
+        version: How many pushes the parameters in the answer have.
+    """
+
+    key: int
+    position: int
+    version: int
+
+
+class PushRecord:
+    """Records a worker's pushes to an asynchronous hub.
+
+    Args:
+        key_of: Returns the key that has an element of a parameter, by the parameter's name.
+    """
+
+    def __init__(self, key_of: Callable[[str, int], int]) -> None:
+        self.key_of = key_of
+        self._answered: list[AppliedPush] = []
+
+    def add(self, key: int, position: int, version: int) -> None:
+        """Records a push that was answered."""
+        self._answered.append(AppliedPush(key, position, version))
+
+    def take(self) -> list[AppliedPush]:
+        """Returns the pushes that were answered since the last call, in the order of the answers."""
+        taken = self._answered[:]
+        del self._answered[: len(taken)]  # not clear(): another thread adds to the end
+        return taken
 
 
 class KVClient:

@@ -54,7 +54,7 @@ def ps_run(cluster: Cluster, *words: str) -> Program:
 def test_a_stopped_worker_is_ended_before_the_restart(cluster: Cluster, tmp_path: Path, kind: str) -> None:
     go = tmp_path / "go"
     hold = ("hold", str(go), str(STEPS - 5))
-    job = Job(cluster, tmp_path / "job", kind, *PACE, *hold, flags=("--lease", "2"))
+    job = Job(cluster, tmp_path / "job", kind, *PACE, *hold, flags=("--lease", "5"))
     job.until_saved(1)
     (first, second) = job.processes("worker")
     os.kill(second, signal.SIGSTOP)

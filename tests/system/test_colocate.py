@@ -68,7 +68,7 @@ def test_a_killed_worker_ends_the_job_and_the_next_goes_on_from_its_checkpoint(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     flags = ["--mode", "asp", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "0.01"]
-    server, address = cluster.server("--workers", "2", "--colocate", "--lease", "2", *SLICES, *flags)
+    server, address = cluster.server("--workers", "2", "--colocate", "--lease", "5", *SLICES, *flags)
     # Workers that train send their states for a checkpoint at once; for those that hold it waits.
     pair = cluster.ranks(address, 2, SMALL, "1000000", "16", "pace", "0.02")
     server.until_said("checkpoint of step")

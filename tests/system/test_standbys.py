@@ -46,7 +46,7 @@ def shards() -> list[int]:
 
 
 def test_a_frozen_shard_is_replaced_and_gives_way_to_a_standby(cluster: Cluster) -> None:
-    server, address = cluster.server(*SERVER, "--lease", "2")
+    server, address = cluster.server(*SERVER, "--lease", "5")
     workers = start(cluster, address)
     pid = trained(server, cluster, address)["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -74,7 +74,7 @@ def test_a_frozen_standby_is_given_up_and_another_one_takes_the_place_of_the_sha
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster, frozen: bool) -> None:
-    server, workers, join, rows = with_joined_host(cluster, "--lease", "2")
+    server, workers, join, rows = with_joined_host(cluster, "--lease", "5")
     theirs = join.children("hubring.ps.shard.process")
     pid = next(row["pid"] for row in rows if row["pid"] in theirs)
     os.kill(pid, signal.SIGSTOP if frozen else signal.SIGKILL)
@@ -88,7 +88,7 @@ def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster, 
 
 
 def test_a_joined_host_goes_on_without_a_standby_that_was_given_up(cluster: Cluster) -> None:
-    server, workers, join, rows = with_joined_host(cluster, "--lease", "2")
+    server, workers, join, rows = with_joined_host(cluster)
     theirs = join.children("hubring.ps.shard.process")
     (pid,) = [row["standby"]["pid"] for row in rows if row["standby"]["pid"] in theirs]
     os.kill(pid, signal.SIGSTOP)

@@ -60,7 +60,7 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_all_programs(
 
 
 def test_a_shard_that_was_suspended_past_its_lease_says_so(cluster: Cluster) -> None:
-    server, address = cluster.server("--workers", "2", "--once", "--lease", "2")
+    server, address = cluster.server("--workers", "2", "--once", "--lease", "5")
     workers = cluster.held(address, steps=22)
     (shard,) = server.children("hubring.ps.shard.process")
     os.kill(shard, signal.SIGSTOP)
@@ -76,7 +76,7 @@ def test_a_shard_that_was_suspended_past_its_lease_says_so(cluster: Cluster) -> 
 
 @pytest.mark.full
 def test_a_worker_that_wakes_after_its_server_ended_says_that_it_was_suspended(cluster: Cluster) -> None:
-    server, address = cluster.server("--workers", "2", "--once", "--lease", "2")
+    server, address = cluster.server("--workers", "2", "--once", "--lease", "5")
     workers = cluster.held(address, steps=22)
     workers[1].process.send_signal(signal.SIGSTOP)
     workers[0].until_said("the job continues with 1 of 2 workers")

@@ -30,7 +30,7 @@ from hubring.workers.communicators import residuals
 from hubring.workers.communicators.residuals import Residual
 
 if TYPE_CHECKING:
-    from hubring.workers.communicators.hub_state import PushRecord
+    from hubring.ps.client.client import PushRecord
     from hubring.workers.communicators.ring.samples import Samples
 
 ParameterState = Mapping[str, torch.Tensor]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hubring.ps.client.client import KVClient
+from hubring.ps.client.client import KVClient, PushRecord
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.optimizer_state import STEP, OptimizerState
 from hubring.ps.core.types import BucketSpec, Slice
@@ -94,42 +93,6 @@ class HubState(SteppingHub):
 
     def _work(self, what: str, parts: int) -> Work:
         return Work(what, parts, self._client.attend)
-
-
-class AppliedPush(NamedTuple):
-    """A push to an asynchronous hub, in the order of all pushes to its key.
-
-    Attributes:
-        key: The key.
-        position: How many pushes were applied before it.
-        version: How many pushes the parameters in the answer have.
-    """
-
-    key: int
-    position: int
-    version: int
-
-
-class PushRecord:
-    """Records a worker's pushes to an asynchronous hub.
-
-    Args:
-        key_of: Returns the key that has an element of a parameter, by the parameter's name.
-    """
-
-    def __init__(self, key_of: Callable[[str, int], int]) -> None:
-        self.key_of = key_of
-        self._answered: list[AppliedPush] = []
-
-    def add(self, key: int, position: int, version: int) -> None:
-        """Records a push that was answered."""
-        self._answered.append(AppliedPush(key, position, version))
-
-    def take(self) -> list[AppliedPush]:
-        """Returns the pushes that were answered since the last call, in the order of the answers."""
-        taken = self._answered[:]
-        del self._answered[: len(taken)]  # not clear(): another thread adds to the end
-        return taken
 
 
 def state_of_slice(states: Mapping[str, ParameterState], piece: Slice, spec: BucketSpec) -> OptimizerState:

@@ -41,7 +41,7 @@ SILENT_SECONDS = 10.0
 """How long a stream keeps its place without a message if all places are taken."""
 
 
-class Stream:
+class OpenStream:
     """A worker's stream. It ends when all requests have been received and answered.
 
     Args:
@@ -105,10 +105,10 @@ class OpenStreams:
     def __init__(self, rejections: Rejections) -> None:
         self._rejections = rejections
         self._lock = threading.Lock()
-        self._places: dict[Stream, None] = {}
+        self._places: dict[OpenStream, None] = {}
         """In the order in which they were taken."""
 
-    def take(self, stream: Stream) -> bool:
+    def take(self, stream: OpenStream) -> bool:
         """Gives a new stream a place; returns False if all are taken."""
         with self._lock:
             if rivals := self._rivals(stream):
@@ -127,14 +127,14 @@ class OpenStreams:
             self._places[stream] = None
         return True
 
-    def _rivals(self, stream: Stream) -> list[Stream]:
+    def _rivals(self, stream: OpenStream) -> list[OpenStream]:
         """Returns the streams of which one must end before this one has a place, oldest first."""
         same = [other for other in self._places if other.address == stream.address]
         if len(same) >= ADDRESS_STREAMS:
             return same
         return list(self._places) if len(self._places) >= MAX_STREAMS else []
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: OpenStream) -> None:
         """Frees the place of a stream that ended."""
         with self._lock:
             self._places.pop(stream, None)
@@ -272,7 +272,7 @@ class GrpcListener:
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serves one stream. Runs in gRPC's thread until the stream ends."""
-        stream = Stream(context.peer(), time.monotonic())
+        stream = OpenStream(context.peer(), time.monotonic())
         if not self._streams.take(stream):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams are open; close some first")
         context.send_initial_metadata((GREETING,))
@@ -286,7 +286,7 @@ class GrpcListener:
         if stream.fault:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.fault)
 
-    def _read(self, requests: Iterator[bytes], stream: Stream) -> None:
+    def _read(self, requests: Iterator[bytes], stream: OpenStream) -> None:
         """Reads one stream, in a thread of its own."""
         assembly = Assembly()
         try:
@@ -306,7 +306,7 @@ class GrpcListener:
         except grpc.RpcError as error:
             log.debug("a worker cancelled its stream: %s", error)
 
-    def _deliver(self, message: Message, stream: Stream) -> None:
+    def _deliver(self, message: Message, stream: OpenStream) -> None:
         stream.begin(message)
         self._inbox.append(Envelope(message, stream))
         self._bell.ring()

@@ -4,7 +4,7 @@ import pytest
 
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.transport.grpc import listener as grpc_listener
-from hubring.ps.transport.grpc.listener import SILENT_SECONDS, OpenStreams, Stream
+from hubring.ps.transport.grpc.listener import SILENT_SECONDS, OpenStream, OpenStreams
 
 
 class Listener:
@@ -15,8 +15,8 @@ class Listener:
         self.streams = OpenStreams(self.rejections)
         self.ended: list[str] = []
 
-    def open(self, peer: str, now: float = 0.0) -> Stream | None:
-        stream = Stream(peer, now)
+    def open(self, peer: str, now: float = 0.0) -> OpenStream | None:
+        stream = OpenStream(peer, now)
         stream.end = lambda: self.ended.append(peer)  # type: ignore[method-assign]
         return stream if self.streams.take(stream) else None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hubring.ps.client.client import AppliedPush
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.communicators.hub_state import AppliedPush
 from tests.support.compare.audited import KINDS
 from tests.support.training.ranks import hub_of
 
