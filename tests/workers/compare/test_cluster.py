@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +208,7 @@ def test_another_version_s_words_end_the_connection(wires: Wires, said: bytes) -
 def test_a_wrong_key_is_refused(wires: Wires, guesses_first: bool) -> None:
     with ThreadPoolExecutor(1) as pool:
         guess = pool.submit(wires[1].prove, b"a guess", first=guesses_first)
-        with pytest.raises(OtherEndLost, match="does not hold the key"):
+        with pytest.raises(OtherEndLost, match="the other end did not prove itself"):
             wires[0].prove(b"the key", first=not guesses_first)
         assert isinstance(guess.exception(), OtherEndLost)
 
@@ -250,6 +252,26 @@ def test_the_file_that_names_the_meeting_is_its_owners_and_goes_with_it(tmp_path
     assert [(rank, who.host) for rank, (who, _) in came.items()] == [(1, "b")]
     assert list(tmp_path.iterdir()) == []
     came[1][1].close()
+
+
+def test_strangers_keep_no_member_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say nothing, or begin a message that they never end; the oldest of too many are cut off."""
+    monkeypatch.setattr(meeting, "MOST_STRANGERS", 2)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as strangers:
+        inviting = pool.submit(meeting.invite, LEAD, tmp_path, "127.0.0.1", timeout=60)
+        while not (file := tmp_path / meeting.MEETING_FILE).exists():
+            time.sleep(0.001)
+        place = msgspec.json.decode(file.read_bytes(), type=meeting.ConductorAddress)
+        ends = [socket.create_connection((place.host, place.port)) for _ in range(4)]
+        for end in ends:
+            strangers.enter_context(end)
+            end.sendall(b"\0")
+            end.settimeout(60)
+        while ends[0].recv(1024):
+            pass
+        follow(tmp_path)
+        assert list(inviting.result()) == [1]
+        inviting.result()[1][1].close()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o602])

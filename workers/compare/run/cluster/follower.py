@@ -98,7 +98,7 @@ class ClusterFollower:
             The exit code that the conductor sent.
 
         Raises:
-            Lost: The conductor is lost.
+            OtherEndLost: The conductor is lost.
         """
         try:
             while True:

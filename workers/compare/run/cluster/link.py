@@ -165,7 +165,7 @@ class TaskConnection:
             first: This end sends its challenge first.
 
         Raises:
-            Lost: The other end does not hold the key or does not answer; the connection is closed.
+            OtherEndLost: The other end does not hold the key or does not answer; the connection is closed.
         """
         try:
             begin, end = (self._ask, self._answer) if first else (self._answer, self._ask)
@@ -173,14 +173,15 @@ class TaskConnection:
             end(key, b"second")
         except (OSError, EOFError) as cause:
             self.close()
-            raise OtherEndLost("the other end does not hold the key of this comparison") from cause
+            why = str(cause) or "it closed the connection, so it has another key or too many connections"
+            raise OtherEndLost(f"the other end did not prove itself: {why}") from cause
 
     def _ask(self, key: bytes, turn: bytes) -> None:
         challenge = secrets.token_bytes(_PROOF_BYTES)
         self._connection.send_bytes(challenge)
         proof = self._connection.recv_bytes(_PROOF_BYTES)
         if not hmac.compare_digest(proof, hmac.digest(key, turn + challenge, _HASH)):
-            raise ConnectionRefusedError("the answer to the challenge is wrong")
+            raise ConnectionRefusedError("it does not hold the key of this comparison")
 
     def _answer(self, key: bytes, turn: bytes) -> None:
         challenge = self._connection.recv_bytes(_PROOF_BYTES)
@@ -190,7 +191,7 @@ class TaskConnection:
         """Sends one message.
 
         Raises:
-            Lost: The other end is lost.
+            OtherEndLost: The other end is lost.
         """
         try:
             self._connection.send_bytes(encode(message))
@@ -201,7 +202,7 @@ class TaskConnection:
         """Returns the next message; None if none arrives within `timeout` seconds.
 
         Raises:
-            Lost: The other end is lost.
+            OtherEndLost: The other end is lost.
         """
         try:
             if not self._connection.poll(timeout):

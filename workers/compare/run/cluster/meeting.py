@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import secrets
 import socket
 import stat
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -26,7 +29,7 @@ from hubring.ps.core.trace import name_kernel
 from hubring.ps.transport.host import bracketed, numeric, reachable, towards
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.run import noise
-from hubring.workers.compare.run.cluster.link import Hello, OtherEndLost, TaskConnection
+from hubring.workers.compare.run.cluster.link import Hello, Message, OtherEndLost, TaskConnection
 from hubring.workers.launchers.placement import detect
 from hubring.workers.peers import machine
 
@@ -153,6 +156,10 @@ MEETING_SECONDS = 120.0
 """Time for all to join: launchers are slow, and network file systems can show a new file late."""
 _DIAL_SECONDS = 5.0
 AGAIN_SECONDS = 0.2
+STRANGER_SECONDS = 10.0
+"""Time for a connection to prove itself and to say who it is."""
+MOST_STRANGERS = 64
+"""Connections that may wait for that; then the oldest ends. A member connects again."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Mode bits that the file must not have."""
 
@@ -191,24 +198,27 @@ def invite(
     file = folder / MEETING_FILE
     with socket.create_server((host, 0), family=family, backlog=task.size) as door:
         place = ConductorAddress(host, door.getsockname()[1], secrets.token_hex())
+        newcomers = _Newcomers(door, place.key.encode())
         _write(file, place)
         try:
             deadline = time.monotonic() + timeout
             while len(joined) < task.size - 1:
-                if (welcomed := _welcome(door, place.key.encode(), deadline)) is None:
+                if time.monotonic() > deadline:
                     raise _absent(task, joined, folder, timeout)
-                hello, wire = welcomed
-                if hello.rank in joined or hello.size != task.size:
-                    raise UsageError(
-                        f"{hello.host} joined as rank {hello.rank} of {hello.size}, but there are {task.size}"
-                        f" tasks here. Another job uses {folder}; use another --out"
-                    )
-                joined[hello.rank] = hello, wire
+                for hello, wire in newcomers.look():
+                    if hello.rank in joined or hello.size != task.size:
+                        wire.close()
+                        raise UsageError(
+                            f"{hello.host} joined as rank {hello.rank} of {hello.size}, but there are"
+                            f" {task.size} tasks here. Another job uses {folder}; use another --out"
+                        )
+                    joined[hello.rank] = hello, wire
         except BaseException:
             for _, wire in joined.values():
                 wire.close()
             raise
         finally:
+            newcomers.close()
             _delete(file, place)
     return joined
 
@@ -229,24 +239,67 @@ def _write(file: Path, place: ConductorAddress) -> None:
     fresh.rename(file)
 
 
-def _welcome(door: socket.socket, key: bytes, deadline: float) -> tuple[Hello, TaskConnection] | None:
-    """Returns the next member; None if none joins in time."""
-    while (left := deadline - time.monotonic()) > 0:
-        door.settimeout(left)
-        try:
-            wire = TaskConnection(door.accept()[0])
-        except TimeoutError:
-            return None
-        try:
-            wire.prove(key, first=True)
-            hello = wire.receive(left)
-        except OtherEndLost:  # a stranger, or a member that left; it is reported as missing
-            wire.close()
-            continue
-        if isinstance(hello, Hello):
-            return hello, wire
-        wire.close()
-    return None
+class _Newcomer(NamedTuple):
+    """A connection, twice, and what came over it; None: nothing of use."""
+
+    end: socket.socket
+    wire: TaskConnection
+    said: Message | None
+
+
+class _Newcomers:
+    """Lets those in who hold the key. A stranger keeps nobody waiting: each connection has its own thread.
+
+    Args:
+        door: Accepts connections.
+        key: The key of this comparison.
+    """
+
+    def __init__(self, door: socket.socket, key: bytes) -> None:
+        door.settimeout(AGAIN_SECONDS)
+        self._door = door
+        self._key = key
+        self._came: queue.SimpleQueue[_Newcomer] = queue.SimpleQueue()
+        self._waiting: dict[socket.socket, float] = {}
+        """Connections that have not said who they are, the oldest first, and when they were accepted."""
+
+    def look(self) -> Iterator[tuple[Hello, TaskConnection]]:
+        """Waits a moment for a connection; yields those that have said who they are."""
+        with contextlib.suppress(OSError):  # nobody came, or has left again
+            end = self._door.accept()[0]
+            self._waiting[end] = time.monotonic()
+            wire = TaskConnection(end.dup())
+            threading.Thread(target=self._welcome, args=(end, wire), name="newcomer", daemon=True).start()
+        for end, since in list(self._waiting.items()):
+            if len(self._waiting) > MOST_STRANGERS or time.monotonic() - since > STRANGER_SECONDS:
+                self._forget(end)
+        while not self._came.empty():
+            came = self._came.get()
+            if came.end in self._waiting and isinstance(came.said, Hello):
+                del self._waiting[came.end]
+                came.end.close()
+                yield came.said, came.wire
+            else:
+                self._forget(came.end)
+                came.wire.close()
+
+    def close(self) -> None:
+        """Ends the connections that are still waiting."""
+        for end in list(self._waiting):
+            self._forget(end)
+
+    def _forget(self, end: socket.socket) -> None:
+        if self._waiting.pop(end, None) is not None:
+            with contextlib.suppress(OSError):  # the other end has closed it already
+                end.shutdown(socket.SHUT_RDWR)  # wakes its thread
+            end.close()
+
+    def _welcome(self, end: socket.socket, wire: TaskConnection) -> None:
+        said = None
+        with contextlib.suppress(OtherEndLost):  # a stranger, or a member that left: reported as missing
+            wire.prove(self._key, first=True)
+            said = wire.receive(STRANGER_SECONDS)
+        self._came.put(_Newcomer(end, wire, said))
 
 
 def _absent(task: LauncherTask, joined: Iterable[int], folder: Path, timeout: float) -> HubringError:
