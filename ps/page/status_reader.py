@@ -67,14 +67,12 @@ class History:
             self._samples.clear()
             self._every, self._over = SAMPLE_SECONDS, False
         now: float = report["seconds_up"]
-        if report["started"] and report["workers"] and self._due(now):
+        due = not self._samples or now - self._samples[-1].seconds >= self._every - EARLY_SAMPLE_SECONDS
+        if report["started"] and report["workers"] and due:
             self._samples.append(progress_sample(report))
             if len(self._samples) > MOST_SAMPLES:
                 del self._samples[1::2]
                 self._every *= 2
-
-    def _due(self, now: float) -> bool:
-        return not self._samples or now - self._samples[-1].seconds >= self._every - EARLY_SAMPLE_SECONDS
 
 
 def progress_sample(report: Mapping[str, Any]) -> ProgressSample:

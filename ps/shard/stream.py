@@ -97,9 +97,13 @@ class Stream:
     def append(self, change: Change) -> None:
         """Forwards a change. Its tensors belong to the stream until it is acknowledged."""
         number, self._next = self._next, self._next + 1
-        borrowed = self._borrowed
-        if isinstance(change, ClosedRound) and borrowed is not None and _shared(change.total, borrowed):
-            self._lent[number], self._borrowed = borrowed, None
+        lent = self._borrowed
+        if (
+            lent is not None
+            and isinstance(change, ClosedRound)
+            and change.total.data_ptr() == lent.data_ptr()
+        ):
+            self._lent[number], self._borrowed = lent, None
         elif isinstance(change, CoordinatorCall) and change.command in (
             StoreCommand.SET_PLAN,
             StoreCommand.RESET,
@@ -228,11 +232,6 @@ def lasting(reply: Reply) -> Reply:
             values = replace(values, payload=values.payload.clone())
         return replace(reply, values=values.clone() if isinstance(values, Tensor) else values)
     return reply
-
-
-def _shared(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors begin at the same memory."""
-    return one.data_ptr() == other.data_ptr()
 
 
 def pass_failure(done: Future[None], waiting: Future[None]) -> None:

@@ -226,7 +226,8 @@ def _must_agree(call: Call) -> tuple[object, ...]:
         case Collective.REDUCE:
             return call.collective, call.op, call.root, call.layouts
         case Collective.ALLGATHER | Collective.ALLTOALL:
-            return call.collective, *map(_row, call.layouts)
+            # Numbers of rows may differ; a tensor without dimensions counts as one row.
+            return call.collective, *((one.dtype, one.shape[1:]) for one in call.layouts)
         case Collective.GATHER:
             # A tensor without dimensions is valid, but not together with tensors that have rows.
             return (
@@ -240,11 +241,6 @@ def _must_agree(call: Call) -> tuple[object, ...]:
             return call.collective, call.splits
         case Collective.BARRIER | Collective.JOIN:
             return (call.collective,)
-
-
-def _row(layout: DtypeAndShape) -> DtypeAndShape:
-    """Removes the first dimension, which may differ; a tensor without dimensions counts as one row."""
-    return DtypeAndShape(layout.dtype, layout.shape[1:])
 
 
 def _misplaced_root(calls: Mapping[int, Call]) -> str:

@@ -113,6 +113,8 @@ def render(job: Submission) -> str:
 
 def _directives(job: Submission) -> list[str]:
     config = job.config
+    # Seconds between the notice and the time limit; for a short job, a quarter of its limit.
+    notice = GRACE_SECONDS if job.seconds is None else max(1, min(GRACE_SECONDS, job.seconds // 4))
     given = {
         "job-name": job.name,
         "nodes": job.nodes,
@@ -124,13 +126,8 @@ def _directives(job: Submission) -> list[str]:
         "time": config.time,
         "partition": config.partition,
         "open-mode": "append",
-        "signal": f"USR1@{_notice(job)}",
+        "signal": f"USR1@{notice}",
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in given.items() if value is not None]
     requeue = ["#SBATCH --requeue"] if config.requeue or job.restarts else []
     return [*lines, *requeue, *config.engine_option]
-
-
-def _notice(job: Submission) -> int:
-    """Returns the seconds between the notice and the time limit; for a short job, a quarter of its limit."""
-    return GRACE_SECONDS if job.seconds is None else max(1, min(GRACE_SECONDS, job.seconds // 4))

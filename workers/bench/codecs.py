@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -86,14 +87,12 @@ class Sliced:
     def __init__(self, name: str, gradients: Tensor, out: Tensor) -> None:
         self._codec = by_name(name)
         length = self._codec.nbytes(SIDE * SIDE)
+        feedback = partial(ErrorFeedback, self._codec, SIDE * SIDE, torch.float32)
         self._slices = [
-            (source, target, torch.empty(length, dtype=torch.uint8), self._feedback())
+            (source, target, torch.empty(length, dtype=torch.uint8), feedback())
             for source, target in zip(gradients.view(MATRICES, -1), out.view(MATRICES, -1), strict=True)
         ]
         self.nbytes = length * len(self._slices)
-
-    def _feedback(self) -> ErrorFeedback:
-        return ErrorFeedback(self._codec, SIDE * SIDE, torch.float32)
 
     def encode(self) -> None:
         """Encodes every slice, and stores the error."""

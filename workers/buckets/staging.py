@@ -21,7 +21,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import Literal, NamedTuple, Protocol
 
@@ -300,7 +300,5 @@ class Staging:
             )
         if device not in self._devices:
             self._devices[device] = CudaDevice(device), DeviceWaiter()
-        return ThroughHost(gradients, values, *self._devices[device], self._pinned)
-
-    def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return pinned(numel, dtype, self._allocate)
+        memory = partial(pinned, allocate=self._allocate)
+        return ThroughHost(gradients, values, *self._devices[device], memory)

@@ -71,7 +71,7 @@ def scatter(
         tensors: On the root, one tensor per member, of any shapes and dtypes; None on other ranks.
         root: The rank that sends.
         name: The name that calls are matched by.
-        **scope: See `Scope`.
+        **scope: `group`, a group of ranks (None: all), and `communicator`; see `Scope`.
 
     Returns:
         This rank's tensor; on the CPU if this rank is not the root.
@@ -146,7 +146,7 @@ def alltoall(
             differ between members; all other dimensions and the dtype must be the same.
         splits: Number of rows for each member; None: the same number for all.
         name: The name that calls are matched by.
-        **scope: See `Scope`.
+        **scope: `group`, a group of ranks (None: all), and `communicator`; see `Scope`.
 
     Returns:
         The received rows in rank order, and the number of rows from each member (int64).

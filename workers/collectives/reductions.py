@@ -48,7 +48,8 @@ def sparse_parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:
         )
     if text := objection_to(op, layout_of(tensor).dtype):
         raise ConfigError(text)
-    coalesced = _wide(tensor.detach()).coalesce()
+    # In the dtype of dense sums, so that half precision is rounded once, at the end.
+    coalesced = tensor.detach().to(WIDER.get(tensor.dtype, tensor.dtype)).coalesce()
     return [coalesced.indices().t(), coalesced.values(), torch.tensor([tuple(tensor.shape)], device="cpu")]
 
 
@@ -73,11 +74,6 @@ def sparse_total(tensor: Tensor, op: ReduceOp) -> Callable[[Sequence[Tensor]], T
     return then
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """Converts to the dtype of dense sums, so that half precision is rounded once, at the end."""
-    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
-
-
 def allreduce(
     tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> Tensor:
@@ -89,7 +85,7 @@ def allreduce(
         op: The operation. AVERAGE and ADASUM need a floating dtype. The sum of booleans is true if any
             is true, the product if all are true.
         name: The name that calls are matched by.
-        **scope: See `Scope`.
+        **scope: `group`, a group of ranks (None: all), and `communicator`; see `Scope`.
 
     Returns:
         A new tensor of the same shape, dtype and device, equal on all members.

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -21,15 +21,8 @@ import hubring
 _AROUND = "around"
 
 
-class SavedPart(Protocol):
-    """A model, an optimizer, a scheduler, a scaler."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
-
-
-Parts = Mapping[str, SavedPart]
+Parts = Mapping[str, Any]
+"""A model, an optimizer, a scheduler, a scaler: by name, what has `state_dict` and `load_state_dict`."""
 
 
 def save(path: Path | None, parts: Parts, epoch: int) -> None:

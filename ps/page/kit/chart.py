@@ -85,7 +85,8 @@ class LogScale:
     def ticks(self) -> list[float]:
         if self.only:
             return list(self.only[:: math.ceil(len(self.only) / 6)])
-        tens = [10.0**power for power in _powers(self.low, self.high)]
+        low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        tens = [10.0**power for power in range(low, high + 1)]
         for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
             found = [at for ten in tens for step in steps if self.low <= (at := ten * step) <= self.high]
             if len(found) > 2:
@@ -97,10 +98,6 @@ class LogScale:
 
 
 Scale = LinearScale | LogScale
-
-
-def _powers(low: float, high: float) -> range:
-    return range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 
 
 def _round_step(least: float) -> float:

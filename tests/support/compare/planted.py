@@ -56,7 +56,7 @@ def _on_hub(change: Change) -> Any:
     def wrong(step: Any, entry: KeyEntry, gradients: Any, hyper: Any, *rest: Any) -> None:
         step(entry, *change(entry, list(gradients), dict(hyper)), *rest)
 
-    return instead(KeyEntry, "_step", wrong)
+    return instead(KeyEntry, "step", wrong)
 
 
 def _of(steps: Callable[[int], bool], **factors: float) -> Plant:
@@ -91,7 +91,7 @@ def _repeated(times: int, at: int, *, counts: bool = False) -> Any:
             step(entry, *given)
         entry.version = entry.version if counts else version + 1
 
-    return instead(KeyEntry, "_step", wrong)
+    return instead(KeyEntry, "step", wrong)
 
 
 def _before_hub_steps(at: int, action: Callable[[KeyEntry], None]) -> Any:
@@ -100,7 +100,7 @@ def _before_hub_steps(at: int, action: Callable[[KeyEntry], None]) -> Any:
             action(entry)
         step(entry, *given)
 
-    return instead(KeyEntry, "_step", wrong)
+    return instead(KeyEntry, "step", wrong)
 
 
 def _forget(entry: KeyEntry) -> None:
@@ -120,7 +120,7 @@ def _steps_frozen() -> Any:
     def wrong(step: Any, entry: KeyEntry, gradients: Any, hyper: Any, absent: Any, *rest: Any) -> None:
         step(entry, gradients, hyper, (), *rest)
 
-    return instead(KeyEntry, "_step", wrong)
+    return instead(KeyEntry, "step", wrong)
 
 
 def _stale_answer(rank: int, at: int) -> Any:

@@ -314,7 +314,8 @@ def check_same_model(specs: Sequence[BucketSpec], compress: str, gather: Gather)
         ConfigError: Two ranks differ. The error names the first difference.
     """
     mine = [f"--compress {compress or 'not given'}", *(line for spec in specs for line in _lines(spec))]
-    first, *others = [bytes(text.tolist()).decode().split("\n") for text in gather(_encode(mine))]
+    given = torch.frombuffer(bytearray("\n".join(mine).encode()), dtype=torch.uint8)
+    first, *others = [bytes(text.tolist()).decode().split("\n") for text in gather(given)]
     for rank, other in enumerate(others, start=1):
         for here, there in zip_longest(first, other, fillvalue="nothing more"):
             if here != there:
@@ -329,7 +330,3 @@ def _lines(spec: BucketSpec) -> list[str]:
     return [
         f"{tensor.name} {spec.dtype}{list(tensor.shape)} (bucket {spec.index})" for tensor in spec.tensors
     ]
-
-
-def _encode(lines: list[str]) -> Tensor:
-    return torch.frombuffer(bytearray("\n".join(lines).encode()), dtype=torch.uint8)

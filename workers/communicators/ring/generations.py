@@ -130,7 +130,7 @@ class ExchangeLog:
         for one in exchange.sent:
             one.bucket.memory.copy_(one.wire[:-1])
         for one in self.last.sent:
-            self._free[_kind(one.wire)].append(one.wire)
+            self._free[one.wire.numel(), one.wire.dtype, one.wire.device].append(one.wire)
         self.last = exchange
         return exchange
 
@@ -149,10 +149,6 @@ class ExchangeLog:
     def _wire(self, memory: Tensor) -> Tensor:
         free = self._free[memory.numel() + 1, memory.dtype, memory.device]
         return free.pop() if free else memory.new_empty(memory.numel() + 1)
-
-
-def _kind(wire: Tensor) -> tuple[int, torch.dtype, torch.device]:
-    return wire.numel(), wire.dtype, wire.device
 
 
 Settle = Callable[[LoggedExchange, float | None], None]

@@ -74,10 +74,7 @@ class RunNoise(Struct, frozen=True):
     def _disturbance(self, fastest: float | None) -> str:
         if (self.stolen or 0.0) > STOLEN:
             return f"the hypervisor took {self.stolen:.0%} of the machine"
-        if self.cores is None:  # recorded by an earlier version
-            if (self.foreign or 0.0) > FOREIGN:
-                return f"other programs used {self.foreign:.0%} of the machine"
-        elif self.cores[1] > FOREIGN * max(FEWEST_CORES, self.cores[0]):
+        if self.cores is not None and self.cores[1] > FOREIGN * max(FEWEST_CORES, self.cores[0]):
             return f"other programs used {self.cores[1]:.1f} cores and the run {self.cores[0]:.1f}"
         if (self.stalled or 0.0) > STALLED:
             return f"programs waited for memory during {self.stalled:.0%} of the time"

@@ -50,8 +50,7 @@ class RunOutcome:
         server: The server's last line; None without a server.
         failed: Why training did not finish, after an injected fault or divergence; None: it finished.
         clocks: The clock of each host in the run's timeline.
-        script: `digest` of the user's script when the run started; empty for a built-in job, and if an
-            earlier version did not record it.
+        script: `digest` of the user's script when the run started; empty for a built-in job.
     """
 
     run: PlannedRun
@@ -152,21 +151,15 @@ def read(folder: Path, run: PlannedRun) -> RunOutcome:
         return RunOutcome(
             run=run,
             folder=folder,
-            noise=convert(content.get("noise") or [_noise_of_old(content)], list[RunNoise]),
-            clocks=convert(content.get("clocks", []), list[HostClock]),
-            script=content.get("script", ""),
+            noise=convert(content["noise"], list[RunNoise]),
+            clocks=convert(content["clocks"], list[HostClock]),
             **{
                 name: content[name]
-                for name in ("commands", "began", "seconds", "results", "server", "failed")
+                for name in ("commands", "began", "seconds", "results", "server", "failed", "script")
             },
         )
     except (ValueError, KeyError, TypeError, ValidationError) as cause:
         raise HubringError(f"{folder / FILE} is damaged ({cause}); delete it to repeat the run") from cause
-
-
-def _noise_of_old(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the noise of an outcome that was written when it held that of one machine."""
-    return {name: content[name] for name in RunNoise.__struct_fields__ if name in content}
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

@@ -72,8 +72,8 @@ def test_a_difference_that_chance_can_explain_has_no_winner(tmp_path: Path) -> N
 
 def test_a_disturbed_machine_has_no_winner(tmp_path: Path) -> None:
     trainer = paced({"ring": 0.005})
-    trainer.noise = RunNoise((0.0, 0.0), 0.4)
-    said = "other programs used 40% of the machine in 3 of 3 runs of hub-bsp"
+    trainer.noise = RunNoise((0.0, 0.0), 0.4, cores=(1.0, 0.8))
+    said = "other programs used 0.8 cores and the run 1.0 in 3 of 3 runs of hub-bsp"
     assert answer(tmp_path, trainer) == f"Not decided between hub-bsp and ring: {said}."
 
 

@@ -111,7 +111,7 @@ def test_the_verdict_states_its_limits(tmp_path: Path) -> None:
 
 def test_a_disturbed_machine_does_not_tell_who_is_first(tmp_path: Path) -> None:
     trainer = paced({"ring": 0.02, "hub-bsp": 0.04})
-    trainer.noise = RunNoise((1.0, 1.0), 0.5)
+    trainer.noise = RunNoise((1.0, 1.0), 0.5, cores=(1.0, 1.0))
     said = verdict(tmp_path, trainer)
     assert "Not decided on this machine: which row is first to reach test accuracy 0.93, because" in said
     assert "First to reach" not in said

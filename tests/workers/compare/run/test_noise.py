@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from hubring.workers.compare.plan.run_order import PlannedRun, runs
+from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.run import noise
 from hubring.workers.compare.run.noise import BusyClock, ProcessCounts, RunNoise, of_machine
-from hubring.workers.compare.run.outcome import read
 from hubring.workers.compare.show.page import page
-from tests.support.compare.replayed import SEEDS, Replayed, compared, experiment, paced
+from tests.support.compare.replayed import SEEDS, Replayed, compared, paced
 from tests.support.compare.results import read as findings_of
 from tests.support.pages.html_tree import html_tree
 
@@ -98,21 +97,6 @@ def test_a_machine_is_compared_with_its_own_other_runs(tmp_path: Path) -> None:
         "1 of 9 runs were disturbed: in n2 k1 hub-bsp seed2, the processor ran at 50%" in found["verdict"][-1]
     )
     assert "of its rate in equal runs on b" in found["verdict"][-1]
-
-
-def test_the_outcome_of_an_earlier_version_has_the_noise_of_one_machine(tmp_path: Path) -> None:
-    (run,) = runs(experiment(rows=("ring",), seeds=(0,)))
-    Replayed().run(run, tmp_path, lambda line: None)
-    file = tmp_path / "outcome.json"
-    old = (
-        file.read_text()
-        .replace('"noise": [', '"old": [')
-        .replace('"began"', '"load": [1, 2], "foreign": 0.3, "began"')
-    )
-    file.write_text(old)
-    (found,) = read(tmp_path, run).noise
-    assert found == RunNoise((1, 2), 0.3)
-    assert found.disturbance() == "other programs used 30% of the machine"
 
 
 def test_runs_on_gpus_say_that_these_were_not_watched(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the connection is idle (TCP keepalive).
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
@@ -152,7 +153,7 @@ class TaskConnection:
             (socket.TCP_NODELAY, 1),
         ):
             end.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._connection = Connection(end.detach())
+        self._end, self._connection = end, Connection(end.dup().detach())
 
     def prove(self, key: bytes, *, first: bool) -> None:
         """Verifies that both ends hold the key, without sending it.
@@ -218,6 +219,12 @@ class TaskConnection:
             ) from cause
         return message
 
+    def hang_up(self) -> None:
+        """Ends a call of another thread, which then closes the connection."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._end.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Closes the connection."""
         self._connection.close()
+        self._end.close()

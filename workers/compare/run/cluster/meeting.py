@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -239,14 +238,6 @@ def _write(file: Path, place: ConductorAddress) -> None:
     fresh.rename(file)
 
 
-class _Newcomer(NamedTuple):
-    """A connection, twice, and what came over it; None: nothing of use."""
-
-    end: socket.socket
-    wire: TaskConnection
-    said: Message | None
-
-
 class _Newcomers:
     """Lets those in who hold the key. A stranger keeps nobody waiting: each connection has its own thread.
 
@@ -257,49 +248,39 @@ class _Newcomers:
 
     def __init__(self, door: socket.socket, key: bytes) -> None:
         door.settimeout(AGAIN_SECONDS)
-        self._door = door
-        self._key = key
-        self._came: queue.SimpleQueue[_Newcomer] = queue.SimpleQueue()
-        self._waiting: dict[socket.socket, float] = {}
-        """Connections that have not said who they are, the oldest first, and when they were accepted."""
+        self._door, self._key = door, key
+        self._came: queue.SimpleQueue[tuple[TaskConnection, Message | None]] = queue.SimpleQueue()
+        self._since: dict[TaskConnection, float] = {}
+        """When those came that have not said who they are, the oldest first."""
 
     def look(self) -> Iterator[tuple[Hello, TaskConnection]]:
         """Waits a moment for a connection; yields those that have said who they are."""
         with contextlib.suppress(OSError):  # nobody came, or has left again
-            end = self._door.accept()[0]
-            self._waiting[end] = time.monotonic()
-            wire = TaskConnection(end.dup())
-            threading.Thread(target=self._welcome, args=(end, wire), name="newcomer", daemon=True).start()
-        for end, since in list(self._waiting.items()):
-            if len(self._waiting) > MOST_STRANGERS or time.monotonic() - since > STRANGER_SECONDS:
-                self._forget(end)
+            wire = TaskConnection(self._door.accept()[0])
+            self._since[wire] = time.monotonic()
+            threading.Thread(target=self._welcome, args=(wire,), name="newcomer", daemon=True).start()
+        for wire, since in list(self._since.items()):
+            if len(self._since) > MOST_STRANGERS or time.monotonic() - since > STRANGER_SECONDS:
+                del self._since[wire]
+                wire.hang_up()
         while not self._came.empty():
-            came = self._came.get()
-            if came.end in self._waiting and isinstance(came.said, Hello):
-                del self._waiting[came.end]
-                came.end.close()
-                yield came.said, came.wire
+            wire, said = self._came.get()
+            if self._since.pop(wire, None) is not None and isinstance(said, Hello):
+                yield said, wire
             else:
-                self._forget(came.end)
-                came.wire.close()
+                wire.close()
 
     def close(self) -> None:
-        """Ends the connections that are still waiting."""
-        for end in list(self._waiting):
-            self._forget(end)
+        """Ends the connections that have not said who they are."""
+        for wire in self._since:
+            wire.hang_up()
 
-    def _forget(self, end: socket.socket) -> None:
-        if self._waiting.pop(end, None) is not None:
-            with contextlib.suppress(OSError):  # the other end has closed it already
-                end.shutdown(socket.SHUT_RDWR)  # wakes its thread
-            end.close()
-
-    def _welcome(self, end: socket.socket, wire: TaskConnection) -> None:
+    def _welcome(self, wire: TaskConnection) -> None:
         said = None
         with contextlib.suppress(OtherEndLost):  # a stranger, or a member that left: reported as missing
             wire.prove(self._key, first=True)
             said = wire.receive(STRANGER_SECONDS)
-        self._came.put(_Newcomer(end, wire, said))
+        self._came.put((wire, said))
 
 
 def _absent(task: LauncherTask, joined: Iterable[int], folder: Path, timeout: float) -> HubringError:
