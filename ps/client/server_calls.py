@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -156,7 +156,7 @@ HOLD_SECONDS = 2.0
 LEAVE_RETRY_SECONDS = 0.2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)  # the request has the worker's incarnation
 class WorkerDeparture:
     """The departure of one worker.
 
@@ -175,7 +175,7 @@ class WorkerDeparture:
     lease_seconds: float
     silent_seconds: float
     shard: Child | None
-    _over: bool = False
+    _over: bool = field(default=False, init=False)
     """Whether the server is gone."""
 
     @property

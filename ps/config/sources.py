@@ -106,8 +106,9 @@ def _weakest_first(
     own, types = _own_variables(own_environment() if environment is None else environment), _types(config)
     # A job's programs share one environment, so each also checks the variables of the others.
     others = {name: kind for table in TABLES.values() for name, kind in _types(table).items()}
-    for name in own.keys() & (others.keys() - types.keys()):
-        _Source(own, _VARIABLE, typed=False).value(name, others[name])
+    for name in own:
+        if name in others and name not in types:
+            _Source(own, _VARIABLE, typed=False).value(name, others[name])
     if why := values.file_name_objection(own.get("config", "")):
         raise ConfigError(f"PS_CONFIG in the environment: {why}")
     path = config_file or (Path(own["config"]) if "config" in own else None)

@@ -84,7 +84,8 @@ async def write_checkpoint(
         if held.running and not held.lockstep:
             states.ask(held.ranks)  # of a step in lockstep, the answers ask for them
         step, files = await _write_shards(fleet, folder, held)
-        manifest = look().saved({key for entry in files for key in entry.keys})
+        held = look()
+        manifest = held.saved({key for entry in files for key in entry.keys})
         of_step, ranks = (step if held.lockstep else None), set(held.ranks)
         files += await states.collect(folder, of_step, lambda: ranks.intersection(look().ranks))
         path = await _in_thread(checkpoints.publish, folder, replace(manifest, step=step, files=files))

@@ -24,7 +24,7 @@ from hubring.ps.coordinator.joining import ShardWanted
 from hubring.ps.coordinator.status import StatusReporter
 from hubring.ps.core.bounds import RejectionReason, Rejections, clean, clean_message
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, UsageError
-from hubring.ps.core.types import INCARNATION_BYTES, Sender, Slicing, incarnation_from_wire
+from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job import control_messages, telemetry
 from hubring.ps.job.control_messages import slices_to_proto
 from hubring.ps.job.outcome import LeaveReason
@@ -102,7 +102,7 @@ class Control(ControlServicer):
         if isinstance(seat, ShardWanted):
             return pb.JoinReply(
                 state=pb.JoinReply.BRING_SHARD,
-                incarnation=seat.member.incarnation.to_bytes(INCARNATION_BYTES),
+                incarnation=incarnation_to_wire(seat.member.incarnation),
                 server_host=reachable(config.host),
                 insecure=config.insecure,
                 plain_data=config.plain_data,
@@ -112,7 +112,7 @@ class Control(ControlServicer):
         return pb.JoinReply(
             state=pb.JoinReply.READY,
             rank=seat.member.rank,
-            incarnation=seat.member.incarnation.to_bytes(INCARNATION_BYTES),
+            incarnation=incarnation_to_wire(seat.member.incarnation),
             world_size=seat.world_size,
             lease_seconds=config.lease,
             silent_seconds=config.silent_seconds,

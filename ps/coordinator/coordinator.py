@@ -117,7 +117,6 @@ class Coordinator(CoordinatorState):
         )
         self.agreed_model = AgreedModel(self.consistency, config.mode, config.slice_bytes, restored)
         self.planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier)
-        self.fleet.epoch = 0
         self.rendezvous = Rendezvous(self._notifier)
         self.meeting = RegroupService(self.job, self.fleet, self._notifier, self._clock)
         self.quorum = Quorum(self.job, self.fleet, config, self._notifier, self._clock, self.connections)
@@ -173,16 +172,15 @@ class Coordinator(CoordinatorState):
         A late joiner becomes active here, because the plan is all it needs. None: it must ask again.
         Raises as `Planner.agree`.
         """
-        membership, agreed = self._job_of(sender).membership, self.agreed_model
+        job, agreed = self._job_of(sender), self.agreed_model
         if unplanned := not agreed.settled:
             self.checkpoints.states.clear()
         late = await self.planner.agree(sender, offered, slicing, step)
         if not late or agreed.undecided:
             return None if agreed.undecided else agreed.step
-        assert membership is not None
         await self._notifier.wait_out(lambda: self._reconnected_by == math.inf)  # all report their steps
         resumed = await self.planner.activate(sender, gives=unplanned and sender.rank == 0)
-        await self.fleet.publish(membership)
+        await self.fleet.publish(job)
         return resumed
 
     def check_member(self, sender: Sender) -> None:
@@ -351,14 +349,13 @@ class Coordinator(CoordinatorState):
         await self.shutdown.tell_failure()
         try:
             if self.quorum.complete and self.job.failure is None:
-                assert self.job.membership is not None
-                await self.fleet.publish(self.job.membership)
+                await self.fleet.publish(self.job)
         except JobFailed as error:
             self.job.fail(error)
 
     async def _end_job(self) -> None:
         """Saves the job after its last worker left; then stops the server or begins the next job."""
-        if not (self.judged or self.job.started or self.fleet.epoch or self.stopping or self.failure):
+        if not (self.judged or self.job.started or self.job.published or self.stopping or self.failure):
             log.info("all workers left before the job started; ready for the next job")
             self.next_incarnation = self._incarnation_after()
             self.counters.leave(self.job.outcome)

@@ -127,8 +127,8 @@ class Quorum:
         await self._notifier.wait_for(lambda: self.complete, patience)
         if not self.complete:
             return None
+        await self._fleet.publish(self._job)
         assert self._job.membership is not None
-        await self._fleet.publish(self._job.membership)
         self._job.admit(joiner, self._clock.now())  # the same rank; its lease begins now
         late = member not in self._job.membership.view.members
         neighbours = sum(other.host == member.host for other in self._job.members)
@@ -143,7 +143,7 @@ class Quorum:
         if (known := self._fleet.find(request.token)) is not None:
             return known
         index = self._number(incarnation_from_wire(request.worker))
-        if (self.complete or self._fleet.epoch) and self.shards_wanted and not request.standby:
+        if (self.complete or self._job.published) and self.shards_wanted and not request.standby:
             return None  # the job's plan does not include the shard
         shard = self._fleet.register(request, index, self._clock.now())
         self._connections.note(request.token)

@@ -219,7 +219,7 @@ class RegroupService:
         for arrival in generations.current.arrivals:
             if arrival.newcomer:
                 membership.activate(arrival.member.sender)
-        await self._fleet.publish(membership)
+        await self._fleet.publish(self._job)
         await self._notifier.announce()
 
     def _log(self, generation: Generation, pause: float) -> None:

@@ -18,8 +18,9 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.bounds import clean_message
 from hubring.ps.core.errors import RESTART_JOB, ConfigError, HubringError, JobFailed
-from hubring.ps.core.types import INCARNATION_BYTES, View, incarnation_from_wire
-from hubring.ps.job.membership import RETURN_SECONDS, Membership
+from hubring.ps.core.types import View, incarnation_from_wire, incarnation_to_wire
+from hubring.ps.job.job import Job
+from hubring.ps.job.membership import RETURN_SECONDS
 from hubring.ps.security.access import ShardKey
 from hubring.ps.security.certificate import Identity
 from hubring.ps.transport.grpc.calls import describe
@@ -132,7 +133,6 @@ class Fleet:
         departed: Host and process id of shards and standbys that are no longer needed.
         successor: Waits until a shard that did not answer is replaced; returns None if it is not.
         plan_lock: Locked while a plan is made and goes to the shards.
-        epoch: Epoch of the view that all shards use; 0 before a job's first.
     """
 
     def __init__(self, lease_seconds: float, identity: Identity | None = None) -> None:
@@ -142,7 +142,6 @@ class Fleet:
         self.guarded = True
         self.departed: set[tuple[str, int]] = set()
         self.successor: Callable[[Shard], Awaitable[Shard | None]] = _no_successor
-        self.epoch = 0
         self.plan_lock = asyncio.Lock()
         self._view_lock = asyncio.Lock()
         self.lease_seconds = lease_seconds
@@ -239,22 +238,23 @@ class Fleet:
             shard.heard = min(now, shard.heard + seconds)
             shard.returns_by += seconds
 
-    async def publish(self, membership: Membership) -> None:
-        """Sends the current view to every shard, once; returns when all shards use it.
+    async def publish(self, job: Job) -> None:
+        """Sends a job's current view to every shard, once; returns when all shards use it.
 
         Raises:
             JobFailed: A shard does not answer.
         """
         async with self._view_lock:
-            view = membership.view
-            if view.epoch > self.epoch:
+            assert job.membership is not None
+            view = job.membership.view
+            if view.epoch > job.published:
                 await self.set_view(view)
-                self.epoch = view.epoch
+                job.published = view.epoch
 
     async def set_view(self, view: View) -> None:
         """Sends the members to every shard; returns when all shards use them."""
         members = [
-            pb.Member(rank=member.rank, incarnation=member.incarnation.to_bytes(INCARNATION_BYTES))
+            pb.Member(rank=member.rank, incarnation=incarnation_to_wire(member.incarnation))
             for member in view.members
         ]
         message = pb.View(epoch=view.epoch, members=members, finished=view.finished)

@@ -208,13 +208,15 @@ class Shutdown:
         if save:
             await self._unless_lost(self._checkpoints.save_last())
         try:
-            shards = self._fleet.shards
-            stats = await self._unless_lost(self._fleet.stats())
-            return [] if stats is None else [shard_row(*each) for each in zip(shards, stats, strict=True)]
+            return await self._unless_lost(self._rows()) or []
         except ShardSilent as error:
             if not self._colocate:
                 self.lose_shard(error.cause)
             return [{"error": str(error)}]
+
+    async def _rows(self) -> list[dict[str, Any]]:
+        shards = self._fleet.shards
+        return [shard_row(*each) for each in zip(shards, await self._fleet.stats(), strict=True)]
 
     async def _finish_calls(self) -> None:
         """Waits until the pending calls to the shards have ended; cancels them once a shard is lost."""

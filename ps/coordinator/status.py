@@ -112,7 +112,7 @@ class StatusReporter:
             "mode": config.mode,
             "state": self._state(),
             "started": hub.quorum.complete,
-            "epoch": hub.fleet.epoch,
+            "epoch": hub.job.published,
             "ring_generation": job.generations.current.number if job.generations.heals else None,
             "ring_pause": round(job.generations.pause, 3) if job.generations.heals else None,
             "draining": hub.stopping or job.draining,

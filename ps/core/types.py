@@ -78,7 +78,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 INCARNATION_BYTES = 24
-"""Bytes of an incarnation in a message, the highest first. No reader takes more: a long number is costly."""
+"""Bytes of an incarnation in a message, the highest first."""
 
 
 def new_incarnation(number: int) -> int:
@@ -89,9 +89,14 @@ def new_incarnation(number: int) -> int:
     return number << 128 | secrets.randbits(128)
 
 
+def incarnation_to_wire(incarnation: int) -> bytes:
+    """Returns an incarnation as the bytes of a message."""
+    return incarnation.to_bytes(INCARNATION_BYTES)
+
+
 def incarnation_from_wire(data: bytes) -> int:
-    """Returns the incarnation in a message's bytes."""
-    return int.from_bytes(data[:INCARNATION_BYTES])
+    """Returns the incarnation in a message's bytes; 0 (never a valid one) if the length is wrong."""
+    return int.from_bytes(data) if len(data) == INCARNATION_BYTES else 0
 
 
 class Sender(NamedTuple):

@@ -72,6 +72,8 @@ class Job(JobState):
     ) -> None:
         super().__init__(first_incarnation)
         self.failure: HubringError | None = None
+        self.published = 0
+        """Epoch of the view that all shards use; 0 before the first."""
         self.progress: dict[int, Progress] = {}
         self.completion = Completion()
         self._workers, self._lease = workers, lease_seconds

@@ -33,7 +33,7 @@ from hubring.ps.recovery.guardian import CoordinatorSettings, ServerReport, star
 from hubring.ps.security import private_file
 from hubring.ps.security.token_file import runtime_file
 
-_KIND = "hubring-state-3"
+_KIND = "hubring-state-4"
 
 
 class StateDamaged(HubringError):

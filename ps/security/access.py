@@ -1,4 +1,4 @@
-"""What a client needs to be let in by a server: a secret, and the certificate to expect.
+"""What lets a client in: a secret, and the certificate to expect; and a shard's side of it.
 
 A worker needs another secret for each shard. The coordinator passes it on to the workers that it has
 admitted.

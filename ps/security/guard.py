@@ -230,6 +230,17 @@ def _without_request(behavior: Callable[..., Any]) -> Any:
     return grpc.stream_stream_rpc_method_handler(behavior)
 
 
+class _Details(NamedTuple):
+    """What gRPC asks of a call's details."""
+
+    method: Any
+    timeout: Any
+    metadata: Any
+    credentials: Any
+    wait_for_ready: Any
+    compression: Any
+
+
 class Bearer(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
@@ -241,8 +252,9 @@ class Bearer(
         self._header = (HEADER, SCHEME + secret)
 
     def _sign(self, continuation: Any, details: Any, request: Any) -> Any:
-        metadata = [*(details.metadata or ()), self._header]
-        return continuation(details._replace(metadata=metadata), request)
+        given = {name: getattr(details, name) for name in _Details._fields}  # all that gRPC promises of them
+        given["metadata"] = [*(details.metadata or ()), self._header]
+        return continuation(_Details(**given), request)
 
     intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _sign  # type: ignore[assignment]
 

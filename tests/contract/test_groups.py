@@ -120,6 +120,12 @@ def test_a_group_that_cannot_be_is_refused(three: RankPool, ranks: list[int]) ->
         c.new_group(ranks, communicator=three.communicators[0])
 
 
+def test_a_collective_takes_no_argument_that_it_does_not_have(three: RankPool) -> None:
+    for unknown in ({"root": 1}, {"then": len}, {"grup": None}):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(unknown))}'; expected"):
+            c.allgather(torch.ones(1), communicator=three.communicators[0], **unknown)
+
+
 # Join
 
 

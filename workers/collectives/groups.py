@@ -81,10 +81,9 @@ class Scope(TypedDict, total=False):
 def begin(
     collective: Collective,
     tensors: Sequence[Tensor],
-    name: str | None = None,
+    name: str | None,
+    scope: Scope,
     *,
-    group: Group | None = None,
-    communicator: Communicator | None = None,
     op: ReduceOp = ReduceOp.SUM,
     root: int = 0,
     splits: tuple[int, ...] = (),
@@ -93,9 +92,12 @@ def begin(
     """Starts a collective of these tensors. See `Communicator.collective` for `then`.
 
     Raises:
+        TypeError: `scope` has anything else than a group and a communicator.
         UsageError: This rank or the root is not in the group, or the group was removed.
     """
-    communicator = communicator or context.current().communicator
+    if unknown := scope.keys() - Scope.__optional_keys__:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; expected group or communicator")
+    group, communicator = scope.get("group"), scope.get("communicator") or context.current().communicator
     _check_group(group, communicator)
     if collective in ROOTED:
         _check_root(root, group, communicator)
@@ -168,7 +170,7 @@ def barrier(name: str | None = None, **scope: Unpack[Scope]) -> None:
 
 def barrier_async(name: str | None = None, **scope: Unpack[Scope]) -> CollectiveWork:
     """Starts `barrier`, without waiting for the exchange of the last step."""
-    return begin(Collective.BARRIER, [], name, **scope)
+    return begin(Collective.BARRIER, [], name, scope)
 
 
 def join(*, communicator: Communicator | None = None) -> int:
@@ -186,7 +188,7 @@ def join(*, communicator: Communicator | None = None) -> int:
 
 def join_async(*, communicator: Communicator | None = None) -> CollectiveWork:
     """Starts `join`. Call no other collective until it is done."""
-    return begin(Collective.JOIN, [], communicator=communicator, then=lambda came: int(came[0]))
+    return begin(Collective.JOIN, [], None, {"communicator": communicator}, then=lambda came: int(came[0]))
 
 
 def new_group(ranks: Collection[int], *, communicator: Communicator | None = None) -> Group:

@@ -46,7 +46,7 @@ def broadcast_async(
 ) -> CollectiveWork:
     """Starts `broadcast`."""
     then = like([tensor], many=False)
-    return begin(Collective.BROADCAST, [tensor], name, root=root, then=then, **scope)
+    return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=then)
 
 
 def broadcast_(tensor: Tensor, root: int = 0, name: str | None = None, **scope: Unpack[Scope]) -> Tensor:
@@ -59,7 +59,7 @@ def broadcast_async_(
 ) -> CollectiveWork:
     """Starts `broadcast_`."""
     then = into(tensor)
-    return begin(Collective.BROADCAST, [tensor], name, root=root, then=then, **scope)
+    return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=then)
 
 
 def scatter(
@@ -83,7 +83,7 @@ def scatter_async(
     tensors: Sequence[Tensor] | None, root: int = 0, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
     """Starts `scatter`."""
-    return begin(Collective.SCATTER, tensors or [], name, root=root, **scope)
+    return begin(Collective.SCATTER, tensors or [], name, scope, root=root)
 
 
 def allgather(tensor: Tensor, name: str | None = None, **scope: Unpack[Scope]) -> Tensor:
@@ -96,7 +96,7 @@ def allgather(tensor: Tensor, name: str | None = None, **scope: Unpack[Scope]) -
 
 def allgather_async(tensor: Tensor, name: str | None = None, **scope: Unpack[Scope]) -> CollectiveWork:
     """Starts `allgather`."""
-    return begin(Collective.ALLGATHER, [tensor], name, **scope)
+    return begin(Collective.ALLGATHER, [tensor], name, scope)
 
 
 def grouped_allgather(
@@ -110,7 +110,7 @@ def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
     """Starts `grouped_allgather`."""
-    return begin(Collective.ALLGATHER, tensors, name, then=like(tensors), **scope)
+    return begin(Collective.ALLGATHER, tensors, name, scope, then=like(tensors))
 
 
 def gather(
@@ -130,7 +130,7 @@ def gather_async(
     def then(came: Sequence[Tensor]) -> list[Tensor] | None:
         return [one.to(device) for one in came] or None
 
-    return begin(Collective.GATHER, [tensor], name, root=root, then=then, **scope)
+    return begin(Collective.GATHER, [tensor], name, scope, root=root, then=then)
 
 
 def alltoall(
@@ -169,7 +169,7 @@ def alltoall_async(
         output, received = came
         return output.to(device), received.to(device)
 
-    return begin(Collective.ALLTOALL, [tensor], name, splits=counts, then=then, **scope)
+    return begin(Collective.ALLTOALL, [tensor], name, scope, splits=counts, then=then)
 
 
 def send(

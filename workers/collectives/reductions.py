@@ -99,8 +99,8 @@ def allreduce_async(
     """Starts `allreduce`."""
     if isinstance(tensor, Tensor) and tensor.is_sparse:
         given, then = sparse_parts(tensor, op), sparse_total(tensor, op)
-        return begin(Collective.ALLGATHER, given, name or "allreduce", then=then, **scope)
-    return begin(Collective.ALLREDUCE, [tensor], name, op=op, **scope)
+        return begin(Collective.ALLGATHER, given, name or "allreduce", scope, then=then)
+    return begin(Collective.ALLREDUCE, [tensor], name, scope, op=op)
 
 
 def allreduce_(
@@ -115,7 +115,7 @@ def allreduce_async_(
 ) -> CollectiveWork:
     """Starts `allreduce_`. The tensor is written before the work is done."""
     then = into(tensor)
-    return begin(Collective.ALLREDUCE, [tensor], name, op=op, then=then, **scope)
+    return begin(Collective.ALLREDUCE, [tensor], name, scope, op=op, then=then)
 
 
 def grouped_allreduce(
@@ -136,7 +136,7 @@ def grouped_allreduce_async(
 ) -> CollectiveWork:
     """Starts `grouped_allreduce`."""
     then = like(tensors)
-    return begin(Collective.ALLREDUCE, tensors, name, op=op, then=then, **scope)
+    return begin(Collective.ALLREDUCE, tensors, name, scope, op=op, then=then)
 
 
 def grouped_allreduce_(
@@ -157,7 +157,7 @@ def grouped_allreduce_async_(
 ) -> CollectiveWork:
     """Starts `grouped_allreduce_`."""
     then = into(*tensors, many=True)
-    return begin(Collective.ALLREDUCE, tensors, name, op=op, then=then, **scope)
+    return begin(Collective.ALLREDUCE, tensors, name, scope, op=op, then=then)
 
 
 def reduce(
@@ -180,7 +180,7 @@ def reduce_async(
     **scope: Unpack[Scope],
 ) -> CollectiveWork:
     """Starts `reduce`."""
-    return begin(Collective.REDUCE, [tensor], name, op=op, root=root, **scope)
+    return begin(Collective.REDUCE, [tensor], name, scope, op=op, root=root)
 
 
 def reduce_scatter(
@@ -197,7 +197,7 @@ def reduce_scatter_async(
     tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
     """Starts `reduce_scatter`."""
-    return begin(Collective.REDUCE_SCATTER, [tensor], name, op=op, **scope)
+    return begin(Collective.REDUCE_SCATTER, [tensor], name, scope, op=op)
 
 
 def grouped_reduce_scatter(
@@ -218,4 +218,4 @@ def grouped_reduce_scatter_async(
 ) -> CollectiveWork:
     """Starts `grouped_reduce_scatter`."""
     then = like(tensors)
-    return begin(Collective.REDUCE_SCATTER, tensors, name, op=op, then=then, **scope)
+    return begin(Collective.REDUCE_SCATTER, tensors, name, scope, op=op, then=then)

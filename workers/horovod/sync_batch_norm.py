@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hubring.workers.horovod.collectives.allgather import allgather_async
@@ -52,10 +53,12 @@ class SyncBatchNorm(_BatchNorm):
             ValueError: The batch has fewer than two dimensions.
             HorovodInternalError: Ranks disagree, or a rank is lost.
         """
-        uses_running_stats = self.track_running_stats and not self.training
-        if uses_running_stats or size() == 1:
-            return super().forward(input)
         self._check_input_dim(input)
+        if not self.training and not self.track_running_stats and size() == 1:
+            # torch would take running statistics that were kept before they were turned off.
+            return batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        if size() == 1 or (self.track_running_stats and not self.training):
+            return super().forward(input)
         result, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)
         if self.training and self.track_running_stats:
             self._track(mean, variance * (count / (count - 1).clamp(min=1)))

@@ -71,6 +71,21 @@ async def test_a_rank_of_a_killed_worker_is_waited_for_and_given() -> None:
     assert "already holds this rank" in refused.text
 
 
+async def test_a_view_of_the_last_job_that_comes_late_hides_none_of_the_next() -> None:
+    hub = Hub(workers=1)
+    await hub.shard()
+    first = await hub.join("a")
+    last = hub.coordinator.job
+    assert last.membership is not None
+    await hub.leave(first, "FINISHED")
+    await hub.coordinator.tick()
+    last.published = 0
+    await hub.fleet.publish(last)  # a shard answered late
+    seen = len(hub.fleet.views)
+    await hub.join("b", job="next.py")
+    assert len(hub.fleet.views) > seen
+
+
 async def test_a_server_for_one_job_refuses_the_next_ones_workers() -> None:
     hub = Hub(once=True, on_loss="wait")
     first, _ = await members(hub, "hub")

@@ -50,6 +50,15 @@ def test_ranks_normalise_as_one_process(
             torch.testing.assert_close(second[name], value)
 
 
+def test_a_rank_alone_takes_no_running_statistics_that_are_turned_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hubring.workers.horovod.sync_batch_norm.size", lambda: 1)
+    layer = hvd.SyncBatchNorm(1).eval()
+    layer.track_running_stats = False
+    torch.testing.assert_close(layer(torch.tensor([[1.0], [3.0]])), torch.tensor([[-1.0], [1.0]]))
+
+
 @every_rank
 def test_a_rank_without_samples_takes_part() -> None:
     layer = hvd.SyncBatchNorm(2)

@@ -93,7 +93,7 @@ def _check_pushed(ranks: Sequence[Sequence[RecordedStep]]) -> None:
     """Checks that every rank pushed to every key in every step.
 
     Raises:
-        Fault: A rank left out a push, or pushed twice.
+        StepFault: A rank left out a push, or pushed twice.
     """
     for rank, steps in enumerate(ranks):
         pushed: Counter[int] = Counter()
@@ -138,7 +138,7 @@ def _check_order(key: int, pushes: Sequence[_Push], *, complete: bool) -> None:
         complete: Whether these are all.
 
     Raises:
-        Fault: One was applied twice or not at all, or an answer is older than its push.
+        StepFault: One was applied twice or not at all, or an answer is older than its push.
     """
     for one, other in pairwise(pushes):
         if other.position == one.position:

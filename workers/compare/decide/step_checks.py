@@ -53,7 +53,7 @@ def same_samples(ranks: Sequence[Sequence[RecordedStep]], alone: Sequence[Record
         right; else 0.
 
     Raises:
-        Fault: It is wrong, because the single process has other gradients.
+        StepFault: It is wrong, because the single process has other gradients.
     """
     for rank in range(1, len(ranks)):
         pairs = [pair for pair in zip(ranks[0], ranks[rank], strict=False) if bool(pair[0].own.any())]
@@ -82,7 +82,7 @@ def uneven(
         The uneven steps that could not be compared, in order.
 
     Raises:
-        Fault: The ranks' gradients have the same weight, and should not.
+        StepFault: The ranks' gradients have the same weight, and should not.
     """
     single = {one.step: one.own.double() for one in alone}
     unknown = []

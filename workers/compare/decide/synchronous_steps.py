@@ -159,7 +159,7 @@ class _Drift:
 
 
 class _Stepping(NamedTuple):
-    """The arguments of `Reference.step` that follow the parameters."""
+    """The arguments of `StepReference.step` that follow the parameters."""
 
     gradient: Tensor
     rounding: Tensor
@@ -203,7 +203,7 @@ def check_exchange(each: Together) -> None:
     """Judges the gradients when backward had returned. On a hub that steps, they are still the rank's own.
 
     Raises:
-        Fault: They are others.
+        StepFault: They are others.
     """
     layout = each[0].layout
     if any(one.layout.hooked for one in each):

@@ -5,6 +5,7 @@ HorovodBasics has the functions that do not depend on a framework, as methods of
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -74,12 +75,21 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
-    """Returns the function that gets the reduction from `op`, or from the older `average`.
+    """Returns a function that gets the reduction from `op`, or from the older `average`.
 
     Args:
-        reduce_ops: Accepted, but has no effect: the constants are the same everywhere.
+        reduce_ops: Has the constants Average and Sum.
     """
-    return operation.chosen
+
+    def chosen(op: int | None, average: bool | None) -> int:
+        if op is not None and average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if average is not None:
+            warnings.warn("average= is deprecated; use op=", DeprecationWarning, stacklevel=3)
+        given = op if average is None else reduce_ops.Average if average else reduce_ops.Sum
+        return int(reduce_ops.Average if given is None else given)
+
+    return chosen
 
 
 @contextmanager
@@ -132,17 +142,44 @@ def check_build() -> str:
 class HorovodBasics:
     """Horovod's world for one framework's extension. All objects show the same world.
 
-    Beside the method below, an object has the functions of `lifecycle` and the reductions of `operation`.
-
     Args:
         pkg_path: Accepted, but has no effect: there is no compiled extension to load.
         args: As `pkg_path`.
     """
 
-    def __init__(self, pkg_path: str = "", *args: Any) -> None: ...
+    Average = operation.Average
+    Sum = operation.Sum
+    Adasum = operation.Adasum
+    Min = operation.Min
+    Max = operation.Max
+    Product = operation.Product
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(lifecycle if hasattr(lifecycle, name) else operation, name)
+    init = staticmethod(lifecycle.init)
+    shutdown = staticmethod(lifecycle.shutdown)
+    is_initialized = staticmethod(lifecycle.is_initialized)
+    start_timeline = staticmethod(lifecycle.start_timeline)
+    stop_timeline = staticmethod(lifecycle.stop_timeline)
+
+    rank = staticmethod(lifecycle.rank)
+    size = staticmethod(lifecycle.size)
+    local_rank = staticmethod(lifecycle.local_rank)
+    local_size = staticmethod(lifecycle.local_size)
+    cross_rank = staticmethod(lifecycle.cross_rank)
+    cross_size = staticmethod(lifecycle.cross_size)
+    is_homogeneous = staticmethod(lifecycle.is_homogeneous)
+
+    mpi_threads_supported = staticmethod(lifecycle.mpi_threads_supported)
+    mpi_enabled = staticmethod(lifecycle.mpi_enabled)
+    mpi_built = staticmethod(lifecycle.mpi_built)
+    gloo_enabled = staticmethod(lifecycle.gloo_enabled)
+    gloo_built = staticmethod(lifecycle.gloo_built)
+    nccl_built = staticmethod(lifecycle.nccl_built)
+    ddl_built = staticmethod(lifecycle.ddl_built)
+    ccl_built = staticmethod(lifecycle.ccl_built)
+    cuda_built = staticmethod(lifecycle.cuda_built)
+    rocm_built = staticmethod(lifecycle.rocm_built)
+
+    def __init__(self, pkg_path: str = "", *args: Any) -> None: ...
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
         """Returns the ranks of every process set by its number; 0 is the set of all ranks."""
