@@ -169,7 +169,8 @@ def _settle(
     there = {"server": f"hub:{PORT}"}
     others = {name: text for name, text in variables.items() if name not in _CHECKPOINT_VARIABLES}
     worker = load_worker(given(WorkerConfig, _CHECKPOINT_FLAGS) | there, config_file, others)
-    if saves := worker.topology == "ring" or worker.aggregate:
+    saves = worker.topology == "ring" or worker.aggregate
+    if saves:
         worker = load_worker(given(WorkerConfig, ()) | there, config_file, variables)
     listens = {"host": "0.0.0.0", "once": True, "workers": workers}  # noqa: S104
     flags = given(ServerConfig, _CHECKPOINT_FLAGS if saves else ()) | listens

@@ -9,7 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from hubring.workers.communicators.base import Communicator
-from tests.contract.awkward import Aggregate, Hub, Ring, batches, ends, layers, made, momentum, step, values
+from tests.contract.awkward import (
+    Aggregate,
+    Hub,
+    Ring,
+    assert_as_one,
+    batches,
+    ends,
+    layers,
+    made,
+    momentum,
+    step,
+    values,
+)
 from tests.support.training.ranks import Ranks
 
 KINDS: dict[str, type[Ranks]] = {"hub": Hub, "aggregate": Aggregate, "ring": Ring}
@@ -44,6 +56,21 @@ def test_a_script_that_keeps_views_of_gradients_keeps_its_residuals(name: str, c
     ranks = compressing(KINDS[name], codec)
     for one, other in zip(ends(ranks, training(True)), ends(ranks, training(False)), strict=True):
         assert torch.equal(one, other)
+
+
+def test_buckets_that_travel_joined_move_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.workers.optimizer.parameters.BUCKET_BYTES", 64)
+
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = layers()
+        optimizer = momentum(model, communicator, bucket_bytes=None)
+        for batch in batches():
+            step(model, optimizer, batch, communicator)
+            kept = [one.grad.view(-1) for one in model.parameters() if one.grad is not None]
+            assert kept
+        return values(model)
+
+    assert_as_one(Ring, train)
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -153,6 +153,20 @@ def test_moments_change_in_the_scripts_own_optimizer(
     return values(model)
 
 
+@report(
+    "Moments changed late", refused="hub", error="changes the optimizer's state between backward and step"
+)
+def test_moments_change_between_backward_and_step(job: Job) -> list[Tensor]:
+    """Clears moments after the backward of the third step, whose gradients have left by then."""
+    model, optimizer = prepared(job, mlp())
+    for turn, batch in enumerate(batches()):
+        job.closure(optimizer, batch, square(model))()
+        if turn == 2:
+            torch._foreach_zero_([optimizer.state[one]["momentum_buffer"] for one in model.parameters()])
+        optimizer.step()
+    return values(model)
+
+
 @report("skorch, fastai, Lightning")
 @pytest.mark.parametrize("closure", [True, False], ids=["closure", "plain"])
 @pytest.mark.parametrize("begin", [0, 2], ids=["always", "later"])
