@@ -21,10 +21,9 @@ demo: $(VENV)/demo.stamp
 test: lint
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not full and not packages"
 
-# The tests that `make test` skips, except for those that need the packages of .ci/run, which runs both kinds at once.
-FULL ?= full and not packages
+# The tests that `make test` skips, except for those that need the packages of .ci/run.
 test-full: $(VENV)/test.stamp
-	@$(BIN)/python -m pytest $(PARALLEL) -m "$(FULL)"
+	@$(BIN)/python -m pytest $(PARALLEL) -m "full and not packages"
 
 test-all: test
 	@$(MAKE) test-full
