@@ -22,12 +22,12 @@ def start(cluster: Cluster, address: str, steps: int = 200) -> list[Program]:
 
 
 def with_joined_host(
-    cluster: Cluster, *flags: str
+    cluster: Cluster, *flags: str, steps: int = 200
 ) -> tuple[Program, list[Program], Program, list[dict[str, Any]]]:
     """Starts a server, its workers and a joined host; returns them, and the shards' status in training."""
     server, address = cluster.server(*SERVER, "--await-shards", "1", *flags)
     join = cluster.run("join", "hubring.ps.cli", *("start", "--join", address, "--standby", "1"))
-    workers = start(cluster, address)
+    workers = start(cluster, address, steps)
     trained(server, cluster, address)
     return server, workers, join, cluster.status(address)["shards"]
 
@@ -88,7 +88,7 @@ def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster, 
 
 
 def test_a_joined_host_goes_on_without_a_standby_that_was_given_up(cluster: Cluster) -> None:
-    server, workers, join, rows = with_joined_host(cluster)
+    server, workers, join, rows = with_joined_host(cluster, "--lease", "5", steps=1000)
     theirs = join.children("hubring.ps.shard.process")
     (pid,) = [row["standby"]["pid"] for row in rows if row["standby"]["pid"] in theirs]
     os.kill(pid, signal.SIGSTOP)
