@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -260,7 +259,7 @@ def test_strangers_keep_no_member_waiting(tmp_path: Path, monkeypatch: pytest.Mo
     with ThreadPoolExecutor(1) as pool, ExitStack() as strangers:
         inviting = pool.submit(meeting.invite, LEAD, tmp_path, "127.0.0.1", timeout=60)
         while not (file := tmp_path / meeting.MEETING_FILE).exists():
-            time.sleep(0.001)
+            assert not wait([inviting], timeout=0.001).done
         place = msgspec.json.decode(file.read_bytes(), type=meeting.ConductorAddress)
         ends = [socket.create_connection((place.host, place.port)) for _ in range(4)]
         for end in ends:

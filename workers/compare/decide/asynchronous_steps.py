@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.decide.recorded_steps import RecordedStep, StepsOfOptimizers
+from hubring.workers.compare.decide.recorded_steps import RecordedStep, StepsOfOptimizers, by_optimizer
 from hubring.workers.compare.decide.step_reference import (
     Checked,
     StepFault,
@@ -50,9 +50,7 @@ def check(
     ranks: Sequence[StepsOfOptimizers], tolerance: float, unjudged: str = "", *, exchange: bool = True
 ) -> Checked:
     """Judges all pushes. Arguments are as in `synchronous_steps.check`."""
-    trainers = sorted(set().union(*ranks))
-    each = ([rank.get(trainer, ()) for rank in ranks] for trainer in trainers)
-    return Checked.of_all([_check(own, tolerance, unjudged, exchange) for own in each])
+    return Checked.of_all([_check(own, tolerance, unjudged, exchange) for own in by_optimizer(ranks)])
 
 
 def _check(

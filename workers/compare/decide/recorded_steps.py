@@ -104,6 +104,12 @@ StepsOfOptimizers = Mapping[int, Sequence[RecordedStep]]
 """A rank's steps in order, by the number of their optimizer."""
 
 
+def by_optimizer(ranks: Sequence[StepsOfOptimizers]) -> list[list[Sequence[RecordedStep]]]:
+    """Returns the steps of every rank, in rank order, for one optimizer after another."""
+    trainers = sorted(set().union(*ranks))
+    return [[rank.get(trainer, ()) for rank in ranks] for trainer in trainers]
+
+
 class Recording(NamedTuple):
     """The file of one worker.
 

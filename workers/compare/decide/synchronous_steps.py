@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.decide.recorded_steps import RecordedStep, StepsOfOptimizers
+from hubring.workers.compare.decide.recorded_steps import RecordedStep, StepsOfOptimizers, by_optimizer
 from hubring.workers.compare.decide.step_reference import (
     Checked,
     Expected,
@@ -49,9 +49,7 @@ def check(
         unjudged: Why updates cannot be replayed, if that is known before; empty if it is not.
         exchange: Whether exchanges can be judged.
     """
-    trainers = sorted(set().union(*ranks))
-    each = ([rank.get(trainer, ()) for rank in ranks] for trainer in trainers)
-    return Checked.of_all([_check(own, tolerance, unjudged, exchange) for own in each])
+    return Checked.of_all([_check(own, tolerance, unjudged, exchange) for own in by_optimizer(ranks)])
 
 
 def _check(

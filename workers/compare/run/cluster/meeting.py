@@ -239,7 +239,7 @@ def _write(file: Path, place: ConductorAddress) -> None:
 
 
 class _Newcomers:
-    """Lets those in who hold the key. A stranger keeps nobody waiting: each connection has its own thread.
+    """Admits connections that prove the key. Each has its own thread, so one that stalls delays no other.
 
     Args:
         door: Accepts connections.
@@ -255,7 +255,7 @@ class _Newcomers:
 
     def look(self) -> Iterator[tuple[Hello, TaskConnection]]:
         """Waits a moment for a connection; yields those that have said who they are."""
-        with contextlib.suppress(OSError):  # nobody came, or has left again
+        with contextlib.suppress(OSError):  # no connection came, or it closed at once
             wire = TaskConnection(self._door.accept()[0])
             self._since[wire] = time.monotonic()
             threading.Thread(target=self._welcome, args=(wire,), name="newcomer", daemon=True).start()
