@@ -134,8 +134,8 @@ PARAMETER_CHARACTERS = 1024
 MAX_PARAMETERS, MAX_DIMENSIONS, MAX_ELEMENTS = 1 << 16, 64, 1 << 47
 """Bounds of a model, and of each parameter's shape. So a whole model has less than 2**64 elements."""
 
-MAX_ADDRESSES = 8
-"""Maximum number of addresses of a shard, one per transport."""
+MAX_ADDRESSES, ADDRESS_CHARACTERS = 8, 1024
+"""Maximum number of addresses of a shard, one per transport, and length of each. A GPU's has about 400."""
 
 
 NOTE_BYTES = 64 << 10
@@ -199,7 +199,7 @@ def checked_shard(request: pb.RegisterShardRequest, *, proves: bool) -> pb.Regis
         )
     for transport, address in request.addresses.items():
         _check("transport", transport)
-        _check("address", address)
+        _check("address", address, ADDRESS_CHARACTERS)
     if "grpc" not in request.addresses:
         raise RejectedRequest(
             "text", "a shard without a gRPC address; the coordinator needs one to control it"
@@ -243,7 +243,7 @@ def checked_buckets(offered: Sequence[pb.BucketSpec]) -> tuple[BucketSpec, ...]:
 def _check(what: str, text: str, most: int = NAME_CHARACTERS) -> None:
     if len(text) > most:
         raise RejectedRequest(
-            "text", f"a {what} of {len(text)} characters; use at most {most}: {clean(text, 60)}"
+            "text", f"the {what} has {len(text)} characters; use at most {most}: {clean(text, 60)}"
         )
     if not text.isprintable():
         raise RejectedRequest(

@@ -86,7 +86,6 @@ def test_a_compiled_model_trains_as_in_one_process(kind: type[Ranks]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
 @pytest.mark.usefixtures("compiler_forgets")
 @pytest.mark.parametrize(
     ("kind", "part"),

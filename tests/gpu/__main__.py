@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tests.gpu import bench, pytests, training
+from tests.gpu import bench, comparison, pytests, training
 from tests.gpu.row import Row, exit_code, table
 from tests.support.processes.cluster import Cluster
 
@@ -37,6 +37,7 @@ def run(folder: Path) -> list[Row]:
         "hub on the GPU": lambda: [training.hub(cluster)],
         "ring over NCCL": lambda: [training.ring(cluster, gpus, os.environ)],
         "ring that heals": lambda: [training.heals(cluster, gpus, os.environ)],
+        "comparison": lambda: comparison.run(cluster, gpus, os.environ),
         "bench": lambda: bench.run(folder),
     }
     try:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.gpu import __main__ as program
-from tests.gpu import bench, pytests, training
+from tests.gpu import bench, comparison, pytests, training
 from tests.gpu.pytests import verdict
 from tests.gpu.row import Row, exit_code, table
 from tests.support.processes.cluster import SMALL, Cluster
@@ -54,13 +54,14 @@ def test_one_part_that_fails_keeps_no_other_from_running_and_says_why(
     def breaks(*_: object) -> Row:
         raise RuntimeError("no memory\nis left")
 
-    for part in (pytests, bench):
+    for part in (pytests, comparison, bench):
         monkeypatch.setattr(part, "run", breaks)
     for name in ("hub", "ring", "heals"):
         monkeypatch.setattr(training, name, breaks)
     rows = program.run(tmp_path)
     trainings = ["hub on the GPU", "ring over NCCL", "ring that heals"]
-    assert [row.part for row in rows] == ["tests marked gpu", "scripts on the GPU", *trainings, "bench"]
+    tests, others = ["tests marked gpu", "scripts on the GPU"], ["comparison", "bench"]
+    assert [row.part for row in rows] == [*tests, *trainings, *others]
     assert {(row.outcome, row.measured) for row in rows} == {("failed", "no memory")}
     assert "is left" in capsys.readouterr().err
 
@@ -74,6 +75,26 @@ def test_a_row_of_the_bench_that_came_out_wrong_has_failed() -> None:
     assert bench.entries([{**entry, "wrong": 0}, {**entry, "wrong": 3}]) == [
         Row("bench nccl, 2:flat:sgd", "passed", "1.50 ms, 20.00 GB/s, 0 wrong"),
         Row("bench nccl, 2:flat:sgd", "failed", "1.50 ms, 20.00 GB/s, 3 wrong"),
+    ]
+
+
+def test_the_rows_of_a_comparison_pass_with_its_gate() -> None:
+    speeds = {"withheld": None, "failed": None, "numbers": {"step_ms": {"median": 2.5}}}
+    rows = [{"row": "ring", **speeds}, {"row": "ddp", **speeds, "failed": "1 of 1: exited with 1"}]
+    for passed, outcome in ((True, "passed"), (False, "failed")):
+        assert comparison.entries({"gate": {"passed": passed}, "rows": rows}) == [
+            Row("comparison, ring", outcome, f"2.50 ms a step, gate {outcome}"),  # type: ignore[arg-type]
+            Row("comparison, ddp", "failed", "1 of 1: exited with 1"),
+        ]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_two_tasks_compare(cluster: Cluster) -> None:
+    rows = comparison.run(cluster, gpus=2, environment={}, backend="gloo", rows=("ring", "hub-bsp"))
+    assert [(row.part, row.outcome) for row in rows] == [
+        ("comparison, ring", "passed"),
+        ("comparison, hub-bsp", "passed"),
     ]
 
 

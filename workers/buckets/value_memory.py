@@ -56,6 +56,22 @@ AllocateValues = Callable[[int, torch.dtype, torch.device], ValueMemory]
 """Makes zeroed memory for a number of parameters, as `Communicator.allocate_values` does."""
 
 
+def later(found: Tensor) -> Look:
+    """Returns a look with the answer that a flag of one element will have; does not wait for it."""
+    if not found.is_cuda:
+        return lambda: bool(found)
+    here = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu")
+    here.copy_(found, non_blocking=True)
+    copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(found.device))
+
+    def ask() -> bool:
+        copied.synchronize()
+        return bool(here)
+
+    return ask
+
+
 class OwnValues:
     """Parameters that only this process changes. The script's changes are nothing special."""
 
@@ -117,19 +133,7 @@ class ComparedValues:
         return [part for part, (start, end) in parts if not torch.equal(arrived[start:end], seen[start:end])]
 
     def look(self) -> Look:
-        found = (self._arrived_bits != self._seen_bits).any()
-        if not found.is_cuda:
-            return lambda: bool(found)
-        here = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu")
-        here.copy_(found, non_blocking=True)
-        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        copied.record(torch.cuda.current_stream(found.device))
-
-        def ask() -> bool:
-            copied.synchronize()
-            return bool(here)
-
-        return ask
+        return later((self._arrived_bits != self._seen_bits).any())
 
     def forget(self) -> None:
         self.seen.copy_(self.landing)

@@ -20,7 +20,7 @@ import torch
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.value_memory import Look, nothing
+from hubring.workers.buckets.value_memory import Look, later, nothing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.reducer.exchange import Exchange
 from hubring.workers.reducer.first_means import FirstMeans
@@ -29,6 +29,7 @@ from hubring.workers.reducer.forward import ForwardGuard
 log = logging.getLogger(__name__)
 
 CHANGED = "changes gradients between backward and step, as clipping does"
+WRITTEN = "changes parameters between backward and step"
 
 
 class _Noted(NamedTuple):
@@ -70,6 +71,8 @@ class Overlap:
         self._look: Look = nothing
         self._holds: bool | None = None
         self._noted: dict[Bucket, _Noted] = {}
+        self._late: list[tuple[Look, str]] = []
+        """Looks at what was sent, and what they may find."""
         self._dropped = False
         self._between = False
         """Whether the script changed means between two passes of the first step."""
@@ -176,26 +179,57 @@ class Overlap:
     # What the script changed.
 
     def _changes(self) -> str:
-        """Returns what the script changed since backward, as text; empty if nothing."""
+        """Returns what the script changed since backward, as text; empty if nothing.
+
+        Once gradients were sent, what only a GPU knows is asked for in the next step, so that no step waits.
+        """
+        late, self._late = self._late, []
         if self._changes_gradients():
             return CHANGED
         for bucket in self._exchange.buckets:
-            if bucket in self._noted and _is_written(bucket, self._noted[bucket].written):
-                return "changes parameters between backward and step"
+            if bucket in self._noted and self._is_written(bucket, self._noted[bucket].written):
+                return WRITTEN
         if self._on_server and self.has_noted:
             now = self._exchange.read_hypers()
             if not self._exchange.hypers.items() <= now.items():  # more buckets may have come
                 return "changes hyperparameters between the start of backward and step"
             if self._exchange.begun and self._exchange.groups.state_changed():
                 return "changes the optimizer's state between backward and step"
-        return ""
+        return next((text for look, text in late if look()), "") if late else ""
 
     def _changes_gradients(self, *, drops: bool = True) -> bool:
         """Whether the script has changed gradients; without `drops`, only if it has not dropped them."""
         for bucket in self._exchange.buckets:
             noted = self._noted.get(bucket)
-            if noted is not None and _is_changed(bucket, noted, drops=drops):
+            if noted is not None and self._is_changed(bucket, noted, drops=drops):
                 return True
+        return False
+
+    def _is_changed(self, bucket: Bucket, noted: _Noted, *, drops: bool) -> bool:
+        if not bucket.shown.is_in(noted.state):
+            same = bucket.shown.state()[0] == noted.state[0] and bucket.shown.is_current()
+            if drops or not same:
+                return True
+        if noted.sample is not None:
+            sample = bucket.shown.sample()
+            if bucket.stage is not None:
+                return self._finds(later((noted.sample != sample).any()), CHANGED)
+            if not torch.equal(noted.sample, sample):
+                return True
+        return noted.copy is not None and not _same_bytes(noted.copy, bucket.gradients)
+
+    def _is_written(self, bucket: Bucket, noted: dict[int, torch.Tensor]) -> bool:
+        if bucket.values.is_cuda and not noted:
+            return self._finds(bucket.look_for_writes(), WRITTEN)
+        written = bucket.written()
+        return written != list(noted) or any(
+            not _same_bytes(noted[position], bucket.parameters[position].detach()) for position in written
+        )
+
+    def _finds(self, look: Look, change: str) -> bool:
+        if not self._exchange.begun:
+            return look()
+        self._late.append((look, change))
         return False
 
     def _habits(self) -> str:
@@ -344,23 +378,6 @@ class Overlap:
         """Removes what makes forwards wait. Nothing is in flight."""
         if self._guard is not None:
             self._guard.remove_hooks()
-
-
-def _is_changed(bucket: Bucket, noted: _Noted, *, drops: bool) -> bool:
-    if not bucket.shown.is_in(noted.state):
-        same = bucket.shown.state()[0] == noted.state[0] and bucket.shown.is_current()
-        if drops or not same:
-            return True
-    if noted.sample is not None and not torch.equal(noted.sample, bucket.shown.sample()):
-        return True
-    return noted.copy is not None and not _same_bytes(noted.copy, bucket.gradients)
-
-
-def _is_written(bucket: Bucket, noted: dict[int, torch.Tensor]) -> bool:
-    written = bucket.written()
-    return written != list(noted) or any(
-        not _same_bytes(noted[position], bucket.parameters[position].detach()) for position in written
-    )
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

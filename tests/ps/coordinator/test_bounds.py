@@ -141,7 +141,7 @@ async def test_the_parameters_of_a_model_are_bounded(monkeypatch: pytest.MonkeyP
     "changes",
     [
         {"addresses": {str(number): "127.0.0.1:1" for number in range(MAX_ADDRESSES + 1)}},
-        {"addresses": {"grpc": "x" * 1000}},
+        {"addresses": {"grpc": "x" * 2000}},
         {"addresses": {f"{RED}grpc": "127.0.0.1:1"}},
         {"addresses": {"grpc": "127.0.0.1:1"}, "host_id": "x" * 1000},
         {},
@@ -154,6 +154,15 @@ async def test_a_shard_has_a_grpc_address_and_few_others(changes: dict[str, Any]
     assert (await hub.control.RegisterShard(request, CONTEXT)).refused
     assert hub.fleet.shards == []
     assert refused(hub) == {"text": 1}
+
+
+async def test_the_address_of_a_gpu_is_no_longer_than_is_allowed() -> None:
+    hub = Hub(insecure=True)
+    of_gpu = f"GPU-44dc8bb1-c4ce-ef39-3e7a-3ef07d89c3a4/{bytes(183).hex()}"  # as seen on an H200
+    request = pb.RegisterShardRequest(
+        protocol=PROTOCOL, token=shard_token("s"), addresses={"grpc": "127.0.0.1:1", "cuda": of_gpu}
+    )
+    assert not (await hub.control.RegisterShard(request, CONTEXT)).refused
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "127.0.0.1"])

@@ -125,7 +125,8 @@ def test_handing_over_returns_while_backward_still_runs() -> None:
     def action(communicator: Communicator) -> bool:
         bucket, *_ = buckets_of(communicator, "cuda")
         hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=0.1).param_groups[0], "SGD")
-        bucket.gradients.fill_(0)  # a kernel's first use may wait for the device
+        bucket.gradients.fill_(0)
+        communicator.push_pull(bucket, hyper).wait(LIMIT)  # the first use of memory or a kernel may wait
         before = bucket.values.cpu()
         torch.cuda._sleep(LONG)
         busy = torch.cuda.current_stream().record_event()

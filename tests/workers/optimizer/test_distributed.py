@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 
 from hubring.ps.core.errors import ConfigError
+from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.training.ranks import StagedRanks
 from tests.support.training.training_scripts import (
     SCRIPTS,
     SMALL,
@@ -74,6 +77,23 @@ def test_a_script_that_changes_gradients_has_them_exchanged_in_step(
         assert pushes_during_backward(step, single_server()) == [0] * STEPS
     (line,) = [record.message for record in caplog.records if "exchanged in step()" in record.message]
     assert "backward and step" in line or "uses a GradScaler" in line
+
+
+def test_on_a_gpu_a_change_that_torch_does_not_count_is_refused_in_the_next_step() -> None:
+    def action(communicator: Communicator) -> None:
+        model = build()
+        optimizer = wrap(model, communicator)
+        for step, batch in enumerate(batches()):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            for gradient in (parameter.grad for parameter in model.parameters() if step == 2):
+                assert gradient is not None
+                gradient.data.mul_(0.5)
+            with pytest.raises(ConfigError, match="changes gradients") if step == 3 else nullcontext():
+                optimizer.step()
+
+    with closing(StagedRanks()) as ranks:
+        ranks.run(action)
 
 
 def test_a_script_that_throws_gradients_away_has_them_exchanged_in_step() -> None:
