@@ -43,9 +43,9 @@ from hubring.ps.recovery.coordinator_state import (
 )
 from hubring.ps.recovery.succession import CommitFirst, Succession
 from hubring.ps.security import token_file
-from hubring.ps.security.access import NO_ACCESS, Access
-from hubring.ps.security.certificate import first_certificate, load_certificate
-from hubring.ps.security.guard import AsyncGuard, Role
+from hubring.ps.security.access import NO_ACCESS
+from hubring.ps.security.certificate import load_certificate
+from hubring.ps.security.guard import AsyncGuard
 from hubring.ps.security.keyring import Keyring
 from hubring.ps.security.token_file import forget
 from hubring.ps.shard.host_shards import began_as_standby, replacements, settings_of, start_shards
@@ -119,7 +119,8 @@ class Server:
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
         lives_on = self._succession is not None
-        settings = settings_of(control, config, self._shards_access(), self._own, lives_on=lives_on)
+        access = NO_ACCESS if self._keyring is None else self._keyring.shards_access(port, self._own)
+        settings = settings_of(control, config, access, self._own, lives_on=lives_on)
         shards: Children[Child | Adopted] = Children()
         self._missing = replacements(shards, config, settings)
         site: StatusPage | None = None
@@ -197,17 +198,9 @@ class Server:
         self._health.tell(reporter.troubles())
         if keyring is not None and keyring.path is None:
             keyring.publish(port, listens=True)
+        if keyring is not None and (unix := keyring.unix_socket(port, self._own)):
+            server.add_insecure_port(f"unix:{unix}")
         return server, port
-
-    def _shards_access(self) -> Access:
-        """Returns how this host's shards reach the coordinator."""
-        keyring = self._keyring
-        if keyring is None:
-            return NO_ACCESS
-        there = keyring.identity
-        return Access(
-            keyring.secret(Role.SHARD), first_certificate(there.certificate), there.name, self._own.shown
-        )
 
     def _site(self) -> StatusPage:
         page = self._inherited.server.page if self._inherited is not None else None

@@ -54,8 +54,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         str | None, data_path("gradient codec: bf16, fp16, int8, sign, topk:0.01 or powersgd:4", "none")
     ] = None
     transport: Annotated[
-        Literal["auto", "shm", "zmq", "grpc"],
-        data_path("transport to the hub's shards; auto: the fastest that both ends support"),
+        Literal["auto", "shm", "zmq", "grpc", "zmq-tcp", "grpc-tcp"],
+        data_path(
+            "transport to the hub's shards; auto: the fastest that both ends support; -tcp: not by unix"
+            " sockets on one host"
+        ),
     ] = "auto"
     rank: Annotated[
         Whole | None, cluster("rank of this worker", "from the launcher, or assigned by the hub")

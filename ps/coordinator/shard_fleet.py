@@ -25,6 +25,7 @@ from hubring.ps.security.access import ShardKey
 from hubring.ps.security.certificate import Identity
 from hubring.ps.transport.grpc.calls import describe
 from hubring.ps.transport.grpc.channel import open_async_channel
+from hubring.ps.transport.host import ShardAddress
 
 if TYPE_CHECKING:
     from hubring.protos.control_pb2_grpc import ShardControlAsyncStub
@@ -205,7 +206,8 @@ class Fleet:
 
     def add(self, known: ShardState, now: float) -> Shard:
         """Adds a shard or a standby."""
-        channel = open_async_channel(known.addresses["grpc"], known.key.access._replace(secret=known.token))
+        address, key = ShardAddress(known.host_id, known.addresses, known.key).way("grpc")
+        channel = open_async_channel(address, key.access._replace(secret=known.token))
         shard = Shard(known, channel, ShardControlStub(channel), now)
         if shard.standby:
             self.standbys.append(shard)

@@ -52,15 +52,17 @@ class Access(NamedTuple):
         certificate: The server's, as PEM; empty for no TLS.
         name: A name in that certificate.
         identity: What the client shows; None for no certificate.
+        unix: Path of the server's unix socket, which proves it; empty for TCP.
     """
 
     secret: str = ""
     certificate: bytes = b""
     name: str = CERTIFICATE_NAME
     identity: Identity | None = None
+    unix: str = ""
 
     def __repr__(self) -> str:
-        return f"Access(certificate={self.certificate!r})"  # without the secret
+        return f"Access(certificate={self.certificate!r}, unix={self.unix!r})"  # without the secret
 
 
 NO_ACCESS = Access()
@@ -106,6 +108,8 @@ def find_access(
             raise refused_error(address, "it has no token")
         raise ServerUnreachable(f"no server with TLS answers at {address}")
     token = _chosen(tokens, role, file)
+    if file is None and (unix := unix_socket(address)):
+        return Access(token.secret, unix=unix)
     if not listens:  # not NO_ACCESS: whatever comes to listen there later must prove itself
         raise ServerUnreachable(f"no server listens at {address}")
     # A copied token may be older than the certificate that an authority signed.
@@ -165,6 +169,8 @@ def unproved_access(address: str, seconds: float, own: OwnCertificate = NO_CERTI
 
     Raises as `handshake.peek`.
     """
+    if unix := unix_socket(address):
+        return Access(unix=unix)
     peer = peek(address, seconds, own)
     return Access("", peer.certificate, peer.name, own.identity)
 
@@ -185,6 +191,16 @@ def _read(file: Path, deadline: float) -> Tokens:
         logged = True
         time.sleep(min(left, LOOK_SECONDS))
     return files.read_tokens(file)
+
+
+def unix_socket(address: str) -> str:
+    """Returns the path of the unix socket of this user's server at an address; empty if none answers."""
+    host, port = split(address)
+    path = files.find_control_socket(port)
+    if not path or not is_this_host(host):
+        return ""
+    with socket.socket(socket.AF_UNIX) as trial:
+        return "" if trial.connect_ex(path) else path
 
 
 def _of_this_user(address: str) -> Tokens:
@@ -214,6 +230,8 @@ def _can_listen(family: int, place: tuple[Any, ...]) -> bool:
 def _await_listener(address: str, deadline: float) -> bool:
     place, logged = split(address), False
     while True:
+        if unix_socket(address):
+            return True
         try:
             socket.create_connection(place, max(LOOK_SECONDS, deadline - time.monotonic())).close()
         except OSError:
@@ -250,6 +268,11 @@ class ShardKey:
         return hashlib.blake2s(nonce, key=key).hexdigest().encode()
 
     @property
+    def near(self) -> ShardKey:
+        """The key to the shard's unix sockets, which prove it, and whose bytes nobody else sees."""
+        return ShardKey(Access(self.access.secret))
+
+    @property
     def data_key(self) -> bytes:
         """What ZeroMQ's messages are sealed with if TLS protects the rest, but no CURVE; empty for no key."""
         return bytes.fromhex(self.access.secret) if self.access.certificate and not self.curve else b""
@@ -262,8 +285,8 @@ class ShardKey:
 
     def to_proto(self) -> pb.Door:
         """Returns the key as a message."""
-        secret, certificate, name, _ = self.access
-        return pb.Door(secret=secret, certificate=certificate, curve=self.curve, name=name)
+        there = self.access
+        return pb.Door(secret=there.secret, certificate=there.certificate, curve=self.curve, name=there.name)
 
 
 NO_KEY_NEEDED = ShardKey()

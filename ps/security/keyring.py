@@ -13,7 +13,8 @@ from hubring.ps.config.values import address as split
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.security import certificate, private_file
 from hubring.ps.security import token_file as files
-from hubring.ps.security.certificate import Identity
+from hubring.ps.security.access import Access
+from hubring.ps.security.certificate import Identity, OwnCertificate, first_certificate
 from hubring.ps.security.guard import Guard, Role
 from hubring.ps.security.token_file import ROLES, Tokens, draw_tokens
 
@@ -80,6 +81,18 @@ class Keyring:
     def secret(self, role: Role) -> str:
         """Returns the current secret of a role; empty if the server's file has none for it."""
         return self.tokens[role].secret if role in self.tokens else ""
+
+    def unix_socket(self, port: int, own: OwnCertificate) -> str:
+        """Returns where processes of this user on this host find the server on a port; empty: they use TCP.
+
+        Those do that are given a token file, or need a certificate of an authority.
+        """
+        return "" if self._file is not None or own.authority else files.socket_place(port, files.CONTROL)
+
+    def shards_access(self, port: int, own: OwnCertificate) -> Access:
+        """Returns how this host's shards reach the server on a port."""
+        shown, there = first_certificate(self.identity.certificate), self.identity.name
+        return Access(self.secret(Role.SHARD), shown, there, own.shown, self.unix_socket(port, own))
 
     def publish(self, port: int, *, listens: bool = False) -> None:
         """Writes the tokens, for the clients of a server on this port.

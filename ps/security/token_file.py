@@ -100,6 +100,8 @@ def choose_token(tokens: Tokens, role: Role) -> Token | None:
     return next((tokens[each] for each in wanted if each in tokens), None)
 
 
+log = logging.getLogger(__name__)
+
 FILE_OPTION = "--token-file"
 
 _LISTENING = "0A"
@@ -124,6 +126,37 @@ def find_runtime_file(port: int) -> Path | None:
     """Returns that file if it exists. Looking makes no directory, and trusts none that others may use."""
     file = runtime_directory() / _file_name(port)
     return file if is_private(file.parent) and private_file.exists(file, FILE_OPTION) else None
+
+
+CONTROL = "control"
+"""The kind of a coordinator's unix socket."""
+
+MAX_PATH_BYTES = 107
+"""Of a unix socket's path on Linux."""
+
+
+def socket_place(port: int, kind: str) -> str:
+    """Returns the path of a unix socket for what has a port, beside its tokens; empty if there is no place.
+
+    Only processes of this user reach it, since the directory is private.
+    """
+    try:
+        path = str(runtime_file(port).with_suffix(f".{kind}"))
+    except ConfigError as error:
+        log.info("processes on this host connect over TCP: %s", error)
+        return ""
+    return path if len(os.fsencode(path)) <= MAX_PATH_BYTES else ""
+
+
+def find_control_socket(port: int) -> str:
+    """Returns the path of the coordinator's socket beside a port; empty if there is none of this user."""
+    path = str((runtime_directory() / _file_name(port)).with_suffix(f".{CONTROL}"))
+    return path if is_ours(path) else ""
+
+
+def is_ours(path: str) -> bool:
+    """Whether a path is a unix socket in a directory that only this user may use, so that it made it."""
+    return Path(path).is_socket() and is_private(Path(path).parent)
 
 
 def network() -> int:
@@ -239,12 +272,12 @@ def is_private(directory: Path) -> bool:
     return ours and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
-log = logging.getLogger(__name__)
-
 OLD_SECONDS = 86400.0
 """A server that starts writes its files before it listens."""
 
-_OLD_NAME = re.compile(r"(?P<port>[0-9]{1,5})-(?P<network>[0-9]+)\.(token|page|state)(\.[^.]+\.new)?")
+_OLD_NAME = re.compile(
+    r"(?P<port>[0-9]{1,5})-(?P<network>[0-9]+)\.(token|page|state|control|zmq|grpc)(\.[^.]+\.new)?"
+)
 
 
 def remove_old_files() -> None:

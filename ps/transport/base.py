@@ -174,8 +174,8 @@ class Transport(Protocol):
 
     name: str
 
-    def listen(self, host: str) -> Listener:
-        """Opens a listener on a free port (or name) of `host`."""
+    def listen(self, place: str) -> Listener:
+        """Opens a listener on a free port of a host (or a name of its own), or on a unix socket at a path."""
 
     def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> Connection:
         """Connects to a Listener's address within `timeout` seconds; `key` is the listener's.

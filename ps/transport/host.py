@@ -8,10 +8,16 @@ import os
 import socket
 import ssl
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+from hubring.protos import control_pb2 as pb
 from hubring.ps.config.values import address as split
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey
+from hubring.ps.security.certificate import Identity
+from hubring.ps.security.token_file import is_ours
 
 
 def interface_addresses() -> dict[str, str]:
@@ -43,6 +49,36 @@ def host_id() -> str:
     except OSError:
         return _UNIQUE
     return f"{boot}/{network}/{os.getuid()}"
+
+
+UNIX = "-unix"
+"""Suffix of a transport's name for the address of its unix socket."""
+
+
+class ShardAddress(NamedTuple):
+    """A shard's host (`host_id`), its address for each transport, and what lets a worker in."""
+
+    host_id: str
+    addresses: Mapping[str, str]
+    key: ShardKey = NO_KEY_NEEDED
+
+    @classmethod
+    def from_proto(cls, message: pb.ShardAddress, identity: Identity | None) -> ShardAddress:
+        """Returns the address in a message, for a program with this certificate of its own."""
+        return cls(message.host_id, dict(message.addresses), ShardKey.from_proto(message.door, identity))
+
+    @property
+    def by_tcp(self) -> ShardAddress:
+        """The address without unix sockets."""
+        kept = {name: each for name, each in self.addresses.items() if not name.endswith(UNIX)}
+        return self._replace(addresses=kept)
+
+    def way(self, transport: str) -> tuple[str, ShardKey]:
+        """Returns a transport's address for this process, and its key; on its host those of a unix socket."""
+        near = self.addresses.get(f"{transport}{UNIX}", "")
+        if self.host_id == host_id() and is_ours(near.partition(":")[2]):
+            return near, self.key.near
+        return self.addresses[transport], self.key
 
 
 def reachable(host: str) -> str:

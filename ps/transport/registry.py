@@ -1,8 +1,11 @@
 """The transports, and the choice of one for each shard.
 
-Fastest first: shared memory on the same host, ZeroMQ between hosts, gRPC if neither works.
-ZeroMQ and gRPC send from any memory, so a worker with local and remote shards keeps all its
-buffers in shared memory at no cost.
+Fastest first: shared memory on the same host, ZeroMQ between hosts, gRPC if neither works. ZeroMQ and gRPC
+send from any memory, so a worker with local and remote shards keeps all its buffers in shared memory at no
+cost.
+
+ZeroMQ and gRPC reach a shard of the same user on the same host by a unix socket, in a directory that only
+this user may use. The kernel lets no other user connect there, so it needs no TLS and no seal.
 """
 
 from __future__ import annotations
@@ -10,18 +13,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from hubring.protos import control_pb2 as pb
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
-from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey, ShardLock
-from hubring.ps.security.certificate import Identity
+from hubring.ps.security.access import ShardLock
+from hubring.ps.security.token_file import socket_place
 from hubring.ps.transport.base import Connection, Listener, Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
-from hubring.ps.transport.host import host_id
+from hubring.ps.transport.host import UNIX, ShardAddress, host_id
 from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.ps.transport.zmq.transport import ZmqTransport
 
@@ -39,23 +41,12 @@ Locate = Callable[[int], "ShardAddress"]
 """Returns where the shard with this number is now."""
 
 FASTEST_FIRST = ("shm", "zmq", "grpc")
+TCP = "-tcp"
+"""Suffix of a wanted transport's name: not by a unix socket."""
 DIAL_SECONDS = 5.0
 MOVE_SECONDS = 5.0
 """How long a shard that is lost may take to move to its standby."""
 _MOVE_PAUSE = 0.2
-
-
-class ShardAddress(NamedTuple):
-    """A shard's host (`host_id`), its address for each transport, and what lets a worker in."""
-
-    host_id: str
-    addresses: Mapping[str, str]
-    key: ShardKey = NO_KEY_NEEDED
-
-    @classmethod
-    def from_proto(cls, message: pb.ShardAddress, identity: Identity | None) -> ShardAddress:
-        """Returns the address in a message, for a program with this certificate of its own."""
-        return cls(message.host_id, dict(message.addresses), ShardKey.from_proto(message.door, identity))
 
 
 def transport(name: str, *, alone: bool = False) -> Transport:
@@ -107,6 +98,15 @@ def open_doors(
     try:
         for kind in kinds:
             listeners[kind.name] = kind.listen(host)
+        port = int(listeners["grpc"].address.rpartition(":")[2])
+        near = None if lock is None else replace(lock, identity=None, curve=None)
+        kinds = [
+            ZmqTransport(rejections=refused, lock=near),
+            GrpcTransport(register, rejections=refused, lock=near),
+        ]
+        for kind in kinds:
+            if path := socket_place(port, kind.name):
+                listeners[kind.name + UNIX] = kind.listen(path)
     except BaseException:
         for listener in listeners.values():
             listener.close()
@@ -138,7 +138,7 @@ def choose(
 
     Args:
         shards: The shards' addresses, in order of their numbers.
-        want: The name of the only transport to try, or "auto".
+        want: The name of the only transport to try, or "auto". With `TCP`, it uses no unix sockets.
         timeout: Seconds for each attempt.
         locate: Returns where a shard is now. Asked before each further connection to the shard; None if the
             shards never move.
@@ -146,7 +146,10 @@ def choose(
     Raises:
         ServerUnreachable: A shard is unreachable. Names every address tried and why it failed.
     """
-    names = FASTEST_FIRST if want == "auto" else (want,)
+    if want.endswith(TCP):
+        shards = [shard.by_tcp for shard in shards]
+        locate = None if locate is None else partial(_by_tcp, locate)
+    names = FASTEST_FIRST if want == "auto" else (want.removesuffix(TCP),)
     kinds = {name: transport(name, alone=len(shards) == 1) for name in names}
     paths = [_path(number, shard, kinds, timeout, locate) for number, shard in enumerate(shards)]
     chosen = [path.kind for path in paths]
@@ -156,6 +159,10 @@ def choose(
         lambda number: paths[number].dial(kinds, timeout, locate),
         wired=any(kind.name != "shm" for kind in chosen),
     )
+
+
+def _by_tcp(locate: Locate, number: int) -> ShardAddress:
+    return locate(number).by_tcp
 
 
 def _path(
@@ -234,4 +241,5 @@ def dial_by(kind: Transport, shard: ShardAddress, timeout: float) -> Connection:
         raise ServerUnreachable(f"the shard listens only with {', '.join(shard.addresses) or 'no transport'}")
     if kind.name == "shm" and shard.host_id != host_id():
         raise ServerUnreachable(f"{address} is on another host or belongs to another user ({shard.host_id})")
-    return kind.dial(address, timeout, shard.key)
+    address, key = shard.way(kind.name)
+    return kind.dial(address, timeout, key)

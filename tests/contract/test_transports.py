@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.transport.base import Message, Transport
+from hubring.ps.transport.grpc.listener import GrpcListener
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from tests.support.transports.conformance import CHECKS
 from tests.support.transports.connection_checks import (
@@ -24,8 +28,29 @@ from tests.support.transports.serving import MakeTransport, Serving
 
 Check = Callable[[MakeTransport], None]
 
-KINDS: list[type[Transport]] = [InprocTransport, ZmqTransport, ShmTransport, GrpcTransport]
-SLOW = {(answers_many_requests_in_any_order, GrpcTransport)}
+
+class ZmqOnHost(ZmqTransport):
+    """Listens on a unix socket."""
+
+    name = "zmq-unix"
+
+    def listen(self, place: str) -> ZmqListener:
+        return super().listen(str(Path(tempfile.mkdtemp()) / "zmq"))
+
+
+class GrpcOnHost(GrpcTransport):
+    """Listens on a unix socket."""
+
+    name = "grpc-unix"
+
+    def listen(self, place: str) -> GrpcListener:
+        return super().listen(str(Path(tempfile.mkdtemp()) / "grpc"))
+
+
+KINDS: list[type[Transport]] = [
+    *(InprocTransport, ShmTransport, ZmqTransport, GrpcTransport, ZmqOnHost, GrpcOnHost)
+]
+SLOW = {(answers_many_requests_in_any_order, kind) for kind in (GrpcTransport, GrpcOnHost)}
 PAIRS = [
     pytest.param(
         check,

@@ -131,7 +131,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("repeats", int, "runs with the same seed [1]"),
     ("workers", str, "numbers of workers, comma-separated [2]"),
     ("servers", str, "numbers of hub shards, comma-separated [1]"),
-    ("transport", str, "of the hub: auto, shm, zmq or grpc [auto]"),
+    ("transport", str, "of the hub: auto, shm, zmq, grpc, zmq-tcp or grpc-tcp [auto]"),
     ("backend", str, "of ring and torch's rows: gloo or nccl [gloo]"),
     ("batch", int, "samples per step over all workers [the job's]"),
     ("lr", str, "scaling of the learning rate: same, linear or per-worker [same]"),

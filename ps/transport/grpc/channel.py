@@ -31,7 +31,9 @@ FAST_REDIAL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_
 def open_channel(address: str, access: Access = NO_ACCESS, options: Options = ()) -> grpc.Channel:
     """Returns a channel for threads. It connects on first use."""
     every = [*_ALWAYS, *options]
-    if access.certificate:
+    if access.unix:
+        channel = grpc.insecure_channel(f"unix:{access.unix}", options=every)
+    elif access.certificate:
         channel = grpc.secure_channel(address, _trust(access), options=[*every, _expects(access)])
     else:
         channel = grpc.insecure_channel(address, options=every)

@@ -203,7 +203,7 @@ class GrpcListener:
     """A shard's end. Each stream has two threads: gRPC's thread sends replies, ours reads requests.
 
     Args:
-        host: The address to listen on.
+        place: The address to listen on, or the path of a unix socket, to which only members must come.
         register: Each adds a service to the server.
         rejections: Counts refused frames and streams.
         lock: Guards the server; None: it is open.
@@ -211,12 +211,13 @@ class GrpcListener:
 
     def __init__(
         self,
-        host: str,
+        place: str,
         register: Sequence[Callable[[grpc.Server], None]],
         rejections: Rejections,
         lock: ShardLock | None = None,
     ) -> None:
-        here = numeric(host)
+        on_host = place.startswith("/")
+        here = place if on_host else numeric(place)
         self._inbox: deque[Envelope] = deque()
         self._bell = Bell()
         self.waitable = self._bell.waitable
@@ -243,19 +244,19 @@ class GrpcListener:
         for add in register:
             add(self._server)
         try:
-            place = f"{bracketed(here)}:0"
+            wanted = f"unix:{place}" if on_host else f"{bracketed(here)}:0"
             if lock is not None and lock.identity is not None:
                 credentials = server_credentials(lock.identity, lock.authority)
-                port = self._server.add_secure_port(place, credentials)
+                port = self._server.add_secure_port(wanted, credentials)
             else:
-                port = self._server.add_insecure_port(place)
+                port = self._server.add_insecure_port(wanted)
         except RuntimeError as error:
             self.close()
             raise ConfigError(
-                f"cannot listen on {host} with gRPC ({error}); use an address of this host"
+                f"cannot listen on {place} with gRPC ({error}); use an address of this host"
             ) from error
         self._server.start()
-        self.address = f"{bracketed(reachable(here))}:{port}"
+        self.address = wanted if on_host else f"{bracketed(reachable(here))}:{port}"
 
     def flush(self) -> None:
         """Does nothing: `send` does not buffer."""

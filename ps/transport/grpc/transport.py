@@ -68,8 +68,8 @@ class GrpcTransport:
         self._lanes = lanes
         self._windows = Windows(Arena())
 
-    def listen(self, host: str) -> GrpcListener:
-        return GrpcListener(host, self._register, self._rejections, self._lock)
+    def listen(self, place: str) -> GrpcListener:
+        return GrpcListener(place, self._register, self._rejections, self._lock)
 
     def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> GrpcConnection:
         connection = GrpcConnection(address, self._lanes, key)

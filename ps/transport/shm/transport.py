@@ -220,7 +220,7 @@ class ShmTransport:
         self._arena = Arena(guarded=guarded)
         self._windows = Windows(self._arena)
 
-    def listen(self, host: str) -> ShmListener:
+    def listen(self, place: str) -> ShmListener:
         return ShmListener(self._arena, self._rejections)
 
     def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> ShmConnection:

@@ -15,6 +15,7 @@ import hmac
 import itertools
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import zmq
 
@@ -36,6 +37,7 @@ from hubring.ps.transport.zmq.socket import (
     NOW_AND_MORE,
     QUESTION,
     SCHEME,
+    UNIX,
     Seal,
     Sockets,
     descriptor_of,
@@ -59,17 +61,18 @@ class ZmqListener:
 
     Args:
         sockets: Opens the ROUTER; no other listener may use them.
-        host: The address to listen on.
+        place: The address to listen on, or the path of a unix socket, to which only members must come.
         rejections: Counts dropped messages and refused connections.
         lock: Which peers to admit; None: all.
     """
 
     def __init__(
-        self, sockets: Sockets, host: str, rejections: Rejections, lock: ShardLock | None = None
+        self, sockets: Sockets, place: str, rejections: Rejections, lock: ShardLock | None = None
     ) -> None:
         self._sockets = sockets
         self._rejections = rejections
-        here = numeric(host)
+        self._unix = Path(place) if place.startswith("/") else None
+        here = place if self._unix else numeric(place)
         self._reply_routes: dict[bytes, bytes] = {}
         """For workers with a separate reply connection: its routing id, by that of the request connection."""
         self._data_key = b"" if lock is None else lock.key.data_key
@@ -99,13 +102,16 @@ class ZmqListener:
         self._epoll = poller(descriptor_of(self._router), self._bell.waitable, *asked)
         self.waitable = self._epoll.fileno()
         try:
-            self._router.bind(f"{SCHEME}{bracketed(here)}:*")
+            self._router.bind(f"{UNIX}{place}" if self._unix else f"{SCHEME}{bracketed(here)}:*")
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(
-                f"cannot listen on {host} with ZeroMQ ({error}); use an address of this host"
+                f"cannot listen on {place} with ZeroMQ ({error}); use an address of this host"
             ) from error
-        port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+        self.address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._unix:
+            return
+        port = self.address.rpartition(":")[2]
         before_ready = BEFORE_CURVE_READY if lock is not None and lock.curve else BEFORE_READY
         self._newcomers = Newcomers(self._router, int(port), rejections, before_ready)
         self.address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
@@ -181,6 +187,8 @@ class ZmqListener:
             if self._handshakes is not None:
                 self._handshakes.close()
             self._sockets.close(self._router)
+            if self._unix:
+                self._unix.unlink(missing_ok=True)
 
 
 def _message(frames: list[zmq.Frame], seal: Seal) -> Message:

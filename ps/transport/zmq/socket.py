@@ -91,7 +91,7 @@ class Seal:
         return opened(first, payload)
 
 
-SCHEME = "tcp://"
+SCHEME, UNIX = "tcp://", "ipc://"
 
 NAME_BYTES = 16
 """Bytes of the random routing id of a connection for requests."""

@@ -90,8 +90,8 @@ class ZmqTransport:
         self._windows = Windows(Arena())
         self._sockets = Sockets()
 
-    def listen(self, host: str) -> ZmqListener:
-        return ZmqListener(Sockets(), host, self._rejections, self._lock)
+    def listen(self, place: str) -> ZmqListener:
+        return ZmqListener(Sockets(), place, self._rejections, self._lock)
 
     def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> ZmqConnection:
         deadline = time.monotonic() + timeout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,29 @@ def test_a_pinned_transport_is_taken(address: ShardAddress, want: str) -> None:
     assert talks(dial, 0)
 
 
+@pytest.mark.parametrize("name", ["zmq", "grpc"])
+def test_only_a_process_of_the_shards_user_and_host_may_come_by_its_unix_socket(
+    name: str, address: ShardAddress, tmp_path: Path
+) -> None:
+    """By TCP nobody listens, so a worker that wants TCP, or must, reaches nothing."""
+    tmp_path.chmod(0o700)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(Serving(transport(name), place=str(tmp_path / "socket")))
+        shard = address._replace(
+            addresses={
+                name: address.addresses[name].rpartition(":")[0] + ":1",
+                f"{name}-unix": listener.address,
+            }
+        )
+        assert talks(choose([shard], name).dial, 0)
+        for far, want in ((shard, f"{name}-tcp"), (shard._replace(host_id="elsewhere"), name)):
+            with pytest.raises(ServerUnreachable, match=":1"):
+                choose([far], want, timeout=1.0)
+        tmp_path.chmod(0o755)  # another user could have made the socket
+        with pytest.raises(ServerUnreachable, match=":1"):
+            choose([shard], name, timeout=1.0)
+
+
 @pytest.mark.parametrize("want", FASTEST_FIRST)
 def test_a_shard_that_moves_before_a_worker_is_connected_is_found_again(want: str) -> None:
     """The shard is killed between the choice of its transport and the worker's first connection."""
@@ -97,12 +121,14 @@ def test_an_unknown_transport_is_a_setting_gone_wrong() -> None:
 
 def test_listeners_open_by_every_transport_and_none_is_left_when_one_fails() -> None:
     listeners = open_doors("127.0.0.1").listeners
-    assert tuple(listeners) == FASTEST_FIRST
-    kind, *_ = choose(
-        [ShardAddress(host_id(), {name: each.address for name, each in listeners.items()})], timeout=PATIENCE
-    )
+    assert tuple(listeners) == (*FASTEST_FIRST, "zmq-unix", "grpc-unix")
+    addresses = {name: each.address for name, each in listeners.items()}
+    kind, *_ = choose([ShardAddress(host_id(), addresses)], timeout=PATIENCE)
     assert kind.name == "shm"
+    sockets = [Path(addresses[f"{name}-unix"].partition(":")[2]) for name in ("zmq", "grpc")]
+    assert all(map(Path.is_socket, sockets))
     for listener in listeners.values():
         listener.close()
+    assert not any(map(Path.exists, sockets))
     with pytest.raises(ConfigError, match=r"no\.such\.host"):
         open_doors("no.such.host.invalid")

@@ -28,9 +28,10 @@ def echo(listener: Listener, envelope: Envelope) -> None:
 class Serving:
     """A thread that opens a listener, polls it like a shard, and passes each request to `answer`."""
 
-    def __init__(self, transport: Transport, answer: Answer = echo) -> None:
+    def __init__(self, transport: Transport, answer: Answer = echo, place: str = "127.0.0.1") -> None:
         self._transport = transport
         self._answer = answer
+        self._place = place
         self._bell = Bell()
         self._opened: Future[str] = Future()
         self._ended: Future[None] = Future()
@@ -55,7 +56,7 @@ class Serving:
 
     def _run(self) -> None:
         try:
-            listener = self._transport.listen("127.0.0.1")
+            listener = self._transport.listen(self._place)
             self._opened.set_result(listener.address)
             with contextlib.closing(listener):
                 self._serve(listener)

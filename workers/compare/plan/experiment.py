@@ -173,7 +173,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Numbers of workers, which share the batch."""
     servers: tuple[Count, ...] = (1,)
     """Numbers of shard processes of the hub. With a link, each shard has its own host."""
-    transport: Literal["auto", "shm", "zmq", "grpc"] = "auto"
+    transport: Literal["auto", "shm", "zmq", "grpc", "zmq-tcp", "grpc-tcp"] = "auto"
     """Transport of the hub."""
     slice_bytes: Bytes | None = None
     """Largest slice of the hub's parameters; None: tuned by measuring."""
