@@ -121,7 +121,7 @@ def _memory(case: BenchCase) -> Iterator[RatioTarget]:
 
 def _wire(case: BenchCase) -> Iterator[RatioTarget]:
     """Targets over sockets, with one server each."""
-    yield _target("hub-zmq", "raw-tcp", case, 1.25)
+    yield _target("hub-zmq-tcp", "raw-tcp", case, 1.25)
     yield _target("hub-grpc", "hub-zmq", case, 2.5)
 
 
@@ -139,7 +139,7 @@ WIRE_BOUND = "raw-tcp"
 TRAINED_PEER = "ddp-gloo"
 EXCHANGED = ("peer", "limit")
 TRAINED = ("samples/s", "exposed ms", "peer")
-OVER_WIRE = ("hub-zmq", "hub-zmq-bf16", "hub-zmq-int8", "hub-grpc")
+OVER_WIRE = ("hub-zmq", "hub-zmq-tcp", "hub-zmq-bf16", "hub-zmq-int8", "hub-grpc", "hub-grpc-tcp")
 NOTE = (
     f"*peer*: the speedup over `{PEER}`, or over `{TRAINED_PEER}` for whole training steps."
     f" *limit*: the row's time divided by that of `{WIRE_BOUND}` for"

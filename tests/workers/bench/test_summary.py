@@ -60,14 +60,14 @@ def test_unmeasured_cells_are_empty_and_unmeasured_columns_are_left_out() -> Non
 
 
 def test_targets_are_shown_with_the_measured_value_and_whether_it_is_met() -> None:
-    rows = {"gloo+sgd": 100.0, "hub-shm": 25.0, "hub-zmq": 90.0, "raw-tcp": 75.0, "bound-memory-2": 20.0}
+    rows = {"gloo+sgd": 100.0, "hub-shm": 25.0, "hub-zmq-tcp": 90.0, "raw-tcp": 75.0, "bound-memory-2": 20.0}
     adam = [
         made(row, 2, median, optimizer="adam") for row, median in (("gloo+sgd", 150.0), ("hub-shm", 25.0))
     ]
     text = render([*(made(row, 2, median) for row, median in rows.items()), *adam])
     assert "| `gloo+sgd` / `hub-shm` | ≥ 5 | 4.000 **missed** (2:flat:sgd), 6.000 (2:flat:adam) |" in text
     assert "| `hub-shm` / limit of memory | ≤ 1.5 | 1.250 (2:flat:sgd) |" in text
-    assert "| `hub-zmq` / `raw-tcp` | ≤ 1.25 | 1.200 (2:flat:sgd) |" in text
+    assert "| `hub-zmq-tcp` / `raw-tcp` | ≤ 1.25 | 1.200 (2:flat:sgd) |" in text
     assert "`mpi` / `hub-shm`" not in text
 
 
@@ -77,7 +77,7 @@ def test_all_that_is_wanted_is_measured_by_the_standard_cases() -> None:
     assert all(target.under is None or BenchCase(*target.under.case) in cases for target in standard)
     for row in ("mpi", "hub-colo", "hub-grpc", "ddp-gloo"):
         assert any(target.over.row == row for target in standard)
-    assert {target.over.case[0] for target in standard if target.over.row == "hub-zmq"} == {1, 2, 4}
+    assert {target.over.case[0] for target in standard if target.over.row == "hub-zmq-tcp"} == {1, 2, 4}
 
 
 def test_wrong_elements_are_not_kept_quiet() -> None:

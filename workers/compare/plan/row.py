@@ -155,7 +155,7 @@ ROWS = {
 
 WIRED = {
     f"hub-{wire}": Row(name=f"hub-{wire}", about=f"hub-bsp over {wire}", rule="bsp", transport=wire)
-    for wire in ("shm", "zmq", "grpc")
+    for wire in ("shm", "zmq", "grpc", "zmq-tcp", "grpc-tcp")
 }
 """The hub over one transport, whatever the experiment sets: for a comparison of transports."""
 
