@@ -351,11 +351,11 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
 
 def _silent(server: str, detail: str = "") -> Exception:
     from hubring.ps.core.errors import ServerUnreachable
-    from hubring.ps.transport.host import probe
+    from hubring.ps.transport.host import probe, start_command
 
     return ServerUnreachable(
         f"no server answers at {server}: {probe(server)}{detail}; check the address, or start one:"
-        f" ps-server start --port {server.rpartition(':')[2]}; to diagnose: ps-server doctor {server}"
+        f" {start_command(server)}; to diagnose: ps-server doctor {server}"
     )
 
 

@@ -34,7 +34,7 @@ from hubring.ps.security.certificate import NO_CERTIFICATE, OwnCertificate, load
 from hubring.ps.security.guard import Role
 from hubring.ps.shard.host_shards import ShardSettings, shard_host, start
 from hubring.ps.transport.grpc.calls import OpenCall, describe, details, patience, whole
-from hubring.ps.transport.host import probe
+from hubring.ps.transport.host import probe, start_command
 
 log = logging.getLogger(__name__)
 
@@ -204,6 +204,6 @@ class Admission:
 def _silent(address: str, began: float, detail: str = "") -> ServerUnreachable:
     return ServerUnreachable(
         f"no server answers at {address} after {time.monotonic() - began:.0f} s: {probe(address)}{detail}."
-        f" Check the address, or start a server there: ps-server start --port {address.rpartition(':')[2]}."
+        f" Check the address, or start a server there: {start_command(address)}."
         f" To find the cause, run: ps-server doctor {address}"
     )

@@ -164,9 +164,8 @@ class Shutdown:
             what: What happened to which shard.
         """
         fix = RESTART_JOB if self._colocate else RESTART_ALL
-        error = JobFailed(
-            f"{what}, at about step {self._job.step}; its part of the parameters is lost. {fix}"
-        )
+        lost = f"at about step {self._job.step}; its part of the parameters is lost"
+        error = JobFailed(f"{what}, {lost if self._job.started else 'before the job began'}. {fix}")
         if not self._colocate and self.failure is None:
             self.failure = error
         self.lost.set()

@@ -27,10 +27,13 @@ def banner(config: ServerConfig, address: str, tokens: Path | None, page: Sequen
     constant = {"ssp": f" --staleness {config.staleness}", "backup": f" --backup {config.backup}"}
     mode = config.mode + constant.get(config.mode, "")
     count = f"   # x {config.workers} workers" if config.workers > 1 else ""
+    worker = f"ps-worker --server {address}"
+    if tokens is not None and not is_loopback(config.host):
+        worker += " --token-file COPY"
     lines = [
         f"ps-server on {address}  mode {mode}  shards {shards}",
-        f"  workers   ps-worker --server {address}{count}",
-        f"  ring      ps-worker --server {address} --topology ring",
+        f"  workers   {worker}{count}",
+        f"  ring      {worker} --topology ring",
         f"  status    ps-server status {address}",
         f"  tokens    {_tokens(tokens, config.host)}",
         *([f"  data      {PLAIN}"] if config.sends_plain else []),
@@ -47,7 +50,7 @@ def _tokens(file: Path | None, host: str) -> str:
         return "none, and no encryption (--insecure): every client can change the model"
     if is_loopback(host):
         return f"in {file}; other users of this host need a copy. For workers on other hosts, use --host"
-    return f"in {file}; workers on other hosts need a copy, in --token-file"
+    return f"in {file}; workers on other hosts need a COPY of it"
 
 
 def _saves(config: ServerConfig) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.config.values import address as split
+from hubring.ps.config.values import is_loopback
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey
 from hubring.ps.security.certificate import Identity
@@ -176,6 +177,12 @@ SECONDS = 0.5
 """Seconds for each attempt. The caller has already waited long."""
 _SETTINGS = b"\x04"
 """The type of the frame with which a server begins HTTP/2 (RFC 9113, 6.5), after three bytes of length."""
+
+
+def start_command(address: str) -> str:
+    """Returns the command that starts a server on the host of an address, where others find it."""
+    host, port = split(address)
+    return f"ps-server start --port {port}{'' if is_loopback(host) else ' --host 0.0.0.0'}"
 
 
 def probe(address: str) -> str:

@@ -67,13 +67,13 @@ def banner_of(config: ServerConfig) -> str:
 def test_no_other_host_reaches_a_server_on_loopback(host: str) -> None:
     line = "in /run/tokens; other users of this host need a copy. For workers on other hosts, use --host"
     assert line in banner_of(ServerConfig(host=host))
-    assert "workers on other hosts need a copy" not in banner_of(ServerConfig(host=host))
+    assert "--token-file" not in banner_of(ServerConfig(host=host))
 
 
 def test_workers_on_other_hosts_need_a_copy() -> None:
-    assert "in /run/tokens; workers on other hosts need a copy, in --token" in banner_of(
-        ServerConfig(host="node1")
-    )
+    said = banner_of(ServerConfig(host="node1"))
+    assert "in /run/tokens; workers on other hosts need a COPY of it" in said
+    assert said.count("ps-worker --server here:5555 --token-file COPY") == 2
 
 
 def test_plain_data_is_announced_where_it_counts() -> None:

@@ -115,6 +115,7 @@ REACHING = [
         lambda stage: stage.seeker("no-such-host.invalid:5555"),
         who="no server answers at no-such-host",
         why="cannot resolve the host name 'no-such-host.invalid'",
+        fix=r"start a server there: ps-server start --port 5555 --host 0\.0\.0\.0",
     ),
     NO_ADDRESS,
     NO_ADDRESS.but(
