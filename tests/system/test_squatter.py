@@ -82,7 +82,7 @@ def test_no_client_without_a_token_joins_who_took_the_port_before_the_server(
 TLS_HANDSHAKE = b"\x16\x03"
 
 
-@pytest.mark.parametrize("transport", ["zmq", pytest.param("grpc", marks=pytest.mark.full)])
+@pytest.mark.parametrize("transport", ["zmq-tcp", pytest.param("grpc-tcp", marks=pytest.mark.full)])
 def test_a_worker_tells_nothing_to_who_took_the_ports_of_its_shard(cluster: Cluster, transport: str) -> None:
     server, address = cluster.server("--workers", "1", "--once")
     (worker,) = cluster.held(address, "--transport", transport, "--timeout", "10", count=1, steps=1_000_000)
@@ -91,7 +91,7 @@ def test_a_worker_tells_nothing_to_who_took_the_ports_of_its_shard(cluster: Clus
     ports = [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
     server.process.send_signal(signal.SIGSTOP)  # so that it does not report the lost shard to the worker
     psutil.Process(shard).kill()
-    if transport == "zmq":
+    if transport == "zmq-tcp":
         with zmq_thief(ports, answer=bytes(24)) as messages:
             cluster.go.touch()
             worker.until(lambda: len(messages) > 1, "two attempts to reconnect")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
+from hubring.ps.security.handshake import ServerCertificate, peek
 from hubring.ps.security.token_file import runtime_file
+from hubring.ps.transport.grpc.channel import SPARE_CONNECTIONS
 from hubring.workers.compare.plan.setting import Link
 from hubring.workers.compare.run.site import network, why_not
 from tests.support.processes.cluster import PATIENCE, SCRIPTS, SMALL, Cluster, Program
@@ -24,6 +28,7 @@ def refused(stranger: Program) -> set[str]:
     assert found.pop("token file") == "PermissionError"
     assert {found.pop("zmq False"), found.pop("zmq True")} == {"silence"}
     shared = {found.pop(name) for name in list(found) if name.startswith("shm")}
+    assert {found.pop(name) for name in list(found) if name.startswith("unix")} == {"PermissionError"}
     assert len(found) >= 31
     assert set(found.values()) == {"UNAUTHENTICATED"}, found
     return shared
@@ -44,6 +49,21 @@ def test_another_user_of_the_host_is_refused_everything(cluster: Cluster) -> Non
     worker.until(lambda: cluster.step(address) > before, "more steps")
     assert "\x1b" not in server.said()
     assert server.said().count("WARNING: refused a call of") < 10  # of more than 24
+
+
+@pytest.mark.slow
+def test_strangers_who_hold_all_connections_keep_out_no_process_of_the_servers_user_and_host(
+    cluster: Cluster,
+) -> None:
+    server, address = cluster.server("--workers", "1", "--once")
+    host, _, port = address.partition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * SPARE_CONNECTIONS):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        assert peek(address, 5.0) == ServerCertificate(), "a stranger beyond the bound gets no handshake"
+        assert cluster.run("status", "hubring.ps.cli", "status", address).wait() == 0
+        assert cluster.worker(address, SMALL, "5").done()["steps"] == 5
+        server.done()
 
 
 @pytest.mark.slow

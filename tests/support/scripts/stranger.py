@@ -24,6 +24,7 @@ from hubring.protos import data_pb2
 from hubring.protos.control_pb2_grpc import ControlStub, ShardControlStub
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.security.access import Access, unproved_access
+from hubring.ps.security.handshake import peek
 from hubring.ps.transport.base import Message, sealed
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import to_frames
@@ -117,6 +118,11 @@ def by_shared_memory(name: str) -> str:
         return "allowed" if door.recv(1) else "closed"
 
 
+def by_unix_socket(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.connect(path)
+
+
 def table(pid: int, name: str) -> list[list[str]]:
     """Returns the sockets in the network of a process, which can be another than ours."""
     with open(f"/proc/{pid}/net/{name}") as lines:
@@ -130,7 +136,9 @@ def main(server: str, token_file: str, shard: int) -> None:
     ports = [int(row[1].rpartition(":")[2], 16) for row in tcp]
     bound = [row for row in table(shard, "unix") if len(row) > 7 and f"socket:[{row[6]}]" in inodes]
     names = [row[7][1:] for row in bound if row[7][0] == "@"]
-    access = unproved_access(server, SECONDS)
+    paths = [row[7] for row in bound if row[7][0] == "/"]
+    peer = peek(server, SECONDS)
+    access = Access("", peer.certificate, peer.name)
     for module in iter_modules(grpc.__path__, "grpc."):  # another user may not read the folder, even later
         if module.name.startswith("grpc._"):
             import_module(module.name)
@@ -159,6 +167,8 @@ def main(server: str, token_file: str, shard: int) -> None:
             tries |= {**found, "Exchange": outcome(partial(by_grpc, address, access))}
     for name in names:
         tries[f"shm {name[:7]}"] = outcome(partial(by_shared_memory, name))
+    for path in paths:
+        tries[f"unix {path}"] = outcome(partial(by_unix_socket, path))
     print(json.dumps(tries))
 
 
