@@ -200,6 +200,7 @@ def unix_socket(address: str) -> str:
     if not path or not is_this_host(host):
         return ""
     with socket.socket(socket.AF_UNIX) as trial:
+        trial.setblocking(False)  # a stopped server may have no room
         return "" if trial.connect_ex(path) else path
 
 
