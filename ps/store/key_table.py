@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import ceil
@@ -56,10 +57,15 @@ class KeyTable(dict[int, KeyEntry]):
         pages = [ceil(nbytes / PAGE_BYTES) for nbytes in sizes]
         *starts, total = accumulate(pages, initial=0)
         whole = memory.allocate(total * PAGE_BYTES, extends=extends)
-        for piece, start in zip(slices, starts, strict=True):
-            entry = KeyEntry.make(piece, buckets[piece.bucket], whole[start * PAGE_BYTES :], finite=finite)
-            entry.shown = shown
-            table[piece.key] = entry
+        gc.disable()  # it would walk through all keys again and again: 65,536 took 5.7 s instead of 1.2
+        try:
+            for piece, start in zip(slices, starts, strict=True):
+                memory_of_key = whole[start * PAGE_BYTES :]
+                entry = KeyEntry.make(piece, buckets[piece.bucket], memory_of_key, finite=finite)
+                entry.shown = shown
+                table[piece.key] = entry
+        finally:
+            gc.enable()
         longest: dict[torch.dtype, int] = {}
         for entry in table.values():
             dtype = entry.values.dtype
