@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from hubring.ps.optim.block_optimizers import KERNELS, optimizer_for
+from hubring.ps.optim.block_optimizers import KERNELS
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
 from hubring.ps.optim.fused_mean_step import State
 from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
@@ -60,34 +58,3 @@ def test_elements_that_are_beyond_float32_only_together_are_stepped_with() -> No
         KERNELS["SGD"]([expected], [large.clone()], [state], kwargs_of(hyper, "SGD"), torch.tensor(2.0))
     assert torch.equal(values, expected)
     assert values.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        (
-            "SGD",
-            [{"weight_decay": 0.1}, {"maximize": True}, {"momentum": 0.0}, {"momentum": 0.9}, {"lr": 0.2}],
-        ),
-        ("Adam", [{"weight_decay": 0.1}, {"maximize": True}, {"betas": (0.4, 0.9)}, {"lr": 0.2}]),
-        ("AdamW", [{"weight_decay": 0.0}, {"betas": (0.8, 0.9)}, {"maximize": True}, {"lr": 0.2}]),
-    ],
-)
-def test_hyperparameters_and_contributors_may_change_from_step_to_step(name: str, changes: list[Any]) -> None:
-    group = getattr(torch.optim, name)([torch.zeros(1)], lr=0.1).param_groups[0]
-    if name == "SGD":
-        group["momentum"] = 0.9
-    optimizer, values, expected = (
-        optimizer_for(name, torch.float32, finite=True),
-        torch.ones(WORTH + 5),
-        torch.ones(WORTH + 5),
-    )
-    state: State = {}
-    for step, change in enumerate([{}, {}, *changes, {}]):
-        group.update(change)
-        count = 1 + step % 3
-        hyper, given = hyper_of(group, name), gradients(count, WORTH + 5)
-        optimizer.step(values, given, count, hyper, torch.empty(WORTH + 5))
-        total = summed(given, torch.empty(WORTH + 5)).clone()
-        KERNELS[name]([expected], [total], [state], kwargs_of(hyper, name), torch.tensor(float(count)))
-        assert torch.equal(values, expected), f"step {step}"
