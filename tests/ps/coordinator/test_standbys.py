@@ -78,6 +78,8 @@ async def test_a_call_to_a_frozen_shard_goes_to_its_standby_unless_its_caller_ga
     assert draining.cancelled() == given_up
     assert ("Drain" in calls(standby)) != given_up
     assert "was replaced by its standby" in (await looking)[0]
+    assert (hub.standbys.failovers, hub.failures) == (1, [])
+    assert all("has taken its place" in told for told in (hub.news[0], dismissal(hub, shard)))
 
 
 KILLED = "was killed by signal 9 (SIGKILL)"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.shard import process
 from hubring.ps.shard.changes import StandbyVerdict
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.process import Registration
@@ -41,17 +40,6 @@ class Loop(ShardLoop):
 
     def stop(self) -> None:
         self.ended.set()
-
-
-@pytest.mark.parametrize("damaged", [1, 2])
-def test_a_shard_goes_on_after_replies_without_a_message(
-    monkeypatch: pytest.MonkeyPatch, damaged: int
-) -> None:
-    monkeypatch.setattr(process, "RETRY_SECONDS", 0.0)
-    shard, _ = registered([*[None] * damaged, Reply(stop=True)])
-    loop = Loop()
-    shard._beat(loop)
-    assert (loop.ended.is_set(), shard.failure) == (True, None)
 
 
 @pytest.mark.parametrize(

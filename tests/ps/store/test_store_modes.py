@@ -75,15 +75,3 @@ def test_backup_workers_close_a_round_with_the_first_gradients_and_drop_the_late
     assert parameters(store).tolist() == [3.0] * 4
     assert store.stats().dropped == 1
     assert not any(values_of(reply).stable for _, reply in deliveries)
-
-
-def test_a_late_worker_skips_to_the_current_round_however_far_it_is() -> None:
-    store = hub(BackupWorkers(1), 2)
-    for clock in range(4):
-        store.handle(push(0, clock), clock)
-    ((_, late),) = store.handle(push(1, 0), "late")
-    assert values_of(late).clock == 4
-    ((_, again),) = store.handle(push(1, 0), "late again")
-    assert (again, store.stats().dropped) == (late, 1)
-    assert answered(store.handle(push(1, 4), "fresh")) == ["fresh"]
-    assert parameters(store).tolist() == [5.0] * 4

@@ -50,19 +50,6 @@ def test_the_push_of_a_dead_worker_is_discarded_and_its_retries_are_refused() ->
     assert parameters(store).tolist() == [1.0] * 4
 
 
-def test_a_joiner_starts_at_the_open_round_in_lockstep() -> None:
-    store = hub(BSP(), 2)
-    for rank in range(2):
-        store.handle(push(rank, 0), rank)
-    store.on_view(view(2, sender(0)))
-    store.handle(push(0, 1), "alone")
-    store.handle(push(0, 2), "open")
-    late = sender(1, life=2)
-    assert answered(store.on_view(view(3, sender(0), late))) == []
-    ((_, pulled),) = store.handle(Pull(late, 0), "pull")
-    assert (values_of(pulled).clock, values_of(pulled).version) == (3, 3)
-
-
 def test_a_joiner_starts_at_the_slowest_live_clock_in_asynchronous_modes() -> None:
     store = hub(ASP(), 3)
     for rank, clocks in ((0, 5), (1, 3), (2, 1)):
