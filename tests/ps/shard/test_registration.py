@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.shard import process
 from hubring.ps.shard.changes import StandbyVerdict
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.process import Registration
@@ -40,6 +41,14 @@ class Loop(ShardLoop):
 
     def stop(self) -> None:
         self.ended.set()
+
+
+def test_a_shard_goes_on_after_replies_without_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "RETRY_SECONDS", 0.0)
+    shard, _ = registered([None, None, Reply(stop=True)])
+    loop = Loop()
+    shard._beat(loop)
+    assert (loop.ended.is_set(), shard.failure) == (True, None)
 
 
 @pytest.mark.parametrize(
