@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
 from hubring.ps.optim.fused_mean_step import State
 from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.sums import WORTH, loops_work, summed
-from tests.support.optimizers import random
+from tests.support.optimizers import CASES, random, torchs
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -25,13 +27,13 @@ def test_loops_serve_where_llvmlite_is_installed_and_only_there(kernels: str) ->
 
 
 @pytest.mark.parametrize("finite", [True, False])
-@pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_slices_of_several_blocks_train_as_torch_does_also_from_a_checkpoint(name: str, finite: bool) -> None:
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_slices_of_several_blocks_train_as_torch_does_also_from_a_checkpoint(
+    name: str, options: dict[str, Any], finite: bool
+) -> None:
     numel, count = BLOCK_BYTES // 4 + WORTH + 5, 3
-    options = {"momentum": 0.9} if name == "SGD" else {"weight_decay": 0.1}
     parameter = torch.nn.Parameter(torch.ones(numel))
-    local = getattr(torch.optim, name)([parameter], lr=0.1, fused=True, **options)
-    hyper = hyper_of(local.param_groups[0], name)
+    local = torchs(name, [parameter], options)
     values, scratch = torch.ones(numel), torch.empty(numel)
     steps = BlockSteps(name, values, finite=finite)
     for step in range(4):
@@ -40,7 +42,8 @@ def test_slices_of_several_blocks_train_as_torch_does_also_from_a_checkpoint(nam
             steps = BlockSteps(name, values, finite=finite)
             steps.load(saved)
         given = [gradient * (1 + step) for gradient in gradients(count, numel)]
-        steps.step(given, hyper, scratch)
+        local.param_groups[0]["lr"] = 0.1 / (1 + step)
+        steps.step(given, hyper_of(local.param_groups[0], name), scratch)
         parameter.grad = summed(given, torch.empty(numel)) / count
         local.step()
     assert torch.equal(values, parameter.detach())
