@@ -19,12 +19,14 @@ from tests.contract.awkward import (
     Hub,
     Ring,
     assert_as_one,
+    backward,
     batches,
     layers,
     made,
     mean,
     momentum,
     parts,
+    step,
     values,
 )
 from tests.support.training.ranks import Ranks
@@ -40,9 +42,7 @@ def test_normalisation_sees_each_ranks_own_batch_and_keeps_its_own_statistics(ki
         model = made(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
         optimizer = momentum(model, communicator)
         for batch in batches():
-            optimizer.zero_grad()
-            mean([model(share).square().mean() for share in parts(batch, communicator)]).backward()
-            optimizer.step()
+            step(model, optimizer, batch, communicator)
         if communicator is not None:
             statistics[communicator.rank] = model.get_buffer("0.running_mean").clone()
         return values(model)
@@ -107,13 +107,13 @@ def test_a_compiled_step_runs_the_exchange_as_it_is(kind: type[Ranks], part: str
     def train(communicator: Communicator | None) -> list[Tensor]:
         model = layers()
         optimizer = momentum(model, communicator)
-        step: Any = optimizer.step if part != "function" else lambda: optimizer.step()
-        step = step if part == "all" else compiled(step)
+        ends: Any = optimizer.step if part != "function" else lambda: optimizer.step()
+        ends = ends if part == "all" else compiled(ends)
 
         def whole(batch: Tensor) -> None:
             optimizer.zero_grad()
-            mean([model(share).square().mean() for share in parts(batch, communicator)]).backward()
-            step()
+            backward(model, batch, communicator)
+            ends()
             hubring_mean = None if communicator is None else allreduce(batch, communicator=communicator)
             assert hubring_mean is None or torch.equal(hubring_mean, batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -38,16 +39,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(FakeNccl, "hangs", request.param == "nccl that hangs")
     monkeypatch.setattr(group, "open_nccl", FakeNccl)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-
-
-def trained_a_step(ranks: HealingRanks, ring: HealingRing, model: nn.Module, optimizer: Any) -> bool:
-    """Trains one step, the third one once a newcomer waits; returns whether newcomers entered after it."""
-    if optimizer.completed_steps == 2:
-        ranks.await_newcomer()
-    optimizer.zero_grad()
-    squares(model, optimizer.completed_steps, ring.rank).backward()
-    optimizer.step()
-    return ring.between_steps(optimizer.completed_steps)
 
 
 def exchange(ring: HealingRing, buckets: list[Bucket], step: int, value: float) -> list[float]:
@@ -184,6 +175,9 @@ def test_a_member_that_leaves_does_not_fail_the_last_exchange_of_a_slower_one(
     assert together(ranks, live) == [([2.0], 1)] * 3
 
 
+STEPS = 8
+
+
 def small(seed: int) -> nn.Module:
     model = nn.Linear(3, 2)
     with torch.no_grad():
@@ -193,45 +187,70 @@ def small(seed: int) -> nn.Module:
     return model
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def trained(
+    ranks: HealingRanks, ring: HealingRing, give: Callable[..., object] = give_states
+) -> tuple[int, list[int], list[torch.Tensor]]:
+    """Trains all steps, the third one once a newcomer waits.
+
+    Returns:
+        The step in which the member entered, the members after each step since, and parameters.
+    """
+    model = small(int(ring.late))
+    optimizer = DistributedOptimizer(sgd(model), model, communicator=ring)
+    entered, sizes = optimizer.completed_steps, []
+    ranks.release()
+    while optimizer.completed_steps < STEPS:
+        if optimizer.completed_steps == 2:
+            ranks.await_newcomer()
+        optimizer.zero_grad()
+        squares(model, optimizer.completed_steps, ring.rank).backward()
+        optimizer.step()
+        if ring.between_steps(optimizer.completed_steps):
+            give(ring, [optimizer])
+        sizes.append(ring.size)
+    return entered, sizes, parameters(model)
+
+
 def test_a_newcomer_gets_the_state_and_all_go_on_alike() -> None:
-    ranks, steps = HealingRanks(2), 8
-
-    def live(ring: HealingRing) -> Any:
-        model = small(int(ring.late))
-        torch_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        optimizer = DistributedOptimizer(torch_optimizer, model, communicator=ring)
-        entered = optimizer.completed_steps
-        if entered == 0:
-            ranks.release()
-        sizes = []
-        while optimizer.completed_steps < steps:
-            optimizer.zero_grad()
-            squares(model, optimizer.completed_steps, ring.rank).backward()
-            if optimizer.completed_steps == 2 and ring.size == 2:
-                ranks.await_newcomer()
-            optimizer.step()
-            if ring.between_steps(optimizer.completed_steps):
-                give_states(ring, [optimizer])
-            sizes.append(ring.size)
-        return entered, sizes, parameters(model)
-
-    results = together(ranks, live, 2)
+    ranks = HealingRanks(2)
+    results = together(ranks, lambda ring: trained(ranks, ring), 2)
     entered = results[2][0]
-    assert 0 < entered < steps
-    assert results[0][1] == [2] * (entered - 1) + [3] * (steps - entered + 1)
+    assert 0 < entered < STEPS
+    assert results[0][1] == [2] * (entered - 1) + [3] * (STEPS - entered + 1)
     reference = small(0)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    for step in range(steps):
+    optimizer = sgd(reference)
+    for step in range(STEPS):
         optimizer.zero_grad()
         size = 2 if step < entered else 3
         torch.stack([squares(reference, step, rank) for rank in range(size)]).mean().backward()
         optimizer.step()
-    for _, _, trained in results:
-        torch.testing.assert_close(trained, parameters(reference))
+    for _, _, ended in results:
+        torch.testing.assert_close(ended, parameters(reference))
+
+
+def ends_of_three(ranks: HealingRanks, lost: int, give: Callable[..., object] = give_states) -> None:
+    """Three members train with a newcomer, and one of the four is lost meanwhile: all others end alike."""
+
+    def live(ring: HealingRing) -> Any:
+        own = 3 if ring.late else ring.rank
+        try:
+            return trained(ranks, ring, give)
+        except RingBroken:
+            assert own == lost
+            return None
+
+    ended = [result for result in together(ranks, live, 3) if result is not None]
+    assert [sizes[-1] for _, sizes, _ in ended] == [3, 3, 3]
+    for _, _, others in ended[1:]:
+        torch.testing.assert_close(others, ended[0][2], rtol=0, atol=0)
 
 
 def test_the_next_member_gives_the_state_if_the_first_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks, steps = HealingRanks(3), 8
+    ranks = HealingRanks(3)
     real = entering._broadcast
 
     def broadcast(whole: torch.Tensor | None, communicator: HealingRing) -> torch.Tensor:
@@ -240,27 +259,7 @@ def test_the_next_member_gives_the_state_if_the_first_is_lost(monkeypatch: pytes
         return real(whole, communicator)
 
     monkeypatch.setattr(entering, "_broadcast", broadcast)
-
-    def live(ring: HealingRing) -> Any:
-        model = small(int(ring.late))
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        optimizer = DistributedOptimizer(sgd, model, communicator=ring)
-        if optimizer.completed_steps == 0:
-            ranks.release()
-        try:
-            while optimizer.completed_steps < steps:
-                if trained_a_step(ranks, ring, model, optimizer):
-                    give_states(ring, [optimizer])
-        except RingBroken:
-            assert 0 not in ranks.live
-            return None
-        return ring.size, parameters(model)
-
-    lost, one, two, newcomer = together(ranks, live, 3)
-    assert lost is None
-    assert one[0] == two[0] == newcomer[0] == 3
-    torch.testing.assert_close(one[1], newcomer[1], rtol=0, atol=0)
-    torch.testing.assert_close(two[1], newcomer[1], rtol=0, atol=0)
+    ends_of_three(ranks, lost=0)
 
 
 @pytest.mark.parametrize("lost", [0, 3], ids=["first", "newcomer"])
@@ -268,7 +267,7 @@ def test_members_that_could_not_connect_to_newcomers_give_the_state_too(
     lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Member 1 sees the newcomer's generation break when member 2 goes on in it already."""
-    ranks, steps, opened = HealingRanks(3), 8, threading.Event()
+    ranks, opened = HealingRanks(3), threading.Event()
     broken: list[int] = []
     real = RingMeeting.connect
 
@@ -283,49 +282,25 @@ def test_members_that_could_not_connect_to_newcomers_give_the_state_too(
             raise error
         return ring
 
+    def give(ring: HealingRing, optimizers: list[DistributedOptimizer]) -> None:
+        if ring.rank == 2:
+            opened.set()
+        give_states(ring, optimizers)
+
     monkeypatch.setattr(RingMeeting, "connect", connect)
-
-    def live(ring: HealingRing) -> Any:
-        own = 3 if ring.late else ring.rank
-        model = small(int(ring.late))
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        try:
-            optimizer = DistributedOptimizer(sgd, model, communicator=ring)
-            ranks.release()
-            while optimizer.completed_steps < steps:
-                if trained_a_step(ranks, ring, model, optimizer):
-                    if own == 2:
-                        opened.set()
-                    give_states(ring, [optimizer])
-        except RingBroken:
-            assert own == lost
-            return None
-        return ring.size, parameters(model)
-
-    results = [result for result in together(ranks, live, 3) if result is not None]
-    assert [size for size, _ in results] == [3, 3, 3]
-    for _, trained in results[1:]:
-        torch.testing.assert_close(trained, results[0][1], rtol=0, atol=0)
+    ends_of_three(ranks, lost, give)
 
 
 def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on() -> None:
-    ranks, steps = HealingRanks(2), 8
+    ranks = HealingRanks(2)
 
     def live(ring: HealingRing) -> Any:
         if ring.late:
             model: nn.Module = nn.Linear(5, 2)
             with pytest.raises(ConfigError, match=r"the ring trains another model: 'weight'"):
-                DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=ring)
+                DistributedOptimizer(sgd(model), model, communicator=ring)
             return ranks.lose(2)
-        model = small(0)
-        optimizer = DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=ring
-        )
-        ranks.release()
-        while optimizer.completed_steps < steps:
-            if trained_a_step(ranks, ring, model, optimizer):
-                give_states(ring, [optimizer])
-        return ring.size
+        return trained(ranks, ring)[1][-1]
 
     assert together(ranks, live, 2) == [2, 2, None]
 

@@ -97,15 +97,3 @@ def test_no_rank_starts_on_the_ring_before_all_connect(ring: Ranks, monkeypatch:
 
     monkeypatch.setattr(dist, "ProcessGroupGloo", LateByOne)
     ring.run(lambda communicator: opened.set())
-
-
-def test_allocated_memory_is_flat_zeroed_and_of_its_dtype(ranks: Ranks) -> None:
-    def action(communicator: Communicator) -> None:
-        for dtype in (torch.float32, torch.bfloat16, torch.int64):
-            memory = communicator.allocate(1000, dtype)
-            assert memory.shape == (1000,)
-            assert memory.dtype == dtype
-            assert memory.device.type == "cpu"
-            assert not memory.any()
-
-    ranks.run(action)

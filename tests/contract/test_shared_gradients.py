@@ -44,9 +44,30 @@ def sgd(*models: nn.Module, **options: Any) -> torch.optim.SGD:
     return torch.optim.SGD(own, **{"lr": 0.1, "momentum": 0.9, **options})
 
 
+def loaded_sgd(model: nn.Module) -> torch.optim.SGD:
+    optimizer = sgd(model)
+    loaded = optimizer.state_dict()
+    loaded["state"] = {
+        index: {"momentum_buffer": torch.ones_like(one)} for index, one in enumerate(model.parameters())
+    }
+    optimizer.load_state_dict(loaded)
+    return optimizer
+
+
 class Several(nn.ModuleList):
-    def forward(self, batch: Tensor) -> list[Tensor]:
-        return [model(batch) for model in self]
+    """Two models that share their first layer."""
+
+    def __init__(self) -> None:
+        encoder, *heads = (made(nn.Linear(4, 4)) for _ in range(3))
+        super().__init__([nn.Sequential(encoder, head) for head in heads])
+
+    def optimizers(
+        self, communicator: Communicator | None, apart: bool = False, **options: Any
+    ) -> list[torch.optim.Optimizer]:
+        return [wrapped(sgd(model), model if apart else self, communicator, **options) for model in self]
+
+    def loss(self, batch: Tensor, communicator: Communicator | None) -> Tensor:
+        return mean([model(share).square().mean() for share in parts(batch, communicator) for model in self])
 
 
 # One order of sends, whatever the ranks' losses reach.
@@ -101,17 +122,13 @@ def test_two_optimizers_step_after_one_backward_with_one_exchange(kind: type[Ran
     pushes: list[int] = []
 
     def train(communicator: Communicator | None) -> list[Tensor]:
-        encoder, *heads = (made(nn.Linear(4, 4)) for _ in range(3))
-        model = nn.ModuleList([encoder, *heads])
-        optimizers = [wrapped(sgd(encoder, head), model, communicator) for head in heads]
+        model = Several()
+        optimizers = model.optimizers(communicator)
         counted = patch.object(communicator, "push_pull", wraps=getattr(communicator, "push_pull", None))
         with counted if communicator is not None else nullcontext() as sent:
             for batch in batches():
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-                shares = parts(batch, communicator)
-                losses = [head(encoder(share)).square().mean() for share in shares for head in heads]
-                mean(losses).backward()
+                model.zero_grad()
+                model.loss(batch, communicator).backward()
                 for optimizer in optimizers:
                     optimizer.step()
         if sent is not None:
@@ -127,15 +144,12 @@ def test_two_optimizers_step_after_one_backward_with_one_exchange(kind: type[Ran
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_grad_scaler_steps_two_optimizers_that_share_an_encoder(kind: type[Ranks], order: int) -> None:
     def train(communicator: Communicator | None) -> list[Tensor]:
-        encoder, *heads = (made(nn.Linear(4, 4)) for _ in range(3))
-        model = nn.ModuleList([encoder, *heads])
-        optimizers = [wrapped(sgd(encoder, head), model, communicator) for head in heads]
+        model = Several()
+        optimizers = model.optimizers(communicator)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for batch in batches():
             model.zero_grad()
-            shares = parts(batch, communicator)
-            loss = mean([head(encoder(share)).square().mean() for share in shares for head in heads])
-            scaler.scale(loss).backward()
+            scaler.scale(model.loss(batch, communicator)).backward()
             for optimizer in optimizers[::order]:
                 scaler.step(optimizer)
             scaler.update()
@@ -150,17 +164,12 @@ def test_steps_that_share_an_encoder_may_cross_the_barrier(kind: type[Ranks], ap
     """The second optimizer steps with what the first has left in flight."""
 
     def train(communicator: Communicator | None) -> list[Tensor]:
-        encoder, *heads = (made(nn.Linear(4, 4)) for _ in range(3))
-        whole = Several([nn.Sequential(encoder, head) for head in heads])
-        optimizers = [
-            wrapped(sgd(model), model if apart else whole, communicator, cross_barrier=True)
-            for model in whole
-        ]
+        whole = Several()
+        optimizers = whole.optimizers(communicator, apart=apart, cross_barrier=True)
         for batch in batches():
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            losses = [part.square().mean() for share in parts(batch, communicator) for part in whole(share)]
-            mean(losses).backward()
+            whole.loss(batch, communicator).backward()
             for optimizer in optimizers:
                 optimizer.step()
         for optimizer in optimizers:
@@ -264,13 +273,7 @@ def test_new_parameters_continue_from_loaded_momentum(kind: type[Ranks]) -> None
     def train(communicator: Communicator | None) -> list[Tensor]:
         first, second, model = two_layers()
         earlier = wrapped(sgd(first), model, communicator)
-        inner = sgd(first, second)
-        loaded = inner.state_dict()
-        loaded["state"] = {
-            index: {"momentum_buffer": torch.ones_like(one)} for index, one in enumerate(model.parameters())
-        }
-        inner.load_state_dict(loaded)
-        optimizer = wrapped(inner, model, communicator)
+        optimizer = wrapped(loaded_sgd(model), model, communicator)
         for batch in batches():
             optimizer.zero_grad()
             shares = parts(batch, communicator)
@@ -287,13 +290,7 @@ def test_loaded_momentum_of_a_frozen_layer_is_there_when_it_thaws(kind: type[Ran
     def train(communicator: Communicator | None) -> list[Tensor]:
         model = layers()
         model[0].requires_grad_(False)
-        inner = sgd(model)
-        loaded = inner.state_dict()
-        loaded["state"] = {
-            index: {"momentum_buffer": torch.ones_like(one)} for index, one in enumerate(model.parameters())
-        }
-        inner.load_state_dict(loaded)
-        optimizer = wrapped(inner, model, communicator)
+        optimizer = wrapped(loaded_sgd(model), model, communicator)
         for number, batch in enumerate(batches()):
             model[0].requires_grad_(number >= 2)
             step(model, optimizer, batch, communicator)

@@ -76,12 +76,6 @@ def beating(stub: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> tuple[Session,
     return session, pauses
 
 
-def test_a_heartbeat_is_repeated_after_replies_without_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, _ = beating(Heartbeats([None, None, LOST]), monkeypatch)
-    session._keep_alive()
-    assert str(session.failure) == "shard 0 is lost"
-
-
 def test_a_heartbeat_that_failed_is_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Heartbeats([FailedCall(grpc.StatusCode.DEADLINE_EXCEEDED), LOST])
     session, pauses = beating(stub, monkeypatch)

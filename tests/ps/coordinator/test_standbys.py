@@ -78,22 +78,11 @@ async def test_a_call_to_a_frozen_shard_goes_to_its_standby_unless_its_caller_ga
     assert draining.cancelled() == given_up
     assert ("Drain" in calls(standby)) != given_up
     assert "was replaced by its standby" in (await looking)[0]
+    assert (hub.standbys.failovers, hub.failures) == (1, [])
+    assert all("has taken its place" in told for told in (hub.news[0], dismissal(hub, shard)))
 
 
 KILLED = "was killed by signal 9 (SIGKILL)"
-
-
-async def test_a_standby_takes_the_place_of_a_lost_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hubring.ps.coordinator.promotion.socket.gethostname", lambda: "here")
-
-    hub = Story()
-    shard, standby = await hub.paired()
-    await hub.standbys.child_ended(shard.pid, "a shard process", KILLED, standby=False)
-    assert hub.fleet.shards[0] is standby
-    assert (calls(standby)[-1], hub.standbys.failovers, hub.failures) == ("Promote", 1, [])
-    assert f"{KILLED}; its standby (here pid 100) has taken its place" in hub.news[0]
-    assert "has taken its place" in dismissal(hub, shard)
-    assert dismissal(hub, standby) == ""
 
 
 async def test_a_standby_that_cannot_be_reached_is_given_up_for_good() -> None:
@@ -140,18 +129,6 @@ async def test_a_silent_shard_with_a_standby_has_little_time_to_return() -> None
         each.heard = hub.time.now()
     await hub.standbys.check()
     assert (hub.fleet.standbys, hub.failures) == ([], [])
-
-
-async def test_a_call_to_a_lost_shard_goes_to_its_standby() -> None:
-    hub = Story()
-    shard, standby = await hub.paired()
-    kill(shard)
-    draining = asyncio.create_task(hub.fleet.drain())
-    await asyncio.sleep(0)
-    await hub.standbys.lose(shard, "was killed")
-    await draining
-    assert calls(standby)[-2:] == ["Promote", "Drain"]
-    assert calls(hub.fleet.shards[1])[-1] == "Drain"
 
 
 async def test_a_call_to_a_lost_shard_without_a_standby_fails_at_once() -> None:

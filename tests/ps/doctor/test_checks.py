@@ -59,10 +59,6 @@ def judged(
     return [finding for each in found.values() for finding in each]
 
 
-def test_checks_are_told_in_their_order() -> None:
-    assert judged([FINE, OTHER], answers(OTHER, FINE)) == [*fine(), *fine(), skipped("c", "b failed")]
-
-
 def test_one_that_raises_tells_what_and_keeps_what_it_had_told() -> None:
     assert judged([RAISES, FINE], answers(RAISES, FINE)) == [
         ok("before", "was well"),

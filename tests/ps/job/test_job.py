@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hubring.ps.core.errors import ConfigError, Fenced
+from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import Member, Sender
 from hubring.ps.job.job import Job
 from hubring.ps.job.membership import Joiner
@@ -44,21 +44,6 @@ def test_a_worker_whose_step_was_refused_ends_a_job_in_lockstep(lockstep: bool) 
     running.leave(first, LeaveReason.REFUSED, "zero_grad() after backward", 3)
     assert isinstance(running.failure, ConfigError) == lockstep
     assert running.outcome.failed == {0: "zero_grad() after backward"}
-
-
-def test_survivors_hear_once_of_a_lost_worker() -> None:
-    running, (first, second) = full()
-    running.beat(first, 7, 0.5, 4.0)
-    assert [member.rank for member in running.expire(6.0)] == [1]
-    news = running.beat(first, 8, 0.5, 6.5)
-    assert len(news) == 1
-    assert "rank 1" in news[0]
-    assert "the job continues with 1 of 2 workers" in news[0]
-    assert running.beat(first, 9, 0.5, 7.0) == []
-    with pytest.raises(Fenced):
-        running.beat(second, 7, 0.5, 7.0)
-    assert list(running.outcome.lost) == [1]
-    assert running.failure is None
 
 
 def test_a_time_in_which_nobody_could_be_heard_counts_against_nobody() -> None:
@@ -103,20 +88,6 @@ def test_a_ring_stops_once_every_member_knows_after_which_step() -> None:
     assert not begun.stop(second, 9)
     assert begun.stop_after == 8, "the first to name a step decides"
     assert begun.stop(second, 8)
-
-
-def test_the_others_hear_once_that_they_step_without_one_that_finished(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    running, (first, second) = full()
-    running.leave(first, LeaveReason.FINISHED, "", 9)
-    assert running.beat(second, 9, 0.5, 1.0) == []
-    (news,) = running.beat(second, 10, 0.5, 2.0)
-    assert "rank 0 (here pid 1) finished after 9 steps; the other ranks go on without it" in news
-    assert "uneven=True" in news
-    assert [record.message for record in caplog.records if "go on" in record.message] == [news]
-    assert running.beat(second, 11, 0.5, 3.0) == []
-    assert running.leave(second, LeaveReason.FINISHED, "", 12) == []
 
 
 @pytest.mark.parametrize(("step", "heard"), [(12, 1), (9, 0)])

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hubring.ps.core.messages import Code, Delivery, Pull, Refusal
 from hubring.ps.optim import blocks
-from hubring.ps.store.consistency import ASP, BSP
+from hubring.ps.store.consistency import BSP
 from hubring.ps.store.store import KVStore
-from tests.support.store import answered, coded_push, hub, push, sender, values_of
+from tests.support.store import coded_push, hub, push, sender, values_of
 
 NAN = torch.tensor([1.0, math.nan, 1.0, math.nan])
 LARGEST = torch.finfo(torch.float32).max
@@ -30,32 +30,6 @@ def refusals_of(deliveries: list[Delivery]) -> set[str]:
 
 def values(store: KVStore, key: int = 0) -> list[float]:
     return list(store._entries[key].values.tolist())
-
-
-def test_a_hub_refuses_the_round_and_names_rank_parameter_and_step() -> None:
-    store = hub(BSP(), 2, keys=2)
-    for rank in range(2):
-        store.handle(push(rank, 0), f"first {rank}")
-    before = values(store)
-    assert store.handle(push(0, 1), "a") == []
-    other = store.handle(push(0, 0, key=1), "b")
-    deliveries = store.handle(push(1, 1, NAN), "c")
-    assert (other, sorted(map(str, answered(deliveries)))) == ([], ["a", "b", "c"])
-    (text,) = refusals_of(deliveries)
-    assert text.startswith("the gradient of rank 1 is not finite in step 2: nan in weight [8], one of 2 such")
-    assert "GradScaler" in text
-    assert values(store) == before
-    assert refusals_of(store.handle(Pull(sender(0), 0), "later")) == {text}
-    assert text.partition(";")[0] in store.unsound
-
-
-def test_an_asynchronous_hub_refuses_it_for_everybody() -> None:
-    store = hub(ASP(), 2)
-    assert values_of(store.handle(push(0, 0), "a")[0].reply).version == 1
-    (text,) = refusals_of(store.handle(push(1, 0, NAN * math.inf), "b"))
-    assert "rank 1" in text
-    assert refusals_of(store.handle(push(0, 1), "c")) == {text}
-    assert values(store) == [1.0] * 4
 
 
 def test_gradients_of_which_only_the_sum_is_infinite_are_refused_as_such() -> None:

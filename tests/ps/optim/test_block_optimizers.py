@@ -1,4 +1,4 @@
-"""Slice by slice on the hub, and in one piece by torch: the same parameters."""
+"""Optimizers on the hub: their dtypes, and the options that they take and refuse."""
 
 from __future__ import annotations
 
@@ -7,65 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.optim.block_optimizers import optimizer_for
 from hubring.ps.optim.blocks import BlockSteps
 from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
-from tests.support.optimizers import CASES, hyper
-
-STEPS = 8
-CUTS = (0, 1040, 2048, 3001)  # between vectors of 64 bytes, as hubring.ps.job.sharding cuts
-
-
-def gradients() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(CUTS[-1], generator=generator) for _ in range(STEPS)]
-
-
-def start() -> Tensor:
-    return torch.randn(CUTS[-1], generator=torch.Generator().manual_seed(0))
-
-
-def rate(step: int) -> float:
-    return 0.1 / (1 + step)
-
-
-def by_torch(name: str, options: dict[str, Any], **kernel: bool) -> Tensor:
-    parameter = start()
-    optimizer = getattr(torch.optim, name)([parameter], lr=rate(0), **options, **kernel)
-    for step, gradient in enumerate(gradients()):
-        optimizer.param_groups[0]["lr"] = rate(step)
-        parameter.grad = gradient.clone()
-        optimizer.step()
-    return parameter
-
-
-def by_slices(name: str, options: dict[str, Any]) -> Tensor:
-    """Trains slices, which go on from saved state in the middle."""
-    group = getattr(torch.optim, name)([torch.zeros(1)], lr=rate(0), **options).param_groups[0]
-    slices = [part.clone() for part in start().tensor_split(CUTS[1:-1])]
-    optimizers = [optimizer_for(name, torch.float32) for _ in slices]
-    for step, gradient in enumerate(gradients()):
-        if step == STEPS // 2:
-            saved = [{key: value.clone() for key, value in each.state().items()} for each in optimizers]
-            optimizers = [optimizer_for(name, torch.float32) for _ in slices]
-            for optimizer, state in zip(optimizers, saved, strict=True):
-                optimizer.load(state)
-        group["lr"] = rate(step)
-        for optimizer, values, part in zip(
-            optimizers, slices, gradient.tensor_split(CUTS[1:-1]), strict=True
-        ):
-            optimizer.step(values, [part], 1, hyper_of(group, name), torch.empty_like(part))
-    return torch.cat(slices)
-
-
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_slices_equal_torch_bitwise_where_it_runs_the_same_kernel(name: str, options: dict[str, Any]) -> None:
-    kernel = {"foreach": False} if name == "RMSprop" else {"fused": True}
-    assert torch.equal(by_slices(name, options), by_torch(name, options, **kernel))
+from tests.support.optimizers import CASES, hyper, random
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -87,11 +35,12 @@ def test_other_floating_dtypes_follow_the_float32_run(
     if dtype is torch.float16:
         group["eps"] = 1e-4  # float16 has no number as small as the default
     optimizer, reference = optimizer_for(name, dtype), optimizer_for(name, torch.float32)
-    values, expected = start().to(dtype), start().to(dtype).float()
+    values = random(3001, 0).to(dtype)
+    expected = values.float()
     address = values.data_ptr()
     hyper = hyper_of(group, name)
-    for gradient in gradients()[:3]:
-        kept = gradient.to(dtype)
+    for seed in range(1, 4):
+        kept = random(3001, seed).to(dtype)
         given = kept.clone()
         optimizer.step(values, [given], 1, hyper, torch.empty_like(given))
         reference.step(expected, [kept.float()], 1, hyper, torch.empty_like(expected))

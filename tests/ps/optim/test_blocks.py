@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hubring.ps.optim.block_optimizers import KERNELS, optimizer_for
+from hubring.ps.optim.block_optimizers import KERNELS
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
 from hubring.ps.optim.fused_mean_step import State
 from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.sums import WORTH, loops_work, summed
-from tests.support.optimizers import random
+from tests.support.optimizers import CASES, random, torchs
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -27,13 +27,13 @@ def test_loops_serve_where_llvmlite_is_installed_and_only_there(kernels: str) ->
 
 
 @pytest.mark.parametrize("finite", [True, False])
-@pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_slices_of_several_blocks_train_as_torch_does_also_from_a_checkpoint(name: str, finite: bool) -> None:
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_slices_of_several_blocks_train_as_torch_does_also_from_a_checkpoint(
+    name: str, options: dict[str, Any], finite: bool
+) -> None:
     numel, count = BLOCK_BYTES // 4 + WORTH + 5, 3
-    options = {"momentum": 0.9} if name == "SGD" else {"weight_decay": 0.1}
     parameter = torch.nn.Parameter(torch.ones(numel))
-    local = getattr(torch.optim, name)([parameter], lr=0.1, fused=True, **options)
-    hyper = hyper_of(local.param_groups[0], name)
+    local = torchs(name, [parameter], options)
     values, scratch = torch.ones(numel), torch.empty(numel)
     steps = BlockSteps(name, values, finite=finite)
     for step in range(4):
@@ -42,7 +42,8 @@ def test_slices_of_several_blocks_train_as_torch_does_also_from_a_checkpoint(nam
             steps = BlockSteps(name, values, finite=finite)
             steps.load(saved)
         given = [gradient * (1 + step) for gradient in gradients(count, numel)]
-        steps.step(given, hyper, scratch)
+        local.param_groups[0]["lr"] = 0.1 / (1 + step)
+        steps.step(given, hyper_of(local.param_groups[0], name), scratch)
         parameter.grad = summed(given, torch.empty(numel)) / count
         local.step()
     assert torch.equal(values, parameter.detach())
@@ -60,34 +61,3 @@ def test_elements_that_are_beyond_float32_only_together_are_stepped_with() -> No
         KERNELS["SGD"]([expected], [large.clone()], [state], kwargs_of(hyper, "SGD"), torch.tensor(2.0))
     assert torch.equal(values, expected)
     assert values.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        (
-            "SGD",
-            [{"weight_decay": 0.1}, {"maximize": True}, {"momentum": 0.0}, {"momentum": 0.9}, {"lr": 0.2}],
-        ),
-        ("Adam", [{"weight_decay": 0.1}, {"maximize": True}, {"betas": (0.4, 0.9)}, {"lr": 0.2}]),
-        ("AdamW", [{"weight_decay": 0.0}, {"betas": (0.8, 0.9)}, {"maximize": True}, {"lr": 0.2}]),
-    ],
-)
-def test_hyperparameters_and_contributors_may_change_from_step_to_step(name: str, changes: list[Any]) -> None:
-    group = getattr(torch.optim, name)([torch.zeros(1)], lr=0.1).param_groups[0]
-    if name == "SGD":
-        group["momentum"] = 0.9
-    optimizer, values, expected = (
-        optimizer_for(name, torch.float32, finite=True),
-        torch.ones(WORTH + 5),
-        torch.ones(WORTH + 5),
-    )
-    state: State = {}
-    for step, change in enumerate([{}, {}, *changes, {}]):
-        group.update(change)
-        count = 1 + step % 3
-        hyper, given = hyper_of(group, name), gradients(count, WORTH + 5)
-        optimizer.step(values, given, count, hyper, torch.empty(WORTH + 5))
-        total = summed(given, torch.empty(WORTH + 5)).clone()
-        KERNELS[name]([expected], [total], [state], kwargs_of(hyper, name), torch.tensor(float(count)))
-        assert torch.equal(values, expected), f"step {step}"

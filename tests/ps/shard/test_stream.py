@@ -10,11 +10,9 @@ import torch
 from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.core.messages import (
     ClosedRound,
-    Code,
     CollectiveResult,
     CoordinatorCall,
     Forwarded,
-    Refusal,
     Reply,
     StoreCommand,
 )
@@ -105,17 +103,6 @@ def drain() -> CoordinatorCall:
     return CoordinatorCall(StoreCommand.DRAIN)
 
 
-def test_a_reply_waits_for_all_changes_before_it(story: Story) -> None:
-    story.stream.begin()
-    story.stream.append(drain())
-    story.stream.append(drain())
-    story.hold("reply")
-    story.acknowledge(0)
-    assert story.released == []
-    story.acknowledge(1)
-    assert story.released == ["reply"]
-
-
 def test_a_reply_without_a_change_of_its_own_waits_for_a_fresh_acknowledgement(story: Story) -> None:
     story.stream.append(drain())  # may have been acknowledged before this shard was suspended
     story.stream.begin()
@@ -148,19 +135,6 @@ def test_a_new_connection_gets_what_is_unacknowledged_in_order(story: Story) -> 
     assert again.sent == [1, 2, 3]
     story.acknowledge(3)
     assert story.released == ["reply"]
-
-
-@pytest.mark.parametrize(
-    ("code", "replaced", "lost"), [(Code.FENCED, ["because"], []), (Code.OTHER_STREAM, [], [StandbyLost])]
-)
-def test_a_shard_that_its_standby_refuses_releases_nothing(
-    story: Story, code: Code, replaced: list[str], lost: list[type]
-) -> None:
-    story.stream.append(drain())
-    story.hold("reply")
-    story.connection.answer(0, Refusal(code, "because"))
-    story.stream.receive()
-    assert (story.replaced, [type(each) for each in story.lost], story.released) == (replaced, lost, [])
 
 
 def test_a_silent_standby_counts_as_lost(story: Story) -> None:

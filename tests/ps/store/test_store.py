@@ -18,7 +18,6 @@ from tests.support.store import (
     push,
     refusal_of,
     sender,
-    tensor_of,
     values_of,
 )
 
@@ -44,24 +43,6 @@ def test_a_push_before_the_first_values_is_refused() -> None:
 # BSP.
 
 
-def test_bsp_applies_the_mean_once_all_have_pushed_and_answers_everybody() -> None:
-    store = hub(BSP(), 3)
-    assert store.handle(push(2, 0, torch.full((4,), 6.0)), "c") == []
-    assert store.handle(push(0, 0, torch.full((4,), 0.0)), "a") == []
-    deliveries = store.handle(push(1, 0, torch.full((4,), 3.0)), "b")
-    assert sorted(map(str, answered(deliveries))) == ["a", "b", "c"]
-    for _, reply in deliveries:
-        values = values_of(reply)
-        assert (values.clock, values.version, values.staleness, values.drain, values.stable) == (
-            1,
-            1,
-            0,
-            False,
-            True,
-        )
-        assert torch.equal(tensor_of(reply), torch.full((4,), 3.0))
-
-
 def test_bsp_is_bitwise_the_same_for_every_order_of_arrival() -> None:
     def run(orders: Iterable[tuple[int, ...]]) -> Tensor:
         store = hub(BSP(), 4, numel=50)
@@ -75,12 +56,6 @@ def test_bsp_is_bitwise_the_same_for_every_order_of_arrival() -> None:
     expected = run([(0, 1, 2, 3)] * 3)
     for order in itertools.permutations(range(4)):
         assert torch.equal(run([order, order[::-1], order]), expected)
-
-
-def test_the_values_keep_their_memory() -> None:
-    store = hub(BSP(), 1)
-    first = tensor_of(store.handle(push(0, 0), "a")[0].reply).data_ptr()
-    assert tensor_of(store.handle(push(0, 1), "b")[0].reply).data_ptr() == first
 
 
 # Retries: test_store_schedules has any schedule of them.

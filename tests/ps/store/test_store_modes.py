@@ -75,35 +75,3 @@ def test_backup_workers_close_a_round_with_the_first_gradients_and_drop_the_late
     assert parameters(store).tolist() == [3.0] * 4
     assert store.stats().dropped == 1
     assert not any(values_of(reply).stable for _, reply in deliveries)
-
-
-def test_a_late_worker_skips_to_the_current_round_however_far_it_is() -> None:
-    store = hub(BackupWorkers(1), 2)
-    for clock in range(4):
-        store.handle(push(0, clock), clock)
-    ((_, late),) = store.handle(push(1, 0), "late")
-    assert values_of(late).clock == 4
-    ((_, again),) = store.handle(push(1, 0), "late again")
-    assert (again, store.stats().dropped) == (late, 1)
-    assert answered(store.handle(push(1, 4), "fresh")) == ["fresh"]
-    assert parameters(store).tolist() == [5.0] * 4
-
-
-def test_with_backup_workers_a_reader_joins_the_open_round() -> None:
-    store = hub(BackupWorkers(1), 2)
-    store.handle(push(1, 0), "its answer is lost")
-    store.handle(push(0, 0), "late")
-    store.handle(push(0, 1), "alone")
-    ((_, again),) = store.handle(push(1, 0), "asked again")
-    assert (values_of(again).clock, values_of(again).version) == (2, 2)
-    store.handle(push(1, 2), "alone too")
-    ((_, pulled),) = store.handle(Pull(sender(0), 0), "pull")
-    assert (values_of(pulled).clock, values_of(pulled).version) == (3, 3)
-
-
-def test_a_push_that_an_echoed_pull_overtook_is_dropped_and_not_refused() -> None:
-    store = hub(BackupWorkers(1), 2)
-    store.handle(push(0, 0), "a")
-    store.handle(Pull(sender(1), 0), "echo of the first pull")
-    ((_, reply),) = store.handle(push(1, 0), "b")
-    assert values_of(reply).clock == 1

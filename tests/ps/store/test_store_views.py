@@ -38,15 +38,6 @@ from tests.support.store import (
 )
 
 
-def test_a_dead_worker_is_waited_for_no_more_and_the_mean_is_over_the_others() -> None:
-    store = hub(BSP(), 3)
-    store.handle(push(0, 0, torch.full((4,), 2.0)), "a")
-    store.handle(push(2, 0, torch.full((4,), 4.0)), "c")
-    deliveries = store.on_view(view(2, sender(0), sender(2)))
-    assert answered(deliveries) == ["a", "c"]
-    assert parameters(store).tolist() == [3.0] * 4
-
-
 def test_the_push_of_a_dead_worker_is_discarded_and_its_retries_are_refused() -> None:
     store = hub(BSP(), 3)
     store.handle(push(1, 0, torch.full((4,), 99.0)), "b")
@@ -57,26 +48,6 @@ def test_the_push_of_a_dead_worker_is_discarded_and_its_retries_are_refused() ->
     assert "rank 1 (join 0) is not a member at epoch 2" in refusal.text
     assert answered(store.handle(push(2, 0), "c")) == ["a", "c"]
     assert parameters(store).tolist() == [1.0] * 4
-
-
-def test_a_dead_worker_leaves_the_clocks_so_that_ssp_readers_go_on() -> None:
-    store = hub(SSP(0), 3)
-    store.handle(push(0, 0), "a")
-    store.handle(push(1, 0), "b")
-    assert answered(store.on_view(view(2, sender(0), sender(1)))) == ["a", "b"]
-
-
-def test_a_joiner_starts_at_the_open_round_in_lockstep() -> None:
-    store = hub(BSP(), 2)
-    for rank in range(2):
-        store.handle(push(rank, 0), rank)
-    store.on_view(view(2, sender(0)))
-    store.handle(push(0, 1), "alone")
-    store.handle(push(0, 2), "open")
-    late = sender(1, life=2)
-    assert answered(store.on_view(view(3, sender(0), late))) == []
-    ((_, pulled),) = store.handle(Pull(late, 0), "pull")
-    assert (values_of(pulled).clock, values_of(pulled).version) == (3, 3)
 
 
 def test_a_joiner_starts_at_the_slowest_live_clock_in_asynchronous_modes() -> None:
@@ -170,17 +141,6 @@ def test_draining_an_asynchronous_job_is_told_in_every_reply_from_now_on() -> No
     store.drain()
     assert values_of(store.handle(push(0, 0), "a")[0].reply).drain
     assert values_of(store.handle(Pull(sender(1), 0), "b")[0].reply).drain
-
-
-def test_a_failed_job_refuses_all_who_wait_and_all_who_come() -> None:
-    store = hub(BSP(), 2, keys=2)
-    store.handle(push(0, 0), "push")
-    barrier = Contribute(sender(1), 1, Call(Collective.BARRIER, "end"))
-    store.handle(barrier, "barrier")
-    deliveries = store.fail("a shard died")
-    assert answered(deliveries) == ["push", "barrier"]
-    for _, reply in [*deliveries, *store.handle(Pull(sender(1), 0), "late")]:
-        assert reply == Refusal(Code.JOB_FAILED, "a shard died")
 
 
 # Requests that make no sense.

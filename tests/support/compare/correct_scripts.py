@@ -245,9 +245,6 @@ SCRIPTS: dict[str, Script] = {
     "warm restarts": Script(before=scheduled(partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=4))),
     "one cycle": Script(before=scheduled(partial(lr_scheduler.OneCycleLR, max_lr=0.2, total_steps=20))),
     "steps": Script(before=scheduled(partial(lr_scheduler.StepLR, step_size=3))),
-    "exponential": Script(
-        optimizer=_OPTIMIZERS["adamw"], before=scheduled(partial(lr_scheduler.ExponentialLR, gamma=0.7))
-    ),
     "stopped for two steps": Script(optimizer=_OPTIMIZERS["adam"], before=stopping),
     "groups": Script(optimizer=grouped(torch.optim.SGD, {"lr": 0.1}, {"lr": 0.01}, momentum=0.9)),
     "groups, adamw": Script(
@@ -256,9 +253,6 @@ SCRIPTS: dict[str, Script] = {
     "clipped": Script(take=clipped),
     "clipped, adam": Script(optimizer=_OPTIMIZERS["adam"], take=clipped),
     "accumulated": Script(take=accumulated, options={"backward_passes_per_step": 2}),
-    "accumulated, adamw": Script(
-        optimizer=_OPTIMIZERS["adamw"], take=accumulated, options={"backward_passes_per_step": 2}
-    ),
     "never zeroed": Script(optimizer=made(torch.optim.SGD, lr=1e-2), take=never_zeroed),
     "autocast": Script(take=in_bfloat16),
     "scaled": Script(take=scaled),
@@ -276,7 +270,6 @@ SCRIPTS: dict[str, Script] = {
     "shared weight": Script(tied, last=12),
     "float64": Script(double, take=take_as(torch.float64)),
     "bfloat16": Script(rounded, take=take_as(torch.bfloat16)),
-    "bfloat16, adam": Script(rounded, _OPTIMIZERS["adam"], take=take_as(torch.bfloat16)),
     "no overlap": Script(options={"overlap": False}),
     "across the barrier": Script(options={"cross_barrier": True}),
     "parameters within bounds": Script(before=shrinking, options={"overlap": False}),

@@ -10,24 +10,6 @@ from hubring.workers.buckets.bucketing import make_buckets
 from tests.support.training.buckets import allocate, buckets_of
 
 
-def test_sealing_collects_gradients_and_notes_the_absent_ones() -> None:
-    model = nn.Linear(2, 1)
-    (bucket,) = buckets_of(model)
-    bucket.gradients.fill_(7)
-    model.weight.grad = torch.tensor([[1.0, 2.0]])
-    assert not bucket.shown.is_current()
-    before = bucket.shown.state()[0]
-    bucket.shown.collect()
-    assert bucket.shown.is_current()
-    assert bucket.shown.state()[0] > before
-    before = bucket.shown.state()[0]
-    bucket.seal()
-    assert bucket.shown.state()[0] == before, "sealing is not a change by the script"
-    assert bucket.gradients.tolist() == [0, 1, 2]
-    assert bucket.absent == {0}
-    assert model.bias.grad is None
-
-
 def backward(model: nn.Module, factor: float) -> None:
     model(torch.full((1, 2), float(factor))).sum().backward()
 

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hubring.horovod as hvd
-from hubring.workers.horovod.gradients import ExchangeOptions, reduction
 from tests.workers.horovod.conftest import Everybody, every_rank, every_rank_of_three
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -199,11 +198,6 @@ def test_names_must_be_unique_and_complete() -> None:
     for told, names, options in refused:
         with pytest.raises(ValueError, match=told):
             hvd.DistributedOptimizer(optimizer, names, **options)
-
-
-def test_a_gradient_is_divided_before_the_sum() -> None:
-    how = reduction(ExchangeOptions(gradient_predivide_factor=4.0))
-    assert (how.prescale, how.postscale) == (0.25, 4.0)
 
 
 @pytest.mark.parametrize("sparse_as_dense", [False, True])

@@ -11,7 +11,6 @@ import torch
 
 import hubring.horovod as hvd
 from hubring.workers.horovod import alias
-from hubring.workers.horovod.gradient_groups import Groups, pack
 from hubring.workers.horovod.world.build import (
     HorovodBasics,
     check_build,
@@ -34,18 +33,6 @@ def test_variables_are_those_of_horovodrun() -> None:
     said = {"RANK": 3, "SIZE": 4, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 1, "CROSS_SIZE": 2}
     expected = {f"HOROVOD_{name}": str(number) for name, number in said.items()}
     assert variables(3, 4, Neighbourhood(1, 2, 1, 2)) == expected
-
-
-def test_buckets_fill_in_the_order_of_backward() -> None:
-    names = {torch.zeros(count): f"p{count}" for count in (1, 2, 3, 4)}
-    one, *_, last = names
-    cases: list[tuple[Groups, int, list[list[int]]]] = [
-        (None, 5 * 4, [[4], [3, 2], [1]]),
-        (3, 0, [[4, 3], [2], [1]]),
-        ([[one, last]], 0, [[1, 4], [3], [2]]),
-    ]
-    for groups, size, expected in cases:
-        assert [[len(each) for each in bucket.parameters] for bucket in pack(names, groups, size)] == expected
 
 
 @pytest.fixture

@@ -44,9 +44,7 @@ def test_workers_read_settings_from_variables_too() -> None:
             "PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup",
         ),
         ({}, {"PS_STANDBY": "1"}, "Unset PS_STANDBY, or use ps-server start --standby 1"),
-        ({"mode": "async"}, {}, "--mode async: expected one of bsp"),
         ({"topology": "ring", "aggregate": True}, {}, "--aggregate requires --topology hub"),
-        ({"stalness": 2}, {}, "did you mean staleness"),
     ],
 )
 def test_an_invalid_setting_is_named(given: dict[str, object], variables: dict[str, str], told: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +17,27 @@ from hubring.workers.collectives import barrier
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.checkpoints import Checkpoints
-from hubring.workers.optimizer.own_state import ModelRest
+from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import RingRanks
 
 
-class Trained:
-    """A model and its optimizer, as `DistributedOptimizer` shows them."""
+def optimizer_of(
+    model: nn.Module | None = None, kind: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
+) -> DistributedOptimizer:
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    return DistributedOptimizer(kind(model.parameters(), lr=0.1), model, communicator=LocalCommunicator())
 
-    def __init__(self, kind: Callable[..., torch.optim.Optimizer] = torch.optim.Adam) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-        self.wrapped = kind(self.model.parameters(), lr=0.1)
-        self.completed_steps = 0
-        self.inherited = False
 
-    @property
-    def rest(self) -> ModelRest:
-        return self
+def train(optimizer: DistributedOptimizer, steps: int) -> None:
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss: Any = sum(one.square().sum() for one in optimizer.named_parameters.values())
+        loss.backward()
+        return loss
 
-    def buffers(self) -> Mapping[str, Tensor]:
-        return dict(self.model.named_buffers())
-
-    def frozen(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def settle(self) -> None:
-        pass
-
-    @property
-    def named_parameters(self) -> Mapping[str, Tensor]:
-        return dict(self.model.named_parameters())
-
-    @property
-    def model_state(self) -> Mapping[str, Tensor]:
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return {name: one.detach() for name, one in named}
-
-    def train(self, steps: int) -> None:
-        for _ in range(steps):
-            inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(self.completed_steps))
-
-            def closure(inputs: Tensor = inputs) -> float:
-                self.wrapped.zero_grad()
-                loss = self.model(inputs).square().mean()
-                loss.backward()
-                return loss.item()
-
-            self.wrapped.step(closure)
-            self.completed_steps += 1
+    for _ in range(steps):
+        optimizer.step(closure)
 
 
 _made: list[Checkpoints] = []
@@ -84,23 +57,25 @@ def _closed() -> Iterator[None]:
 
 def trained_for(
     steps: int, folder: Path, communicator: Communicator | None = None, every: float = 1e6, **options: Any
-) -> tuple[Checkpoints, Trained]:
-    keeps, trained = checkpoints(folder, communicator, every), Trained(**options)
+) -> tuple[Checkpoints, DistributedOptimizer]:
+    keeps, trained = checkpoints(folder, communicator, every), optimizer_of(**options)
     keeps.adopt(trained)
-    trained.train(steps)
+    train(trained, steps)
     return keeps, trained
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Trained:
+def saved(tmp_path: Path) -> DistributedOptimizer:
     keeps, trained = trained_for(5, tmp_path)
     keeps.save()
     return trained
 
 
-def test_all_ranks_get_the_state_of_rank_0_which_alone_reads(tmp_path: Path, saved: Trained) -> None:
+def test_all_ranks_get_the_state_of_rank_0_which_alone_reads(
+    tmp_path: Path, saved: DistributedOptimizer
+) -> None:
     def resume(communicator: Communicator) -> tuple[int, dict[int, dict[str, Tensor]]]:
-        resumed = Trained()
+        resumed = optimizer_of()
         keeps = checkpoints(tmp_path if communicator.rank == 0 else tmp_path / "nowhere", communicator)
         keeps.load(resumed)
         return keeps.share(resumed), resumed.wrapped.state_dict()["state"]
@@ -116,13 +91,13 @@ def test_all_ranks_get_the_state_of_rank_0_which_alone_reads(tmp_path: Path, sav
 def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(tmp_path: Path) -> None:
     keeps, trained = trained_for(2, tmp_path)
     keeps.save()
-    trained.train(2)
+    train(trained, 2)
     keeps.save()
     newest = sorted((tmp_path / "workers").glob("*-step-4/*.safetensors"))[-1]
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
-    again, other = checkpoints(tmp_path), Trained()
+    again, other = checkpoints(tmp_path), optimizer_of()
     again.load(other)
     assert again.share(other) == 2
 
@@ -134,15 +109,15 @@ def test_a_state_that_is_no_tensor_or_number_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "workers").iterdir()] == [".claim"]
 
 
-def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path, saved: Trained) -> None:
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path, saved: DistributedOptimizer) -> None:
     keeps, trained = checkpoints(tmp_path, every=1e-9), saved
     keeps.adopt(trained)
-    trained.train(1)
+    train(trained, 1)
     with torch.no_grad():
-        trained.model.get_parameter("0.weight")[1, 2] = torch.nan
+        trained.named_parameters["0.weight"][1, 2] = torch.nan
     with pytest.raises(NonFinite, match=r"0\.weight \[3, 4\] holds nan after step 6"):
         keeps.save_in_passing()
-    resumed = Trained()
+    resumed = optimizer_of()
     checkpoints(tmp_path).load(resumed)
     assert all(tensor.isfinite().all() for tensor in resumed.model_state.values())
 
@@ -180,10 +155,10 @@ def test_after_a_failure_no_rank_waits_for_the_same_step_again(tmp_path: Path) -
 
 def test_ranks_look_whether_a_checkpoint_is_due_at_the_pace_of_the_faster_optimizer(tmp_path: Path) -> None:
     def look(communicator: Communicator) -> float:
-        keeps, generator, critic = checkpoints(tmp_path, communicator), Trained(), Trained()
+        keeps, generator, critic = checkpoints(tmp_path, communicator), optimizer_of(), optimizer_of()
         keeps.adopt(generator)
         keeps.adopt(critic)
-        generator.completed_steps, critic.completed_steps = 10, 50
+        generator._steps, critic._steps = 10, 50
         keeps.save_in_passing()
         return keeps.due_at
 
@@ -191,11 +166,10 @@ def test_ranks_look_whether_a_checkpoint_is_due_at_the_pace_of_the_faster_optimi
 
 
 def test_an_optimizer_that_is_made_anew_many_times_is_kept_once(tmp_path: Path) -> None:
-    keeps, model = checkpoints(tmp_path), Trained()
+    keeps, model = checkpoints(tmp_path), nn.Linear(2, 1)
     gone = []
     for _ in range(3):
-        trained = Trained()
-        trained.model = model.model
+        trained = optimizer_of(model)
         keeps.load(trained)
         keeps.adopt(trained)
         gone.append(weakref.ref(trained))
@@ -204,13 +178,14 @@ def test_an_optimizer_that_is_made_anew_many_times_is_kept_once(tmp_path: Path) 
 
 
 def test_a_later_optimizer_of_the_same_parameters_continues_as_they_are(
-    tmp_path: Path, saved: Trained
+    tmp_path: Path, saved: DistributedOptimizer
 ) -> None:
-    keeps, first, later = checkpoints(tmp_path), Trained(), Trained()
+    keeps, model = checkpoints(tmp_path), nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    first = optimizer_of(model)
     keeps.load(first)
     keeps.adopt(first)
-    later.model = first.model
-    first.train(1)
+    train(first, 1)
+    later = optimizer_of(model)
     keeps.load(later)
     assert keeps.share(later) == 0
     assert not torch.equal(first.model_state["0.weight"], saved.model_state["0.weight"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
@@ -35,7 +34,6 @@ from tests.support.training.training_scripts import (
     plain_step,
     pushes_during_backward,
     replacing_step,
-    retrying_step,
     scaled_step,
     single_server,
     train_plain,
@@ -96,35 +94,8 @@ def test_on_a_gpu_a_change_that_torch_does_not_count_is_refused_in_the_next_step
         ranks.run(action)
 
 
-def test_a_script_that_throws_gradients_away_has_them_exchanged_in_step() -> None:
-    assert pushes_during_backward(retrying_step, single_server()) == [0] * STEPS * 2
-
-
 def test_without_overlap_a_hub_gets_gradients_in_step() -> None:
     assert pushes_during_backward(plain_step, single_server(), overlap=False) == [0] * STEPS
-
-
-def test_buckets_are_handed_over_in_order_whatever_backward_does() -> None:
-    class Branches(nn.Module):
-        """Runs its layers in the order of registration, or against it."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
-            self.turned = False
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            for layer in reversed(self.layers) if self.turned else self.layers:
-                batch = layer(batch)
-            return batch
-
-    rank, model = single_server(), Branches()
-    optimizer = wrap(model, rank)
-    for batch in batches():
-        model.turned = not model.turned
-        plain_step(model, optimizer, batch)
-    order = [int(entry.split()[1]) for entry in rank.log]
-    assert order == list(range(len(order) // STEPS)) * STEPS
 
 
 @pytest.mark.parametrize(

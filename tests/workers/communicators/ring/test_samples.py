@@ -31,13 +31,6 @@ def replay(length: int, epoch: Epoch) -> list[int]:
     return [trained.count(position) for position in range(length)]
 
 
-def test_a_newcomer_first_gets_what_the_others_have_drawn_ahead() -> None:
-    epoch = Epoch(0, 2, (Change(1, 3, (0, 1), 3),))
-    dealt = [share.tolist() for share in shares(14, epoch)]
-    assert dealt == [[0, 2, 4, 8, 11], [1, 3, 5, 9, 12], [0, 6, 7, 10, 13]]
-    assert set(replay(14, epoch)) == {1}
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_no_sample_is_lost_or_trained_on_twice(seed: int) -> None:
     """The last ranks' remainder is all that is missing."""

@@ -17,7 +17,7 @@ from hubring.workers.compare.predict.exchange_terms import (
     servers_needed,
     spread,
 )
-from hubring.workers.compare.predict.formulas import SERVER_LINES, ExchangeCosts, Shards
+from hubring.workers.compare.predict.formulas import SERVER_LINES, ExchangeCosts
 from hubring.workers.compare.predict.prediction import predict
 from tests.support.compare.calibration import CONSTANTS, JOB, LINKED
 
@@ -81,13 +81,6 @@ def test_the_hub_overtakes_where_it_wins_with_that_many_servers_and_all_more() -
     assert overtaking(lambda servers: 2.0, 3.0, 4) == 1
     assert overtaking(lambda servers: 4.0 if servers == 5 else 2.0, 3.0, 4) == 6
     assert overtaking(lambda servers: 4.0 if servers == 8 else 2.0, 3.0, 4) is None
-
-
-@pytest.mark.parametrize(("passes", "rounds"), [(2, 6), (4, 12)])
-def test_where_a_ring_only_waits_latency_is_what_limits_it(passes: int, rounds: int) -> None:
-    task = ExchangeTask(nbytes=4, link=Link(rate=1e9, latency=1e-3))
-    way = ExchangeCosts(WEIGHTLESS, task, 4).ring(Shards(passes=passes))
-    assert way.latency == pytest.approx(way.alone, rel=1e-4) == pytest.approx(rounds * 2e-3, rel=1e-4)
 
 
 def test_distant_workers_finish_one_after_another_while_their_connections_accelerate() -> None:

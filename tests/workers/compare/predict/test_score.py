@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from hubring.workers.compare.plan.setting import Fault, Link, Setting
 from hubring.workers.compare.predict.prediction import predict
-from hubring.workers.compare.predict.score import Overhead, Score, model_bytes, points
+from hubring.workers.compare.predict.score import Score, model_bytes, points
 from hubring.workers.compare.record.findings import Accuracy
 from tests.support.compare.calibration import (
     CONSTANTS,
@@ -99,8 +99,3 @@ def test_emulated_computing_is_no_overhead() -> None:
     rows = [entry("hub-bsp", replace(slept, servers=k), step, compute=0.25) for k, step in steps.items()]
     found = findings([replace(slept, servers=k) for k in steps], rows)
     assert rounded(Score.accuracy(score(found).predictions())) == Accuracy(0.0, 1)
-
-
-def test_overhead_is_never_negative() -> None:
-    assert Overhead.solve(-1.0, 4, 2, None).of(4) == 0.0
-    assert Overhead.solve(8.0, 4, 2, 0.1).batch == 0.0
