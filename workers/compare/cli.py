@@ -22,7 +22,8 @@ from hubring.workers.compare.predict import cli as cost
 if TYPE_CHECKING:
     from hubring.workers.compare.plan.experiment import Experiment
     from hubring.workers.compare.plan.row import Row
-    from hubring.workers.compare.record.findings import Findings, Number
+    from hubring.workers.compare.record.findings import Findings
+    from hubring.workers.compare.record.statistics import Number
     from hubring.workers.compare.run.cluster.meeting import LauncherTask
 
 
@@ -275,9 +276,9 @@ def _result(found: Findings, folder: Path) -> dict[str, Any]:
 
 def _one(name: str, number: Number) -> float:
     """Returns the median of all seeds, or the largest value for a figure whose worst case counts."""
-    from hubring.workers.compare.record.statistics import LARGEST_COUNTS
+    from hubring.workers.compare.record.statistics import NUMBERS
 
-    return number.most if name in LARGEST_COUNTS else number.median
+    return number.most if NUMBERS[name].worst else number.median
 
 
 def _exit_code(found: Findings) -> int:

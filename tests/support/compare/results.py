@@ -20,7 +20,6 @@ from hubring.workers.compare.record.findings import (
     CurvePoint,
     Findings,
     Gate,
-    Number,
     Pair,
     Prediction,
     RowResult,
@@ -28,7 +27,7 @@ from hubring.workers.compare.record.findings import (
     Scaling,
 )
 from hubring.workers.compare.record.findings_file import decode, encode
-from hubring.workers.compare.record.statistics import Load, MeasurementNoise
+from hubring.workers.compare.record.statistics import Load, MeasurementNoise, Number
 from hubring.workers.peers.nccl_tests import algbw, busbw
 from hubring.workers.runtime.slowdown import Straggler
 

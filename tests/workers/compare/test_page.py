@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.workers.compare.plan.experiment import Experiment
-from hubring.workers.compare.record.findings import Number
 from hubring.workers.compare.record.findings_file import encode
+from hubring.workers.compare.record.statistics import Number
 from hubring.workers.compare.show.figures import record_share
 from hubring.workers.compare.show.page import page
 from hubring.workers.compare.show.screen import notes

@@ -46,7 +46,7 @@ from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.plan.experiment import JobMetric, PricesTable
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Fault
-from hubring.workers.compare.record.statistics import NUMBER_NAMES
+from hubring.workers.compare.record.statistics import NUMBERS
 from hubring.workers.compare.run.outcome import EARLY, NOT_FINITE, Line, RunOutcome
 
 Numbers = dict[str, float | None]
@@ -67,7 +67,7 @@ def measure(outcome: RunOutcome, job: JobMetric, warmup: int | None = None) -> N
         HubringError: A record holds fewer than two steps, or rank 0's has no metric.
         UsageError: A reported value is not a number.
     """
-    numbers: Numbers = dict.fromkeys(NUMBER_NAMES)
+    numbers: Numbers = dict.fromkeys(NUMBERS)
     if outcome.diverged:
         return numbers
     _check(outcome, job)

@@ -23,20 +23,13 @@ from hubring.workers.compare.plan.experiment import Experiment, JobMetric
 from hubring.workers.compare.plan.run_order import PlannedRun, again, counted
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.score import calibrated, predicted
-from hubring.workers.compare.record.findings import (
-    Bandwidth,
-    CurvePoint,
-    Findings,
-    Number,
-    RowResult,
-    RunCurve,
-)
+from hubring.workers.compare.record.findings import Bandwidth, CurvePoint, Findings, RowResult, RunCurve
 from hubring.workers.compare.record.statistics import (
-    LARGEST_COUNTS,
-    NUMBER_NAMES,
+    NUMBERS,
     SPEEDS,
     Load,
     MeasurementNoise,
+    Number,
     Repeat,
 )
 from hubring.workers.compare.run import noise
@@ -125,7 +118,7 @@ def summarise(
             failed=f"{len(failed)} of {len(labels)} runs: {failed[0]}" if failed else None,
             numbers={
                 name: None if name in SPEEDS and not timed else _number(name, by_seed, numbers)
-                for name in NUMBER_NAMES
+                for name in NUMBERS
             },
             staleness=dict(sum((Counter(staleness[label]) for label in labels), Counter())),
         )
@@ -136,7 +129,7 @@ def summarise(
 def _number(
     name: str, by_seed: Sequence[Sequence[PlannedRun]], numbers: Mapping[str, Numbers]
 ) -> Number | None:
-    of_turns = max if name in LARGEST_COUNTS else median
+    of_turns = max if NUMBERS[name].worst else median
     return Number.of([_of_seed([numbers[run.label][name] for run in runs], of_turns) for runs in by_seed])
 
 

@@ -5,7 +5,6 @@ Every number belongs to a (setting, row) and covers all seeds. What was not meas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,45 +13,10 @@ from msgspec import Struct, field
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.compare.plan.experiment import Experiment, JobMetric
 from hubring.workers.compare.plan.setting import Setting
-from hubring.workers.compare.record.statistics import MeasurementNoise, median_interval
+from hubring.workers.compare.record.statistics import MeasurementNoise, Number
 from hubring.workers.compare.run.timeline import HostClock
 
 VERSION = 3
-
-
-class Number(Struct, frozen=True):
-    """A number over all seeds: `values` per seed, their median and its confidence interval."""
-
-    values: list[float | None]
-    median: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(values: Sequence[float | None]) -> Number | None:
-        """Returns the number of these values; None if no seed has a value."""
-        known = [value for value in values if value is not None]
-        return Number(list(values), *median_interval(known)) if known else None
-
-    @property
-    def complete(self) -> bool:
-        """Whether every seed has a value."""
-        return None not in self.values
-
-    @property
-    def seeds(self) -> int:
-        """How many seeds have a value."""
-        return sum(value is not None for value in self.values)
-
-    @property
-    def part(self) -> str:
-        """How many seeds have a value, such as ` (2/3)`; empty if all have."""
-        return "" if self.complete else f" ({self.seeds}/{len(self.values)})"
-
-    @property
-    def most(self) -> float:
-        """The largest value of all seeds."""
-        return max(value for value in self.values if value is not None)
 
 
 class RowResult(Struct, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ from rich.table import Table
 from hubring.ps.page.kit.figures import NOTHING, size
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import legend, words
-from hubring.workers.compare.record.findings import Findings, Number, RowResult
-from hubring.workers.compare.record.statistics import SPEEDS, interval_words
+from hubring.workers.compare.record.findings import Findings, RowResult
+from hubring.workers.compare.record.statistics import SPEEDS, Number, interval_words
 from hubring.workers.compare.run.outcome import Line
 from hubring.workers.compare.run.timeline import clock_sentence
 from hubring.workers.compare.show import exports

@@ -19,8 +19,8 @@ from hubring.workers.compare.plan.experiment import JOBS, Experiment, JobMetric
 from hubring.workers.compare.plan.row import ROWS
 from hubring.workers.compare.plan.run_order import PlannedRun, counted
 from hubring.workers.compare.plan.setting import Setting
-from hubring.workers.compare.record.findings import Number, RowResult
-from hubring.workers.compare.record.statistics import NUMBER_NAMES
+from hubring.workers.compare.record.findings import RowResult
+from hubring.workers.compare.record.statistics import NUMBERS, Number
 from hubring.workers.compare.run.noise import RunNoise
 from hubring.workers.compare.run.outcome import Line, RunOutcome
 from tests.support.compare.replayed import Replayed, compared, record, row
@@ -173,7 +173,7 @@ def test_the_greatest_staleness_is_that_of_all_turns() -> None:
     (setting,), (row,) = experiment.settings, experiment.ways
     labels = [run.label for run in counted(experiment, setting, row, 0)]
     numbers: dict[str, Numbers] = {
-        label: {**dict.fromkeys(NUMBER_NAMES, 1.0), "staleness_max": most}
+        label: {**dict.fromkeys(NUMBERS, 1.0), "staleness_max": most}
         for label, most in zip(labels, (2.0, 9.0, 3.0), strict=True)
     }
     (told,) = summarise(experiment, Judgement((), 1e-4), numbers, {label: {} for label in labels}, {}, {})

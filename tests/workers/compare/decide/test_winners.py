@@ -14,8 +14,8 @@ from hubring.workers.compare.decide.decision import CHANCE, SPEED, Comparisons, 
 from hubring.workers.compare.decide.verdict import answer
 from hubring.workers.compare.decide.verdict import verdict as verdict_on
 from hubring.workers.compare.plan.experiment import FaultTable
-from hubring.workers.compare.record.findings import Findings, Number, RowResult
-from hubring.workers.compare.record.statistics import SPEEDS
+from hubring.workers.compare.record.findings import Findings, RowResult
+from hubring.workers.compare.record.statistics import SPEEDS, Number
 from tests.support.compare.replayed import Replayed, findings, paced
 
 WINNERS = (
