@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
-from hubring.ps.config.declaration import flag
 from hubring.workers.compare.plan.run_order import resume_command, typed
 from hubring.workers.compare.predict import cli as cost
 
@@ -27,14 +26,11 @@ if TYPE_CHECKING:
     from hubring.workers.compare.run.cluster.meeting import LauncherTask
 
 
+@terminal.concludes("ps-compare")
 def show_list(
     folder: Annotated[Path, typer.Argument(help="folder of results [results]")] = Path("results"),
-) -> None:
+) -> dict[str, Any]:
     """List rows, jobs, built-in experiments and results."""
-    raise SystemExit(terminal.conclude("ps-compare", lambda: _list(folder)))
-
-
-def _list(folder: Path) -> dict[str, Any]:
     from hubring.ps.config.sources import read_toml
     from hubring.workers.compare.plan.experiment import JOBS
     from hubring.workers.compare.plan.experiment_file import shipped
@@ -70,17 +66,14 @@ def _state(folder: Path) -> str:
     return f"not finished, {finished} runs so far; to resume, run: {resume_command(command, folder)}"
 
 
+@terminal.concludes("ps-compare")
 def report(
     folder: Annotated[Path, typer.Argument(help="folder of a comparison (--out)")],
     tolerance: Annotated[
         float | None, typer.Option(help="allowed difference of synchronous rows [that of the runs]")
     ] = None,
-) -> None:
+) -> dict[str, Any]:
     """Write results.json and the report again, without training."""
-    raise SystemExit(terminal.conclude("ps-compare", lambda: _report(folder, tolerance)))
-
-
-def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.show.screen import show
 
@@ -97,20 +90,18 @@ def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
     }
 
 
+@terminal.concludes("ps-compare")
 def timeline(
     folder: Annotated[Path, typer.Argument(help="folder of --trace; copy the files of all hosts into it")],
     out: Annotated[Path | None, typer.Option(help="file to write [FOLDER/trace.json]")] = None,
-) -> None:
+) -> dict[str, Any]:
     """Merge traces into one timeline for Perfetto, on the coordinator's clock."""
-    raise SystemExit(terminal.conclude("ps-compare", lambda: _timeline(folder, out or folder / "trace.json")))
-
-
-def _timeline(folder: Path, out: Path) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from hubring.ps.core.errors import UsageError
     from hubring.workers.compare.run.timeline import merge
 
+    out = out or folder / "trace.json"
     merged = merge(folder, out)
     if merged.processes == 0:
         raise UsageError(f"{folder} holds no NAME.trace.json with events; use the folder given with --trace")
@@ -152,16 +143,12 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
 """Flags that change the experiment: name, type and help."""
 
 
-@terminal.takes(
-    terminal.parameter(name, kind, typer.Option(flag(name), help=about)) for name, kind, about in FLAGS
-)
+@terminal.takes((terminal.option(*each) for each in FLAGS), cost.SLOW)
 def run(
     experiment: Annotated[
         str | None,
         typer.Argument(help="TOML file or name of a built-in experiment, see ps-compare list [digits]"),
     ] = None,
-    straggler: cost.SlowWorkers = None,
-    straggler_ranks: cost.SlowRanks = None,
     alone: Annotated[bool, typer.Option("--alone", help="ignore any launcher; run on this host")] = False,
     out: Annotated[Path | None, typer.Option(help="folder to write or resume [results/DATE]")] = None,
     **flags: object,
@@ -174,7 +161,6 @@ def run(
 
     Exits with 1 if synchronous rows disagree.
     """
-    flags |= {"straggler": straggler, "straggler_ranks": straggler_ranks}
     folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     code = terminal.conclude("ps-compare", lambda: _compare(experiment, flags, out, folder, alone))
     if code > 128 and ((place := _place(alone)) is None or place.rank == 0):  # once for a cluster

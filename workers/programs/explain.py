@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,25 +30,18 @@ def env(
     **flags: object,
 ) -> None:
     """Print this worker's rank, world size, launcher, server, device and threads."""
-    raise SystemExit(_run(flags, config, explain, as_json))
+
+    def act() -> int:
+        report = gather(flags, config)
+        print(json.dumps(report) if as_json else "\n".join(lines(report, explain)))
+        return 0
+
+    raise SystemExit(terminal.conclude("ps-worker", act))
 
 
 def main(argv: list[str]) -> None:
     """Runs `ps-worker env` with these arguments."""
     terminal.run(app, "ps-worker env", argv)
-
-
-def _run(flags: Mapping[str, object], config_file: Path | None, explain: bool, as_json: bool) -> int:
-    from hubring.ps.core.errors import HubringError
-
-    try:
-        report = gather(flags, config_file)
-    except HubringError as error:
-        print(f"ps-worker: {error}", file=sys.stderr)
-        terminal.last_line({"error": str(error), "exit_code": error.exit_code})
-        return error.exit_code
-    print(json.dumps(report) if as_json else "\n".join(lines(report, explain)))
-    return 0
 
 
 def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict[str, Any]:

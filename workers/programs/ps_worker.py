@@ -93,22 +93,18 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
         if node_launcher.wanted(config):  # the launcher does not train, and does not import torch
             again = ["--module"] if is_module else []
             return node_launcher.run(config, flags, config_file, [*again, "--", *words])
+        # Ends with the command that started it, if any. A process of the script inherits the variable.
+        end_with_parent(int(environment().get(PARENT_VARIABLE, 0)))
+        return _train(config, origin, words, is_module=is_module)
     except HubringError as error:
-        return _end(error.exit_code, {}, str(error), f"ps-worker: {error}\n")
-    # Ends with the command that started it, if any. A process that the script starts inherits the variable.
-    end_with_parent(int(environment().get(PARENT_VARIABLE, 0)))
-    return _train(config, origin, words, is_module=is_module)
+        return _end({"error": str(error), "exit_code": error.exit_code}, f"ps-worker: {error}\n")
 
 
 def _train(config: WorkerConfig, origin: LogOrigin, words: list[str], *, is_module: bool) -> int:
-    from hubring.ps.core.errors import HubringError
-    from hubring.workers.run_script import ScriptOutcome, train
+    from hubring.workers.run_script import train
 
-    try:
-        outcome = train(config, origin, JOBS[config.job], config.job, words, is_module=is_module)
-    except HubringError as error:
-        outcome = ScriptOutcome(error.exit_code, {}, error=str(error))
-    code = _end(outcome.code, outcome.result, outcome.error, outcome.text("ps-worker"))
+    outcome = train(config, origin, JOBS[config.job], config.job, words, is_module=is_module)
+    code = _end(outcome.last_line, outcome.text("ps-worker"))
     if outcome.stuck:
         # A broken ring leaves threads blocked inside torch. No call can end them.
         sys.stderr.flush()
@@ -116,10 +112,11 @@ def _train(config: WorkerConfig, origin: LogOrigin, words: list[str], *, is_modu
     return code
 
 
-def _end(code: int, result: dict[str, Any], error: str, text: str) -> int:
+def _end(result: dict[str, Any], text: str) -> int:
     """Prints the text of the error and the result line, and returns the exit code."""
     print(text, file=sys.stderr, end="", flush=True)
-    terminal.last_line({**result, "exit_code": code, **({"error": error} if error else {})})
+    terminal.last_line(result)
+    code: int = result["exit_code"]
     return code
 
 
