@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from hubring.workers import collectives
 from hubring.workers.collectives import Group
@@ -73,6 +73,20 @@ Start = Callable[..., CollectiveWork]
 """Starts an exchange from its name, which matches it across ranks, its group and its communicator."""
 
 
+class OperationCall(NamedTuple):
+    """What identifies an operation.
+
+    Attributes:
+        kind: The kind of operation; operations of different kinds can have the same name.
+        name: Matches the operation across ranks; None: a counter of the operations without a name.
+        process_set: The ranks that take part.
+    """
+
+    kind: str
+    name: str | None
+    process_set: ProcessSet
+
+
 @dataclass
 class HorovodWorld:
     """The members of a job, and the running operations.
@@ -111,19 +125,12 @@ class HorovodWorld:
         return len(self.members)
 
     def begin(
-        self,
-        kind: str,
-        name: str | None,
-        process_set: ProcessSet,
-        start: Start,
-        finish: Callable[[Any], Any] = lambda result: result,
+        self, call: OperationCall, start: Start, finish: Callable[[Any], Any] = lambda result: result
     ) -> int:
         """Starts an operation, and returns its handle.
 
         Args:
-            kind: The kind of operation; operations of different kinds can have the same name.
-            name: Matches the operation across ranks; None: a counter of the operations without a name.
-            process_set: The ranks that take part.
+            call: The operation.
             start: Starts the exchange.
             finish: Computes the operation's result from that of the exchange.
 
@@ -135,14 +142,14 @@ class HorovodWorld:
             raise HorovodInternalError(
                 "this worker joined a running job; call operations only within hvd.elastic.run"
             )
-        checked(process_set).check_included()
-        full = self._full_name(kind, name, process_set)
+        checked(call.process_set).check_included()
+        full = self._full_name(*call)
         self.handles.check_free(full)
         called = time.perf_counter_ns()
         with translated():
-            work = start(full, group=process_set.group, communicator=self.communicator)
+            work = start(full, group=call.process_set.group, communicator=self.communicator)
         if self.timeline is not None:
-            self.timeline.follow(kind, full, work, called)
+            self.timeline.follow(call.kind, full, work, called)
         return self.handles.add(Pending(full, work, finish))
 
     def _full_name(self, kind: str, name: str | None, process_set: ProcessSet) -> str:
