@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from hubring.workers.compare.decide import gate
 from hubring.workers.compare.decide.decision import Comparisons
 from hubring.workers.compare.decide.gate import Judgement
-from hubring.workers.compare.decide.measure import Numbers, began, seen, staleness, steps_of
+from hubring.workers.compare.decide.measure import Numbers, began, one_of, seen, staleness, steps_of
 from hubring.workers.compare.decide.reasons import crossovers
 from hubring.workers.compare.decide.verdict import answer, verdict
 from hubring.workers.compare.plan.experiment import Experiment, JobMetric
@@ -130,13 +130,7 @@ def _number(
     name: str, by_seed: Sequence[Sequence[PlannedRun]], numbers: Mapping[str, Numbers]
 ) -> Number | None:
     of_turns = max if NUMBERS[name].worst else median
-    return Number.of([_of_seed([numbers[run.label][name] for run in runs], of_turns) for runs in by_seed])
-
-
-def _of_seed(turns: Sequence[float | None], of_turns: Callable[[Sequence[float]], float]) -> float | None:
-    """Returns one value for several runs with one seed; None if one of them has none."""
-    known = [value for value in turns if value is not None]
-    return of_turns(known) if len(known) == len(turns) else None
+    return Number.of([one_of([numbers[run.label][name] for run in runs], of_turns) for runs in by_seed])
 
 
 def results(
