@@ -32,8 +32,7 @@ from hubring.workers.compare.decide.results import results
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun, resume_command, runs
 from hubring.workers.compare.predict.calibrations import Constants, read_constants
-from hubring.workers.compare.record.findings import Findings
-from hubring.workers.compare.record.findings_file import decode, encode
+from hubring.workers.compare.record.findings import Findings, decode, encode
 from hubring.workers.compare.run import outcome
 from hubring.workers.compare.run.outcome import RunOutcome, write_whole
 from hubring.workers.compare.run.runner import Runner

@@ -25,8 +25,7 @@ import tomli_w
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.predict.calibrations import read_constants
 from hubring.workers.compare.predict.score import Score, model_bytes, trained
-from hubring.workers.compare.record.findings import Findings, Prediction, RowResult
-from hubring.workers.compare.record.findings_file import decode
+from hubring.workers.compare.record.findings import Findings, Prediction, RowResult, decode
 
 MEAN, WORST, COUNT = 0.07, 0.20, 35
 """Targets: mean and largest error, and the fewest settings that count."""

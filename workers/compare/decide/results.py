@@ -169,7 +169,7 @@ def results(
         settings=experiment.settings,
         gate=judged.gate,
         rows=rows,
-        curves=list(_curves(experiment, outcomes, judged, failures)),
+        curves=list(_curves(experiment, outcomes, judged, failures, rows)),
         bandwidth=bandwidth(experiment, outcomes, judged, rows),
         commands={label: list(outcome.commands) for label, outcome in outcomes.items()},
         scripts={label: outcome.script for label, outcome in outcomes.items() if outcome.script},
@@ -194,17 +194,22 @@ def _curves(
     outcomes: Mapping[str, RunOutcome],
     judged: Judgement,
     failures: Collection[str],
+    rows: Iterable[RowResult],
 ) -> Iterator[RunCurve]:
     """Returns curves of the first turn; a run that counts in several settings is drawn in the first.
 
     A run that failed has none: its end is not that of its row, and would end the line of the other seeds.
     """
+    shut = {(each.setting, each.row) for each in rows if each.withheld is not None}
     for label, outcome in outcomes.items():
         run = outcome.run
         if run.turn or label in failures or judged.closed_to({label}):
             continue
         key = next(each.key for each in experiment.settings if run.row.meets(each) == run.setting)
-        yield curve(outcome, key, experiment.yardstick.metric)
+        drawn = curve(outcome, key, experiment.yardstick.metric)
+        if (key, drawn.row) in shut:  # a loss by samples shows no speed, a metric by seconds does
+            drawn = replace(drawn, loss=[replace(point, seconds=0.0) for point in drawn.loss], metric=[])
+        yield drawn
 
 
 def _disturbed(outcomes: Mapping[str, RunOutcome]) -> dict[str, str]:
