@@ -239,13 +239,18 @@ def _on_cluster(experiment: Experiment, folder: Path, task: LauncherTask) -> Fin
 
 
 def _result(found: Findings, folder: Path) -> dict[str, Any]:
-    """Returns the result for the last line."""
+    """Returns the result for the last line: the median of all seeds, or the largest if the worst counts."""
+    from hubring.workers.compare.record.statistics import NUMBERS
+
+    def one(name: str, number: Number | None) -> float | None:
+        return None if number is None else number.most if NUMBERS[name].worst else number.median
+
     rows = [
         {
             "setting": row.setting,
             "row": row.row,
             "withheld": row.withheld,
-            **{name: None if each is None else _one(name, each) for name, each in row.numbers.items()},
+            **{name: one(name, each) for name, each in row.numbers.items()},
         }
         for row in found.rows
     ]
@@ -258,13 +263,6 @@ def _result(found: Findings, folder: Path) -> dict[str, Any]:
         "verdict": found.verdict,
         "exit_code": _exit_code(found),
     }
-
-
-def _one(name: str, number: Number) -> float:
-    """Returns the median of all seeds, or the largest value for a figure whose worst case counts."""
-    from hubring.workers.compare.record.statistics import NUMBERS
-
-    return number.most if NUMBERS[name].worst else number.median
 
 
 def _exit_code(found: Findings) -> int:

@@ -60,7 +60,7 @@ def findings(settings: Sequence[Setting], rows: Sequence[RowResult], **asked: An
 
 
 def score(found: Findings) -> Score:
-    return Score(found.settings, found.rows, CONSTANTS, THEIRS)
+    return Score(found, CONSTANTS, THEIRS)
 
 
 THEIRS = PredictedJob(nbytes=40 << 20, compute=0.05, together=True)

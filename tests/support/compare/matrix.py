@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
+from msgspec.structs import replace
 
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.predict.calibrations import read_constants
@@ -119,9 +120,8 @@ def scored(found: Sequence[Findings], calibration: Path) -> list[Prediction]:
     nbytes = model_bytes(known.values(), rows)
     assert nbytes is not None, "no row that is shown has exchanged anything"
     asked = found[0].asked
-    return Score(
-        known.values(), rows, read_constants(calibration), trained(asked, nbytes), asked.seeds
-    ).predictions()
+    every_one = replace(found[0], settings=list(known.values()), rows=rows)
+    return Score(every_one, read_constants(calibration), trained(asked, nbytes)).predictions()
 
 
 def table(predictions: Iterable[tuple[str, Prediction]], fewest: int = COUNT) -> list[str]:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -58,15 +58,9 @@ def neighbourhood(rank: int, hosts: Sequence[Hashable]) -> Neighbourhood:
 
 def variables(rank: int, size: int, around: Neighbourhood) -> dict[str, str]:
     """Returns HOROVOD_RANK and the like, as `horovodrun` sets them."""
-    numbers = {
-        "RANK": rank,
-        "SIZE": size,
-        "LOCAL_RANK": around.local_rank,
-        "LOCAL_SIZE": around.local_size,
-        "CROSS_RANK": around.cross_rank,
-        "CROSS_SIZE": around.cross_size,
-    }
-    return {f"HOROVOD_{name}": str(number) for name, number in numbers.items()}
+    numbers = {"rank": rank, "size": size, **asdict(around)}
+    del numbers["is_homogeneous"]
+    return {f"HOROVOD_{name.upper()}": str(number) for name, number in numbers.items()}
 
 
 Start = Callable[..., CollectiveWork]
