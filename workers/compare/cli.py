@@ -19,11 +19,11 @@ from hubring.workers.compare.plan.run_order import resume_command, typed
 from hubring.workers.compare.predict import cli as cost
 
 if TYPE_CHECKING:
+    from hubring.workers.compare.findings import Findings
     from hubring.workers.compare.plan.experiment import Experiment
     from hubring.workers.compare.plan.row import Row
-    from hubring.workers.compare.record.findings import Findings
-    from hubring.workers.compare.record.statistics import Number
-    from hubring.workers.compare.run.cluster.meeting import LauncherTask
+    from hubring.workers.compare.run.meeting import LauncherTask
+    from hubring.workers.compare.statistics import Number
 
 
 @terminal.concludes("ps-compare")
@@ -170,7 +170,7 @@ def run(
 
 def _place(alone: bool) -> LauncherTask | None:
     from hubring.ps.config.environment import environment
-    from hubring.workers.compare.run.cluster import meeting
+    from hubring.workers.compare.run import meeting
 
     return None if alone else meeting.find_task(environment())
 
@@ -180,7 +180,7 @@ def _compare(
 ) -> dict[str, Any]:
     from hubring.ps.core.packages import require_for_job
     from hubring.workers.compare.plan.experiment_file import load_experiment
-    from hubring.workers.compare.run.cluster import meeting
+    from hubring.workers.compare.run import meeting
 
     chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
     experiment = load_experiment(source or chosen, flags)  # before the slow import of torch, to fail fast
@@ -191,7 +191,7 @@ def _compare(
     else:
         folder = meeting.check_experiment(experiment, place, out)
         if place.rank > 0:
-            from hubring.workers.compare.run.cluster.follower import follow
+            from hubring.workers.compare.run.follower import follow
 
             return follow(place, folder)
         found = _on_cluster(experiment, folder, place)
@@ -225,7 +225,7 @@ def _on_cluster(experiment: Experiment, folder: Path, task: LauncherTask) -> Fin
     """Runs it as rank 0 of a cluster, without predictions: one machine's constants do not fit a cluster."""
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.plan.run_order import runs
-    from hubring.workers.compare.run.cluster.conductor import conduct
+    from hubring.workers.compare.run.conductor import conduct
     from hubring.workers.compare.run.runner import Runner
     from hubring.workers.compare.show.screen import RunScreen
     from hubring.workers.peers.processes import Lifeline
@@ -240,7 +240,7 @@ def _on_cluster(experiment: Experiment, folder: Path, task: LauncherTask) -> Fin
 
 def _result(found: Findings, folder: Path) -> dict[str, Any]:
     """Returns the result for the last line: the median of all seeds, or the largest if the worst counts."""
-    from hubring.workers.compare.record.statistics import NUMBERS
+    from hubring.workers.compare.statistics import NUMBERS
 
     def one(name: str, number: Number | None) -> float | None:
         return None if number is None else number.most if NUMBERS[name].worst else number.median

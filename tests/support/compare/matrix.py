@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import tomli_w
 from msgspec.structs import replace
 
+from hubring.workers.compare.findings import Findings, Prediction, RowResult, decode
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.predict.calibrations import read_constants
 from hubring.workers.compare.predict.score import Score, model_bytes, trained
-from hubring.workers.compare.record.findings import Findings, Prediction, RowResult, decode
 
 MEAN, WORST, COUNT = 0.07, 0.20, 35
 """Targets: mean and largest error, and the fewest settings that count."""

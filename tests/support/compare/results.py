@@ -12,9 +12,7 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from hubring.workers.compare.plan.experiment import JOBS, Experiment, JobMetric, LinkTable, StragglerTable
-from hubring.workers.compare.plan.setting import Link, Setting
-from hubring.workers.compare.record.findings import (
+from hubring.workers.compare.findings import (
     Accuracy,
     Bandwidth,
     Crossover,
@@ -29,8 +27,10 @@ from hubring.workers.compare.record.findings import (
     decode,
     encode,
 )
-from hubring.workers.compare.record.statistics import SPEEDS as SPEED_NAMES
-from hubring.workers.compare.record.statistics import Load, MeasurementNoise, Number
+from hubring.workers.compare.plan.experiment import JOBS, Experiment, JobMetric, LinkTable, StragglerTable
+from hubring.workers.compare.plan.setting import Link, Setting
+from hubring.workers.compare.statistics import SPEEDS as SPEED_NAMES
+from hubring.workers.compare.statistics import Load, MeasurementNoise, Number
 from hubring.workers.peers.nccl_tests import algbw, busbw
 from hubring.workers.runtime.slowdown import Straggler
 

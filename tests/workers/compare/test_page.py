@@ -12,12 +12,12 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import ConfigError, HubringError
+from hubring.workers.compare.findings import encode
 from hubring.workers.compare.plan.experiment import Experiment
-from hubring.workers.compare.record.findings import encode
-from hubring.workers.compare.record.statistics import Number
 from hubring.workers.compare.show.figures import record_share
 from hubring.workers.compare.show.page import page
 from hubring.workers.compare.show.screen import notes
+from hubring.workers.compare.statistics import Number
 from tests.support.compare.results import BARE, EMULATED, full, minimal, read, summary
 from tests.support.pages.html_tree import Node, html_tree
 

@@ -46,8 +46,8 @@ from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.plan.experiment import JobMetric, PricesTable
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Fault
-from hubring.workers.compare.record.statistics import NUMBERS
 from hubring.workers.compare.run.outcome import EARLY, NOT_FINITE, Line, RunOutcome
+from hubring.workers.compare.statistics import NUMBERS
 
 Numbers = dict[str, float | None]
 

@@ -19,12 +19,15 @@ from hubring.workers.compare.decide.gate import Judgement
 from hubring.workers.compare.decide.measure import Numbers, began, one_of, seen, staleness, steps_of
 from hubring.workers.compare.decide.reasons import crossovers
 from hubring.workers.compare.decide.verdict import answer, verdict
+from hubring.workers.compare.findings import Bandwidth, CurvePoint, Findings, RowResult, RunCurve
 from hubring.workers.compare.plan.experiment import Experiment, JobMetric
 from hubring.workers.compare.plan.run_order import PlannedRun, again, counted
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.score import calibrated, predicted
-from hubring.workers.compare.record.findings import Bandwidth, CurvePoint, Findings, RowResult, RunCurve
-from hubring.workers.compare.record.statistics import (
+from hubring.workers.compare.run import noise
+from hubring.workers.compare.run.outcome import RunOutcome
+from hubring.workers.compare.run.timeline import worst_clock
+from hubring.workers.compare.statistics import (
     NUMBERS,
     SPEEDS,
     Load,
@@ -32,9 +35,6 @@ from hubring.workers.compare.record.statistics import (
     Number,
     Repeat,
 )
-from hubring.workers.compare.run import noise
-from hubring.workers.compare.run.outcome import RunOutcome
-from hubring.workers.compare.run.timeline import worst_clock
 from hubring.workers.peers.nccl_tests import algbw, busbw
 
 MOST = 400

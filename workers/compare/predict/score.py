@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.findings import Accuracy, Findings, Prediction, RowResult, Scaling
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.row import ROWS, Row, meets
 from hubring.workers.compare.plan.setting import Setting, grouped
@@ -28,7 +29,6 @@ from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.exchange_terms import overtaking
 from hubring.workers.compare.predict.prediction import Forecast, PredictedJob, predict, read_row
 from hubring.workers.compare.predict.slicing import tensors
-from hubring.workers.compare.record.findings import Accuracy, Findings, Prediction, RowResult, Scaling
 
 
 class MeasuredPoint(Struct, frozen=True):

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from hubring.ps.page.kit.figures import NOTHING, digits
+from hubring.workers.compare.findings import Bandwidth, Findings, Gate
 from hubring.workers.compare.plan.setting import listed
-from hubring.workers.compare.record.findings import Bandwidth, Findings, Gate
-from hubring.workers.compare.record.statistics import Number
+from hubring.workers.compare.statistics import Number
 from hubring.workers.peers.nccl_tests import NCCL_COLUMNS
 
 PART = "(2/3): only 2 of 3 seeds have a value, and the median and its interval are of those seeds."

@@ -16,17 +16,17 @@ from markupsafe import Markup
 from hubring.ps.page.kit.figures import NOTHING, digits, percent
 from hubring.ps.page.kit.templating import Templates, style_sheet
 from hubring.workers.compare.decide.decision import EVEN, SPEED, ratio
+from hubring.workers.compare.findings import Findings, Gate, Pair, RowResult, StepCheck
 from hubring.workers.compare.plan import experiment_file
 from hubring.workers.compare.plan.row import EVERY
 from hubring.workers.compare.plan.setting import legend, listed, words
-from hubring.workers.compare.record.findings import Findings, Gate, Pair, RowResult, StepCheck
-from hubring.workers.compare.record.statistics import CONFIDENCE, ENOUGH, Load, MeasurementNoise
 from hubring.workers.compare.run.timeline import clock_sentence
 from hubring.workers.compare.show.figures import drift, record_share
 from hubring.workers.compare.show.material import Label, MarkedWord, NumberTable, PageContent
 from hubring.workers.compare.show.progress import accuracy, loss, staleness
 from hubring.workers.compare.show.scaling import predictions, scaling
 from hubring.workers.compare.show.speed import bandwidth, bar, breakdown, numbers, reach, throughput
+from hubring.workers.compare.statistics import CONFIDENCE, ENOUGH, Load, MeasurementNoise
 
 HEADS = ("row", "compared with", "setting", "seed", "difference", "allowed", "in", "at the end", "result")
 WORDS = ("compared with", "setting", "in", "result")

@@ -12,8 +12,8 @@ import torch
 
 from hubring.workers.compare.decide.gate import Parameters, difference
 from hubring.workers.compare.plan.experiment import FaultTable
-from hubring.workers.compare.record.statistics import SPEEDS
 from hubring.workers.compare.run.outcome import EARLY
+from hubring.workers.compare.statistics import SPEEDS
 from tests.support.compare.replayed import Replayed, carried_out, compared, row
 
 

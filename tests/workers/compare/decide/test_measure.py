@@ -15,14 +15,14 @@ from hubring.workers.compare.cli import _result
 from hubring.workers.compare.decide.gate import Judgement
 from hubring.workers.compare.decide.measure import Numbers, measure
 from hubring.workers.compare.decide.results import summarise
+from hubring.workers.compare.findings import RowResult
 from hubring.workers.compare.plan.experiment import JOBS, Experiment, JobMetric
 from hubring.workers.compare.plan.row import ROWS
 from hubring.workers.compare.plan.run_order import PlannedRun, counted
 from hubring.workers.compare.plan.setting import Setting
-from hubring.workers.compare.record.findings import RowResult
-from hubring.workers.compare.record.statistics import NUMBERS, Number
 from hubring.workers.compare.run.noise import RunNoise
 from hubring.workers.compare.run.outcome import Line, RunOutcome
+from hubring.workers.compare.statistics import NUMBERS, Number
 from tests.support.compare.replayed import Replayed, compared, record, row
 from tests.support.compare.results import minimal, read
 

@@ -14,8 +14,8 @@ from msgspec import DecodeError, Struct, field
 from hubring.ps.core.errors import ConfigError, HubringError, UsageError
 from hubring.workers.compare.plan.experiment import Experiment, JobMetric
 from hubring.workers.compare.plan.setting import Setting
-from hubring.workers.compare.record.statistics import MeasurementNoise, Number
 from hubring.workers.compare.run.timeline import HostClock
+from hubring.workers.compare.statistics import MeasurementNoise, Number
 
 VERSION = 3
 
@@ -34,7 +34,7 @@ class RowResult(Struct, frozen=True, kw_only=True):
         withheld: Why no speed is shown; None: speeds are shown.
         disturbed: Which runs other programs disturbed, so that their speeds decide nothing; None: none.
         failed: How many runs did not finish and why; None: all finished.
-        numbers: By the names in `hubring.workers.compare.record.statistics`; None where no seed has a value.
+        numbers: By the names in `hubring.workers.compare.statistics`; None where no seed has a value.
             Speeds are also None if a run diverged: the remaining runs do not represent all.
         staleness: Number of pushes by staleness, over all seeds.
     """
