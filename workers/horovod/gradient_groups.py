@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from hubring.ps.config.environment import environment
 from hubring.ps.job.sharding import runs_within
-from hubring.workers.horovod.world.build import split_list
-from hubring.workers.horovod.world.world import ProcessSet, current
+from hubring.workers.horovod.build import split_list
+from hubring.workers.horovod.world import ProcessSet, current
 
 BUCKET_BYTES = 4 << 20
 """Size of a bucket if HOROVOD_FUSION_THRESHOLD is not set. Small buckets are sent early."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hubring.horovod as hvd
-from hubring.workers.horovod.world import lifecycle
-from hubring.workers.horovod.world.world import current
+from hubring.workers.horovod import lifecycle
+from hubring.workers.horovod.world import current
 from hubring.workers.launchers.placement import Placement
 from tests.workers.horovod.conftest import Everybody
 

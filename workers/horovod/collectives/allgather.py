@@ -14,7 +14,7 @@ import torch
 from hubring.workers import collectives
 from hubring.workers.horovod.collectives.allreduce import allreduce, grouped_allreduce
 from hubring.workers.horovod.collectives.operation import Average, Sum, gradient_name, sendable, synchronize
-from hubring.workers.horovod.world.world import (
+from hubring.workers.horovod.world import (
     OperationCall,
     ProcessSet,
     checked,

@@ -18,7 +18,7 @@ from hubring.workers.horovod.collectives.operation import (
     written,
 )
 from hubring.workers.horovod.compression import Compression, Compressor
-from hubring.workers.horovod.world.world import OperationCall, ProcessSet, global_process_set
+from hubring.workers.horovod.world import OperationCall, ProcessSet, global_process_set
 
 Tensor = torch.Tensor
 

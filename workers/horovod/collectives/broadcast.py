@@ -17,7 +17,7 @@ from hubring.workers.horovod.collectives.operation import (
     synchronize,
     written,
 )
-from hubring.workers.horovod.world.world import (
+from hubring.workers.horovod.world import (
     OperationCall,
     ProcessSet,
     checked,

@@ -17,8 +17,8 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives
 from hubring.workers.communicators.base import CollectiveWork
 from hubring.workers.horovod.errors import translated
-from hubring.workers.horovod.world.operations import Handles
-from hubring.workers.horovod.world.world import (
+from hubring.workers.horovod.operations import Handles
+from hubring.workers.horovod.world import (
     OperationCall,
     ProcessSet,
     checked,

@@ -21,7 +21,7 @@ from hubring.workers.horovod.collectives.operation import (
 )
 from hubring.workers.horovod.compression import Compression, Compressor
 from hubring.workers.horovod.errors import RefusedCall
-from hubring.workers.horovod.world.world import OperationCall, ProcessSet, current, global_process_set
+from hubring.workers.horovod.world import OperationCall, ProcessSet, current, global_process_set
 
 Tensor = torch.Tensor
 

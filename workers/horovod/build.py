@@ -15,14 +15,14 @@ import torch
 from packaging.version import parse
 
 from hubring.ps.config.environment import become, environment, export
+from hubring.workers.horovod import lifecycle, world
 from hubring.workers.horovod.collectives import operation
-from hubring.workers.horovod.world import lifecycle, world
-from hubring.workers.horovod.world.lifecycle import ccl_built as ccl_built
-from hubring.workers.horovod.world.lifecycle import cuda_built as cuda_built
-from hubring.workers.horovod.world.lifecycle import ddl_built as ddl_built
-from hubring.workers.horovod.world.lifecycle import gloo_built as gloo_built
-from hubring.workers.horovod.world.lifecycle import mpi_built as mpi_built
-from hubring.workers.horovod.world.lifecycle import rocm_built as rocm_built
+from hubring.workers.horovod.lifecycle import ccl_built as ccl_built
+from hubring.workers.horovod.lifecycle import cuda_built as cuda_built
+from hubring.workers.horovod.lifecycle import ddl_built as ddl_built
+from hubring.workers.horovod.lifecycle import gloo_built as gloo_built
+from hubring.workers.horovod.lifecycle import mpi_built as mpi_built
+from hubring.workers.horovod.lifecycle import rocm_built as rocm_built
 
 T = TypeVar("T")
 
