@@ -51,6 +51,8 @@ ConfigFile = Annotated[
     ),
 ]
 
+IsModule = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m")]
+
 _P = ParamSpec("_P")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

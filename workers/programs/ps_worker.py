@@ -41,9 +41,7 @@ def run(
             metavar="[SCRIPT] [ARGS]...", help="your script and its arguments [default: a built-in --job]"
         ),
     ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m")
-    ] = False,
+    module: terminal.IsModule = False,
     version: Annotated[bool, terminal.version_option()] = False,
     config: ConfigFile = None,
     **flags: object,
