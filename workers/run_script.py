@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,13 +123,18 @@ class ScriptOutcome:
     """How the script ended: the exit code, the worker's result, and the error to print."""
 
     code: int
-    result: dict[str, Any]
     error: str = ""
     traceback: str = ""
     hint: str = ""
     """The end of `error` that the traceback does not contain."""
+    result: dict[str, Any] = field(default_factory=dict)
     stuck: bool = False
     """A broken ring left threads that end only with the process."""
+
+    @property
+    def last_line(self) -> dict[str, Any]:
+        """The worker's result with the exit code, and with the error if there is one."""
+        return {**self.result, "exit_code": self.code, **({"error": self.error} if self.error else {})}
 
     def text(self, program: str) -> str:
         """Returns the lines for standard error. A traceback already contains the error message."""
@@ -184,26 +189,26 @@ def _run(action: Callable[[], object], script: Script | None = None) -> ScriptOu
     """Runs the script. In every case the worker leaves the job and sends the reason."""
     StopSignals().install()
     pid, line, shown = os.getpid(), "", list[BaseException]()
-    outcome, reason = ScriptOutcome(0, {}), LeaveReason.FINISHED
+    outcome, reason = ScriptOutcome(0), LeaveReason.FINISHED
     try:
         _call(action, shown)
         terminal.ignore_stop_signals()
         context.shutdown()
     except Preempted as stop:
-        outcome, reason = ScriptOutcome(_exit_code(stop), {}), LeaveReason.PREEMPTED
+        outcome, reason = ScriptOutcome(_exit_code(stop)), LeaveReason.PREEMPTED
         log.info("%s", stop.text)
     except SystemExit as end:
         text = end.code if isinstance(end.code, str) else f"the script exited with {_exit_code(end)}"
-        outcome = ScriptOutcome(_exit_code(end), {}, error=text)
+        outcome = ScriptOutcome(_exit_code(end), error=text)
         reason = LeaveReason.FAILED
     except KeyboardInterrupt:
-        outcome, reason = ScriptOutcome(INTERRUPTED, {}, error="interrupted"), LeaveReason.PREEMPTED
+        outcome, reason = ScriptOutcome(INTERRUPTED, error="interrupted"), LeaveReason.PREEMPTED
     except BaseException as error:
         if (own := _own(error)) is None:
             outcome, reason = _failed(error)
         else:
             cause = _server_cause(own)
-            outcome = ScriptOutcome(cause.exit_code, {}, error=str(cause))
+            outcome = ScriptOutcome(cause.exit_code, error=str(cause))
             reason, line = context.reason_of(cause), script.line(error) if script is not None else ""
         if error in shown:
             outcome.traceback = ""
@@ -227,10 +232,10 @@ def _failed(error: BaseException) -> tuple[ScriptOutcome, LeaveReason]:
     if (code := _stop_code()) is not None:
         # The signal also stopped the script's own child processes, and their exit made the script fail.
         text = f"stopped on request, before the step finished: {last}"
-        return ScriptOutcome(code, {}, error=text), LeaveReason.PREEMPTED
+        return ScriptOutcome(code, error=text), LeaveReason.PREEMPTED
     hint = _missing_package_hint(error) or _process_group_hint(error) or _shared_memory_hint(error)
     text = f"{last}: {hint}" if hint else last
-    return ScriptOutcome(1, {}, error=text, traceback=_traceback(error), hint=hint), LeaveReason.FAILED
+    return ScriptOutcome(1, error=text, traceback=_traceback(error), hint=hint), LeaveReason.FAILED
 
 
 def _missing_package_hint(error: BaseException) -> str:

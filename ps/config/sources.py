@@ -52,7 +52,7 @@ def load(
         ConfigError: A name or a value is invalid, or settings contradict each other. The message has the
             source, the value and what is valid.
     """
-    return config(**_settle(config, flags, config_file, environment))
+    return config(**_values(config, _weakest_first(config, flags, config_file, environment)))
 
 
 def origins(
@@ -80,20 +80,14 @@ def faults(variables: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, value in variables.items():
         try:
-            _settle(ServerConfig, {}, None, {name: value})
+            _values(ServerConfig, _weakest_first(ServerConfig, {}, None, {name: value}))
         except ConfigError as error:
             found[name] = str(error)
     return found
 
 
-def _settle(
-    config: type[Struct],
-    flags: Mapping[str, object],
-    config_file: Path | None,
-    environment: Mapping[str, str] | None,
-) -> dict[str, Any]:
+def _values(config: type[Struct], places: Iterable[_Source]) -> dict[str, Any]:
     types = _types(config)
-    places = _weakest_first(config, flags, config_file, environment)
     return {name: place.value(name, types[name]) for place in places for name in place.given}
 
 

@@ -10,11 +10,12 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from inspect import Parameter, Signature, signature
 from itertools import chain
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import typer
 from msgspec import Struct
@@ -50,6 +51,9 @@ ConfigFile = Annotated[
     ),
 ]
 
+IsModule = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m")]
+
+_P = ParamSpec("_P")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -81,18 +85,24 @@ def options(
         yield parameter(field.name, kind, option)
 
 
-def parameter(name: str, kind: Any, option: object) -> Parameter:
-    """Makes a command's parameter that is None if the command line does not set it."""
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+def parameter(name: str, kind: Any, option: object, default: object = None) -> Parameter:
+    """Makes a command's parameter."""
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def option(name: str, kind: type, about: str, default: object = None, **limits: Any) -> Parameter:
+    """Makes an option of a command; `limits` are `min` and `max` of a number."""
+    return parameter(name, kind, typer.Option(flag(name), help=about, **limits), default)
 
 
 def takes(*groups: Iterable[Parameter]) -> Callable[[_Function], _Function]:
-    """Adds options to a command; it receives their values as keyword arguments."""
+    """Adds options to a command; it receives their values as keyword arguments, named or not."""
 
     def add(command: _Function) -> _Function:
+        added = {each.name: each for each in chain(*groups)}
         own = signature(command, eval_str=True).parameters.values()
-        named = [each for each in own if each.kind is not Parameter.VAR_KEYWORD]
-        parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in chain(*groups, named)]
+        rest = [each for each in own if each.kind is not Parameter.VAR_KEYWORD and each.name not in added]
+        parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (*added.values(), *rest)]
         command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return command
 
@@ -242,6 +252,19 @@ def conclude(name: str, act: Callable[[], dict[str, Any] | int]) -> int:
     last_line(result)
     code: int = result.get("exit_code", 0)
     return code
+
+
+def concludes(name: str) -> Callable[[Callable[_P, dict[str, Any]]], Callable[_P, None]]:
+    """Makes a function the command of a program, which it ends as `conclude` does."""
+
+    def make(act: Callable[_P, dict[str, Any]]) -> Callable[_P, None]:
+        @wraps(act)
+        def command(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            raise SystemExit(conclude(name, lambda: act(*args, **kwargs)))
+
+        return command
+
+    return make
 
 
 def last_line(result: Mapping[str, Any]) -> None:

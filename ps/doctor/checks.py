@@ -26,7 +26,7 @@ from typing import BinaryIO
 import msgspec
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.doctor import machine, network, server, software
+from hubring.ps.doctor import machine, network, software
 from hubring.ps.doctor.check import DoctorCheck, Finding, Subject, failure, skipped, warning
 from hubring.ps.process.child import ending
 from hubring.ps.process.launch import end_with_parent, module_command
@@ -75,13 +75,13 @@ def other_checks(subject: Subject) -> list[DoctorCheck]:
         DoctorCheck(machine.CLOCK, machine.examine_clock, "check timedatectl"),
         DoctorCheck(network.OWN_NAME, partial(network.examine_own_name, here), _RESOLVER),
         DoctorCheck(network.INTERFACES, partial(network.examine_interfaces, subject, here), _RESOLVER),
-        DoctorCheck(server.CERTIFICATE, partial(server.examine_certificate, subject), _TLS),
+        DoctorCheck(network.CERTIFICATE, partial(network.examine_certificate, subject), _TLS),
         DoctorCheck(network.CONTROL_PORT, partial(network.examine_ports, config), "check ss -ltnp"),
     ]
     if subject.server is not None:
-        ask = partial(server.examine_server, subject.server, config, subject.seconds)
+        ask = partial(network.examine_server, subject.server, config, subject.seconds)
         fix = f"run ps-server status {subject.server}; {_RESOLVER}"
-        checks.append(DoctorCheck(server.SERVER, ask, fix, (server.VERSIONS, server.CLOCKS)))
+        checks.append(DoctorCheck(network.SERVER, ask, fix, (network.VERSIONS, network.CLOCKS)))
     return checks
 
 

@@ -7,9 +7,9 @@ Only the distribution depends on the number of shards. So a checkpoint restores 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -155,3 +155,19 @@ def parameter_parts(piece: Slice, tensors: Sequence[TensorSpec]) -> tuple[Parame
             in_slice, in_parameter = slice(begin - first, end - first), slice(begin - start, end - start)
             parts.append(ParameterPart(position, in_slice, in_parameter))
     return tuple(parts)
+
+
+_Item = TypeVar("_Item")
+
+
+def runs_within(items: Iterable[_Item], most: int, size: Callable[[_Item], int]) -> list[list[_Item]]:
+    """Returns the items in runs, in order, each of at most `most` bytes; a larger item has its own run."""
+    runs: list[list[_Item]] = []
+    room = 0
+    for item in items:
+        if not runs or size(item) > room:
+            runs.append([])
+            room = most
+        runs[-1].append(item)
+        room -= size(item)
+    return runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -34,8 +34,8 @@ def render(report: Mapping[str, Any]) -> Group:
     ]
     if report["slowest"]:
         lines.append(f"slowest  {report['slowest']}")
-    tables = [_workers(report)] if report["workers"] else []
-    tables += [_shards(report)] if report["shards"] else []
+    rows = [*map(_worker, report["workers"])], [*map(_shard, report["shards"])]
+    tables = [_table(each) for each in rows if each]
     return Group(*map(escape, lines), *tables, *_departures(report))
 
 
@@ -46,41 +46,35 @@ def _done(report: Mapping[str, Any]) -> str:
     return f", {done:.0%} done" + ("" if left is None else f", about {left:.0f} s left")
 
 
-def _workers(report: Mapping[str, Any]) -> Table:
-    table = _table(
-        "rank", "host", "pid", "step", "steps/s", "samples/s", "loss", "GB", "waiting", "heartbeat"
-    )
-    for row in report["workers"]:
-        table.add_row(
-            str(row["rank"]),
-            escape(row["host"]),
-            str(row["pid"]),
-            str(row["step"]),
-            f"{row['steps_per_second']:.3g}",
-            f"{row['samples_per_second']:.4g}" if row["samples"] else "-",
-            "-" if row["loss"] is None else f"{row['loss']:.4g}",
-            f"{row['memory_bytes'] / GIGABYTE:.1f}" if row["memory_bytes"] else "-",
-            f"{row['seconds_waiting']:.1f} s" if row["seconds_waiting"] else "-",
-            f"{row['seconds_since_heartbeat']:.1f} s ago",
-        )
-    return table
+def _worker(row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the cells of a worker by their columns."""
+    return {
+        "rank": str(row["rank"]),
+        "host": row["host"],
+        "pid": str(row["pid"]),
+        "step": str(row["step"]),
+        "steps/s": f"{row['steps_per_second']:.3g}",
+        "samples/s": f"{row['samples_per_second']:.4g}" if row["samples"] else "-",
+        "loss": "-" if row["loss"] is None else f"{row['loss']:.4g}",
+        "GB": f"{row['memory_bytes'] / GIGABYTE:.1f}" if row["memory_bytes"] else "-",
+        "waiting": f"{row['seconds_waiting']:.1f} s" if row["seconds_waiting"] else "-",
+        "heartbeat": f"{row['seconds_since_heartbeat']:.1f} s ago",
+    }
 
 
-def _shards(report: Mapping[str, Any]) -> Table:
-    table = _table("shard", "host", "pid", "keys", "version", "pushes", "MB in", "MB out", "heartbeat")
-    for row in report["shards"]:
-        table.add_row(
-            str(row["shard"]),
-            escape(row["host"]),
-            str(row["pid"]),
-            str(row["keys"] or "none"),
-            str(row["oldest_version"]),
-            str(row["pushes"]),
-            f"{row['bytes_in'] / MEGABYTE:.1f}",
-            f"{row['bytes_out'] / MEGABYTE:.1f}",
-            escape(row.get("error") or f"{row['seconds_since_heartbeat']:.1f} s ago"),
-        )
-    return table
+def _shard(row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the cells of a shard by their columns."""
+    return {
+        "shard": str(row["shard"]),
+        "host": row["host"],
+        "pid": str(row["pid"]),
+        "keys": str(row["keys"] or "none"),
+        "version": str(row["oldest_version"]),
+        "pushes": str(row["pushes"]),
+        "MB in": f"{row['bytes_in'] / MEGABYTE:.1f}",
+        "MB out": f"{row['bytes_out'] / MEGABYTE:.1f}",
+        "heartbeat": row.get("error") or f"{row['seconds_since_heartbeat']:.1f} s ago",
+    }
 
 
 def _departures(report: Mapping[str, Any]) -> list[str]:
@@ -93,8 +87,10 @@ def _departures(report: Mapping[str, Any]) -> list[str]:
     ] + [escape(f"replace rank {rank} with: {command}") for rank, command in report["replace"].items()]
 
 
-def _table(*columns: str) -> Table:
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
+def _table(rows: Sequence[Mapping[str, str]]) -> Table:
+    table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
     for column in table.columns[2:]:
         column.justify = "right"
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
     return table

@@ -321,7 +321,7 @@ def shards_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
     rows = {}
     for each in shown:
         share = round((each.bytes_in + each.bytes_out) / total, 3)
-        cells = usage_cells(each.cores, each.memory, each.gpu)
+        cells = usage_cells(each.cores, each.memory_bytes, each.gpu_bytes)
         rows[f"shard-{each.index}"] = cache(f"shard-{each.index}", _SHARDS.row, each, share, cells)
     return Section(cache("shards", _SHARDS.section, bool(rows), snapshot.on_ring), rows)
 

@@ -10,8 +10,8 @@ import logging
 import os
 import secrets
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.values import is_loopback
@@ -26,12 +26,6 @@ from hubring.ps.security import private_file
 from hubring.ps.security import token_file as files
 from hubring.ps.security.token_file import read_secret
 from hubring.ps.transport.host import bracketed, numeric, reachable
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
-    from hubring.ps.page.listener import HttpListener
-    from hubring.ps.page.renderer import Broadcast
 
 LAST_PORT = 65535
 
@@ -106,10 +100,12 @@ class StatusPage:
             self._link_file = _write_link(self._link, self.port)
         self._journal = Journal()
         logging.getLogger().addHandler(self._journal)
-        self._broadcast: Broadcast | None = None
-        self._reader: StatusReader | None = None
-        self._listener: HttpListener | None = None
-        self._sampling: asyncio.Task[None] | None = None
+        self._closing = AsyncExitStack()
+        """What `close` undoes, the last first."""
+        if self._link_file is not None:
+            self._closing.callback(self._link_file.unlink, missing_ok=True)
+        self._closing.callback(self._listening.close)
+        self._closing.callback(logging.getLogger().removeHandler, self._journal)
 
     def banner(self) -> list[str]:
         """Returns lines for the server's banner. Only a terminal shows the token."""
@@ -139,32 +135,23 @@ class StatusPage:
         from hubring.ps.page.routes import app
 
         history = History()
-        self._reader = reader = StatusReader(reporter)
+        reader = StatusReader(reporter)
+        self._closing.push_async_callback(reader.close)
         renderer = Renderer(reader, history, self._journal, SystemTime())
-        self._broadcast = broadcast = Broadcast(renderer)
+        broadcast = Broadcast(renderer)
         host = self._config.host
         names = {"localhost", "127.0.0.1", "[::1]", bracketed(host).lower()} if is_loopback(host) else ()
-        made: ASGIApp = app(
-            hub, reader, renderer, broadcast, self.token, names, public=self._config.page_public
-        )
-        self._listener = HttpListener(made, self._listening, rejections or Rejections())
-        self._sampling = asyncio.create_task(_sample(reader, history))
+        made = app(hub, reader, renderer, broadcast, self.token, names, public=self._config.page_public)
+        listener = HttpListener(made, self._listening, rejections or Rejections())
+        self._closing.push_async_callback(listener.close)
+        self._closing.callback(broadcast.close)  # which ends the streams that the listener serves
+        sampling = asyncio.create_task(_sample(reader, history))
+        self._closing.push_async_callback(asyncio.wait, [sampling])
+        self._closing.callback(sampling.cancel)
 
     async def close(self) -> None:
         """Ends every stream and closes the port."""
-        logging.getLogger().removeHandler(self._journal)
-        if self._sampling is not None:
-            self._sampling.cancel()
-            await asyncio.wait([self._sampling])
-        if self._broadcast is not None:
-            self._broadcast.close()
-        if self._listener is not None:
-            await self._listener.close()
-        if self._reader is not None:
-            await self._reader.close()
-        self._listening.close()
-        if self._link_file is not None:
-            self._link_file.unlink(missing_ok=True)
+        await self._closing.aclose()
 
 
 def _write_link(link: str, port: int) -> Path | None:

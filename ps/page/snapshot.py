@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 from hubring.ps.job.membership import heartbeat_seconds
@@ -128,14 +128,14 @@ class ShardSnapshot:
         bytes_out: Bytes of sent parameters.
         rate: Recent bytes per second, in both directions.
         keys: The number of slices that the shard holds.
-        oldest: Lowest version of any slice.
-        newest: Highest version of any slice.
+        oldest_version: Lowest version of any slice.
+        newest_version: Highest version of any slice.
         pushes: Gradients that were applied.
         dropped: Gradients that arrived too late for their round.
         silent: Seconds since the last heartbeat if it is overdue; otherwise 0.
         cores: Recent CPU seconds per second.
-        memory: Resident memory in bytes.
-        gpu: GPU memory in bytes; 0 without a GPU.
+        memory_bytes: Resident memory in bytes.
+        gpu_bytes: GPU memory in bytes; 0 without a GPU.
     """
 
     index: int
@@ -144,14 +144,14 @@ class ShardSnapshot:
     bytes_out: int
     rate: float
     keys: int
-    oldest: int
-    newest: int
+    oldest_version: int
+    newest_version: int
     pushes: int
     dropped: int
     silent: float
     cores: float
-    memory: int
-    gpu: int
+    memory_bytes: int
+    gpu_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,16 +296,8 @@ def _shard(row: Mapping[str, Any], lease: float, rates: Rates) -> ShardSnapshot:
     return ShardSnapshot(
         index=row["shard"],
         where=f"{row['host']} pid {row['pid']}",
-        bytes_in=row["bytes_in"],
-        bytes_out=row["bytes_out"],
         rate=rates.of(f"bytes {row['shard']}", row["bytes_in"] + row["bytes_out"]),
-        keys=row["keys"],
-        oldest=row["oldest_version"],
-        newest=row["newest_version"],
-        pushes=row["pushes"],
-        dropped=row["dropped"],
         silent=since if overdue(since, heartbeat_seconds(lease)) else 0.0,
         cores=_per_second(rates, f"shard {row['shard']}", row["cpu_seconds"]),
-        memory=row["memory_bytes"],
-        gpu=row["gpu_bytes"],
+        **{field.name: row[field.name] for field in fields(ShardSnapshot) if field.name in row},
     )

@@ -150,14 +150,7 @@ def secrets(job: Submission) -> str:
 
 
 def _jobset(job: Submission) -> list[Spec]:
-    return [
-        {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": _metadata(job, job.name),
-            "spec": jobset_spec(job),
-        }
-    ]
+    return [_object(job, "jobset.x-k8s.io/v1alpha2", "JobSet", spec=jobset_spec(job))]
 
 
 def _trainjob(job: Submission) -> list[Spec]:
@@ -170,22 +163,11 @@ def _trainjob(job: Submission) -> list[Spec]:
     trainer = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     template = {"spec": jobset_spec(job, "node", trainer)}
     group, version = "trainer.kubeflow.org", "trainer.kubeflow.org/v1alpha1"
+    runtime = {"mlPolicy": {"numNodes": nodes}, "template": template}
+    place = {"apiGroup": group, "kind": "TrainingRuntime", "name": job.name}
     return [
-        {
-            "apiVersion": version,
-            "kind": "TrainingRuntime",
-            "metadata": _metadata(job, job.name),
-            "spec": {"mlPolicy": {"numNodes": nodes}, "template": template},
-        },
-        {
-            "apiVersion": version,
-            "kind": "TrainJob",
-            "metadata": _metadata(job, job.name),
-            "spec": {
-                "runtimeRef": {"apiGroup": group, "kind": "TrainingRuntime", "name": job.name},
-                "trainer": {"numNodes": nodes},
-            },
-        },
+        _object(job, version, "TrainingRuntime", spec=runtime),
+        _object(job, version, "TrainJob", spec={"runtimeRef": place, "trainer": {"numNodes": nodes}}),
     ]
 
 
@@ -193,15 +175,8 @@ def _claim(job: Submission) -> Spec:
     """Returns a volume claim for checkpoints. It outlives the job: a job applied again resumes from it."""
     # Workers' pods run on several nodes, the server's pod on one.
     mode = "ReadWriteMany" if job.workers_folders else "ReadWriteOnce"
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": _metadata(job, f"{job.name}-{CHECKPOINTS}"),
-        "spec": {
-            "accessModes": [mode],
-            "resources": {"requests": {"storage": CHECKPOINTS_SIZE}},
-        },
-    }
+    spec = {"accessModes": [mode], "resources": {"requests": {"storage": CHECKPOINTS_SIZE}}}
+    return _object(job, "v1", "PersistentVolumeClaim", f"{job.name}-{CHECKPOINTS}", spec=spec)
 
 
 def _network(job: Submission) -> Spec:
@@ -212,16 +187,14 @@ def _network(job: Submission) -> Spec:
     chosen = {"podSelector": {"matchLabels": job_labels(job)}}
     page = container.page_port(job)
     open_ = [] if page is None else [{"ports": [{"protocol": "TCP", "port": page}]}]
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(job, job.name),
-        "spec": {**chosen, "policyTypes": ["Ingress"], "ingress": [{"from": [chosen]}, *open_]},
-    }
+    spec = {**chosen, "policyTypes": ["Ingress"], "ingress": [{"from": [chosen]}, *open_]}
+    return _object(job, "networking.k8s.io/v1", "NetworkPolicy", spec=spec)
 
 
-def _metadata(job: Submission, name: str) -> Spec:
-    return {"name": name, "labels": job_labels(job)}
+def _object(job: Submission, version: str, kind: str, name: str = "", **content: object) -> Spec:
+    """Returns an object of the job, with the job's name unless it has its own."""
+    metadata = {"name": name or job.name, "labels": job_labels(job)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
 
 
 TOKENS_ENTRY, KEY_ENTRY, WORKER_ENTRY = "tokens", "tokens.key", "worker"
@@ -256,14 +229,7 @@ def new_secret(job: Submission) -> Spec:
             KEY_ENTRY: file.with_name(KEY_ENTRY).read_text(),
             WORKER_ENTRY: f"{files.read_tokens(file)[Role.WORKER]}\n",
         }
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(job, secret_name(job)),
-        "type": "Opaque",
-        "immutable": True,
-        "stringData": entries,
-    }
+    return _object(job, "v1", "Secret", secret_name(job), type="Opaque", immutable=True, stringData=entries)
 
 
 def secret_volume(job: Submission, *entries: str) -> Spec:

@@ -17,7 +17,7 @@ from hubring.ps import cli as ps_server
 from hubring.workers import collectives, horovod
 from hubring.workers.bench import cli as bench
 from hubring.workers.compare import cli as ps_compare
-from hubring.workers.programs import explain, ps_run, ps_worker
+from hubring.workers.programs import ps_run, ps_worker
 from tests.support.markdown import PAGES, ROOT, Block, anchors, blocks, commands, links
 
 SHELL = ("sh", "bash", "shell")
@@ -27,7 +27,7 @@ APPS = {
     "ps-server": ps_server.app,
     "ps-worker": ps_worker.app,
     "ps-worker bench": bench.app,
-    "ps-worker env": explain.app,
+    "ps-worker env": ps_worker.env_app,
 }
 BLOCKS = [(page, block) for page in PAGES for block in blocks(page)]
 

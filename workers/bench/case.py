@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from hubring.ps.core.errors import UsageError
-from hubring.ps.job.sharding import SLICE_BYTES
+from hubring.ps.job.sharding import SLICE_BYTES, runs_within
 from hubring.workers.bench import job
 from hubring.workers.bench.job import BenchJob, ModelShape
 from hubring.workers.bench.row import ROWS, BenchRow
@@ -200,16 +200,16 @@ class BenchPlan:
         """
         rows = self._taking_part(case)
         nbytes = job.shape_bytes(case.shape, self.megabytes)
-        needs = [row_bytes(row, case.n, self.shards, nbytes) for row in rows]
-        free = machine.free_bytes()
-        groups = groups_within(needs, free)
+        needs = {row: row_bytes(row, case.n, self.shards, nbytes) for row in rows}
+        total, free = sum(needs.values()), machine.free_bytes()
+        groups = runs_within(rows, free, needs.__getitem__)
         if len(groups) > 1:
             print(
-                f"{len(rows)} rows need about {sum(needs) / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB"
+                f"{len(rows)} rows need about {total / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB"
                 f" are free: {len(groups)} groups of rows take turns, one group after the other",
                 file=sys.stderr,
             )
-        entries = [each for group in groups for each in self._run([rows[one] for one in group], case)]
+        entries = [each for group in groups for each in self._run(group, case)]
         return trained(entries, job.SAMPLES[case.shape]) if job.find_shape(case.shape).trained else entries
 
     def _run(self, rows: Sequence[BenchRow], case: BenchCase) -> list[BenchEntry]:
@@ -302,27 +302,6 @@ def row_bytes(row: BenchRow, n: int, shards: int | None, nbytes: int) -> int:
     """
     processes = (row.members or n) + shards_of(row, n, shards)
     return processes * (PROCESS_BYTES + MODELS * nbytes)
-
-
-def groups_within(needs: Sequence[int], free: int) -> list[list[int]]:
-    """Puts rows into groups, in order, each of which needs at most `free` bytes, or is a single row.
-
-    Args:
-        needs: What each row needs, in bytes.
-        free: Free memory in bytes.
-
-    Returns:
-        The positions of each group's rows.
-    """
-    groups: list[list[int]] = []
-    left = 0
-    for place, need in enumerate(needs):
-        if not groups or need > left:
-            groups.append([])
-            left = free
-        groups[-1].append(place)
-        left -= need
-    return groups
 
 
 def takes_part(row: BenchRow, shape: ModelShape) -> bool:

@@ -10,14 +10,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hubring.ps.config import terminal
+from hubring.ps.config.terminal import option
 from hubring.workers.bench.row import ROWS
 from hubring.workers.peers.rows import chosen
 
@@ -40,34 +40,29 @@ def _rows_help() -> str:
 
 
 @app.command(epilog=_rows_help())
-def bench(
-    cases: Annotated[
-        str | None,
-        typer.Option(help="RANKS:SHAPE:OPTIMIZER, separated by commas [default: the standard cases]"),
-    ] = None,
-    rows: Annotated[
-        str | None, typer.Option(help="rows, separated by commas [default: all that this machine supports]")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="timed turns of each row")] = 5,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="steps per turn [default: 3, or as many as fit]")
-    ] = None,
-    shards: Annotated[
-        int | None, typer.Option(min=1, help="shards of each hub [default: 2 for hub-shm, 1 for others]")
-    ] = None,
-    megabytes: Annotated[int, typer.Option(min=1, help="size of the shape flat, in MiB of float32")] = 100,
-    bucket_bytes: Annotated[
-        int, typer.Option(min=4096, help="bucket size; without training, a hub uses one bucket")
-    ] = 25 * 2**20,
-    timeout: Annotated[float, typer.Option(help="seconds within which one case must finish")] = 900.0,
-    out: Annotated[
-        Path | None, typer.Option(help="file for the results [default: results/bench-DATE.json]")
-    ] = None,
-    summary: Annotated[
-        Path | None, typer.Option(help="measure nothing: print the tables of this file")
-    ] = None,
-    into: Annotated[Path | None, typer.Option(help="with --summary: write the tables into this page")] = None,
-) -> None:
+@terminal.takes(
+    (
+        option("cases", str, "RANKS:SHAPE:OPTIMIZER, separated by commas [default: the standard cases]"),
+        option("rows", str, "rows, separated by commas [default: all that this machine supports]"),
+        option("rounds", int, "timed turns of each row", 5, min=1),
+        option("steps", int, "steps per turn [default: 3, or as many as fit]", min=1),
+        option("shards", int, "shards of each hub [default: 2 for hub-shm, 1 for others]", min=1),
+        option("megabytes", int, "size of the shape flat, in MiB of float32", 100, min=1),
+        option(
+            "bucket_bytes",
+            int,
+            "bucket size; without training, a hub uses one bucket",
+            25 * 2**20,
+            min=4096,
+        ),
+        option("timeout", float, "seconds within which one case must finish", 900.0),
+        option("out", Path, "file for the results [default: results/bench-DATE.json]"),
+        option("summary", Path, "measure nothing: print the tables of this file"),
+        option("into", Path, "with --summary: write the tables into this page"),
+    )
+)
+@terminal.concludes("ps-worker bench")
+def bench(summary: Path | None, into: Path | None, **how: Any) -> dict[str, Any]:
     """Time one exchange of a model: push the gradients, average, step, and pull the parameters.
 
     Hubring's topologies, peers, and the limits of memory and sockets take turns in one run.
@@ -75,10 +70,7 @@ def bench(
     digits and mlp for whole training steps. Optimizers: sgd, adam. The command exits with 1 if any
     element is wrong.
     """
-    given = dict(locals())
-    shown = given.pop("summary"), given.pop("into")
-    act = partial(_show, *shown) if shown[0] else partial(_measure, **given)
-    raise SystemExit(terminal.conclude("ps-worker bench", act))
+    return _measure(**how) if summary is None else _show(summary, into)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

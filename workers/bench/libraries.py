@@ -36,9 +36,6 @@ class GlooMember(FlatRowMember):
             work.wait()
             bucket.step()
 
-    def close(self) -> None:
-        dist.destroy_process_group()
-
 
 class PreparedLoss(torch.autograd.Function):
     """A loss whose gradients are those that `source` returns: those of all parameters, in order."""
@@ -96,9 +93,6 @@ class DdpMember(RowMember):
     def step(self) -> None:
         self._loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-
-    def close(self) -> None:
-        dist.destroy_process_group()
 
 
 def wrap(net: nn.Module, job: BenchJob) -> DistributedDataParallel:

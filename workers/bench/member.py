@@ -24,6 +24,7 @@ from math import prod
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from hubring.ps.core.errors import ConnectionLost
@@ -241,8 +242,10 @@ class RowMember(ABC):
         """Returns a digest of the parameters if `check` covers only rank 0; otherwise empty."""
         return ""
 
-    def close(self) -> None:  # noqa: B027 - most rows do nothing
-        """Leaves the group."""
+    def close(self) -> None:
+        """Leaves the group, by default torch's, if this process is in it."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 class FlatRowMember(RowMember):

@@ -16,7 +16,6 @@ from functools import cache
 from hashlib import sha256
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -98,9 +97,6 @@ class DdpTraining(Training):
         rendezvous.join(job.seat(self._rank))
         model = wrap(self._net, job)
         return optimizer_of(job.optimizer, model.parameters(), _GENTLY), model
-
-    def close(self) -> None:
-        dist.destroy_process_group()
 
 
 class HubringTraining(Training):

@@ -15,25 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
-from hubring.ps.config.declaration import flag
 from hubring.workers.compare.plan.run_order import resume_command, typed
 from hubring.workers.compare.predict import cli as cost
 
 if TYPE_CHECKING:
+    from hubring.workers.compare.findings import Findings
     from hubring.workers.compare.plan.experiment import Experiment
     from hubring.workers.compare.plan.row import Row
-    from hubring.workers.compare.record.findings import Findings, Number
-    from hubring.workers.compare.run.cluster.meeting import LauncherTask
+    from hubring.workers.compare.run.meeting import LauncherTask
+    from hubring.workers.compare.statistics import Number
 
 
+@terminal.concludes("ps-compare")
 def show_list(
     folder: Annotated[Path, typer.Argument(help="folder of results [results]")] = Path("results"),
-) -> None:
+) -> dict[str, Any]:
     """List rows, jobs, built-in experiments and results."""
-    raise SystemExit(terminal.conclude("ps-compare", lambda: _list(folder)))
-
-
-def _list(folder: Path) -> dict[str, Any]:
     from hubring.ps.config.sources import read_toml
     from hubring.workers.compare.plan.experiment import JOBS
     from hubring.workers.compare.plan.experiment_file import shipped
@@ -69,17 +66,14 @@ def _state(folder: Path) -> str:
     return f"not finished, {finished} runs so far; to resume, run: {resume_command(command, folder)}"
 
 
+@terminal.concludes("ps-compare")
 def report(
     folder: Annotated[Path, typer.Argument(help="folder of a comparison (--out)")],
     tolerance: Annotated[
         float | None, typer.Option(help="allowed difference of synchronous rows [that of the runs]")
     ] = None,
-) -> None:
+) -> dict[str, Any]:
     """Write results.json and the report again, without training."""
-    raise SystemExit(terminal.conclude("ps-compare", lambda: _report(folder, tolerance)))
-
-
-def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.show.screen import show
 
@@ -96,20 +90,18 @@ def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
     }
 
 
+@terminal.concludes("ps-compare")
 def timeline(
     folder: Annotated[Path, typer.Argument(help="folder of --trace; copy the files of all hosts into it")],
     out: Annotated[Path | None, typer.Option(help="file to write [FOLDER/trace.json]")] = None,
-) -> None:
+) -> dict[str, Any]:
     """Merge traces into one timeline for Perfetto, on the coordinator's clock."""
-    raise SystemExit(terminal.conclude("ps-compare", lambda: _timeline(folder, out or folder / "trace.json")))
-
-
-def _timeline(folder: Path, out: Path) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from hubring.ps.core.errors import UsageError
     from hubring.workers.compare.run.timeline import merge
 
+    out = out or folder / "trace.json"
     merged = merge(folder, out)
     if merged.processes == 0:
         raise UsageError(f"{folder} holds no NAME.trace.json with events; use the folder given with --trace")
@@ -151,16 +143,12 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
 """Flags that change the experiment: name, type and help."""
 
 
-@terminal.takes(
-    terminal.parameter(name, kind, typer.Option(flag(name), help=about)) for name, kind, about in FLAGS
-)
+@terminal.takes((terminal.option(*each) for each in FLAGS), cost.SLOW)
 def run(
     experiment: Annotated[
         str | None,
         typer.Argument(help="TOML file or name of a built-in experiment, see ps-compare list [digits]"),
     ] = None,
-    straggler: cost.SlowWorkers = None,
-    straggler_ranks: cost.SlowRanks = None,
     alone: Annotated[bool, typer.Option("--alone", help="ignore any launcher; run on this host")] = False,
     out: Annotated[Path | None, typer.Option(help="folder to write or resume [results/DATE]")] = None,
     **flags: object,
@@ -173,7 +161,6 @@ def run(
 
     Exits with 1 if synchronous rows disagree.
     """
-    flags |= {"straggler": straggler, "straggler_ranks": straggler_ranks}
     folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     code = terminal.conclude("ps-compare", lambda: _compare(experiment, flags, out, folder, alone))
     if code > 128 and ((place := _place(alone)) is None or place.rank == 0):  # once for a cluster
@@ -183,7 +170,7 @@ def run(
 
 def _place(alone: bool) -> LauncherTask | None:
     from hubring.ps.config.environment import environment
-    from hubring.workers.compare.run.cluster import meeting
+    from hubring.workers.compare.run import meeting
 
     return None if alone else meeting.find_task(environment())
 
@@ -193,7 +180,7 @@ def _compare(
 ) -> dict[str, Any]:
     from hubring.ps.core.packages import require_for_job
     from hubring.workers.compare.plan.experiment_file import load_experiment
-    from hubring.workers.compare.run.cluster import meeting
+    from hubring.workers.compare.run import meeting
 
     chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
     experiment = load_experiment(source or chosen, flags)  # before the slow import of torch, to fail fast
@@ -204,7 +191,7 @@ def _compare(
     else:
         folder = meeting.check_experiment(experiment, place, out)
         if place.rank > 0:
-            from hubring.workers.compare.run.cluster.follower import follow
+            from hubring.workers.compare.run.follower import follow
 
             return follow(place, folder)
         found = _on_cluster(experiment, folder, place)
@@ -238,7 +225,7 @@ def _on_cluster(experiment: Experiment, folder: Path, task: LauncherTask) -> Fin
     """Runs it as rank 0 of a cluster, without predictions: one machine's constants do not fit a cluster."""
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.plan.run_order import runs
-    from hubring.workers.compare.run.cluster.conductor import conduct
+    from hubring.workers.compare.run.conductor import conduct
     from hubring.workers.compare.run.runner import Runner
     from hubring.workers.compare.show.screen import RunScreen
     from hubring.workers.peers.processes import Lifeline
@@ -252,13 +239,18 @@ def _on_cluster(experiment: Experiment, folder: Path, task: LauncherTask) -> Fin
 
 
 def _result(found: Findings, folder: Path) -> dict[str, Any]:
-    """Returns the result for the last line."""
+    """Returns the result for the last line: the median of all seeds, or the largest if the worst counts."""
+    from hubring.workers.compare.statistics import NUMBERS
+
+    def one(name: str, number: Number | None) -> float | None:
+        return None if number is None else number.most if NUMBERS[name].worst else number.median
+
     rows = [
         {
             "setting": row.setting,
             "row": row.row,
             "withheld": row.withheld,
-            **{name: None if each is None else _one(name, each) for name, each in row.numbers.items()},
+            **{name: one(name, each) for name, each in row.numbers.items()},
         }
         for row in found.rows
     ]
@@ -271,13 +263,6 @@ def _result(found: Findings, folder: Path) -> dict[str, Any]:
         "verdict": found.verdict,
         "exit_code": _exit_code(found),
     }
-
-
-def _one(name: str, number: Number) -> float:
-    """Returns the median of all seeds, or the largest value for a figure whose worst case counts."""
-    from hubring.workers.compare.record.statistics import LARGEST_COUNTS
-
-    return number.most if name in LARGEST_COUNTS else number.median
 
 
 def _exit_code(found: Findings) -> int:

@@ -3,7 +3,7 @@
     experiment.json    the experiment and the machine
     calibration.json   the machine's constants, measured before the first run
     runs/LABEL/        output of a run's programs; a run with `outcome.json` is finished
-    results.json       all results (`hubring.workers.compare.record.findings`)
+    results.json       all results (`hubring.workers.compare.findings`)
     report.html        the results as a page
     mllog.txt          the results as MLPerf `:::MLLOG` lines
     tensorboard/       the results as TensorBoard scalars
@@ -29,11 +29,10 @@ from msgspec import Struct
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.decide.measure import measure, price
 from hubring.workers.compare.decide.results import results
+from hubring.workers.compare.findings import Findings, decode, encode
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun, resume_command, runs
 from hubring.workers.compare.predict.calibrations import Constants, read_constants
-from hubring.workers.compare.record.findings import Findings
-from hubring.workers.compare.record.findings_file import decode, encode
 from hubring.workers.compare.run import outcome
 from hubring.workers.compare.run.outcome import RunOutcome, write_whole
 from hubring.workers.compare.run.runner import Runner

@@ -36,11 +36,11 @@ from hubring.workers.horovod import functions as functions
 from hubring.workers.horovod import mpi_ops as mpi_ops
 from hubring.workers.horovod import optimizer as optimizer
 from hubring.workers.horovod import sync_batch_norm as sync_batch_norm
+from hubring.workers.horovod.build import check_extension as check_extension
 from hubring.workers.horovod.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from hubring.workers.horovod.functions import *  # noqa: F403
 from hubring.workers.horovod.mpi_ops import *  # noqa: F403
 from hubring.workers.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
 from hubring.workers.horovod.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
-from hubring.workers.horovod.world.build import check_extension as check_extension
 
 __version__ = "0.28.1"

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from hubring.ps.config.environment import export
-from hubring.workers.horovod.world.world import Neighbourhood, variables
+from hubring.workers.horovod.world import Neighbourhood, variables
 from hubring.workers.launchers.placement import Placement
 
 PACKAGE = "hubring.workers.horovod"
@@ -30,11 +30,11 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "horovod.torch.optimizer": ("optimizer",),
     "horovod.torch.sync_batch_norm": ("sync_batch_norm",),
     "horovod.common": (),
-    "horovod.common.basics": ("world.build",),
+    "horovod.common.basics": ("build",),
     "horovod.common.elastic": ("elastic.run", "elastic.notification"),
     "horovod.common.exceptions": ("errors",),
-    "horovod.common.process_sets": ("world.world",),
-    "horovod.common.util": ("world.build",),
+    "horovod.common.process_sets": ("world",),
+    "horovod.common.util": ("build",),
     "horovod.data": ("data",),
     "horovod.data.data_loader_base": ("data",),
     "horovod.runner": ("run_function",),

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from hubring.workers.horovod.collectives.allgather import allgather_async
 from hubring.workers.horovod.collectives.broadcast import broadcast_, overwrite_async
 from hubring.workers.horovod.collectives.operation import synchronize
-from hubring.workers.horovod.world.world import ProcessSet, checked, current, global_process_set
+from hubring.workers.horovod.world import ProcessSet, checked, current, global_process_set
 
 
 def broadcast_object(

@@ -16,8 +16,9 @@ import torch
 from torch.optim import Optimizer
 
 from hubring.ps.config.environment import environment
-from hubring.workers.horovod.world.build import split_list
-from hubring.workers.horovod.world.world import ProcessSet, current
+from hubring.ps.job.sharding import runs_within
+from hubring.workers.horovod.build import split_list
+from hubring.workers.horovod.world import ProcessSet, current
 
 BUCKET_BYTES = 4 << 20
 """Size of a bucket if HOROVOD_FUSION_THRESHOLD is not set. Small buckets are sent early."""
@@ -112,7 +113,7 @@ def pack(names: Mapping[torch.Tensor, str], groups: Groups, bucket_bytes: int) -
     """
     parameters = list(names)
     if groups is None:
-        runs = _filled(parameters[::-1], bucket_bytes)
+        runs = runs_within(parameters[::-1], bucket_bytes, lambda one: one.nbytes)
     elif isinstance(groups, int):
         runs = [run for run in split_list(parameters[::-1], groups) if run]
     else:
@@ -134,18 +135,6 @@ def _check_groups(groups: Any) -> None:
         raise ValueError("groups must consist of torch.Tensor.")
     if duplicates(tensors):
         raise ValueError("A parameter can only appear once in groups.")
-
-
-def _filled(parameters: list[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:
-    runs: list[list[torch.Tensor]] = []
-    room = 0
-    for parameter in parameters:
-        if not runs or parameter.nbytes > room:
-            runs.append([])
-            room = bucket_bytes
-        runs[-1].append(parameter)
-        room -= parameter.nbytes
-    return runs
 
 
 def _group_name(names: Mapping[torch.Tensor, str], run: list[torch.Tensor]) -> str:

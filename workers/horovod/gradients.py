@@ -19,7 +19,7 @@ from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_asyn
 from hubring.workers.horovod.collectives.operation import Adasum, Average, Reduction, chosen, synchronize
 from hubring.workers.horovod.compression import Compression, Compressor
 from hubring.workers.horovod.gradient_groups import GradientGroup, Groups, NamedParameters
-from hubring.workers.horovod.world.world import ProcessSet, current, global_process_set
+from hubring.workers.horovod.world import ProcessSet, current, global_process_set
 from hubring.workers.runtime import context
 from hubring.workers.runtime.worker import Worker, unwatched
 

@@ -1,5 +1,12 @@
 """The names of `horovod.torch.mpi_ops`: the operations, the world, and the autograd functions."""
 
+from hubring.workers.horovod.build import HorovodBasics as HorovodBasics
+from hubring.workers.horovod.build import check_installed_version as check_installed_version
+from hubring.workers.horovod.build import (
+    get_average_backwards_compatibility_fun as get_average_backwards_compatibility_fun,
+)
+from hubring.workers.horovod.build import gpu_available as gpu_available
+from hubring.workers.horovod.build import num_rank_is_power_2 as num_rank_is_power_2
 from hubring.workers.horovod.collectives.allgather import HorovodAllgather as HorovodAllgather
 from hubring.workers.horovod.collectives.allgather import HorovodAlltoall as HorovodAlltoall
 from hubring.workers.horovod.collectives.allgather import HorovodGroupedAllgather as HorovodGroupedAllgather
@@ -47,39 +54,32 @@ from hubring.workers.horovod.collectives.reducescatter import reducescatter as r
 from hubring.workers.horovod.collectives.reducescatter import reducescatter_async as reducescatter_async
 from hubring.workers.horovod.compression import Compression as Compression
 from hubring.workers.horovod.errors import HorovodInternalError as HorovodInternalError
-from hubring.workers.horovod.world.build import HorovodBasics as HorovodBasics
-from hubring.workers.horovod.world.build import check_installed_version as check_installed_version
-from hubring.workers.horovod.world.build import (
-    get_average_backwards_compatibility_fun as get_average_backwards_compatibility_fun,
-)
-from hubring.workers.horovod.world.build import gpu_available as gpu_available
-from hubring.workers.horovod.world.build import num_rank_is_power_2 as num_rank_is_power_2
-from hubring.workers.horovod.world.lifecycle import ccl_built as ccl_built
-from hubring.workers.horovod.world.lifecycle import cross_rank as cross_rank
-from hubring.workers.horovod.world.lifecycle import cross_size as cross_size
-from hubring.workers.horovod.world.lifecycle import cuda_built as cuda_built
-from hubring.workers.horovod.world.lifecycle import ddl_built as ddl_built
-from hubring.workers.horovod.world.lifecycle import gloo_built as gloo_built
-from hubring.workers.horovod.world.lifecycle import gloo_enabled as gloo_enabled
-from hubring.workers.horovod.world.lifecycle import init as init
-from hubring.workers.horovod.world.lifecycle import is_homogeneous as is_homogeneous
-from hubring.workers.horovod.world.lifecycle import is_initialized as is_initialized
-from hubring.workers.horovod.world.lifecycle import local_rank as local_rank
-from hubring.workers.horovod.world.lifecycle import local_size as local_size
-from hubring.workers.horovod.world.lifecycle import mpi_built as mpi_built
-from hubring.workers.horovod.world.lifecycle import mpi_enabled as mpi_enabled
-from hubring.workers.horovod.world.lifecycle import mpi_threads_supported as mpi_threads_supported
-from hubring.workers.horovod.world.lifecycle import nccl_built as nccl_built
-from hubring.workers.horovod.world.lifecycle import rank as rank
-from hubring.workers.horovod.world.lifecycle import rocm_built as rocm_built
-from hubring.workers.horovod.world.lifecycle import shutdown as shutdown
-from hubring.workers.horovod.world.lifecycle import size as size
-from hubring.workers.horovod.world.lifecycle import start_timeline as start_timeline
-from hubring.workers.horovod.world.lifecycle import stop_timeline as stop_timeline
-from hubring.workers.horovod.world.world import ProcessSet as ProcessSet
-from hubring.workers.horovod.world.world import add_process_set as add_process_set
-from hubring.workers.horovod.world.world import global_process_set as global_process_set
-from hubring.workers.horovod.world.world import remove_process_set as remove_process_set
+from hubring.workers.horovod.lifecycle import ccl_built as ccl_built
+from hubring.workers.horovod.lifecycle import cross_rank as cross_rank
+from hubring.workers.horovod.lifecycle import cross_size as cross_size
+from hubring.workers.horovod.lifecycle import cuda_built as cuda_built
+from hubring.workers.horovod.lifecycle import ddl_built as ddl_built
+from hubring.workers.horovod.lifecycle import gloo_built as gloo_built
+from hubring.workers.horovod.lifecycle import gloo_enabled as gloo_enabled
+from hubring.workers.horovod.lifecycle import init as init
+from hubring.workers.horovod.lifecycle import is_homogeneous as is_homogeneous
+from hubring.workers.horovod.lifecycle import is_initialized as is_initialized
+from hubring.workers.horovod.lifecycle import local_rank as local_rank
+from hubring.workers.horovod.lifecycle import local_size as local_size
+from hubring.workers.horovod.lifecycle import mpi_built as mpi_built
+from hubring.workers.horovod.lifecycle import mpi_enabled as mpi_enabled
+from hubring.workers.horovod.lifecycle import mpi_threads_supported as mpi_threads_supported
+from hubring.workers.horovod.lifecycle import nccl_built as nccl_built
+from hubring.workers.horovod.lifecycle import rank as rank
+from hubring.workers.horovod.lifecycle import rocm_built as rocm_built
+from hubring.workers.horovod.lifecycle import shutdown as shutdown
+from hubring.workers.horovod.lifecycle import size as size
+from hubring.workers.horovod.lifecycle import start_timeline as start_timeline
+from hubring.workers.horovod.lifecycle import stop_timeline as stop_timeline
+from hubring.workers.horovod.world import ProcessSet as ProcessSet
+from hubring.workers.horovod.world import add_process_set as add_process_set
+from hubring.workers.horovod.world import global_process_set as global_process_set
+from hubring.workers.horovod.world import remove_process_set as remove_process_set
 
 _basics = HorovodBasics()
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(_basics)

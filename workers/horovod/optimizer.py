@@ -20,7 +20,7 @@ from hubring.workers.horovod.collectives.operation import Adasum, Average
 from hubring.workers.horovod.compression import Compression, Compressor
 from hubring.workers.horovod.gradient_groups import Groups, NamedParameters, buckets_of, duplicates, names_of
 from hubring.workers.horovod.gradients import ExchangeOptions, GradientExchange, HorovodTrainer, reduction
-from hubring.workers.horovod.world.world import ProcessSet, current, global_process_set
+from hubring.workers.horovod.world import ProcessSet, current, global_process_set
 
 __all__ = ["DistributedOptimizer", "_DistributedAdasumOptimizer", "_DistributedOptimizer"]
 

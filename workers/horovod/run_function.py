@@ -12,7 +12,7 @@ import cloudpickle
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
 from hubring.workers.horovod import alias
-from hubring.workers.horovod.world.world import Neighbourhood, variables
+from hubring.workers.horovod.world import Neighbourhood, variables
 from hubring.workers.localrun import command_line, functions
 from hubring.workers.localrun.settings import settle
 

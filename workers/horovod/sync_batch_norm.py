@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hubring.workers.horovod.collectives.allgather import allgather_async
 from hubring.workers.horovod.collectives.allreduce import allreduce_async
 from hubring.workers.horovod.collectives.operation import Sum, synchronize
-from hubring.workers.horovod.world.lifecycle import size
+from hubring.workers.horovod.lifecycle import size
 
 Tensor = torch.Tensor
 

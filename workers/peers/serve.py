@@ -15,6 +15,7 @@ PROGRAM = "peer-server"
 
 
 @app.command()
+@terminal.concludes(PROGRAM)
 def serve(
     peer: Annotated[str, typer.Option(help="rpc or ray")],
     world_size: Annotated[int, typer.Option(help="number of workers")],
@@ -22,23 +23,19 @@ def serve(
     number: Annotated[int, typer.Option(help="rpc: index of this server")] = 0,
     servers: Annotated[int, typer.Option(help="rpc: number of servers")] = 1,
     host: Annotated[str | None, typer.Option(help="address of the only interface to use")] = None,
-) -> None:
+) -> dict[str, Any]:
     """Run a parameter server of a peer library."""
+    from hubring.workers.peers import ray, rpc
+    from hubring.workers.peers.rendezvous import PeerRendezvous
 
-    def act() -> dict[str, Any]:
-        from hubring.workers.peers import ray, rpc
-        from hubring.workers.peers.rendezvous import PeerRendezvous
-
-        seat = PeerRendezvous(rank=0, size=world_size, meet=meet, host=host, servers=servers)
-        if peer == "rpc":
-            rpc.serve(number, seat)
-        elif peer == "ray":
-            ray.serve(seat)
-        else:
-            raise UsageError(f"--peer {peer}: expected rpc or ray")
-        return {"peer": peer, "number": number, "exit_code": 0}
-
-    raise SystemExit(terminal.conclude(PROGRAM, act))
+    seat = PeerRendezvous(rank=0, size=world_size, meet=meet, host=host, servers=servers)
+    if peer == "rpc":
+        rpc.serve(number, seat)
+    elif peer == "ray":
+        ray.serve(seat)
+    else:
+        raise UsageError(f"--peer {peer}: expected rpc or ray")
+    return {"peer": peer, "number": number, "exit_code": 0}
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import typer
 
 from hubring.ps.config import terminal
 from hubring.ps.config.terminal import CommandWithGroups, takes
-from hubring.ps.core.errors import HubringError, UsageError
+from hubring.ps.core.errors import UsageError
 from hubring.ps.process.output import drop_output
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import ELSEWHERE, other_python, parse_command
@@ -38,9 +38,7 @@ def run(
     check_build: Annotated[
         bool, typer.Option("-cb", "--check-build", help="print the features of this build, and exit")
     ] = False,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m")
-    ] = False,
+    module: terminal.IsModule = False,
     version: Annotated[bool, terminal.version_option("-v")] = False,
     jsrun: Annotated[bool | None, typer.Option(hidden=True)] = None,
     **flags: Any,
@@ -53,7 +51,9 @@ def run(
 
     ps-run accepts horovodrun's other flags, and prints which of them have no effect.
     """
-    raise SystemExit(_check_build() if check_build else _run(command or [], module, flags, jsrun=jsrun))
+    if check_build:
+        raise SystemExit(_check_build())
+    raise SystemExit(terminal.conclude("ps-run", lambda: _run(command or [], module, flags, jsrun=jsrun)))
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _check_build() -> int:
-    from hubring.workers.horovod.world.build import check_build
+    from hubring.workers.horovod.build import check_build
 
     print(check_build())
     return 0
@@ -82,10 +82,6 @@ def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: b
             print(f"ps-run: {line}", file=sys.stderr)
         given = {name: flags.pop(name) for name in (*SERVER, *WORKER)}
         return LocalJob(**flags).run(parsed, given)
-    except HubringError as error:
-        print(f"ps-run: {error}", file=sys.stderr)
-        terminal.last_line({"error": str(error), "exit_code": error.exit_code})
-        return error.exit_code
     except KeyboardInterrupt:  # before the workers started; they get it later
         print("ps-run: interrupted before the workers started", file=sys.stderr)
         return 128 + SIGINT

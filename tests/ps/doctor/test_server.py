@@ -19,7 +19,7 @@ from hubring.ps.config.declaration import NO_FILES, TlsFiles
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.timing import ClockOffset
 from hubring.ps.core.types import PROTOCOL
-from hubring.ps.doctor import server
+from hubring.ps.doctor import network
 from hubring.ps.doctor.check import Finding, Subject
 from tests.ps.doctor.case import Case, fails, fine, judgements, only, warns
 from tests.support.certificates import SERVES, Authority
@@ -31,20 +31,20 @@ PATIENCE = 60.0
 
 
 def versions(version: str | None, protocol: int | None) -> Finding:
-    return server.judge_versions("1.2.0", version, protocol, ADDR)
+    return network.judge_versions("1.2.0", version, protocol, ADDR)
 
 
 def clocks(ahead: int, round_trip: int) -> Finding:
-    return server.judge_clocks(ClockOffset(ahead, round_trip), ADDR)
+    return network.judge_clocks(ClockOffset(ahead, round_trip), ADDR)
 
 
 CASES = [
     fails(
-        server.judge_silence(ADDR, "none answers", "no process listens on that port"),
+        network.judge_silence(ADDR, "none answers", "no process listens on that port"),
         "none answers: no process listens",
         "start --port 5555, or use the address in the banner",
     ),
-    fails(server.judge_refusal(ADDR, "UNIMPLEMENTED", "?"), "(UNIMPLEMENTED: ?)", "the control port"),
+    fails(network.judge_refusal(ADDR, "UNIMPLEMENTED", "?"), "(UNIMPLEMENTED: ?)", "the control port"),
     fails(versions("2.0.0", PROTOCOL + 1), "at hub1:5555: the server refuses", "hubring==2.0.0"),
     fails(versions(None, None), "version unknown (protocol unknown)", "pip install 'hubring==VERSION' here"),
     warns(versions("1.3.0", PROTOCOL), "these versions are not tested together", "hubring==1.3.0"),
@@ -62,7 +62,7 @@ def test_each_finding_has_its_message_and_its_fix(case: Case) -> None:
 def examined(address: str, *, insecure: bool = True) -> dict[str, Finding]:
     """What is found there, by name."""
     config = ServerConfig(insecure=insecure)
-    return {each.name: each for each in server.examine_server(address, config, PATIENCE)}
+    return {each.name: each for each in network.examine_server(address, config, PATIENCE)}
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_another_listener_is_named_instead_of_a_server() -> None:
 
 
 def test_an_address_where_nothing_listens_is_told_with_exit_code_69() -> None:
-    (told,) = server.examine_server("127.0.0.1:9", ServerConfig(), 1.0)
+    (told,) = network.examine_server("127.0.0.1:9", ServerConfig(), 1.0)
     assert told.found.endswith("answers at 127.0.0.1:9: no process listens on that port")
     assert told.exit_code == 69
 
@@ -137,7 +137,7 @@ def subject(files: TlsFiles, server: str | None = None) -> Subject:
 
 
 def test_no_certificate_is_not_examined() -> None:
-    assert only(server.examine_certificate(subject(NO_FILES))).state == "skipped"
+    assert only(network.examine_certificate(subject(NO_FILES))).state == "skipped"
 
 
 def test_a_certificate_is_examined_for_a_server_or_for_a_client(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_certificate_is_examined_for_a_server_or_for_a_client(tmp_path: Path) 
     of_server = ours.sign("server", "node1", days=50, uses=[SERVES])
 
     def told_of(files: TlsFiles, address: str | None = None) -> Finding:
-        return only(server.examine_certificate(subject(files, address)))
+        return only(network.examine_certificate(subject(files, address)))
 
     for case in (
         fine(told_of(good), "for node1, 192.0.2.1, host, is valid"),
@@ -163,5 +163,5 @@ def test_a_certificate_is_examined_for_a_server_or_for_a_client(tmp_path: Path) 
         files = ours.sign(f"of-{days}", "node1", days=days)
         assert files.key is not None
         files.key.chmod(mode)
-        *_, told = server.examine_certificate(subject(files))
+        *_, told = network.examine_certificate(subject(files))
         warns(told, words, fix).check()

@@ -7,12 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from hubring.workers.compare.findings import Accuracy, Findings, Gate, RowResult
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.setting import Link, Setting
 from hubring.workers.compare.predict.calibrations import Constants, WireCosts
 from hubring.workers.compare.predict.prediction import PredictedJob, predict
 from hubring.workers.compare.predict.score import Score
-from hubring.workers.compare.record.findings import Accuracy, Findings, Gate, Number, RowResult
+from hubring.workers.compare.statistics import Number
 from hubring.workers.runtime.slowdown import Straggler
 
 WIRE = WireCosts(alpha=1e-4, beta=1e-9, cpu=0.5e-9)
@@ -59,7 +60,7 @@ def findings(settings: Sequence[Setting], rows: Sequence[RowResult], **asked: An
 
 
 def score(found: Findings) -> Score:
-    return Score(found.settings, found.rows, CONSTANTS, THEIRS)
+    return Score(found, CONSTANTS, THEIRS)
 
 
 THEIRS = PredictedJob(nbytes=40 << 20, compute=0.05, together=True)

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
+from msgspec.structs import replace
 
+from hubring.workers.compare.findings import Findings, Prediction, RowResult, decode
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.predict.calibrations import read_constants
 from hubring.workers.compare.predict.score import Score, model_bytes, trained
-from hubring.workers.compare.record.findings import Findings, Prediction, RowResult
-from hubring.workers.compare.record.findings_file import decode
 
 MEAN, WORST, COUNT = 0.07, 0.20, 35
 """Targets: mean and largest error, and the fewest settings that count."""
@@ -120,9 +120,8 @@ def scored(found: Sequence[Findings], calibration: Path) -> list[Prediction]:
     nbytes = model_bytes(known.values(), rows)
     assert nbytes is not None, "no row that is shown has exchanged anything"
     asked = found[0].asked
-    return Score(
-        known.values(), rows, read_constants(calibration), trained(asked, nbytes), asked.seeds
-    ).predictions()
+    every_one = replace(found[0], settings=list(known.values()), rows=rows)
+    return Score(every_one, read_constants(calibration), trained(asked, nbytes)).predictions()
 
 
 def table(predictions: Iterable[tuple[str, Prediction]], fewest: int = COUNT) -> list[str]:

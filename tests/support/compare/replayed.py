@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 from hubring.workers.compare.comparison import Comparison
 from hubring.workers.compare.decide.measure import measure
 from hubring.workers.compare.decide.results import results
+from hubring.workers.compare.findings import Findings, encode
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun, runs
-from hubring.workers.compare.record.findings import Findings
-from hubring.workers.compare.record.findings_file import encode
 from hubring.workers.compare.run.noise import RunNoise
 from hubring.workers.compare.run.outcome import EARLY, Line, RunOutcome, digest
 from hubring.workers.compare.run.runner import Runner

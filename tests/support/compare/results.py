@@ -10,30 +10,29 @@ from random import Random
 from typing import Any
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
-from hubring.workers.compare.plan.experiment import JOBS, Experiment, JobMetric, LinkTable, StragglerTable
-from hubring.workers.compare.plan.setting import Link, Setting
-from hubring.workers.compare.record.findings import (
+from hubring.workers.compare.findings import (
     Accuracy,
     Bandwidth,
     Crossover,
     CurvePoint,
     Findings,
     Gate,
-    Number,
     Pair,
     Prediction,
     RowResult,
     RunCurve,
     Scaling,
+    decode,
+    encode,
 )
-from hubring.workers.compare.record.findings_file import decode, encode
-from hubring.workers.compare.record.statistics import Load, MeasurementNoise
+from hubring.workers.compare.plan.experiment import JOBS, Experiment, JobMetric, LinkTable, StragglerTable
+from hubring.workers.compare.plan.setting import Link, Setting
+from hubring.workers.compare.statistics import SPEEDS as SPEED_NAMES
+from hubring.workers.compare.statistics import Load, MeasurementNoise, Number
 from hubring.workers.peers.nccl_tests import algbw, busbw
 from hubring.workers.runtime.slowdown import Straggler
-
-WITHHELD_SPEED = 31337.0
-"""Appears in every speed of the withheld row, so that a test can search for it."""
 
 GIGABIT = Link(rate=1e9, latency=0.0005)
 SLOW = Link(rate=2e8)
@@ -56,7 +55,7 @@ SPEEDS = {
     **{("hub-asp", Setting(workers=4, link=link).key): v for link, v in ((GIGABIT, 1840.0), (SLOW, 402.0))},
     **{("hub-ssp", Setting(workers=4, link=link).key): v for link, v in ((GIGABIT, 1790.0), (SLOW, 398.0))},
     ("ddp", Setting(workers=4, link=GIGABIT).key): 4010.0,
-    ("hub-aggregate", Setting(workers=4, link=GIGABIT).key): WITHHELD_SPEED,
+    ("hub-aggregate", Setting(workers=4, link=GIGABIT).key): 3100.0,
     **{(row, EMULATED.key): v for row, v in (("local", 512.0), ("ring", 1510.0), ("hub-bsp", 1530.0))},
     **{(row, EMULATED.key): v for row, v in (("hub-ssp", 1940.0), ("hub-asp", 2105.0))},
 }
@@ -124,7 +123,9 @@ def _entry(row: str, setting: Setting, speed: float) -> RowResult:
         seeds=[0, 1, 2],
         withheld="hub-aggregate differs from local by 0.031 in head.weight" if shut else None,
         numbers={
-            name: None if value is None else _around(random, value, 0 if shut or name in exact else 0.02)
+            name: None
+            if value is None or (shut and name in SPEED_NAMES)
+            else _around(random, value, 0 if name in exact else 0.02)
             for name, value in known.items()
         },
         staleness={str(age): 600 >> age for age in range(10)} if late else {},
@@ -142,6 +143,8 @@ def _curve(row: str, setting: Setting, speed: float, seed: int) -> RunCurve:
         [CurvePoint(n / speed, n, value) for n, value in zip(places, values, strict=True)]
         for places, values in ((seen, losses), (ends, accuracies))
     )
+    if row == "hub-aggregate":  # which is withheld
+        loss, metric = [replace(point, seconds=0.0) for point in loss], []
     return RunCurve(setting.key, row, seed, loss, metric)
 
 
@@ -241,7 +244,8 @@ def _predictions(speeds: Sequence[tuple[str, Setting, float]]) -> list[Predictio
         measured, by = 1e3 * BATCH / speed, "simulation" if row in ASYNCHRONOUS else "formula"
         error = Random(f"predicted {row} {setting.key}").uniform(-0.16, 0.12)
         predicted = measured * (1 + error)
-        found.append(Prediction(setting.key, row, measured, predicted, error, row == "ring", by))
+        both = (measured, error) if row != "hub-aggregate" else (None, None)
+        found.append(Prediction(setting.key, row, both[0], predicted, both[1], row == "ring", by))
     return [*found, Prediction("n64 k32", "hub-bsp", None, found[0].predicted_ms, None, calibrated=True)]
 
 
@@ -260,14 +264,12 @@ def _scaling() -> list[Scaling]:
 
 def _bandwidth() -> list[Bandwidth]:
     size, key = 2_200_000, Setting(workers=4, link=GIGABIT).key
-    times = {"ring": 26500.0, "hub-bsp": 70400.0, "hub-aggregate": WITHHELD_SPEED}
-    return [
-        Bandwidth(
-            *(key, row, size, size // 4, "float", "avg", time),
-            *(algbw(size, time / 1e6), busbw(size, time / 1e6, 4), 7 if row == "hub-aggregate" else 0),
-        )
-        for row, time in times.items()
+    shape = size, size // 4, "float", "avg"
+    timed = [
+        Bandwidth(key, row, *shape, time, algbw(size, time / 1e6), busbw(size, time / 1e6, 4), 0)
+        for row, time in (("ring", 26500.0), ("hub-bsp", 70400.0))
     ]
+    return [*timed, Bandwidth(key, "hub-aggregate", *shape, None, None, None, 7)]
 
 
 def minimal() -> dict[str, Any]:

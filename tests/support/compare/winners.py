@@ -27,8 +27,7 @@ from math import comb
 from pathlib import Path
 
 from hubring.workers.compare.decide.decision import Comparison, Comparisons
-from hubring.workers.compare.record.findings import Findings
-from hubring.workers.compare.record.findings_file import decode
+from hubring.workers.compare.findings import Findings, decode
 
 FALSE = 0.05
 """Largest share of reports that may name a winner where there is none."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.ps.job.sharding import runs_within
 from hubring.workers.bench import cli, job
 from hubring.workers.bench.case import (
     HEAD,
@@ -17,7 +18,6 @@ from hubring.workers.bench.case import (
     BenchCase,
     bench_entry,
     fitting,
-    groups_within,
     row_bytes,
     takes_part,
     trained,
@@ -60,9 +60,9 @@ def test_a_slow_row_takes_fewer_steps_of_a_turn_and_at_least_one() -> None:
 
 
 def test_rows_that_do_not_fit_into_memory_run_in_groups() -> None:
-    assert groups_within([3, 3, 3], 9) == [[0, 1, 2]]
-    assert groups_within([3, 3, 3, 2], 6) == [[0, 1], [2, 3]]
-    assert groups_within([9, 1, 9, 1], 2) == [[0], [1], [2], [3]]
+    assert runs_within([3, 3, 3], 9, int) == [[3, 3, 3]]
+    assert runs_within([3, 3, 3, 2], 6, int) == [[3, 3], [3, 2]]
+    assert runs_within([9, 1, 9, 1], 2, int) == [[9], [1], [9], [1]]
     small, large = (row_bytes(ROWS["hub-shm"], 4, None, nbytes) for nbytes in (0, 100 << 20))
     assert large - small > (4 + 2) * (100 << 20), "each rank and each shard has the model more than once"
 

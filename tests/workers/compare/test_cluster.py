@@ -18,11 +18,11 @@ from msgspec import convert, to_builtins
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare import cli as command
 from hubring.workers.compare.plan.experiment import Experiment
-from hubring.workers.compare.run.cluster import link, meeting
-from hubring.workers.compare.run.cluster.conductor import Conductor
-from hubring.workers.compare.run.cluster.follower import ClusterFollower, FollowerHandle
-from hubring.workers.compare.run.cluster.link import Hello, OtherEndLost, TaskConnection
-from hubring.workers.compare.run.cluster.meeting import LauncherTask, check_experiment, find_task
+from hubring.workers.compare.run import link, meeting
+from hubring.workers.compare.run.conductor import Conductor
+from hubring.workers.compare.run.follower import ClusterFollower, FollowerHandle
+from hubring.workers.compare.run.link import Hello, OtherEndLost, TaskConnection
+from hubring.workers.compare.run.meeting import LauncherTask, check_experiment, find_task
 from hubring.workers.compare.run.noise import ProcessCounts, of_machine
 from hubring.workers.launchers.placement import FAMILIES, detect
 from hubring.workers.peers.processes import Lifeline, clean_environment
@@ -216,7 +216,7 @@ def test_an_end_s_answer_to_its_own_challenge_proves_nothing(
     wires: Wires, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = wires
-    monkeypatch.setattr("hubring.workers.compare.run.cluster.link.secrets.token_bytes", bytes)
+    monkeypatch.setattr("hubring.workers.compare.run.link.secrets.token_bytes", bytes)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(here.prove, b"the key", first=False)
         there._connection.send_bytes(bytes(32))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubring.ps.page.kit.chart import LinearScale, LogScale
+from hubring.workers.compare.findings import CurvePoint, RunCurve, Scaling
 from hubring.workers.compare.plan.setting import Fault, Link, Setting, without_servers, words
-from hubring.workers.compare.record.findings import CurvePoint, RunCurve, Scaling
 from hubring.workers.compare.show.material import DASHES, KNOWN, SHAPES, marks, panels, unaffected
 from hubring.workers.compare.show.page import page
 from hubring.workers.compare.show.progress import course

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from hubring.workers.compare.findings import Findings
 from hubring.workers.compare.plan.setting import Setting
-from hubring.workers.compare.record.findings import Findings
-from hubring.workers.compare.show.figures import HEADS, exchanges, figures
+from hubring.workers.compare.show.figures import HEADS, exchanges
 from hubring.workers.compare.show.page import page as render
 from hubring.workers.compare.show.screen import notes, show, table
+from hubring.workers.compare.statistics import figures
 from tests.support.compare.results import EMULATED, GIGABIT, full, minimal, read, summary
 
 GIGABIT_KEY = Setting(workers=4, link=GIGABIT).key

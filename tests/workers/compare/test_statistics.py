@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubring.workers.compare.decide.decision import Decision, Ratio, ratio
-from hubring.workers.compare.record.statistics import (
+from hubring.workers.compare.statistics import (
     Interval,
     interval_words,
     median_interval,

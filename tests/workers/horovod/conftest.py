@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.horovod.world import lifecycle
+from hubring.workers.horovod import lifecycle
 from hubring.workers.launchers.placement import Placement
 from tests.support.training.ranks import HubRanks, Ranks, RingRanks
 

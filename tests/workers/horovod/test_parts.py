@@ -11,13 +11,13 @@ import torch
 
 import hubring.horovod as hvd
 from hubring.workers.horovod import alias
-from hubring.workers.horovod.world.build import (
+from hubring.workers.horovod.build import (
     HorovodBasics,
     check_build,
     get_average_backwards_compatibility_fun,
     is_version_greater_equal_than,
 )
-from hubring.workers.horovod.world.world import Neighbourhood, neighbourhood, variables
+from hubring.workers.horovod.world import Neighbourhood, neighbourhood, variables
 from tests.workers.horovod.conftest import every_rank
 
 

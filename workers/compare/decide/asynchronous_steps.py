@@ -20,6 +20,7 @@ from hubring.workers.compare.decide.step_reference import (
     Checked,
     StepFault,
     StepReference,
+    TakenStep,
     precision,
     storing_allowance,
     units_of,
@@ -194,7 +195,7 @@ class _Replay:
             if not bool(gradient.isfinite().all()):
                 return
             rounding = self._eps * gradient.abs()
-            expected = reference.step(values, gradient, rounding, there, numbers, step.options)
+            expected = reference.step(values, TakenStep(gradient, rounding, there, numbers, step.options))
             update = (expected.after - values) * self._own
             allowed = allowed + update_allowance(update, expected.doubt, self._parameter_of, self._tolerance)
             allowed = allowed + storing_allowance(self._eps, values, expected.after)

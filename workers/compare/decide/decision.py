@@ -20,10 +20,10 @@ from statistics import fmean, stdev
 
 import msgspec
 
+from hubring.workers.compare.findings import Findings, RowResult
 from hubring.workers.compare.plan.row import meets
 from hubring.workers.compare.plan.setting import Setting, setting_words
-from hubring.workers.compare.record.findings import Findings, Number, RowResult
-from hubring.workers.compare.record.statistics import CONFIDENCE, SPEEDS, quantile, tail
+from hubring.workers.compare.statistics import CONFIDENCE, SPEEDS, Number, quantile, tail
 
 EVEN = 1.03
 """Two numbers closer than this ratio are not decided, whatever their interval."""

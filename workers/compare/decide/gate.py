@@ -30,11 +30,11 @@ from torch import Tensor
 from hubring.workers.audit.audit import AUTOCAST
 from hubring.workers.audit.step_tap import BATCH_NORM
 from hubring.workers.compare.decide.step_checks import RunCheck, check_runs
+from hubring.workers.compare.findings import Gate, Pair, StepCheck
 from hubring.workers.compare.plan import run_order
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import listed
-from hubring.workers.compare.record.findings import Gate, Pair, StepCheck
 from hubring.workers.compare.run.outcome import EARLY, RunOutcome
 
 

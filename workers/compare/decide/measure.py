@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise, product
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -46,8 +46,8 @@ from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.plan.experiment import JobMetric, PricesTable
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Fault
-from hubring.workers.compare.record.statistics import NUMBER_NAMES
 from hubring.workers.compare.run.outcome import EARLY, NOT_FINITE, Line, RunOutcome
+from hubring.workers.compare.statistics import NUMBERS
 
 Numbers = dict[str, float | None]
 
@@ -67,7 +67,7 @@ def measure(outcome: RunOutcome, job: JobMetric, warmup: int | None = None) -> N
         HubringError: A record holds fewer than two steps, or rank 0's has no metric.
         UsageError: A reported value is not a number.
     """
-    numbers: Numbers = dict.fromkeys(NUMBER_NAMES)
+    numbers: Numbers = dict.fromkeys(NUMBERS)
     if outcome.diverged:
         return numbers
     _check(outcome, job)
@@ -209,7 +209,7 @@ def _growth(steps: Sequence[tuple[Line, Line]], name: str) -> float | None:
 def _milliseconds(outcome: RunOutcome, name: str, seconds: Sequence[float | None]) -> float | None:
     """Returns the mean in milliseconds; None if a worker's last line has no such value, as for some peers."""
     known = all(result["exchange"].get(name) is not None for result in _present(outcome))
-    mean = _mean(seconds) if known else None
+    mean = one_of(seconds) if known else None
     return None if mean is None else 1e3 * mean
 
 
@@ -239,7 +239,7 @@ def _of_workers(outcome: RunOutcome) -> Numbers:
         "bytes_received_per_step": _per_step(outcome, "exchange", "bytes_received"),
         "staleness_mean": fmean(exchange["staleness_mean"] for exchange in exchanges) if on_hub else None,
         "staleness_max": max(exchange["staleness_max"] for exchange in exchanges) if on_hub else None,
-        "memory_mb": _mean([result["usage"]["peak_bytes"] / 1e6 for result in _present(outcome)]),
+        "memory_mb": one_of([result["usage"]["peak_bytes"] / 1e6 for result in _present(outcome)]),
         "cpu_ms_per_step": _per_step(outcome, "usage", "cpu_seconds", 1e3),
         "record_ms": _per_step(outcome, "audit", "seconds", 1e3),
     }
@@ -283,12 +283,17 @@ def _per_step(outcome: RunOutcome, part: str, name: str, unit: float = 1.0) -> f
     """Returns a number of the workers' last lines per step, as the mean over workers."""
     pairs = zip(outcome.results, outcome.records, strict=True)
     found = [(result.get(part, {}).get(name), record) for result, record in pairs if result]
-    return _mean([None if value is None else unit * value / len(steps_of(record)) for value, record in found])
+    return one_of(
+        [None if value is None else unit * value / len(steps_of(record)) for value, record in found]
+    )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def one_of(
+    values: Sequence[float | None], choose: Callable[[Sequence[float]], float] = fmean
+) -> float | None:
+    """Returns one value for several, by default their mean; None if one of them is None, or there is none."""
     known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+    return choose(known) if known and len(known) == len(values) else None
 
 
 HOUR = 3600.0

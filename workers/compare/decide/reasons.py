@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hubring.workers.compare.decide.decision import SPEED, Comparisons, Decision, SettingRows
+from hubring.workers.compare.findings import Crossover, Findings, Gate
 from hubring.workers.compare.plan.row import EVERY
 from hubring.workers.compare.plan.setting import grouped, listed, without_servers
 from hubring.workers.compare.predict.exchange_terms import FORMULA, goodput, servers_needed
 from hubring.workers.compare.predict.score import Score
-from hubring.workers.compare.record.findings import Crossover, Findings, Gate
 
 BEYOND = 1.25
 """Ratio of exchange time to line-rate time above which something else than links is the limit."""

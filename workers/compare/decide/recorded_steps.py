@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,27 +77,21 @@ class RecordedStep:
             self,
             layout=msgspec.structs.replace(later.layout, groups=groups),
             parameter_of=later.parameter_of,
-            own=longer(self.own),
-            owns=longer(self.owns),
-            arrived=None if self.arrived is None else longer(self.arrived),
-            given=None if self.given is None else longer(self.given),
-            gives=longer(self.gives),
-            before=longer(self.before),
-            after=None if self.after is None else longer(self.after),
             held=later.held,
+            **self._each(longer, "own", "owns", "arrived", "given", "gives", "before", "after"),
         )
 
     def exact(self) -> RecordedStep:
         """Returns this step in float64, with the gradients that stepped."""
-        return replace(
-            self,
-            divisor=1.0,
-            own=self.own.double(),
-            arrived=None if self.arrived is None else self.arrived.double(),
-            given=None if self.given is None else self.given.double() / self.divisor,
-            before=self.before.double(),
-            after=None if self.after is None else self.after.double(),
-        )
+        exact = self._each(Tensor.double, "own", "arrived", "given", "before", "after")
+        if exact["given"] is not None:
+            exact["given"] = exact["given"] / self.divisor
+        return replace(self, divisor=1.0, **exact)
+
+    def _each(self, change: Callable[[Tensor], Tensor], *names: str) -> dict[str, Any]:
+        """Returns these tensors, changed; None where there is none."""
+        found = {name: getattr(self, name) for name in names}
+        return {name: None if each is None else change(each) for name, each in found.items()}
 
 
 StepsOfOptimizers = Mapping[int, Sequence[RecordedStep]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -121,6 +121,24 @@ def unknown_optimizer(steps: Sequence[RecordedStep]) -> str:
     return ""
 
 
+class TakenStep(NamedTuple):
+    """What a step is taken with.
+
+    Attributes:
+        gradient: The mean gradient, by element.
+        rounding: By how much it can be rounded.
+        there: Whether elements have a gradient.
+        groups: Each element's group.
+        options: The options of each group.
+    """
+
+    gradient: Tensor
+    rounding: Tensor
+    there: Tensor
+    groups: Tensor
+    options: Sequence[dict[str, Any]]
+
+
 class StepReference:
     """Takes the steps of one optimizer twice: with the gradients, and with gradients as they can be rounded.
 
@@ -135,31 +153,11 @@ class StepReference:
         self._both = [_Optimizer(optimizer, units, options) for _ in range(2)]
         self._noise = torch.Generator().manual_seed(0)
 
-    def step(
-        self,
-        before: Tensor,
-        gradient: Tensor,
-        rounding: Tensor,
-        there: Tensor,
-        groups: Tensor,
-        options: Sequence[dict[str, Any]],
-    ) -> Expected:
-        """Takes one step.
-
-        Args:
-            before: The parameters before it, by element.
-            gradient: The mean gradient.
-            rounding: By how much the gradient can be rounded.
-            there: Whether elements have a gradient.
-            groups: Each element's group.
-            options: The options of each group.
-        """
-        signs = torch.randint(0, 2, gradient.shape, generator=self._noise) * 2 - 1
-        nothing = torch.zeros_like(rounding)
-        exact, rounded = (
-            one.step(before, gradient + error, there, groups, options)
-            for one, error in zip(self._both, (nothing, rounding * signs), strict=True)
-        )
+    def step(self, before: Tensor, taken: TakenStep) -> Expected:
+        """Takes one step from the parameters before it, by element."""
+        signs = torch.randint(0, 2, taken.gradient.shape, generator=self._noise) * 2 - 1
+        other = taken._replace(gradient=taken.gradient + taken.rounding * signs)
+        exact, rounded = (one.step(before, how) for one, how in zip(self._both, (taken, other), strict=True))
         return Expected(exact, (exact - rounded).abs())
 
 
@@ -177,27 +175,20 @@ class _Optimizer:
             key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"
         }
 
-    def step(
-        self,
-        before: Tensor,
-        gradient: Tensor,
-        there: Tensor,
-        groups: Tensor,
-        options: Sequence[dict[str, Any]],
-    ) -> Tensor:
-        members: list[list[torch.nn.Parameter]] = [[] for _ in options]
+    def step(self, before: Tensor, taken: TakenStep) -> Tensor:
+        members: list[list[torch.nn.Parameter]] = [[] for _ in taken.options]
         for unit, parameter in zip(self._units, self._parameters, strict=True):
             first = unit.elements[0]
-            group = int(groups[first])
-            if not bool(there[first]) or group < 0:
+            group = int(taken.groups[first])
+            if not bool(taken.there[first]) or group < 0:
                 parameter.grad = None
                 continue
             parameter.data.copy_(before[unit.elements])
-            parameter.grad = gradient[unit.elements].to(unit.dtype)
+            parameter.grad = taken.gradient[unit.elements].to(unit.dtype)
             members[group].append(parameter)
         self._optimizer.param_groups = [
             {**self._defaults, **each, **_known(self._defaults), "params": own}
-            for each, own in zip(options, members, strict=True)
+            for each, own in zip(taken.options, members, strict=True)
             if own
         ]
         if self._optimizer.param_groups:
@@ -236,14 +227,12 @@ def units_of(
         if len(elements):
             alike.setdefault((dtype, history[:, elements[0]].numpy().tobytes()), []).append(number)
     return [
-        Unit((wanted & torch.isin(parameter_of, torch.tensor(numbers))).nonzero().flatten(), _dtype(dtype))
+        Unit(
+            (wanted & torch.isin(parameter_of, torch.tensor(numbers))).nonzero().flatten(),
+            getattr(torch, dtype),
+        )
         for (dtype, _), numbers in alike.items()
     ]
-
-
-def _dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
 
 
 DOUBT = 32.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from hubring.workers.compare.decide.step_reference import (
     Expected,
     StepFault,
     StepReference,
+    TakenStep,
     mean_allowance,
     precision,
     storing_allowance,
@@ -95,55 +95,44 @@ def _check_updates(rounds: Sequence[Together], tolerance: float) -> int:
     history = (_history([one.with_parameters_of(last) for one in each]) for each in rounds)
     units = units_of(last.layout.dtypes, parameter_of, history)
     reference = StepReference(last.layout.optimizer, units, rounds[0][0].options)
-    drift, judged = _Drift(eps), 0
+    updates, judged = _Updates(eps, tolerance), 0
     for recorded in rounds:
         each = [one.with_parameters_of(last).exact() for one in recorded]
-        stepping = _stepped(each, eps)
+        taken = _taken(each, eps)
         check_exchange(each)
-        if not bool(stepping.gradient.isfinite().all()):
+        if not bool(taken.gradient.isfinite().all()):
             break  # the run diverges, and reports that itself
-        expected = reference.step(each[0].before, *stepping)
+        expected = reference.step(each[0].before, taken)
         for rank, one in enumerate(each):
             if one.after is not None:
-                _check_update(rank, one, one.after, expected, eps, tolerance, drift)
+                updates.check(rank, one, one.after, expected)
         judged += all(one.after is not None for one in each)
-    drift.check(last)
+    updates.check_sums(last)
     return judged
 
 
-def _check_update(
-    rank: int,
-    one: RecordedStep,
-    after: Tensor,
-    expected: Expected,
-    eps: Tensor,
-    tolerance: float,
-    drift: _Drift,
-) -> None:
-    update, off = expected.after - one.before, after - expected.after
-    allowed = update_allowance(update, expected.doubt, one.parameter_of, tolerance)
-    bad = ~(off.abs() <= allowed + storing_allowance(eps, one.before, expected.after)) & one.held
-    if bool(bad.any()):
-        raise StepFault(one.step, update_fault(one, rank, one.before, expected.after, after, bad))
-    drift.add(rank, after, off, update, allowed)
+class _Updates:
+    """Judges each update, and the sums of what is too small to see in one, as with low learning rates."""
 
-
-class _Drift:
-    """Adds up what is too small to see in one step, such as learning rates that hardly move a parameter."""
-
-    def __init__(self, eps: Tensor) -> None:
-        self._eps = eps
+    def __init__(self, eps: Tensor, tolerance: float) -> None:
+        self._eps, self._tolerance = eps, tolerance
         self._sums: defaultdict[int, Tensor] = defaultdict(lambda: torch.zeros(3, *eps.shape).double())
         self._ulp = torch.zeros_like(eps)
         self._steps = 0
 
-    def add(self, rank: int, after: Tensor, off: Tensor, update: Tensor, allowed: Tensor) -> None:
+    def check(self, rank: int, one: RecordedStep, after: Tensor, expected: Expected) -> None:
+        """Raises StepFault if the update is not the expected one."""
+        update, off = expected.after - one.before, after - expected.after
+        allowed = update_allowance(update, expected.doubt, one.parameter_of, self._tolerance)
+        bad = ~(off.abs() <= allowed + storing_allowance(self._eps, one.before, expected.after)) & one.held
+        if bool(bad.any()):
+            raise StepFault(one.step, update_fault(one, rank, one.before, expected.after, after, bad))
         self._sums[rank] += torch.stack((off, update, allowed))
         self._ulp = torch.maximum(self._ulp, self._eps * after.abs())
         self._steps += rank == 0
 
-    def check(self, last: RecordedStep) -> None:
-        """Raises Fault if all steps together are off by more than rounding explains."""
+    def check_sums(self, last: RecordedStep) -> None:
+        """Raises StepFault if all steps together are off by more than rounding explains."""
         for rank, (off, wanted, allowed) in self._sums.items():
             bad = ~(off.abs() <= allowed + self._ulp * (4 + 2 * self._steps**0.5))
             if bool(bad.any()):
@@ -154,16 +143,6 @@ class _Drift:
                     f"all {self._steps} steps together moved an element of {name} by"
                     f" {moved + float(off[worst]):.3g} on rank {rank}, instead of by {moved:.3g}",
                 )
-
-
-class _Stepping(NamedTuple):
-    """The arguments of `StepReference.step` that follow the parameters."""
-
-    gradient: Tensor
-    rounding: Tensor
-    there: Tensor
-    groups: Tensor
-    options: Sequence[dict[str, Any]]
 
 
 def _leader(each: Together) -> RecordedStep:
@@ -185,7 +164,7 @@ def _history(each: Together) -> Tensor:
     return torch.where(_there(each, leader), groups, -1)
 
 
-def _stepped(each: Together, eps: Tensor) -> _Stepping:
+def _taken(each: Together, eps: Tensor) -> TakenStep:
     """Returns what a step of all ranks is taken with."""
     leader = _leader(each)
     groups = torch.tensor(leader.layout.groups)[leader.parameter_of]
@@ -194,7 +173,7 @@ def _stepped(each: Together, eps: Tensor) -> _Stepping:
     else:
         given = torch.stack([one.own if one.given is None else one.given for one in each])
         gradient, rounding = given.mean(0), mean_allowance(eps, given)
-    return _Stepping(gradient, rounding, _there(each, leader), groups, leader.options)
+    return TakenStep(gradient, rounding, _there(each, leader), groups, leader.options)
 
 
 def check_exchange(each: Together) -> None:

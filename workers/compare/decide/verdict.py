@@ -16,10 +16,11 @@ from hubring.workers.compare.decide.decision import (
     chosen,
 )
 from hubring.workers.compare.decide.reasons import because, caveats, on_a_cluster
+from hubring.workers.compare.findings import Crossover, Findings
 from hubring.workers.compare.plan.row import meets
 from hubring.workers.compare.plan.setting import listed, straggler
 from hubring.workers.compare.predict.exchange_terms import with_servers
-from hubring.workers.compare.record.findings import Crossover, Findings, Number
+from hubring.workers.compare.statistics import Number
 
 _CLOSE = "no clear difference between {first} and {second}: {speeds}, {ratio.factor}"
 _PACES = "{first} and {second} show no clear difference in samples per second (a ratio of {ratio})"

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from hubring.ps.core import types
 from hubring.ps.core.errors import UsageError
@@ -117,17 +117,30 @@ class PredictedJob(ExchangeTask, frozen=True, kw_only=True):
     wire: str = ""
 
 
-class Forecast(Struct, frozen=True, kw_only=True):
-    """Prediction for a row.
+class StepForecast(Struct, frozen=True):
+    """How long a row's step takes.
 
     Attributes:
         step_seconds: Mean step of a worker.
         median_seconds: Median step of a worker.
         low: The fastest seed's mean step; `step_seconds` without random delays.
         high: The slowest seed's mean step.
+        by: How it was found.
+    """
+
+    step_seconds: float
+    median_seconds: float
+    low: float
+    high: float
+    by: By
+
+
+class Forecast(StepForecast, frozen=True, kw_only=True):
+    """Prediction for a row.
+
+    Attributes:
         samples_per_second: Of all workers; None if the job has no batch size, or its step takes no time.
         efficiency: Share of the step that is compute.
-        by: How it was found.
         parts: Seconds of a step by cause; they overlap, so their sum can be larger. `waiting` is the wait
             for others: for the slowest, or in a queue. `I/O thread` is the calibrated host's: a faster host
             may need less.
@@ -137,13 +150,8 @@ class Forecast(Struct, frozen=True, kw_only=True):
             NCCL more nodes, or a size that no sweep has.
     """
 
-    step_seconds: float
-    median_seconds: float
-    low: float
-    high: float
     samples_per_second: float | None
     efficiency: float
-    by: By
     parts: dict[str, float]
     bound: str
     exchange: float
@@ -188,19 +196,17 @@ def predict(
     shown = computing - _hidden(way, crowd, setting, job, computing + exchange)
     found = _found(row, setting, way, shown, steps, seeds)
     parts = _parts(way, crowd)
-    parts |= {"compute": computing, "waiting": max(0.0, found.seconds - shown - exchange)}
+    step = found.step_seconds
+    parts |= {"compute": computing, "waiting": max(0.0, step - shown - exchange)}
     extrapolated, swept = _calibrated(constants, row, setting, job)
-    rated = job.batch is not None and found.seconds
+    if found.by == "formula" and swept:
+        found = replace(found, by="sweep")
     return Forecast(
-        step_seconds=found.seconds,
-        median_seconds=found.median,
-        low=found.low,
-        high=found.high,
-        samples_per_second=setting.workers * (job.batch or 0.0) / found.seconds if rated else None,
-        efficiency=min(1.0, computing / found.seconds) if found.seconds else 0.0,
-        by="sweep" if found.by == "formula" and swept else found.by,
+        **asdict(found),
+        samples_per_second=setting.workers * job.batch / step if job.batch is not None and step else None,
+        efficiency=min(1.0, computing / step) if step else 0.0,
         parts=parts,
-        bound=_bound(row, setting, way, parts, found.seconds),
+        bound=_bound(row, setting, way, parts, step),
         exchange=exchange,
         extrapolated=extrapolated,
     )
@@ -263,25 +269,16 @@ def _of_one(setting: Setting) -> Setting:
     return Setting(workers=1, straggler=here, compute=setting.compute_of(1))
 
 
-class _Found(NamedTuple):
-    seconds: float
-    """Mean step of a worker."""
-    median: float
-    low: float
-    high: float
-    by: By
-
-
 def _found(
     row: Row, setting: Setting, way: HubExchange, compute: float, steps: int, seeds: Sequence[int]
-) -> _Found:
+) -> StepForecast:
     """Returns the step, by formula if one applies: all workers are alike."""
     slow = setting.straggler if setting.straggler and setting.straggler.seconds > 0 else None
     if slow is None and row.rule != "backup":
         seconds = compute + way.lockstep(setting.workers if row.rule == "bsp" else 1)
         if row.rule in ("ssp", "asp"):
             seconds = max(seconds, setting.workers * way.bottleneck)
-        return _Found(seconds, seconds, seconds, seconds, "formula")
+        return StepForecast(seconds, seconds, seconds, seconds, "formula")
     random = slow is not None and slow.kind != "constant"
     courses = [
         simulate(SimulationInput(row=row, setting=setting, way=way, compute=compute, steps=steps, seed=seed))
@@ -289,7 +286,7 @@ def _found(
     ]
     means = [setting.workers * each.seconds / max(1, each.exchanges) for each in courses]
     total = setting.workers * sum(each.seconds for each in courses)
-    return _Found(
+    return StepForecast(
         total / max(1, sum(each.exchanges for each in courses)),
         median(each.step_seconds for each in courses),
         min(means),

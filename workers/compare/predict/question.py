@@ -156,6 +156,10 @@ def _among(slow: Straggler | None, workers: int) -> Straggler | None:
     return replace(slow, ranks=ranks) if ranks else None
 
 
+_AS_FORECAST = ("samples_per_second", "efficiency", "by", "bound", "extrapolated")
+"""What a predicted row has as its forecast has it."""
+
+
 def _predicted(row: Row, asked: Setting, job: PredictedJob, forecast: Forecast) -> PredictedRow:
     low, high = forecast.low, forecast.high
     timed = row.name in NCCL and forecast.exchange
@@ -166,13 +170,9 @@ def _predicted(row: Row, asked: Setting, job: PredictedJob, forecast: Forecast) 
         step_ms=1e3 * forecast.step_seconds,
         median_ms=1e3 * forecast.median_seconds,
         range_ms=None if low == high else (1e3 * low, 1e3 * high),
-        samples_per_second=forecast.samples_per_second,
-        efficiency=forecast.efficiency,
-        by=forecast.by,
-        bound=forecast.bound,
-        extrapolated=forecast.extrapolated,
         busbw=busbw(job.nbytes, forecast.exchange, asked.workers) if timed else None,
         parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
+        **{name: getattr(forecast, name) for name in _AS_FORECAST},
     )
 
 

@@ -21,14 +21,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.findings import Accuracy, Findings, Prediction, RowResult, Scaling
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.row import ROWS, Row, meets
 from hubring.workers.compare.plan.setting import Setting, grouped
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.exchange_terms import overtaking
-from hubring.workers.compare.predict.prediction import SEEDS, Forecast, PredictedJob, predict, read_row
+from hubring.workers.compare.predict.prediction import Forecast, PredictedJob, predict, read_row
 from hubring.workers.compare.predict.slicing import tensors
-from hubring.workers.compare.record.findings import Accuracy, Findings, Prediction, RowResult, Scaling
 
 
 class MeasuredPoint(Struct, frozen=True):
@@ -143,25 +143,14 @@ class Score:
     """The model, calibrated by an experiment's first measurements and compared with the others.
 
     Args:
-        settings: Of the experiment.
-        rows: Measured in these settings.
+        found: What was measured. The random delays of the runs follow from their seeds.
         constants: Of the machine or cluster of the runs.
         job: What was trained. Its `compute` is replaced by what the first measurements show.
-        seeds: Seeds of the runs, whose random delays are known; empty: others.
     """
 
-    def __init__(
-        self,
-        settings: Iterable[Setting],
-        rows: Iterable[RowResult],
-        constants: Constants,
-        job: PredictedJob,
-        seeds: Sequence[int] = (),
-    ) -> None:
-        self._seeds = tuple(seeds) or tuple(range(SEEDS))
-        self._constants = constants
-        self._job = job
-        self._points = points(settings, rows)
+    def __init__(self, found: Findings, constants: Constants, job: PredictedJob) -> None:
+        self._seeds, self._constants, self._job = found.asked.seeds, constants, job
+        self._points = points(found.settings, found.rows)
         self._calibrating = _calibrating(self._points)
         self._overheads = self._solve()
         self._batch = _batch(self._calibrating)
@@ -322,7 +311,7 @@ def calibrated(found: Findings, constants: Constants | None) -> Score | None:
     nbytes = model_bytes(found.settings, found.rows)
     if constants is None or nbytes is None or found.asked.backend == "nccl":
         return None
-    return Score(found.settings, found.rows, constants, trained(found.asked, nbytes), found.asked.seeds)
+    return Score(found, constants, trained(found.asked, nbytes))
 
 
 def predicted(found: Findings, model: Score | None) -> Findings:

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from hubring.ps.core.timing import fastest
 from hubring.ps.core.types import BucketSpec, ShardPlan, TensorSpec
-from hubring.ps.job.sharding import plan
+from hubring.ps.job.sharding import plan, runs_within
 from hubring.workers.communicators import slice_sizes
 
 BUCKET_BYTES = 4 << 20
@@ -88,13 +88,7 @@ def bucket_sizes(nbytes: int, tensors: tuple[int, ...] = (), most: int = BUCKET_
 
 def filled(sizes: tuple[int, ...] | list[int], most: int) -> list[int]:
     """Returns the bytes of runs of at most `most`; a larger one is a run of its own."""
-    runs: list[int] = []
-    for size in sizes:
-        if not runs or runs[-1] + size > most:
-            runs.append(size)
-        else:
-            runs[-1] += size
-    return runs
+    return [sum(run) for run in runs_within(sizes, most, int)]
 
 
 def trial(nbytes: int, tensors: tuple[int, ...] = ()) -> tuple[int, tuple[int, ...]]:

@@ -10,10 +10,10 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from msgspec import ValidationError, convert, to_builtins
 
@@ -99,10 +99,14 @@ class RunOutcome:
             "row": run.row.name,
             "seed": run.seed,
             "turn": run.turn,
-            # What follows the run and its folder.
-            **{each.name: to_builtins(getattr(self, each.name)) for each in fields(self)[2:]},
+            **{each.name: to_builtins(getattr(self, each.name)) for each in _kept()},
         }
         write_whole(self.folder / FILE, json.dumps(content, indent=1))
+
+
+def _kept() -> tuple[Field[Any], ...]:
+    """Returns the fields that the file has as they are: those after the run and its folder."""
+    return fields(RunOutcome)[2:]
 
 
 def divergence(results: Sequence[Mapping[str, Any] | None], server: Mapping[str, Any] | None) -> str | None:
@@ -147,17 +151,9 @@ def read(folder: Path, run: PlannedRun) -> RunOutcome:
         HubringError: The file is damaged.
     """
     try:
-        content = json.loads((folder / FILE).read_text())
-        return RunOutcome(
-            run=run,
-            folder=folder,
-            noise=convert(content["noise"], list[RunNoise]),
-            clocks=convert(content["clocks"], list[HostClock]),
-            **{
-                name: content[name]
-                for name in ("commands", "began", "seconds", "results", "server", "failed", "script")
-            },
-        )
+        content, types = json.loads((folder / FILE).read_text()), get_type_hints(RunOutcome)
+        kept = {each.name: convert(content[each.name], types[each.name]) for each in _kept()}
+        return RunOutcome(run=run, folder=folder, **kept)
     except (ValueError, KeyError, TypeError, ValidationError) as cause:
         raise HubringError(f"{folder / FILE} is damaged ({cause}); delete it to repeat the run") from cause
 

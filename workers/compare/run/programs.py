@@ -24,7 +24,7 @@ from hubring.workers.runtime.slowdown import SlowdownSettings
 
 
 class Hosts(Protocol):
-    """The hosts of programs; see `compare.run.site` and `compare.run.cluster`."""
+    """The hosts of programs; see `compare.run.site` and `compare.run.conductor`."""
 
     @property
     def apart(self) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,16 +134,11 @@ def merge(folder: Path, into: Path, measured: Mapping[str, ClockOffset] | None =
 
 def events(path: Path) -> list[Event]:
     """Returns the events of one process; of a killed process, those that are complete."""
-    lines = (line.rstrip().rstrip(",") for line in path.read_text().splitlines())
-    return [event for line in lines if line.startswith("{") and (event := _whole(line)) is not None]
-
-
-def _whole(line: str) -> Event | None:
-    try:
-        event: Event = json.loads(line)
-    except ValueError:  # the last line of a process that was killed
-        return None
-    return event
+    found: list[Event] = []
+    for line in path.read_text().splitlines():
+        with suppress(ValueError):  # the last line of a process that was killed
+            found += [json.loads(line.rstrip().rstrip(","))] if line.startswith("{") else []
+    return found
 
 
 def _read_trace(path: Path) -> _Trace:

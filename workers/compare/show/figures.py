@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from hubring.ps.page.kit.figures import NOTHING, digits, size
+from hubring.ps.page.kit.figures import NOTHING, digits
+from hubring.workers.compare.findings import Bandwidth, Findings, Gate
 from hubring.workers.compare.plan.setting import listed
-from hubring.workers.compare.record.findings import Bandwidth, Findings, Gate, Number
+from hubring.workers.compare.statistics import Number
 from hubring.workers.peers.nccl_tests import NCCL_COLUMNS
 
 PART = "(2/3): only 2 of 3 seeds have a value, and the median and its interval are of those seeds."
@@ -18,76 +18,6 @@ PART = "(2/3): only 2 of 3 seeds have a value, and the median and its interval a
 def partial(numbers: Iterable[Number | None]) -> str:
     """Returns `PART` if a number has no value for some seeds; empty if none is like that."""
     return "" if all(number is None or number.complete for number in numbers) else PART
-
-
-@dataclass(frozen=True, slots=True)
-class NumberFormat:
-    """One of the numbers of `results.json`.
-
-    Attributes:
-        title: Its name in reports.
-        unit: Written after a value; empty where the formatted value contains it.
-        write: Formats a value.
-        worst: Show the largest value of all seeds, not the median.
-    """
-
-    title: str
-    unit: str = ""
-    write: Callable[[float], str] = digits
-    worst: bool = False
-
-    @property
-    def head(self) -> str:
-        """Head of a table column."""
-        return f"{self.title}, {self.unit}" if self.unit else self.title
-
-    def interval(self, number: Number | None) -> str:
-        """Returns the `span`, and ` (2/3)` if only 2 of 3 seeds have a value."""
-        return NOTHING if number is None else f"{self.span(number)}{number.part}"
-
-    def span(self, number: Number) -> str:
-        """Returns `median (low–high)`; a single value if there is only one, or for `worst`."""
-        if self.worst:
-            return self.write(number.most)
-        low, high = self.write(number.low), self.write(number.high)
-        middle = self.write(number.median)
-        return middle if low == high else f"{middle} ({low}–{high})"
-
-
-def figures(samples: str, metric: str) -> dict[str, NumberFormat]:
-    """Returns all figures by their names in `results.json`.
-
-    Args:
-        samples: The job's word for its samples.
-        metric: Title of the job's metric.
-    """
-    return {
-        "samples_per_second": NumberFormat("throughput", f"{samples}/s"),
-        "step_ms": NumberFormat("step", "ms"),
-        "step_mean_ms": NumberFormat("step, mean", "ms"),
-        "seconds_to_target": NumberFormat("to target", "s"),
-        "samples_to_target": NumberFormat("to target", samples),
-        "seconds": NumberFormat("whole run", "s"),
-        "final_loss": NumberFormat("final loss"),
-        "final_metric": NumberFormat(metric, write=lambda value: digits(value, 4)),
-        "bytes_sent_per_step": NumberFormat("sent a step", write=size),
-        "bytes_received_per_step": NumberFormat("received a step", write=size),
-        "compute_ms": NumberFormat("compute", "ms"),
-        "exposed_ms": NumberFormat("exposed exchange", "ms"),
-        "hidden_ms": NumberFormat("hidden exchange", "ms"),
-        "read_wait_ms": NumberFormat("read wait", "ms"),
-        "queue_ms": NumberFormat("server queue", "ms"),
-        "apply_ms": NumberFormat("server apply", "ms"),
-        "staleness_mean": NumberFormat("staleness, mean"),
-        "staleness_max": NumberFormat("staleness, max over all seeds", write="{:g}".format, worst=True),
-        "memory_mb": NumberFormat("memory", "MB"),
-        "cpu_ms_per_step": NumberFormat("CPU a step", "ms"),
-        "record_ms": NumberFormat("gate's record a step", "ms"),
-        "pause_seconds": NumberFormat("pause after the loss", "s"),
-        "price_per_epoch": NumberFormat("price of an epoch"),
-        "price_to_target": NumberFormat("price to target"),
-        "lost_steps": NumberFormat("steps repeated after the loss"),
-    }
 
 
 def drift(gate: Gate) -> str:

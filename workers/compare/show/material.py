@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hubring.ps.page.kit.chart import Axis, path
+from hubring.workers.compare.findings import Findings, RowResult
 from hubring.workers.compare.plan.experiment import JobMetric
 from hubring.workers.compare.plan.row import meets
 from hubring.workers.compare.plan.setting import Setting, words
-from hubring.workers.compare.record.findings import Findings, RowResult
-from hubring.workers.compare.show.figures import NumberFormat, figures
+from hubring.workers.compare.statistics import NumberFormat, figures
 
 SHAPES = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",

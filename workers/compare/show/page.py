@@ -1,27 +1,189 @@
 """The page: one HTML file without external files, scripts or network access.
 
 Its first screen is the answer in one sentence, one chart and a table of three columns, fastest first.
+Here too is what to trust: the gate, the noise, and everything that is needed to run the experiment again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import exp, log
+from statistics import fmean
 from typing import Any
 
 from markupsafe import Markup
 
-from hubring.ps.page.kit.figures import NOTHING
+from hubring.ps.page.kit.figures import NOTHING, digits, percent
 from hubring.ps.page.kit.templating import Templates, style_sheet
-from hubring.workers.compare.decide.decision import SPEED, ratio
+from hubring.workers.compare.decide.decision import EVEN, SPEED, ratio
+from hubring.workers.compare.findings import Findings, Gate, Pair, RowResult, StepCheck
+from hubring.workers.compare.plan import experiment_file
 from hubring.workers.compare.plan.row import EVERY
-from hubring.workers.compare.plan.setting import words
-from hubring.workers.compare.record.findings import Findings, RowResult
-from hubring.workers.compare.record.statistics import CONFIDENCE, ENOUGH
-from hubring.workers.compare.show.material import Label, NumberTable, PageContent
+from hubring.workers.compare.plan.setting import legend, listed, words
+from hubring.workers.compare.run.timeline import clock_sentence
+from hubring.workers.compare.show.figures import drift, record_share
+from hubring.workers.compare.show.material import Label, MarkedWord, NumberTable, PageContent
 from hubring.workers.compare.show.progress import accuracy, loss, staleness
 from hubring.workers.compare.show.scaling import predictions, scaling
 from hubring.workers.compare.show.speed import bandwidth, bar, breakdown, numbers, reach, throughput
-from hubring.workers.compare.show.trust import gate, noise, repeat, trust
+from hubring.workers.compare.statistics import CONFIDENCE, ENOUGH, Load, MeasurementNoise
+
+HEADS = ("row", "compared with", "setting", "seed", "difference", "allowed", "in", "at the end", "result")
+WORDS = ("compared with", "setting", "in", "result")
+STEP_HEADS = ("row", "setting", "seed", "steps", "re-checked", "result", "what is wrong")
+STEP_WORDS = ("setting", "result", "what is wrong")
+
+
+def gate(material: PageContent) -> dict[str, Any]:
+    """Returns the answer and every pair."""
+    judged, rows = material.findings.gate, material.findings.rows
+    withheld = [each for each in rows if each.withheld is not None]
+    lines = [_line(pair) for pair in sorted(judged.pairs, key=lambda each: each.passed)]
+    pairs = NumberTable("All pairs of runs that were compared", HEADS, lines, WORDS)
+    checked = [_step_line(each) for each in sorted(judged.steps, key=lambda each: each.passed)]
+    steps = NumberTable("All runs whose steps were re-checked", STEP_HEADS, checked, STEP_WORDS)
+    title = "Do the rows agree, and is every step right?"
+    advice = [each.advice for each in judged.pairs] + [each.advice for each in judged.steps]
+    return {
+        "title": title,
+        "judged": judged,
+        "withheld": withheld,
+        "pairs": pairs,
+        "steps": steps,
+        "advice": list(dict.fromkeys(filter(None, advice))),
+        "drift": drift(judged),
+        "cost": record_share(material.findings),
+    }
+
+
+def _line(pair: Pair) -> list[str | MarkedWord]:
+    seed = "" if pair.seed is None else str(pair.seed)
+    allowed = f"{pair.limit:g}" if pair.limit else "nothing"
+    result = MarkedWord(("by right" if pair.advice else "agrees") if pair.passed else "differs", pair.passed)
+    found, final = (f"{float(each):.2g}" for each in (pair.difference, pair.final))
+    return [pair.second, pair.first, pair.setting, seed, found, allowed, pair.tensor, final, result]
+
+
+def _step_line(each: StepCheck) -> list[str | MarkedWord]:
+    result = MarkedWord("right" if each.passed else "wrong", each.passed)
+    wrong = f"step {each.step}: {each.fault}" if each.step else each.fault
+    return [
+        each.row,
+        each.setting,
+        str(each.seed),
+        f"{each.steps:,}",
+        f"{each.judged:,}",
+        result,
+        wrong or each.unjudged,
+    ]
+
+
+def noise(material: PageContent) -> dict[str, Any]:
+    """Returns what other programs did on the machine, and the spread of repeats."""
+    found = material.findings.noise
+    lines = [[row, NOTHING if share is None else percent(share)] for row, share in found.spread.items()]
+    heads = ("row", "spread of the step time")
+    return {
+        "title": "How noisy was the machine?",
+        "answer": MarkedWord(found.summary, found.quiet),
+        "load": _load(material),
+        "said": found.said,
+        "repeat": _repeat(found),
+        "spread": NumberTable("Range of a row's repeats, relative to their median", heads, lines),
+    }
+
+
+def _repeat(found: MeasurementNoise) -> str:
+    """Returns by how much two runs of the same row differ."""
+    if found.repeat is None:
+        return ""
+    ratios = ", ".join(f"{each:.2f}" for each in found.repeat.ratios)
+    return (
+        f"{found.repeat.row} ran twice with each seed. Its second run was {ratios} times as fast as its"
+        f" first, so this report calls no row faster by less than a factor of {max(EVEN, found.floor):.2f}."
+    )
+
+
+def _load(material: PageContent) -> str:
+    load, foreign = material.findings.noise.load, material.findings.noise.foreign or Load()
+    texts = []
+    if foreign.median is not None and foreign.max is not None:
+        texts.append(f"Other programs used {percent(foreign.median)} of its time in the median run,")
+        texts.append(f"{percent(foreign.max)} at most.")
+    stolen, stalled = material.findings.noise.stolen, material.findings.noise.stalled
+    if stolen is not None and stolen.max:
+        texts.append(f"Its hypervisor gave up to {percent(stolen.max)} to other machines.")
+    if stalled is not None and stalled.max:
+        texts.append(f"Programs waited for memory during up to {percent(stalled.max)} of a run.")
+    if load.median is None or load.max is None:
+        texts.append("Its load was not recorded.")
+    else:
+        texts.append(f"1-minute load: median {digits(load.median, 2)}, at most {digits(load.max, 2)}.")
+    return " ".join(texts)
+
+
+def repeat(material: PageContent) -> dict[str, Any]:
+    """Returns command, experiment, machine, versions, seeds, and the programs of each run."""
+    findings = material.findings
+    lines = [[name, str(value)] for name, value in _flat(findings.machine).items()]
+    programs = ("\n".join((f"# {run}", *lines)) for run, lines in findings.commands.items())
+    return {
+        "title": "Run the experiment again",
+        "seeds": sorted({seed for each in findings.rows for seed in each.seeds}),
+        "command": findings.command,
+        "experiment": experiment_file.to_toml(findings.experiment),
+        "machine": NumberTable("Machine and versions", ("property", "value"), lines, words=("value",)),
+        "clocks": clock_sentence(findings.clocks),
+        "programs": "\n\n".join(programs),
+        "settings": legend(findings.settings),
+    }
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Joins nested names with spaces."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= (
+            _flat(value, f"{before}{name} ") if isinstance(value, Mapping) else {f"{before}{name}": value}
+        )
+    return found
+
+
+def trust(findings: Findings) -> str:
+    """Returns whether to trust the answer: the gate, what disturbed the runs, and a row that ran twice."""
+    noise = findings.noise
+    texts = [*_gate_sentences(findings.gate), noise.summary]
+    if not noise.quiet:
+        texts.append("Repeat the experiment on a quiet machine.")
+    if noise.repeat is not None:
+        apart, least = mean_apart(noise.repeat.ratios) - 1, max(EVEN, noise.floor) - 1
+        runs = f"Run twice with each seed, {noise.repeat.row} differed from itself by {apart:.1%} on average"
+        why = "as these repeats scatter, " if noise.floor > EVEN else ""
+        texts.append(f"{runs}; {why}differences below {least:.1%} do not count.")
+    return " ".join(texts)
+
+
+def _gate_sentences(gate: Gate) -> Iterator[str]:
+    """Yields whether rows agree, and whether steps were right."""
+    if not gate.agree:
+        yield "Rows that must train the same parameters do not: see Gate."
+    elif gate.pairs:
+        same = {name: None for pair in gate.pairs if not pair.advice for name in (pair.first, pair.second)}
+        if same:
+            rows = [name for name in same if name in EVERY]  # without the second run of a row
+            yield f"{listed(rows)} train the same parameters, as they must."
+        if gate.excused:
+            yield f"{gate.excused} pair{'s differ' if gate.excused > 1 else ' differs'} by right: see Gate."
+    if gate.judged:
+        found = "none was wrong" if gate.right else "some were wrong: see Gate"
+        yield f"{gate.judged:,} of {gate.taken:,} updates were repeated in one process, and {found}."
+    elif not gate.right:
+        yield "Some steps were wrong: see Gate."
+
+
+def mean_apart(ratios: Sequence[float]) -> float:
+    """Returns the geometric mean of ratios, each of which counts as the larger of itself and its inverse."""
+    return exp(fmean(abs(log(each)) for each in ratios))
 
 
 def sentences(material: PageContent) -> dict[str, Any] | None:

@@ -8,9 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from hubring.ps.page.kit.chart import Axis, LinearScale, LogScale, bins
 from hubring.ps.page.kit.figures import digits, percent
+from hubring.workers.compare.findings import CurvePoint, RowResult, RunCurve
 from hubring.workers.compare.plan.setting import words
-from hubring.workers.compare.record.findings import CurvePoint, RowResult, RunCurve
-from hubring.workers.compare.record.statistics import interval_words, median_interval
 from hubring.workers.compare.show.material import (
     DrawnFigure,
     Lines,
@@ -23,6 +22,7 @@ from hubring.workers.compare.show.material import (
     Spot,
     unaffected,
 )
+from hubring.workers.compare.statistics import interval_words, median_interval
 
 SPOTS, LISTED = 60, 12
 """Most points of a line that are drawn, and about how many are listed in the table."""

@@ -10,9 +10,9 @@ from typing import Any
 from hubring.ps.page.kit.chart import Axis, LinearScale, LogScale, path
 from hubring.ps.page.kit.figures import NOTHING, digits, percent, signed
 from hubring.workers.compare.decide.verdict import crossing
+from hubring.workers.compare.findings import Crossover, Prediction, Scaling
 from hubring.workers.compare.plan.row import meets
 from hubring.workers.compare.plan.setting import Setting, without_servers, words
-from hubring.workers.compare.record.findings import Crossover, Prediction, Scaling
 from hubring.workers.compare.show.material import (
     DrawnFigure,
     Lines,

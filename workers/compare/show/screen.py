@@ -12,10 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hubring.ps.page.kit.figures import NOTHING, size
+from hubring.workers.compare.findings import Findings, RowResult
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import legend, words
-from hubring.workers.compare.record.findings import Findings, Number, RowResult
-from hubring.workers.compare.record.statistics import SPEEDS, interval_words
 from hubring.workers.compare.run.outcome import Line
 from hubring.workers.compare.run.timeline import clock_sentence
 from hubring.workers.compare.show import exports
@@ -28,6 +27,7 @@ from hubring.workers.compare.show.figures import (
     record_share,
     uneven,
 )
+from hubring.workers.compare.statistics import SPEEDS, Number, interval_words
 
 
 def table(findings: Findings, setting: str) -> tuple[list[str], list[list[str]]]:

@@ -7,11 +7,11 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from hubring.ps.page.kit.figures import NOTHING, digits
+from hubring.workers.compare.findings import RowResult
 from hubring.workers.compare.plan.setting import words
-from hubring.workers.compare.record.findings import Number, RowResult
-from hubring.workers.compare.record.statistics import interval_words
 from hubring.workers.compare.show.figures import cells, partial, uneven
 from hubring.workers.compare.show.material import DrawnFigure, Label, NumberTable, PageContent, Panel, RowMark
+from hubring.workers.compare.statistics import Number, interval_words
 from hubring.workers.peers.nccl_tests import NCCL_COLUMNS
 
 COLUMNS = (

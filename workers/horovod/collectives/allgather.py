@@ -14,7 +14,13 @@ import torch
 from hubring.workers import collectives
 from hubring.workers.horovod.collectives.allreduce import allreduce, grouped_allreduce
 from hubring.workers.horovod.collectives.operation import Average, Sum, gradient_name, sendable, synchronize
-from hubring.workers.horovod.world.world import ProcessSet, checked, current, global_process_set
+from hubring.workers.horovod.world import (
+    OperationCall,
+    ProcessSet,
+    checked,
+    current,
+    global_process_set,
+)
 
 Tensor = torch.Tensor
 
@@ -24,7 +30,7 @@ def allgather_async(
 ) -> int:
     """Starts an allgather, and returns a handle. Arguments and errors are those of `allgather`."""
     start = partial(collectives.allgather_async, sendable(tensor))
-    return current().begin("allgather", name, process_set, start)
+    return current().begin(OperationCall("allgather", name, process_set), start)
 
 
 def allgather(
@@ -55,7 +61,7 @@ def grouped_allgather_async(
     if not tensors:
         raise ValueError("grouped_allgather got no tensors; pass at least one")
     start = partial(collectives.grouped_allgather_async, [sendable(tensor) for tensor in tensors])
-    return current().begin("grouped_allgather", name, process_set, start, tuple)
+    return current().begin(OperationCall("grouped_allgather", name, process_set), start, tuple)
 
 
 def grouped_allgather(
@@ -163,7 +169,7 @@ def alltoall_async(
         output, received = result
         return output, torch.as_tensor(received, dtype=torch.int32, device="cpu")
 
-    return world.begin("alltoall", name, members, start, finish)
+    return world.begin(OperationCall("alltoall", name, members), start, finish)
 
 
 @overload

@@ -18,7 +18,7 @@ from hubring.workers.horovod.collectives.operation import (
     written,
 )
 from hubring.workers.horovod.compression import Compression, Compressor
-from hubring.workers.horovod.world.world import ProcessSet, global_process_set
+from hubring.workers.horovod.world import OperationCall, ProcessSet, global_process_set
 
 Tensor = torch.Tensor
 
@@ -40,7 +40,7 @@ def allreduce_async(
         A handle; `synchronize` returns a new tensor.
     """
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-    return begin_reduction("allreduce", START, [tensor], how, name, process_set, itemgetter(0))
+    return begin_reduction(OperationCall("allreduce", name, process_set), START, [tensor], how, itemgetter(0))
 
 
 def allreduce_async_(
@@ -54,9 +54,8 @@ def allreduce_async_(
 ) -> int:
     """Like `allreduce_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-    return begin_reduction(
-        "allreduce", START, [tensor], how, name, process_set, lambda results: written(tensor, results[0])
-    )
+    call = OperationCall("allreduce", name, process_set)
+    return begin_reduction(call, START, [tensor], how, lambda results: written(tensor, results[0]))
 
 
 def allreduce(
@@ -122,7 +121,7 @@ def grouped_allreduce_async(
 ) -> int:
     """Starts the allreduce of many tensors in one exchange; `synchronize` returns a tuple."""
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-    return begin_reduction("grouped_allreduce", START, tensors, how, name, process_set, tuple)
+    return begin_reduction(OperationCall("grouped_allreduce", name, process_set), START, tensors, how, tuple)
 
 
 def grouped_allreduce_async_(
@@ -140,7 +139,7 @@ def grouped_allreduce_async_(
     def write(results: list[Tensor]) -> tuple[Tensor, ...]:
         return tuple(written(*pair) for pair in zip(tensors, results, strict=True))
 
-    return begin_reduction("grouped_allreduce", START, tensors, how, name, process_set, write)
+    return begin_reduction(OperationCall("grouped_allreduce", name, process_set), START, tensors, how, write)
 
 
 def grouped_allreduce(

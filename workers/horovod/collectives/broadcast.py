@@ -17,7 +17,13 @@ from hubring.workers.horovod.collectives.operation import (
     synchronize,
     written,
 )
-from hubring.workers.horovod.world.world import ProcessSet, checked, current, global_process_set
+from hubring.workers.horovod.world import (
+    OperationCall,
+    ProcessSet,
+    checked,
+    current,
+    global_process_set,
+)
 
 Tensor = torch.Tensor
 
@@ -29,7 +35,9 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a broadcast, and returns a handle. Arguments and errors are those of `broadcast`."""
-    return _begin(sendable(tensor), root_rank, name, process_set, lambda result: result)
+    return _begin(
+        OperationCall("broadcast", name, process_set), sendable(tensor), root_rank, lambda result: result
+    )
 
 
 def broadcast_async_(
@@ -50,7 +58,12 @@ def overwrite_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """`broadcast_async_` for parameters, which can have any memory format."""
-    return _begin(tensor, root_rank, name, process_set, lambda result: written(tensor, result))
+    return _begin(
+        OperationCall("broadcast", name, process_set),
+        tensor,
+        root_rank,
+        lambda result: written(tensor, result),
+    )
 
 
 def broadcast(
@@ -105,15 +118,9 @@ class HorovodBroadcast(torch.autograd.Function):
         return (mean if current().rank == ctx.root_rank else torch.zeros_like(mean)), None, None, None
 
 
-def _begin(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None,
-    process_set: ProcessSet,
-    finish: Callable[[Tensor], Tensor],
-) -> int:
-    world, ranks = current(), checked(process_set).ranks
+def _begin(call: OperationCall, tensor: Tensor, root_rank: int, finish: Callable[[Tensor], Tensor]) -> int:
+    world, ranks = current(), checked(call.process_set).ranks
     if root_rank not in ranks:
         raise ValueError(f"root_rank is {root_rank}; expected one of the members {ranks}")
     start = partial(collectives.broadcast_async, tensor.detach(), world.members[root_rank])
-    return world.begin("broadcast", name, process_set, start, finish)
+    return world.begin(call, start, finish)

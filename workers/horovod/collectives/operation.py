@@ -17,8 +17,15 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives
 from hubring.workers.communicators.base import CollectiveWork
 from hubring.workers.horovod.errors import translated
-from hubring.workers.horovod.world.operations import Handles
-from hubring.workers.horovod.world.world import ProcessSet, checked, current, global_process_set, started
+from hubring.workers.horovod.operations import Handles
+from hubring.workers.horovod.world import (
+    OperationCall,
+    ProcessSet,
+    checked,
+    current,
+    global_process_set,
+    started,
+)
 
 Average = 0
 Sum = 1
@@ -146,35 +153,31 @@ def _divided(tensor: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def begin_reduction(
-    kind: str,
-    call: Callable[..., CollectiveWork],
+    call: OperationCall,
+    exchange: Callable[..., CollectiveWork],
     tensors: Sequence[torch.Tensor],
     how: Reduction,
-    name: str | None,
-    process_set: ProcessSet,
     finish: Callable[[list[torch.Tensor]], Any],
 ) -> int:
     """Starts a reduction, and returns its handle.
 
     Args:
-        kind: The kind of operation.
-        call: Starts the exchange of several tensors.
+        call: The operation.
+        exchange: Starts the exchange of several tensors.
         tensors: This rank's tensors.
         how: The reduction.
-        name: Matches the operation across ranks.
-        process_set: The ranks that take part.
         finish: Returns the operation's result from the reduced tensors.
 
     Raises:
         ValueError: There is no tensor, or one that cannot be sent; or see `HorovodWorld.begin`.
     """
-    world, members = current(), checked(process_set)
+    world, members = current(), checked(call.process_set)
     how.check(members)
     if not tensors:
-        raise ValueError(f"{kind} got no tensors; pass at least one")
+        raise ValueError(f"{call.kind} got no tensors; pass at least one")
     given, ranks = [scaled(sendable(tensor), how.prescale) for tensor in tensors], len(members.ranks)
-    start = partial(call, given, how.wire(given))
-    return world.begin(kind, name, members, start, lambda got: finish(how.after(got, ranks)))
+    start = partial(exchange, given, how.wire(given))
+    return world.begin(call, start, lambda got: finish(how.after(got, ranks)))
 
 
 def gradient_name(name: str | None) -> str | None:
@@ -218,7 +221,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         ValueError: This rank is not a member of the set.
         HorovodInternalError: A rank is lost.
     """
-    synchronize(current().begin("barrier", None, process_set, collectives.barrier_async))
+    synchronize(current().begin(OperationCall("barrier", None, process_set), collectives.barrier_async))
 
 
 def join(device: int = -1) -> int:

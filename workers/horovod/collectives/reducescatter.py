@@ -21,7 +21,7 @@ from hubring.workers.horovod.collectives.operation import (
 )
 from hubring.workers.horovod.compression import Compression, Compressor
 from hubring.workers.horovod.errors import RefusedCall
-from hubring.workers.horovod.world.world import ProcessSet, current, global_process_set
+from hubring.workers.horovod.world import OperationCall, ProcessSet, current, global_process_set
 
 Tensor = torch.Tensor
 
@@ -36,7 +36,7 @@ def reducescatter_async(
 ) -> int:
     """Starts a reducescatter, and returns a handle. Arguments and errors are those of `reducescatter`."""
     how = Reduction(op, prescale_factor, postscale_factor)
-    return _begin("reducescatter", [tensor], how, name, process_set, itemgetter(0))
+    return _begin(OperationCall("reducescatter", name, process_set), [tensor], how, itemgetter(0))
 
 
 def reducescatter(
@@ -82,7 +82,7 @@ def grouped_reducescatter_async(
 ) -> int:
     """Starts the reducescatter of many tensors; `synchronize` returns a tuple."""
     how = Reduction(op, prescale_factor, postscale_factor)
-    return _begin("grouped_reducescatter", tensors, how, name, process_set, tuple)
+    return _begin(OperationCall("grouped_reducescatter", name, process_set), tensors, how, tuple)
 
 
 def grouped_reducescatter(
@@ -144,17 +144,11 @@ def _grown(gradients: Sequence[Tensor], how: Reduction, members: ProcessSet) -> 
 
 
 def _begin(
-    kind: str,
-    tensors: Sequence[Tensor],
-    how: Reduction,
-    name: str | None,
-    process_set: ProcessSet,
-    finish: Callable[[list[Tensor]], Any],
+    call: OperationCall, tensors: Sequence[Tensor], how: Reduction, finish: Callable[[list[Tensor]], Any]
 ) -> int:
     current()
     if how.op not in (Average, Sum):
         raise RefusedCall(f"reducescatter: op is {how.op!r}; expected one of hvd.Average, hvd.Sum")
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError(f"{kind}: expected tensors of at least one dimension")
-    call = collectives.grouped_reduce_scatter_async
-    return begin_reduction(kind, call, tensors, how, name, process_set, finish)
+        raise ValueError(f"{call.kind}: expected tensors of at least one dimension")
+    return begin_reduction(call, collectives.grouped_reduce_scatter_async, tensors, how, finish)

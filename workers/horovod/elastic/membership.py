@@ -27,7 +27,7 @@ from hubring.workers.horovod.elastic.notification import (
     notification_manager,
 )
 from hubring.workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, translated
-from hubring.workers.horovod.world.world import HorovodWorld, current
+from hubring.workers.horovod.world import HorovodWorld, current
 from hubring.workers.runtime import context
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from hubring.workers.horovod.elastic import membership
 from hubring.workers.horovod.elastic.notification import notification_manager
 from hubring.workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, RefusedCall
 from hubring.workers.horovod.functions import broadcast_object
-from hubring.workers.horovod.world.world import current
+from hubring.workers.horovod.world import current
 
 Broadcast = Callable[[Any], Any]
 

@@ -13,6 +13,7 @@ import torch
 from hubring.workers.compare.decide.gate import Parameters, difference
 from hubring.workers.compare.plan.experiment import FaultTable
 from hubring.workers.compare.run.outcome import EARLY
+from hubring.workers.compare.statistics import SPEEDS
 from tests.support.compare.replayed import Replayed, carried_out, compared, row
 
 
@@ -186,7 +187,10 @@ def test_every_repeat_is_judged_against_the_reference_of_its_turn(tmp_path: Path
     assert turns == [(seed, turn) for seed in (0, 1) for turn in range(3)]
     ring = row(results, "ring")
     assert ring["withheld"].startswith("ring differs from local by 0.5 in w (seed 1, turn 2)")
-    assert ring["numbers"]["samples_per_second"] is None
+    assert {ring["numbers"][name] for name in SPEEDS} == {None}
+    drawn = [each for each in results["curves"] if each["row"] == "ring"]  # of the seeds that agree
+    assert [each["metric"] for each in drawn] == [[], []]
+    assert {point["seconds"] for each in drawn for point in each["loss"]} == {0.0}
 
 
 @pytest.mark.parametrize(

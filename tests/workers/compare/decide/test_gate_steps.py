@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from hubring.ps.core.errors import HubringError
 from hubring.workers.compare.decide.gate import judge
+from hubring.workers.compare.findings import Findings
 from hubring.workers.compare.plan.run_order import PlannedRun, runs
-from hubring.workers.compare.record.findings import Findings
-from hubring.workers.compare.record.statistics import Repeat
 from hubring.workers.compare.run.outcome import RunOutcome, audit_file
 from hubring.workers.compare.show.page import page
 from hubring.workers.compare.show.screen import notes
+from hubring.workers.compare.statistics import Repeat
 from tests.support.compare.audited import Script, Trained, train
 from tests.support.compare.correct_scripts import in_bfloat16, normalized, stepped
 from tests.support.compare.planted import PLANTED

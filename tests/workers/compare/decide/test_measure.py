@@ -14,15 +14,15 @@ from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.cli import _result
 from hubring.workers.compare.decide.gate import Judgement
 from hubring.workers.compare.decide.measure import Numbers, measure
-from hubring.workers.compare.decide.results import summarise
+from hubring.workers.compare.decide.results import JudgedRuns
+from hubring.workers.compare.findings import RowResult
 from hubring.workers.compare.plan.experiment import JOBS, Experiment, JobMetric
 from hubring.workers.compare.plan.row import ROWS
 from hubring.workers.compare.plan.run_order import PlannedRun, counted
 from hubring.workers.compare.plan.setting import Setting
-from hubring.workers.compare.record.findings import Number, RowResult
-from hubring.workers.compare.record.statistics import NUMBER_NAMES
 from hubring.workers.compare.run.noise import RunNoise
 from hubring.workers.compare.run.outcome import Line, RunOutcome
+from hubring.workers.compare.statistics import NUMBERS, Number
 from tests.support.compare.replayed import Replayed, compared, record, row
 from tests.support.compare.results import minimal, read
 
@@ -39,6 +39,11 @@ EXCHANGE = {
 USAGE = {"cpu_seconds": 5.0, "peak_bytes": 300_000_000}
 
 
+def outcome_of(**more: Any) -> RunOutcome:
+    usual: dict[str, Any] = {"noise": [RunNoise((0, 0), None)], "results": [], "server": None}
+    return RunOutcome(folder=Path(), commands=(), began="", seconds=1.0, **usual | more)
+
+
 def measured(
     *records: Sequence[Line],
     job: JobMetric = DIGITS,
@@ -51,14 +56,12 @@ def measured(
     exchange = {"bytes_sent": 4000, "bytes_received": 6000, "exposed_seconds": 0.5}
     usual: dict[str, Any] = {
         "run": PlannedRun(Setting(workers=2), ROWS[name], seed=0),
-        "noise": [RunNoise((0, 0), None)],
         "results": [
             {"exchange": exchange | {"staleness_mean": rank + 1.0, "staleness_max": 5 * rank}, "usage": USAGE}
             for rank in range(len(records))
         ],
-        "server": None,
     }
-    outcome = RunOutcome(folder=Path(), commands=(), began="", seconds=1.0, **usual | more)
+    outcome = outcome_of(**usual | more)
     vars(outcome)["records"] = records
     return measure(outcome, job, warmup)
 
@@ -171,12 +174,13 @@ def test_the_greatest_staleness_is_that_of_all_seeds_in_the_last_line_too() -> N
 def test_the_greatest_staleness_is_that_of_all_turns() -> None:
     experiment = Experiment(job="digits", rows=("hub-asp",), seeds=(0,), repeats=3)
     (setting,), (row,) = experiment.settings, experiment.ways
-    labels = [run.label for run in counted(experiment, setting, row, 0)]
+    runs = counted(experiment, setting, row, 0)
     numbers: dict[str, Numbers] = {
-        label: {**dict.fromkeys(NUMBER_NAMES, 1.0), "staleness_max": most}
-        for label, most in zip(labels, (2.0, 9.0, 3.0), strict=True)
+        run.label: {**dict.fromkeys(NUMBERS, 1.0), "staleness_max": most}
+        for run, most in zip(runs, (2.0, 9.0, 3.0), strict=True)
     }
-    (told,) = summarise(experiment, Judgement((), 1e-4), numbers, {label: {} for label in labels}, {}, {})
+    outcomes = {run.label: outcome_of(run=run) for run in runs}
+    (told,) = JudgedRuns(experiment, outcomes, numbers, Judgement((), 1e-4)).rows
     assert told.numbers["staleness_max"] == Number.of([9.0])
 
 

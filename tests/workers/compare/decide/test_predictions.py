@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from hubring.workers.compare.decide.decision import Comparisons
 from hubring.workers.compare.decide.reasons import crossovers
+from hubring.workers.compare.findings import Accuracy, Findings
 from hubring.workers.compare.plan.setting import Link, Setting
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.prediction import PredictedJob, predict
 from hubring.workers.compare.predict.score import calibrated, predicted
 from hubring.workers.compare.predict.slicing import tensors
-from hubring.workers.compare.record.findings import Accuracy, Findings
 from tests.support.compare.calibration import (
     CONSTANTS,
     FINE,

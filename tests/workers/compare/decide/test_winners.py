@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from hubring.workers.compare.decide.decision import CHANCE, SPEED, Comparisons, holm
 from hubring.workers.compare.decide.verdict import answer
 from hubring.workers.compare.decide.verdict import verdict as verdict_on
+from hubring.workers.compare.findings import Findings, RowResult
 from hubring.workers.compare.plan.experiment import FaultTable
-from hubring.workers.compare.record.findings import Findings, Number, RowResult
-from hubring.workers.compare.record.statistics import SPEEDS
+from hubring.workers.compare.statistics import SPEEDS, Number
 from tests.support.compare.replayed import Replayed, findings, paced
 
 WINNERS = (

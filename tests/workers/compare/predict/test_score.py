@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from hubring.workers.compare.findings import Accuracy
 from hubring.workers.compare.plan.setting import Fault, Link, Setting
 from hubring.workers.compare.predict.prediction import predict
 from hubring.workers.compare.predict.score import Score, model_bytes, points
-from hubring.workers.compare.record.findings import Accuracy
 from tests.support.compare.calibration import (
     CONSTANTS,
     LINKED,

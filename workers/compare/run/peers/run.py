@@ -78,11 +78,10 @@ def _train(
         module = f"hubring.workers.examples.{config.job.replace('-', '_')}"
         outcome = train(config, place, module, config.job, words)
     except HubringError as error:
-        outcome = ScriptOutcome(error.exit_code, {}, error=str(error))
+        outcome = ScriptOutcome(error.exit_code, error=str(error))
     print(outcome.text(PROGRAM), file=sys.stderr, end="")
-    result = outcome.result if stand_in is None else stand_in.honest(outcome.result)
-    failed = {"error": outcome.error} if outcome.error else {}
-    return outcome.code, {**result, "exit_code": outcome.code, **failed}
+    line = outcome.last_line
+    return outcome.code, line if stand_in is None else stand_in.honest(line)
 
 
 def main() -> None:

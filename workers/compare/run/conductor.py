@@ -15,9 +15,9 @@ from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.core.timing import ClockOffset
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.run import noise
-from hubring.workers.compare.run.cluster.follower import FollowerHandle, RemoteProgram
-from hubring.workers.compare.run.cluster.link import Hello, Over
-from hubring.workers.compare.run.cluster.meeting import LauncherTask, describe_task, invite
+from hubring.workers.compare.run.follower import FollowerHandle, RemoteProgram
+from hubring.workers.compare.run.link import Hello, Over
+from hubring.workers.compare.run.meeting import LauncherTask, describe_task, invite
 from hubring.workers.compare.run.noise import NoiseListener, RunNoise
 from hubring.workers.peers.processes import LocalProcess, RunProcess, StartProgram
 

@@ -1,4 +1,4 @@
-"""Statistics of a comparison: names of its numbers, medians with intervals, and noise.
+"""Statistics of a comparison: its numbers and how they are written, medians with intervals, and noise.
 
 A row's own numbers are skewed, so their intervals assume no distribution. An interval goes from
 one of the ordered values to another. How often two of them enclose the median follows from coin tosses (David
@@ -13,12 +13,16 @@ ratios are close to normal.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from msgspec import Struct
+
+from hubring.ps.page.kit.figures import NOTHING, digits, size
 
 CONFIDENCE = 0.95
 """Minimum probability that an interval contains the median, given enough seeds."""
@@ -100,41 +104,122 @@ def quantile(chance: float, freedom: int) -> float:
     return high
 
 
-SPEEDS = (
-    "samples_per_second",
-    "step_ms",
-    "step_mean_ms",
-    "seconds_to_target",
-    "seconds",
-    "compute_ms",
-    "exposed_ms",
-    "hidden_ms",
-    "read_wait_ms",
-    "queue_ms",
-    "apply_ms",
-    "cpu_ms_per_step",
-    "record_ms",
-    "pause_seconds",
-    "price_per_epoch",
-    "price_to_target",
-)
-"""Numbers that are withheld if a row computed something else than it should."""
+class Number(Struct, frozen=True):
+    """A number over all seeds: `values` per seed, their median and its confidence interval."""
 
-NUMBER_NAMES = (
-    *SPEEDS,
-    "samples_to_target",
-    "lost_steps",
-    "final_loss",
-    "final_metric",
-    "bytes_sent_per_step",
-    "bytes_received_per_step",
-    "staleness_mean",
-    "staleness_max",
-    "memory_mb",
-)
+    values: list[float | None]
+    median: float
+    low: float
+    high: float
 
-LARGEST_COUNTS = ("staleness_max",)
-"""Numbers for which the largest value of all runs counts; a median would hide it."""
+    @staticmethod
+    def of(values: Sequence[float | None]) -> Number | None:
+        """Returns the number of these values; None if no seed has a value."""
+        known = [value for value in values if value is not None]
+        return Number(list(values), *median_interval(known)) if known else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed has a value."""
+        return None not in self.values
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds have a value."""
+        return sum(value is not None for value in self.values)
+
+    @property
+    def part(self) -> str:
+        """How many seeds have a value, such as ` (2/3)`; empty if all have."""
+        return "" if self.complete else f" ({self.seeds}/{len(self.values)})"
+
+    @property
+    def most(self) -> float:
+        """The largest value of all seeds."""
+        return max(value for value in self.values if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """One of the numbers of `results.json`.
+
+    Attributes:
+        title: Its name in reports.
+        unit: Written after a value; empty where the formatted value contains it.
+        write: Formats a value.
+        worst: The largest value of all runs counts, since a median would hide it.
+        speed: It is withheld if a row computed something else than it should.
+    """
+
+    title: str
+    unit: str = ""
+    write: Callable[[float], str] = digits
+    worst: bool = False
+    speed: bool = False
+
+    @property
+    def head(self) -> str:
+        """Head of a table column."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+    def interval(self, number: Number | None) -> str:
+        """Returns the `span`, and ` (2/3)` if only 2 of 3 seeds have a value."""
+        return NOTHING if number is None else f"{self.span(number)}{number.part}"
+
+    def span(self, number: Number) -> str:
+        """Returns `median (low–high)`; a single value if there is only one, or for `worst`."""
+        if self.worst:
+            return self.write(number.most)
+        low, high = self.write(number.low), self.write(number.high)
+        middle = self.write(number.median)
+        return middle if low == high else f"{middle} ({low}–{high})"
+
+
+_speed = partial(NumberFormat, speed=True)
+
+NUMBERS = {
+    "samples_per_second": _speed("throughput", "{samples}/s"),
+    "step_ms": _speed("step", "ms"),
+    "step_mean_ms": _speed("step, mean", "ms"),
+    "seconds_to_target": _speed("to target", "s"),
+    "samples_to_target": NumberFormat("to target", "{samples}"),
+    "seconds": _speed("whole run", "s"),
+    "final_loss": NumberFormat("final loss"),
+    "final_metric": NumberFormat("{metric}", write=lambda value: digits(value, 4)),
+    "bytes_sent_per_step": NumberFormat("sent a step", write=size),
+    "bytes_received_per_step": NumberFormat("received a step", write=size),
+    "compute_ms": _speed("compute", "ms"),
+    "exposed_ms": _speed("exposed exchange", "ms"),
+    "hidden_ms": _speed("hidden exchange", "ms"),
+    "read_wait_ms": _speed("read wait", "ms"),
+    "queue_ms": _speed("server queue", "ms"),
+    "apply_ms": _speed("server apply", "ms"),
+    "staleness_mean": NumberFormat("staleness, mean"),
+    "staleness_max": NumberFormat("staleness, max over all seeds", write="{:g}".format, worst=True),
+    "memory_mb": NumberFormat("memory", "MB"),
+    "cpu_ms_per_step": _speed("CPU a step", "ms"),
+    "record_ms": _speed("gate's record a step", "ms"),
+    "pause_seconds": _speed("pause after the loss", "s"),
+    "price_per_epoch": _speed("price of an epoch"),
+    "price_to_target": _speed("price to target"),
+    "lost_steps": NumberFormat("steps repeated after the loss"),
+}
+"""A row's numbers by their names in `results.json`; see `figures` for what is in braces."""
+
+SPEEDS = tuple(name for name, each in NUMBERS.items() if each.speed)
+
+
+def figures(samples: str, metric: str) -> dict[str, NumberFormat]:
+    """Returns `NUMBERS` with a job's words.
+
+    Args:
+        samples: The job's word for its samples.
+        metric: Title of the job's metric.
+    """
+    return {
+        name: replace(each, title=each.title.format(metric=metric), unit=each.unit.format(samples=samples))
+        for name, each in NUMBERS.items()
+    }
 
 
 class Load(Struct, frozen=True):

@@ -9,20 +9,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from packaging.version import parse
 
 from hubring.ps.config.environment import become, environment, export
+from hubring.workers.horovod import lifecycle, world
 from hubring.workers.horovod.collectives import operation
-from hubring.workers.horovod.world import lifecycle, world
-from hubring.workers.horovod.world.lifecycle import ccl_built as ccl_built
-from hubring.workers.horovod.world.lifecycle import cuda_built as cuda_built
-from hubring.workers.horovod.world.lifecycle import ddl_built as ddl_built
-from hubring.workers.horovod.world.lifecycle import gloo_built as gloo_built
-from hubring.workers.horovod.world.lifecycle import mpi_built as mpi_built
-from hubring.workers.horovod.world.lifecycle import rocm_built as rocm_built
+from hubring.workers.horovod.lifecycle import ccl_built as ccl_built
+from hubring.workers.horovod.lifecycle import cuda_built as cuda_built
+from hubring.workers.horovod.lifecycle import ddl_built as ddl_built
+from hubring.workers.horovod.lifecycle import gloo_built as gloo_built
+from hubring.workers.horovod.lifecycle import mpi_built as mpi_built
+from hubring.workers.horovod.lifecycle import rocm_built as rocm_built
 
 T = TypeVar("T")
 
@@ -139,6 +139,15 @@ def check_build() -> str:
     return "\n".join(lines)
 
 
+_OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+_FUNCTIONS = (
+    *("init", "shutdown", "is_initialized", "start_timeline", "stop_timeline"),
+    *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous"),
+    *("mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built"),
+    *("ddl_built", "ccl_built", "cuda_built", "rocm_built"),
+)
+
+
 class HorovodBasics:
     """Horovod's world for one framework's extension. All objects show the same world.
 
@@ -147,37 +156,12 @@ class HorovodBasics:
         args: As `pkg_path`.
     """
 
-    Average = operation.Average
-    Sum = operation.Sum
-    Adasum = operation.Adasum
-    Min = operation.Min
-    Max = operation.Max
-    Product = operation.Product
+    vars().update({name: getattr(operation, name) for name in _OPS})
+    vars().update({name: staticmethod(getattr(lifecycle, name)) for name in _FUNCTIONS})
 
-    init = staticmethod(lifecycle.init)
-    shutdown = staticmethod(lifecycle.shutdown)
-    is_initialized = staticmethod(lifecycle.is_initialized)
-    start_timeline = staticmethod(lifecycle.start_timeline)
-    stop_timeline = staticmethod(lifecycle.stop_timeline)
+    if TYPE_CHECKING:
 
-    rank = staticmethod(lifecycle.rank)
-    size = staticmethod(lifecycle.size)
-    local_rank = staticmethod(lifecycle.local_rank)
-    local_size = staticmethod(lifecycle.local_size)
-    cross_rank = staticmethod(lifecycle.cross_rank)
-    cross_size = staticmethod(lifecycle.cross_size)
-    is_homogeneous = staticmethod(lifecycle.is_homogeneous)
-
-    mpi_threads_supported = staticmethod(lifecycle.mpi_threads_supported)
-    mpi_enabled = staticmethod(lifecycle.mpi_enabled)
-    mpi_built = staticmethod(lifecycle.mpi_built)
-    gloo_enabled = staticmethod(lifecycle.gloo_enabled)
-    gloo_built = staticmethod(lifecycle.gloo_built)
-    nccl_built = staticmethod(lifecycle.nccl_built)
-    ddl_built = staticmethod(lifecycle.ddl_built)
-    ccl_built = staticmethod(lifecycle.ccl_built)
-    cuda_built = staticmethod(lifecycle.cuda_built)
-    rocm_built = staticmethod(lifecycle.rocm_built)
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, pkg_path: str = "", *args: Any) -> None: ...
 

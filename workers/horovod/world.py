@@ -10,15 +10,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from hubring.workers import collectives
 from hubring.workers.collectives import Group
 from hubring.workers.communicators.base import CollectiveWork, Communicator
 from hubring.workers.horovod.errors import HorovodInternalError, RefusedCall, translated
-from hubring.workers.horovod.world.operations import Handles, Pending, Timeline
+from hubring.workers.horovod.operations import Handles, Pending, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +58,27 @@ def neighbourhood(rank: int, hosts: Sequence[Hashable]) -> Neighbourhood:
 
 def variables(rank: int, size: int, around: Neighbourhood) -> dict[str, str]:
     """Returns HOROVOD_RANK and the like, as `horovodrun` sets them."""
-    numbers = {
-        "RANK": rank,
-        "SIZE": size,
-        "LOCAL_RANK": around.local_rank,
-        "LOCAL_SIZE": around.local_size,
-        "CROSS_RANK": around.cross_rank,
-        "CROSS_SIZE": around.cross_size,
-    }
-    return {f"HOROVOD_{name}": str(number) for name, number in numbers.items()}
+    numbers = {"rank": rank, "size": size, **asdict(around)}
+    del numbers["is_homogeneous"]
+    return {f"HOROVOD_{name.upper()}": str(number) for name, number in numbers.items()}
 
 
 Start = Callable[..., CollectiveWork]
 """Starts an exchange from its name, which matches it across ranks, its group and its communicator."""
+
+
+class OperationCall(NamedTuple):
+    """What identifies an operation.
+
+    Attributes:
+        kind: The kind of operation; operations of different kinds can have the same name.
+        name: Matches the operation across ranks; None: a counter of the operations without a name.
+        process_set: The ranks that take part.
+    """
+
+    kind: str
+    name: str | None
+    process_set: ProcessSet
 
 
 @dataclass
@@ -111,19 +119,12 @@ class HorovodWorld:
         return len(self.members)
 
     def begin(
-        self,
-        kind: str,
-        name: str | None,
-        process_set: ProcessSet,
-        start: Start,
-        finish: Callable[[Any], Any] = lambda result: result,
+        self, call: OperationCall, start: Start, finish: Callable[[Any], Any] = lambda result: result
     ) -> int:
         """Starts an operation, and returns its handle.
 
         Args:
-            kind: The kind of operation; operations of different kinds can have the same name.
-            name: Matches the operation across ranks; None: a counter of the operations without a name.
-            process_set: The ranks that take part.
+            call: The operation.
             start: Starts the exchange.
             finish: Computes the operation's result from that of the exchange.
 
@@ -135,14 +136,14 @@ class HorovodWorld:
             raise HorovodInternalError(
                 "this worker joined a running job; call operations only within hvd.elastic.run"
             )
-        checked(process_set).check_included()
-        full = self._full_name(kind, name, process_set)
+        checked(call.process_set).check_included()
+        full = self._full_name(*call)
         self.handles.check_free(full)
         called = time.perf_counter_ns()
         with translated():
-            work = start(full, group=process_set.group, communicator=self.communicator)
+            work = start(full, group=call.process_set.group, communicator=self.communicator)
         if self.timeline is not None:
-            self.timeline.follow(kind, full, work, called)
+            self.timeline.follow(call.kind, full, work, called)
         return self.handles.add(Pending(full, work, finish))
 
     def _full_name(self, kind: str, name: str | None, process_set: ProcessSet) -> str:

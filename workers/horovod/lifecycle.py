@@ -19,10 +19,10 @@ import torch.distributed as dist
 from hubring.ps.config.environment import environment, export
 from hubring.workers import collectives
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.horovod import world as worlds
 from hubring.workers.horovod.errors import HorovodInternalError, translated
-from hubring.workers.horovod.world import world as worlds
-from hubring.workers.horovod.world.operations import Timeline
-from hubring.workers.horovod.world.world import (
+from hubring.workers.horovod.operations import Timeline
+from hubring.workers.horovod.world import (
     HorovodWorld,
     Neighbourhood,
     ProcessSet,

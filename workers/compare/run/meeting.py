@@ -28,7 +28,7 @@ from hubring.ps.core.trace import name_kernel
 from hubring.ps.transport.host import bracketed, numeric, reachable, towards
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.run import noise
-from hubring.workers.compare.run.cluster.link import Hello, Message, OtherEndLost, TaskConnection
+from hubring.workers.compare.run.link import Hello, Message, OtherEndLost, TaskConnection
 from hubring.workers.launchers.placement import detect
 from hubring.workers.peers import machine
 

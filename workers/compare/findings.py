@@ -1,58 +1,23 @@
-"""Content of `results.json`, version 3. The judging code writes it; tables and the page read it.
+"""Content of `results.json`, version 3. `encode` writes it; tables and the page show what `decode` reads.
 
 Every number belongs to a (setting, row) and covers all seeds. What was not measured is None, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import DecodeError, Struct, field
 
-from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.errors import ConfigError, HubringError, UsageError
 from hubring.workers.compare.plan.experiment import Experiment, JobMetric
 from hubring.workers.compare.plan.setting import Setting
-from hubring.workers.compare.record.statistics import MeasurementNoise, median_interval
 from hubring.workers.compare.run.timeline import HostClock
+from hubring.workers.compare.statistics import MeasurementNoise, Number
 
 VERSION = 3
-
-
-class Number(Struct, frozen=True):
-    """A number over all seeds: `values` per seed, their median and its confidence interval."""
-
-    values: list[float | None]
-    median: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(values: Sequence[float | None]) -> Number | None:
-        """Returns the number of these values; None if no seed has a value."""
-        known = [value for value in values if value is not None]
-        return Number(list(values), *median_interval(known)) if known else None
-
-    @property
-    def complete(self) -> bool:
-        """Whether every seed has a value."""
-        return None not in self.values
-
-    @property
-    def seeds(self) -> int:
-        """How many seeds have a value."""
-        return sum(value is not None for value in self.values)
-
-    @property
-    def part(self) -> str:
-        """How many seeds have a value, such as ` (2/3)`; empty if all have."""
-        return "" if self.complete else f" ({self.seeds}/{len(self.values)})"
-
-    @property
-    def most(self) -> float:
-        """The largest value of all seeds."""
-        return max(value for value in self.values if value is not None)
 
 
 class RowResult(Struct, frozen=True, kw_only=True):
@@ -69,7 +34,7 @@ class RowResult(Struct, frozen=True, kw_only=True):
         withheld: Why no speed is shown; None: speeds are shown.
         disturbed: Which runs other programs disturbed, so that their speeds decide nothing; None: none.
         failed: How many runs did not finish and why; None: all finished.
-        numbers: By the names in `hubring.workers.compare.record.statistics`; None where no seed has a value.
+        numbers: By the names in `hubring.workers.compare.statistics`; None where no seed has a value.
             Speeds are also None if a run diverged: the remaining runs do not represent all.
         staleness: Number of pushes by staleness, over all seeds.
     """
@@ -375,3 +340,46 @@ class Findings(Struct, frozen=True, kw_only=True):
     def seeds(self) -> int:
         """The largest number of seeds of any row."""
         return max((len(each.seeds) for each in self.rows), default=0)
+
+
+class _Versioned(Struct):
+    version: Any = None
+
+
+def encode(findings: Findings) -> bytes:
+    """Returns the findings as `results.json`.
+
+    Raises:
+        HubringError: A number is not finite. JSON would hold null for it, which means not measured.
+    """
+    _check_finite(msgspec.to_builtins(findings, enc_hook=str), "")
+    return msgspec.json.format(msgspec.json.encode(findings, enc_hook=str), indent=1)
+
+
+def decode(text: bytes) -> Findings:
+    """Returns the content of `results.json`.
+
+    Raises:
+        ConfigError: The results have another version or an invalid value.
+    """
+    try:
+        version = msgspec.json.decode(text, type=_Versioned).version
+        if version != VERSION:
+            raise ConfigError(
+                f"results.json has version {version!r}; expected version {VERSION}. Read it with the release"
+                " that wrote it, or run the experiment again"
+            )
+        return msgspec.json.decode(text, type=Findings, dec_hook=lambda kind, value: kind(value))
+    except (DecodeError, UsageError) as cause:
+        raise ConfigError(f"results.json: {cause}") from cause
+
+
+def _check_finite(value: Any, key: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise HubringError(f"results: {key} is {value}, not a finite number; results.json is not written")
+    if isinstance(value, dict):
+        for name, each in value.items():
+            _check_finite(each, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            _check_finite(each, f"{key}[{index}]")

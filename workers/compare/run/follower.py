@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from hubring.ps.core import timing
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.timing import ClockOffset
-from hubring.workers.compare.run.cluster.link import (
+from hubring.workers.compare.run.link import (
     AskTime,
     Counted,
     Ended,
@@ -34,7 +34,7 @@ from hubring.workers.compare.run.cluster.link import (
     Tell,
     Time,
 )
-from hubring.workers.compare.run.cluster.meeting import LauncherTask, describe_task, join
+from hubring.workers.compare.run.meeting import LauncherTask, describe_task, join
 from hubring.workers.compare.run.noise import NoiseListener, ProcessCounts
 from hubring.workers.peers.processes import (
     GRACE_SECONDS,

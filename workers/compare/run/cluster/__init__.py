@@ -1,1 +1,0 @@
-"""Experiments on the tasks of a launcher: rank 0 conducts, the other ranks follow."""

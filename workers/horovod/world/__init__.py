@@ -1,1 +1,0 @@
-"""Horovod's world: init, rank, size, process sets, and build information."""
