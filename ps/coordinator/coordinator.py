@@ -26,6 +26,7 @@ from hubring.ps.coordinator.shutdown import TURN_SECONDS, Departures, Shutdown
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Sender, Slicing
+from hubring.ps.job.generations import MEETING
 from hubring.ps.job.job import Job
 from hubring.ps.job.membership import Joiner
 from hubring.ps.job.outcome import JobCounters, JobOutcome, JobVerdict, LeaveReason
@@ -226,7 +227,8 @@ class Coordinator(CoordinatorState):
             self._reconnected_by = math.inf
             self.connections.expect()
         await self._note_exchange(now)
-        self.job.expire(now)
+        for lost in self.job.expire(now):
+            self.rendezvous.remove(f"{MEETING}/{lost.rank}")  # another worker with the rank comes anew
         if not self.quorum.complete:
             await self.fleet.dismiss(self.quorum.orphans(now - self.config.lease))
         if await self.standbys.check():
@@ -333,16 +335,17 @@ class Coordinator(CoordinatorState):
         return self.job
 
     async def _note_exchange(self, now: float) -> None:
-        """Notes whether a worker that is lost `now` may have exchanged something with the others."""
+        """Notes whether a worker lost `now` may have exchanged something, as a silent one still may."""
         job, step = self.job, self.agreed_model.step
         if job.membership is None or not (lost := {*job.membership.expired(now)}):
             return
         if job.started and not job.exchanged and job.failure is None:
-            met = any(member.rank in self.rendezvous.counts for member in lost)  # where a ring connects
-            met |= not lost.issubset(job.membership.disconnected)  # the others may continue
-            unknown = any(await self.fleet.look(TURN_SECONDS))
+            met = any(member.rank in self.rendezvous.counts for member in lost)
+            if job.topology == "ring":  # connects once all have come
+                met = all(f"{MEETING}/{rank}" in self.rendezvous.values for rank in range(job.world_size))
+            met |= any(await self.fleet.look(TURN_SECONDS)) or not lost.issubset(job.membership.disconnected)
             stats = [shard.last_stats for shard in self.fleet.shards]
-            job.exchanged = met or unknown or any(each.newest > step or each.collectives for each in stats)
+            job.exchanged = met or any(each.newest > step or each.collectives for each in stats)
 
     async def _publish_or_fail(self) -> None:
         """Publishes the members to the shards; sends them the failure first if the job has failed."""

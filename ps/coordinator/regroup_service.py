@@ -72,7 +72,7 @@ class Rendezvous(BoardState):
         """
         self._check_sizes(key, value)
         self._check_room(rank, key, value)
-        self._remove(key)
+        self.remove(key)
         self.values[key], self.writers[key] = value, rank
         self.counts[rank] += 1
         self.sizes[rank] += _entry_bytes(key, value)
@@ -102,9 +102,10 @@ class Rendezvous(BoardState):
     def forget(self, folder: str) -> None:
         """Removes all keys of a folder, and of the folders in it."""
         for key in [one for one in self.values if one.startswith(f"{folder}/")]:
-            self._remove(key)
+            self.remove(key)
 
-    def _remove(self, key: str) -> None:
+    def remove(self, key: str) -> None:
+        """Removes a key, if it is there."""
         if (writer := self.writers.pop(key, None)) is not None:
             self.counts[writer] -= 1
             self.sizes[writer] -= _entry_bytes(key, self.values.pop(key))
