@@ -174,6 +174,7 @@ class Coordinator(CoordinatorState):
         Raises as `Planner.agree`.
         """
         job, agreed = self._job_of(sender), self.agreed_model
+        await self._notifier.wait_out(lambda: not self.quorum.shards_missing or job.failure is not None)
         if unplanned := not agreed.settled:
             self.checkpoints.states.clear()
         late = await self.planner.agree(sender, offered, slicing, step)
@@ -226,7 +227,7 @@ class Coordinator(CoordinatorState):
         if now > self._reconnected_by:
             self._reconnected_by = math.inf
             self.connections.expect()
-        await self._note_exchange(now)
+        await self.meeting.note_exchange(now, self.agreed_model, self.rendezvous)
         for lost in self.job.expire(now):
             self.rendezvous.remove(f"{MEETING}/{lost.rank}")  # another worker with the rank comes anew
         if not self.quorum.complete:
@@ -333,19 +334,6 @@ class Coordinator(CoordinatorState):
     def _job_of(self, sender: Sender) -> Job:
         self.departures.check(sender)
         return self.job
-
-    async def _note_exchange(self, now: float) -> None:
-        """Notes whether a worker lost `now` may have exchanged something, as a silent one still may."""
-        job, step = self.job, self.agreed_model.step
-        if job.membership is None or not (lost := {*job.membership.expired(now)}):
-            return
-        if job.started and not job.exchanged and job.failure is None:
-            met = any(member.rank in self.rendezvous.counts for member in lost)
-            if job.topology == "ring":  # connects once all have come
-                met = all(f"{MEETING}/{rank}" in self.rendezvous.values for rank in range(job.world_size))
-            met |= any(await self.fleet.look(TURN_SECONDS)) or not lost.issubset(job.membership.disconnected)
-            stats = [shard.last_stats for shard in self.fleet.shards]
-            job.exchanged = met or any(each.newest > step or each.collectives for each in stats)
 
     async def _publish_or_fail(self) -> None:
         """Publishes the members to the shards; sends them the failure first if the job has failed."""

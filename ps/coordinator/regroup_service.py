@@ -18,12 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from hubring.ps.coordinator.agreed_model import AgreedModel
 from hubring.ps.coordinator.joining import Notifier
 from hubring.ps.coordinator.shard_fleet import Fleet
+from hubring.ps.coordinator.shutdown import TURN_SECONDS
 from hubring.ps.core.errors import ConfigError, JobFailed, UsageError
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Member, Sender
-from hubring.ps.job.generations import Generation, Generations
+from hubring.ps.job.generations import MEETING, Generation, Generations
 from hubring.ps.job.job import Job
 
 KEY_BYTES = 256
@@ -199,6 +201,28 @@ class RegroupService:
             entered = partial(self._has_entered, generations, member, generation)
             await self._notifier.wait_for(entered, min(left, REGROUP_LOOK_SECONDS))
         return generations.current
+
+    async def note_exchange(self, now: float, model: AgreedModel, board: Rendezvous) -> None:
+        """Notes whether a worker lost `now` may have exchanged something, as a silent one still may.
+
+        A lost worker's own shard cannot be asked any more. So such shards are asked all the time.
+        """
+        job, fleet = self._job, self._fleet
+        lost = set() if job.membership is None else {*job.membership.expired(now)}
+        if not job.started or job.exchanged or job.failure is not None or not (lost or job.colocated):
+            return
+        gone, shards = {one.incarnation for one in lost}, fleet.shards
+        errors = zip(shards, await fleet.look(TURN_SECONDS), strict=True)
+        silent = any(error for shard, error in errors if shard.worker not in gone)
+        if lost:
+            assert job.membership is not None
+            met = any(member.rank in board.counts for member in lost)
+            if job.topology == "ring":  # connects once all have come
+                met = all(f"{MEETING}/{rank}" in board.values for rank in range(job.world_size))
+            job.exchanged = silent or met or not lost.issubset(job.membership.disconnected)
+        stats = [shard.last_stats for shard in shards]
+        job.exchanged |= any(each.newest > model.step or each.collectives for each in stats)
+        job.exchanged |= job.colocated and (model.settled or model.trial is not None)
 
     async def _look(self, generations: Generations) -> None:
         """Removes lost members, and begins the next generation if no other member is awaited."""

@@ -251,7 +251,7 @@ class Job(JobState):
         for member in lost:
             silent = now - self.progress[member.rank].heard
             why = f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
-            fixed = self.exchanged or self.draining or self.colocated or self.generations.heals
+            fixed = self.exchanged or self.draining or self.generations.heals
             if self.membership.active and self.failure is None and not fixed:
                 self.membership.complete = False
                 why += f"; {self.waiting_for()}. To replace the worker, start one with --rank {member.rank}"

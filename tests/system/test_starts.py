@@ -50,6 +50,7 @@ def test_a_worker_that_gives_up_frees_its_rank(cluster: Cluster, topology: str) 
         ("init", [], "hub", 0),
         ("init", [], "ring", 0),
         ("init", ["--on-loss", "wait"], "hub", 1),
+        ("init", ["--colocate"], "hub", 1),
     ],
 )
 def test_a_worker_that_is_killed_before_the_first_exchange_is_waited_for(
