@@ -207,19 +207,18 @@ class RegroupService:
 
         A lost worker's own shard cannot be asked any more. So such shards are asked all the time.
         """
-        job, fleet = self._job, self._fleet
-        lost = set() if job.membership is None else {*job.membership.expired(now)}
+        job, shards, membership = self._job, self._fleet.shards, self._job.membership
+        lost = set() if membership is None else {*membership.expired(now)}
         if not job.started or job.exchanged or job.failure is not None or not (lost or job.colocated):
             return
-        gone, shards = {one.incarnation for one in lost}, fleet.shards
-        errors = zip(shards, await fleet.look(TURN_SECONDS), strict=True)
-        silent = any(error for shard, error in errors if shard.worker not in gone)
-        if lost:
-            assert job.membership is not None
+        errors = zip(shards, await self._fleet.look(TURN_SECONDS), strict=True)
+        if membership is not None and lost:
             met = any(member.rank in board.counts for member in lost)
             if job.topology == "ring":  # connects once all have come
                 met = all(f"{MEETING}/{rank}" in board.values for rank in range(job.world_size))
-            job.exchanged = silent or met or not lost.issubset(job.membership.disconnected)
+            gone = {one.incarnation for one in lost}
+            silent = any(why and shard.worker not in gone for shard, why in errors)
+            job.exchanged = silent or met or not lost.issubset(membership.disconnected)
         stats = [shard.last_stats for shard in shards]
         job.exchanged |= any(each.newest > model.step or each.collectives for each in stats)
         job.exchanged |= job.colocated and (model.settled or model.trial is not None)

@@ -97,7 +97,7 @@ class AllreduceCommunicator(Communicator):
         self._rings: list[Ring] = []
         self._schedulers: dict[tuple[int, ...], RingScheduler] = {}
         """By members; the empty tuple is all ranks."""
-        self._transfers: Transfers | None = None
+        self._transfers = Transfers()
         self._connecting = threading.Lock()
         self._error: HubringError | None = None
         self._users: Counter[tuple[int, ...]] = Counter()
@@ -135,7 +135,7 @@ class AllreduceCommunicator(Communicator):
                     self.ring.abort(error)  # as above
                 raise
             self._rings.append(self.ring)
-            self._transfers = Transfers(scheduler.ring)
+            self._transfers.ring = scheduler.ring
             self._schedulers[()] = scheduler
         if self._error is not None:
             self.fail(self._error)
@@ -197,7 +197,6 @@ class AllreduceCommunicator(Communicator):
         if not call.ranks or call.collective is Collective.TRANSFER:
             self.connect()
         if call.collective is Collective.TRANSFER:
-            assert self._transfers is not None
             self._transfers.take_part(call, tensors, work)
         elif call.collective is Collective.JOIN:
             self._join(call, work)
@@ -248,7 +247,7 @@ class AllreduceCommunicator(Communicator):
         return self._connect(rank, size, store, backend="gloo", device=cpu, host=self._host, patient=True)
 
     def is_held(self) -> bool:
-        return self._idle and not any(one.runs for one in list(self._schedulers.values()))
+        return self._transfers.idle and not any(one.runs for one in list(self._schedulers.values()))
 
     def fail(self, error: HubringError) -> None:
         """Fails every exchange. The session calls it, from any thread, when the ring cannot continue."""
@@ -264,16 +263,12 @@ class AllreduceCommunicator(Communicator):
             ring.abort(error)
 
     def close(self, *, finished: bool) -> None:
-        if not finished or not self._idle:  # do not wait for exchanges that may never end
+        if not finished or not self._transfers.idle:  # do not wait for exchanges that may never end
             self.fail(RingBroken(f"rank {self.rank} left the ring before its exchanges were done"))
         for scheduler in self._schedulers.values():
             scheduler.close()
         for ring in self._rings:
             ring.close()
-
-    @property
-    def _idle(self) -> bool:
-        return self._transfers is None or self._transfers.idle
 
     def _prepare(self, bucket: Bucket) -> None:
         """Chooses how the bucket is averaged."""

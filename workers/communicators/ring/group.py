@@ -65,10 +65,8 @@ class RingStore(Store):
             try:
                 place.get(str(other))
             except DeadlineExceeded as error:
-                raise DeadlineExceeded(
-                    f"rank {other} did not come to the first exchange within {self._timeout:g} s; raise"
-                    " --timeout if a worker may take this long"
-                ) from error
+                late = f"rank {other} did not come to the first exchange in {self._timeout:g} s (--timeout)"
+                raise DeadlineExceeded(late) from error
 
     def forget(self) -> None:
         """Removes what the ranks have set. Call it once all have connected, on one rank."""
